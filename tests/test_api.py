@@ -1,8 +1,6 @@
 """The Python API."""
 
 import inspect
-import pydoc
-import re
 import runpy
 import subprocess
 import sys
@@ -18,12 +16,11 @@ import vitft
 from tests.conftest import draw_folder
 from tests.support.limits import HANG_S
 from vitft.api import Trained
-from vitft.config import FINETUNE_OPTIONS, option_settings, read_run_config
+from vitft.config import FINETUNE_OPTIONS, read_run_config
 from vitft.data import EvalTransform, draw_demo, open_image
 from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
 from vitft.predict import Predictor, choose_threshold
 from vitft.system import DataError, ImageError, RunError, UsageError
-from vitft.training import Result
 
 ROOT = Path(__file__).parents[1]
 
@@ -336,31 +333,9 @@ def test_arguments_without_a_name_are_answered_with_their_names(
     assert caught.value.fix == fix
 
 
-def test_the_type_checker_refuses_an_unknown_argument() -> None:
-    with pytest.raises(UsageError, match="unknown argument frezee"):
-        vitft.finetune(data="d", weights="w", frezee="head")  # type: ignore[call-arg]
-
-
 def test_only_public_names_are_listed() -> None:
     assert dir(vitft) == sorted(vitft.__all__)
     assert all(getattr(vitft, name) for name in vitft.__all__)
-
-
-def test_help_describes_only_public_names() -> None:
-    text = pydoc.plain(pydoc.render_doc(vitft))
-
-    described = re.findall(r"^    (?:class )?(\w+)\(", text, re.MULTILINE)
-    assert {*described} >= {*vitft.__all__}
-    assert {*described} - {*vitft.__all__} <= {"builtins"}  # base class of VitftError
-    assert "\nDATA\n" not in text
-
-
-def test_results_and_models_have_short_reprs(trained: Trained) -> None:
-    result = Result(run=Path("runs/a"), figures={"top1": 0.5})  # type: ignore[typeddict-item]
-
-    assert repr(result) == "Result(run='runs/a', status='finished', top1=0.5)"
-    assert len(repr(trained)) < 200
-    assert "classes=3" in repr(trained)
 
 
 STATE = """
@@ -401,7 +376,7 @@ for name in before:
 """
 
 
-@pytest.mark.parametrize("freeze", ["head", "head,none", "lora", "blocks:1"])
+@pytest.mark.parametrize("freeze", ["head", "head,none"])
 def test_the_library_is_silent_and_restores_the_state_of_the_process(
     freeze: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
@@ -456,12 +431,6 @@ def test_a_wrong_argument_of_predict_is_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         trained.predict([picture], top_k=top_k)
-
-
-def test_false_overrides_a_recipe() -> None:
-    assert option_settings({"group_duplicates": False, "epochs": None}) == [
-        ("data.group_duplicates", False)
-    ]
 
 
 def test_the_weights_of_a_recipe_need_not_be_repeated(
@@ -544,11 +513,6 @@ def test_errors_name_the_arguments_of_python(
         vitft.finetune(data=photos, weights="demo", out=photos.parent / "runs")
 
 
-def test_no_images_at_all_are_a_usage_error(trained: Trained) -> None:
-    with pytest.raises(UsageError, match="images have unsupported type NoneType"):
-        trained.predict(None)  # type: ignore[arg-type]
-
-
 def test_threshold_zero_stands_for_no_threshold(trained: Trained, image_folder: Path) -> None:
     path = image_folder / "red" / "000.png"
 
@@ -559,14 +523,6 @@ def test_threshold_zero_stands_for_no_threshold(trained: Trained, image_folder: 
     assert plain.view is not None  # shown in a notebook
     with pytest.raises(UsageError, match="invalid threshold -1"):
         trained.predict(path, threshold=-1.0)
-
-
-@pytest.mark.parametrize("top_k", [0, -1, True, 1.0])
-def test_a_number_of_classes_is_a_positive_integer(
-    trained: Trained, image_folder: Path, top_k: Any
-) -> None:
-    with pytest.raises(UsageError, match=f"invalid top_k={top_k!r}"):
-        trained.predict(image_folder / "red" / "000.png", top_k=top_k)
 
 
 def test_many_images_are_numbered_in_order(trained: Trained) -> None:
@@ -621,9 +577,3 @@ def test_what_is_no_image_is_a_usage_error(trained: Trained, thing: Any) -> None
         trained.predict([thing])
     with pytest.raises(UsageError, match="image 0 has unsupported type"):
         trained.explain(thing)
-
-
-def test_a_setting_is_given_once(image_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"optim\.lr is set both by an argument and by `settings`"):
-        vitft.finetune(data=image_folder, out=tmp_path / "r", lr=0.1, settings={"optim.lr": 0.2})
-    assert not (tmp_path / "r").exists()

@@ -6,11 +6,8 @@ import pickle  # noqa: TID251 - as Ray and Spark send functions to their workers
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,27 +19,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 HANG_S = 150
 """Time limit of a child process, in seconds: Ray waits forever for cores that it does not get."""
 COLUMNS = ["path", "class", "probability", "notes", "error"]
-
-
-class Frame(dict[str, Any]):
-    """The part of a pandas frame that the example uses."""
-
-    def __getitem__(self, name: Any) -> Any:
-        return (
-            Frame((n, self[n]) for n in name)
-            if isinstance(name, list)
-            else super().__getitem__(name)
-        )
-
-    def assign(self, **columns: Any) -> Self:
-        return type(self)({**self, **columns})
-
-
-class Column(np.ndarray[Any, Any]):
-    """The part of a pandas column that the example uses."""
-
-    def to_numpy(self) -> np.ndarray[Any, Any]:
-        return np.asarray(self)
 
 
 @pytest.fixture(scope="module")
@@ -95,24 +71,6 @@ def test_a_batch_of_paths_or_bytes_gets_the_predictions_of_the_model(
         assert bad.count(True) == 1
         assert [bool(error) for error in found["error"]] == bad
         assert [math.isnan(value) for value in found["probability"]] == bad
-
-
-def frames_of_a_worker(pickled: bytes, frames: list[Frame]) -> list[Frame]:
-    sys.path.insert(0, str(EXAMPLES))
-    return list(pickle.loads(pickled)(iter(frames)))
-
-
-def test_frames_are_classified_in_another_process(home: Path, example: Any) -> None:
-    paths = batch_of(home)["path"].view(Column)
-    frames = [Frame(path=paths[:2]), Frame(path=paths[2:])]
-    function = pickle.dumps(partial(example.classify_frames, run=str(home / "run")))
-
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        found = pool.submit(frames_of_a_worker, function, frames).result(timeout=HANG_S)
-
-    assert [list(frame) for frame in found] == [COLUMNS, COLUMNS]
-    rows = [row for f in found for row in zip(f["path"], f["class"], strict=True)]
-    assert rows == expected(home)
 
 
 def test_pandas_frames_are_classified(home: Path, example: Any) -> None:

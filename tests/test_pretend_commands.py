@@ -1,12 +1,8 @@
 """Commands and pipelines on a pretend accelerator, and the accelerator itself."""
 
-import copy
 import io
 import json
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,18 +10,13 @@ from PIL import Image
 
 from benchmarks.speed import gpu
 from tests.conftest import draw_folder, tiny_home
-from tests.features.test_extract import TRANSFORM, digests, extractor_of
 from tests.models.test_timm_model import random_model, saved
 from tests.support.pretend_gpu import Stream, pretend_gpu
 from tests.support.serving import serving
-from tests.support.timeline import Mark, Timeline
 from tests.training.test_several_labels import draw_patches
 from vitft.cli.main import main
-from vitft.data import eval_view
-from vitft.features import Extractor, gpu_sizes
-from vitft.models import VisionTransformer
 from vitft.predict import Predictor
-from vitft.system import start_reading, to_device
+from vitft.system import to_device
 
 GPU = torch.device("cuda")
 
@@ -56,19 +47,6 @@ def test_tensors_of_two_devices_and_numpy_are_refused() -> None:
             there.numpy()
 
 
-def test_what_is_read_without_waiting_is_not_there_yet() -> None:
-    with pretend_gpu() as counts:
-        there = torch.ones(3).to("cuda") + 1
-        before = counts.syncs
-        target = torch.empty(3, pin_memory=True).copy_(there, non_blocking=True)
-        early, read = target.clone(), start_reading([there])
-        found = read()[0]
-
-        assert counts.syncs == before
-    assert early.isnan().all()
-    assert found.tolist() == target.tolist() == [2, 2, 2]
-
-
 def test_pinned_memory_must_not_change_before_its_copy_ends() -> None:
     with pretend_gpu():
         source = torch.ones(3).pin_memory()
@@ -87,121 +65,7 @@ def test_a_copy_on_another_stream_must_be_awaited() -> None:
         assert (to_device(torch.ones(3), GPU) + 1).tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("use", "waits"),
-    [
-        (lambda x: x.sum().item(), 1),
-        (lambda x: bool((x > 0).any()), 1),
-        (lambda x: x.cpu(), 1),
-        (lambda x: x.tolist(), 1),
-        (lambda x: x[x > 0], 1),
-        (lambda _: torch.ones(2).to("cuda"), 1),
-        (lambda x: x.new_tensor([1.0]), 1),
-        (lambda _: torch.ones(2).pin_memory().to("cuda", non_blocking=True), 0),
-        (lambda _: to_device(torch.ones(2), GPU), 0),
-        (lambda x: x + 1, 0),
-    ],
-)
-def test_waits_for_the_gpu_are_counted(use: Callable[[Any], Any], waits: int) -> None:
-    with pretend_gpu() as counts:
-        there = torch.ones(3).to("cuda")
-        before = counts.syncs
-        use(there)
-
-        assert counts.syncs - before == waits
-
-
-def test_queued_work_takes_time_only_when_it_is_awaited() -> None:
-    timeline = Timeline(batch_s=0.1)
-    timeline.compute(1)
-    first = timeline.mark()
-    timeline.compute(1)
-
-    assert first.time_s < timeline.mark().time_s - 0.09
-    timeline.wait()
-    assert timeline.events == ["compute 1", "compute 1", "wait"]
-
-
 # pipelines --------------------------------------------------------------------------------------
-
-
-class SecondBatchFirst(Timeline):
-    """A queue in which the first batch ends only after the second one has been queued."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second, self.batches = threading.Event(), 0
-
-    def compute(self, images: int) -> None:
-        super().compute(images)
-        self.batches += 1
-        if self.batches == 2:
-            self.second.set()
-
-    def wait(self, mark: Mark | None = None) -> None:
-        if mark is not None:
-            assert self.second.wait(30), "the second batch waits for the first one"
-        super().wait(mark)
-
-
-def test_features_are_computed_while_other_batches_are_decoded_and_written(
-    tiny_vit: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = draw_folder(tmp_path / "colours", per_class=25)
-    savers: set[str] = set()
-    save = Extractor.save
-
-    def noted(self: Extractor, *arguments: Any) -> None:
-        savers.add(threading.current_thread().name.partition("_")[0])
-        save(self, *arguments)
-
-    monkeypatch.setattr(Extractor, "save", noted)
-
-    def rows_of(device: str) -> tuple[Extractor, torch.Tensor]:
-        model = copy.deepcopy(tiny_vit).to(device)
-        extractor = extractor_of(model, tmp_path / device)
-        return extractor, extractor.rows(digests(extractor, folder), eval_view(TRANSFORM))
-
-    _, expected = rows_of("cpu")
-    with pretend_gpu(timeline=SecondBatchFirst()) as counts:
-        first, found = rows_of("cuda")
-        sizes = [*counts.batches]
-        again, _ = rows_of("cuda")
-
-    assert sizes == counts.batches == [16, 16, 16, 16, 11]
-    assert savers == {"MainThread", "vitft-finish"}
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert (first.computed, again.computed) == (75, 0)
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_images_are_loaded_while_others_are_scored(home: Path, tmp_path: Path, dtype: str) -> None:
-    names = [str(path) for path in sorted((home / "data").rglob("*.png"))] * 3  # 72
-    names[50] = str(home / "none.png")
-    plain = Predictor.from_run(str(home / "run"), device="cpu")
-    expected = [(p.classes, p.error) for p in plain.stream(names)]
-    with pretend_gpu() as counts:
-        predictor = Predictor.from_run(str(home / "run"), device="cuda", precision=dtype)
-        counts.batches.clear()  # in bf16, the error was measured on noise
-        before, counts.timeline = counts.syncs, SecondBatchFirst()
-        found = [(p.classes, p.error) for p in predictor.stream(names)]
-
-        assert counts.batches[:3] == [32, 31, 8]
-        assert counts.syncs == before  # it waits for batches, never for all queued work
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("images", "workers", "batch"), [(10, 2, 16), (500, 16, 16), (5000, 16, 256), (10**6, 64, 256)]
-)
-def test_the_first_and_last_batch_take_a_small_part_of_a_pass(
-    images: int, workers: int, batch: int
-) -> None:
-    size, chunk = gpu_sizes(images, most=256, workers=workers)
-
-    assert size == batch
-    assert chunk == 1 or chunk * workers <= images / 16
-    assert gpu_sizes(images, most=7, workers=workers)[0] == 7
 
 
 # commands ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.limits import HANG_S
 from vitft.models import find_model
-from vitft.system import RunDir, RunError, create_run, locked, point_latest, read_npz, run_path
+from vitft.system import RunDir, RunError, create_run, locked, point_latest, read_npz
 
 
 @pytest.mark.parametrize(("values", "is_packed"), [(2**23, True), (2**23 + 1, False)])
@@ -145,21 +145,6 @@ def test_a_run_is_locked_against_other_processes_until_the_end(here: Path) -> No
     with pytest.raises(ZeroDivisionError), locked(run):
         1 / 0  # noqa: B018
     assert not (here / ".lock").exists()
-
-
-def test_latest_may_be_a_file_with_the_name_of_the_run(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forbidden(*_: object, **__: object) -> None:
-        raise OSError(1, "A required privilege is not held by the client")
-
-    monkeypatch.setattr(Path, "symlink_to", forbidden)
-    for name in ("one", "two"):
-        point_latest(create_run(Path("runs") / name))
-
-    assert Path("runs/latest").read_text() == "two\n"
-    assert run_path(None) == run_path("runs/latest") == Path("runs/two")
-    assert [path.name for path in Path("runs").iterdir() if path.name.startswith(".")] == []
 
 
 def test_only_runs_in_the_folder_runs_become_the_latest(here: Path) -> None:

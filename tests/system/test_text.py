@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 
 import pytest
 
@@ -15,7 +14,6 @@ from vitft.system import (
     listing,
     parse_duration,
     percent_or_bound,
-    shell_join,
     whole_percent,
 )
 
@@ -109,11 +107,3 @@ def test_a_fraction_that_rounds_to_zero_is_stated_as_a_bound(fraction: float, te
 )
 def test_numbers_are_not_formulas(cell: str, escaped: str) -> None:
     assert escape_formula(cell) == escaped
-
-
-@pytest.mark.skipif(os.name == "nt", reason="other quotes on Windows")
-def test_the_words_of_a_command_are_quoted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shell_join(["vitft", "a b", "--out", "-x"]) == "vitft 'a b' --out -x"
-    monkeypatch.setattr("vitft.system.text.os.name", "nt")
-    words = ["vitft", r"C:\my photos", r"C:\photos", "", "50%"]
-    assert shell_join(words) == r'vitft "C:\my photos" C:\photos "" "50%"'

@@ -6,7 +6,6 @@ from .names import ALIASES as ALIASES
 from .names import SETTINGS as SETTINGS
 from .names import find_setting as find_setting
 from .options import FINETUNE_OPTIONS as FINETUNE_OPTIONS
-from .options import option_settings as option_settings
 from .request import requested_config as requested_config
 from .run import Config as Config
 from .run import checked_run_config as checked_run_config

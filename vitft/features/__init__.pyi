@@ -72,7 +72,6 @@ from .ood import limit_of as limit_of
 from .ood import whitener as whitener
 from .overlap import PixelBatch as PixelBatch
 from .overlap import computed_batches as computed_batches
-from .overlap import gpu_sizes as gpu_sizes
 from .penalty import PENALTIES as PENALTIES
 from .penalty import PenaltyScore as PenaltyScore
 from .penalty import choose_penalty as choose_penalty

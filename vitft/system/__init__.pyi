@@ -4,7 +4,6 @@ from .batch_limit import BatchLimit as BatchLimit
 from .batch_limit import is_out_of_memory as is_out_of_memory
 from .console import visible as visible
 from .device import exact_float32 as exact_float32
-from .device import float32_backends as float32_backends
 from .device import gpu_precision as gpu_precision
 from .device import one_thread as one_thread
 from .device import pick_device as pick_device
@@ -42,7 +41,6 @@ from .random_state import caller_state_preserved as caller_state_preserved
 from .redaction import redacted as redacted
 from .run_content import read_run_arrays as read_run_arrays
 from .run_content import read_run_bytes as read_run_bytes
-from .run_names import similar_names_of_runs as similar_names_of_runs
 from .run_names import suggest_runs as suggest_runs
 from .run_names import unfinished_run as unfinished_run
 from .rundir import LATEST as LATEST
@@ -57,8 +55,6 @@ from .safetensors_file import TensorFacts as TensorFacts
 from .safetensors_file import map_tensors as map_tensors
 from .safetensors_file import read_header as read_header
 from .safetensors_file import with_sorted_metadata as with_sorted_metadata
-from .signals import EXIT_SIGNALS as EXIT_SIGNALS
-from .signals import SIGNALS as SIGNALS
 from .signals import Stopper as Stopper
 from .structure import Range as Range
 from .structure import StructureError as StructureError
