@@ -150,7 +150,7 @@ class RunImages:
             for turn, fingerprint in enumerate(turned(fingerprint_of(image))):
                 for i in self.known.copies_of(fingerprint):
                     digest = self.known_digests[i]
-                    # an arrow to the left is no copy of one to the right
+                    # an arrow to the left does not copy one to the right
                     if turn == 0 or not self.labels or (digest, label) in self.labels:
                         near.add(self.splits[digest])
         if "train" in near:
