@@ -168,10 +168,3 @@ def kind_of(path: str) -> str:
     """Return the name of a file without the parts that differ between runs."""
     name = re.sub(r"\.[0-9a-f]{12}( \(deleted\))?$", "", path.rsplit("/", 1)[-1])
     return re.sub(r"[0-9a-f]{8,}|\d{3,}", "#", name)
-
-
-def chosen(calls: list[str]) -> list[int]:
-    """Return the numbers of the first and the last call of every name and kind of file."""
-    first = {call: i for i, call in reversed([*enumerate(calls)])}
-    last = {call: i for i, call in enumerate(calls)}
-    return sorted({*first.values(), *last.values()})

@@ -89,7 +89,6 @@ def judged(monkeypatch: pytest.MonkeyPatch, **changes: float) -> list[str]:
 
 
 BETTER = {"loss": 0.1, "head_loss": 0.5, "error": 0.1}
-BEHIND = {"loss": 0.6, "head_loss": 0.5, "error": 0.04}
 
 
 @pytest.mark.parametrize(
@@ -176,41 +175,6 @@ def test_repeated_trials_are_combined_by_their_numbers_of_images() -> None:
     assert both["loss"] == pytest.approx(0.3)
     assert both["error"] == pytest.approx((9**2 + 5**2) ** 0.5 / 400)
     assert both["seconds"] == 20.0
-
-
-def test_without_a_gain_the_run_is_that_of_the_head_alone(
-    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judged(monkeypatch, **BEHIND)
-
-    tried, plain = run(home, "tried"), run(home, "plain", budget="")
-
-    one, _ = load_checkpoint(tried.run / "model.safetensors")
-    other, _ = load_checkpoint(plain.run / "model.safetensors")
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert results_of(tried.run)["budget"]["chosen"] == "head"
-    assert read_toml(tried.run / "config.toml")["train"]["freeze"] == "head"
-
-
-def test_a_gain_is_followed_by_training_on_all_training_images(
-    home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judged(monkeypatch, **BETTER)
-
-    done = run(home, "run")
-
-    found, written = results_of(done.run), read_toml(done.run / "config.toml")
-    assert found["budget"]["chosen"] == "none"
-    assert found["budget"]["epochs"] == MAX_EPOCHS
-    assert found["epochs"] == found["best_epoch"] == 1 + MAX_EPOCHS  # the last epoch is kept
-    assert found["selected_on_validation"] is False
-    assert written["train"]["freeze"] == "head,none"
-    assert written["train"]["budget"] == ""
-    assert not (done.run / "resume").exists()
-    state, _ = load_checkpoint(done.run / "model.safetensors")
-    before, _ = load_checkpoint(home / "w.safetensors")
-    assert not torch.equal(state["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
 
 
 def test_the_settings_of_a_finished_run_give_the_same_model_without_trials(

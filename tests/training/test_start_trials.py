@@ -1,18 +1,13 @@
 """Other starts of a run with a time budget: a larger input and its choice, other weights."""
 
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.conftest import tiny_home
 from vitft.config import Config, config_from_table, read_toml
-from vitft.data import EvalTransform, Row
 from vitft.metrics import StartTrial
-from vitft.models import Card, Recommendation, VisionTransformer, ViTConfig, save_checkpoint
 from vitft.report import read_run
 from vitft.training import Result, Start, run_finetuning, start_trials
 
@@ -97,25 +92,6 @@ def test_a_larger_size_that_is_no_better_changes_nothing(
     assert not tried.figures["budget"]["size"]["chosen"]
 
 
-@pytest.mark.usefixtures("heads_only")
-def test_validation_images_take_no_part_in_the_choice(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    original = start_trials.extract
-
-    def watched(start: Start, rows: Sequence[Row]) -> None:
-        seen.extend(row.split for row in rows)
-        original(start, rows)
-
-    monkeypatch.setattr(start_trials, "extract", watched)
-    prefer(monkeypatch, larger=False)
-
-    finetune(home, "run")
-
-    assert set(seen) == {"train"}
-
-
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -135,40 +111,3 @@ def test_no_other_size_is_tried_where_it_was_not_asked_for(
 
 
 # other weights ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cached_weights(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a second, wider model of random weights; it is the recommended one in the cache."""
-    torch.manual_seed(1)
-    config = ViTConfig(
-        image_size=(24, 24), patch_size=(8, 8), width=48, depth=1, heads=2, num_classes=0
-    )
-    path = home / "wide.safetensors"
-    card = Card(architecture=config, transform=EvalTransform(image_size=(24, 24)))
-    save_checkpoint(path, VisionTransformer(config).state_dict(), card)
-    one = Recommendation(name=str(path), tier="best", megabytes=1, gmacs=1e-6)
-    monkeypatch.setattr(start_trials, "cached_alternatives", lambda *_: [one])
-    return path
-
-
-@pytest.mark.usefixtures("heads_only")
-def test_a_copy_of_the_weights_of_the_run_is_not_tried(home: Path, cached_weights: Path) -> None:
-    shutil.copy(home / "w.safetensors", cached_weights)
-
-    run = finetune(home, "run", image_size=(16, 16))
-
-    assert "budget" in run.figures
-    assert "weights" not in run.figures["budget"]
-
-
-@pytest.mark.usefixtures("heads_only")
-def test_a_damaged_file_of_other_weights_does_not_stop_the_run(
-    home: Path, cached_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cached_weights.write_bytes(cached_weights.read_bytes()[:100])
-
-    run = finetune(home, "run", image_size=(16, 16))
-
-    assert "weights" not in run.figures["budget"]
-    assert "were not tried" in capsys.readouterr().err

@@ -184,12 +184,3 @@ def selected(
     rows = [row(one.path, 0, "val") for one in found] + [row(name, 2) for name in rest]
     predicted, chosen = module.select_images(Path("run"), data_set(rows).manifest)
     return predicted, [one.path for one in chosen]
-
-
-def test_200_mistakes_are_shown_12_of_them_with_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = predictions(230, wrong=230)
-
-    predicted, chosen = selected(monkeypatch, found, None)
-
-    assert predicted == {digest(f"a/{i:03}"): 1 for i in range(12)}
-    assert chosen == [f"a/{i:03}" for i in range(200)]

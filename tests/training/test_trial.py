@@ -14,27 +14,10 @@ from tests.support.training_data import (
     row,
 )
 from vitft.config import config_from_table
-from vitft.features import HeadMethod, solve_by_method
-from vitft.models import VisionTransformer
+from vitft.features import HeadMethod
 from vitft.training import LayerSettings, Trial, hold_out, pooled, tempered_losses
 
 CONFIG = config_from_table({"train": {"budget": "10m", "seed": 3}})
-
-
-def test_a_candidate_trains_its_layers_after_the_head(tiny_vit: VisionTransformer) -> None:
-    candidate = LayerSettings(layers="none", optim={"ema": 0.9}, train={"augment": "crop"})
-
-    found = candidate.config(CONFIG, 7, tiny_vit, 500, fraction=0.5)
-
-    assert found.train.stages == ("head", "none")
-    assert (found.train.views, found.train.budget, found.train.augment) == (0, "", "crop")
-    assert (found.optim.solver, found.optim.epochs, found.optim.ema) == ("adamw", 7, 0.9)
-    assert (found.optim.lr, found.optim.batch_size) == (5e-4, 8)
-    assert found.optim.interpolation == 0.5
-    assert candidate.config(CONFIG, 7, tiny_vit, 5000).optim.batch_size == 32
-    assert candidate.config(CONFIG, 7, tiny_vit, 500).optim.interpolation == 1.0
-    fixed = LayerSettings(layers="blocks:1", optim={"lr": 0.3})
-    assert fixed.config(CONFIG, 7, tiny_vit, 500).optim.lr == 0.3
 
 
 def clusters() -> tuple[Any, Tensor, Tensor]:
@@ -53,27 +36,6 @@ def clusters() -> tuple[Any, Tensor, Tensor]:
         best=SimpleNamespace(model=model),
     )
     return context, x, labels
-
-
-def test_each_fold_holds_out_a_fifth_and_scores_it_with_a_head_that_has_not_seen_it() -> None:
-    context, x, labels = clusters()
-    method = HeadMethod(l2=0.1, read=3)
-    seen: list[str] = []
-
-    for fold in range(5):
-        found = hold_out(context, method, fold)
-
-        assert all(one.path != "val" for one in found.manifest.rows)
-        held = torch.tensor([one.split == "val" for one in found.manifest.rows])
-        (weight, bias), last = solve_by_method(
-            x[~held], labels[~held], method=method, classes=3, balanced=False
-        )
-        torch.testing.assert_close(found.logits, x[held][:, :3] @ weight.T + bias)
-        assert torch.equal(found.last_head[0], last[0])
-        seen += [one.path for one in found.manifest.val]
-        together = {"0", "3"} & {one.path for one in found.manifest.val}
-        assert len(together) in (0, 2)
-    assert sorted(seen, key=int) == [str(i) for i in range(30)]
 
 
 def test_the_results_are_those_of_the_best_fraction_of_the_trained_weights() -> None:
