@@ -25,10 +25,10 @@ RARE = {
     "graph": {"grey_range"},
     "metrics": {"cv_classes"},
     "preprocessing": {"grey_range"},
-    "run_facts": {"rounded"},
+    "run_facts": {"rounded", "tested_groups"},
 }
-"""Fields that the samples lack, because they need many classes, images of 16 bits, an 8-bit graph
-or a resumed run with other arithmetic; those of the trials of a long budget are not looked for."""
+"""Fields that the samples lack, because they need many classes, 16-bit images, a graph of 8 bits,
+groups of test images or a resumed run with other arithmetic. Trials of a budget are left out."""
 
 
 @pytest.fixture(scope="module")

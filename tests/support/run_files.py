@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from vitft.config.run import config_from_table, to_toml
 from vitft.data.split import Manifest, Row, write_class_indices
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import Metrics
 from vitft.models.card import Card
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import read_split, thumb_name
@@ -127,14 +125,6 @@ def make_run(
     run.model.write_bytes(save({"head.weight": np.zeros((3, 8), np.float32)}, metadata=metadata))
     thumbs(path, [row.sha256 for row in rows if row.split == "val"])
     return path
-
-
-def add_test_results(run: Path, top1: float = 0.88) -> None:
-    """Add results on 240 test images to the eval.json of a run."""
-    results = json.loads((run / "eval.json").read_text())
-    test = {key: value for key, value in results.items() if key in Metrics.__annotations__}
-    test |= {"images": 240, "top1": top1, "top1_interval": [0.83, 0.92], "left_out": 0}
-    (run / "eval.json").write_text(json.dumps({**results, "test": test}))
 
 
 ENVIRONMENT = {
