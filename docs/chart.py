@@ -2,8 +2,8 @@
 
     python docs/chart.py
 
-The figures are those of docs/experiments.md, "Races and cold runs on a quiet machine", which
-states commands, data and machine; a test finds each of them there. Nothing is measured here.
+The figures are those of benchmarks/notebook/speed.md, "How fast is a run beside other tools",
+which states commands, data and machine; a test finds each of them there. Nothing is measured here.
 """
 
 import math

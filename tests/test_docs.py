@@ -87,9 +87,9 @@ def test_links_of_the_pages_also_work_in_the_repository(page: Path) -> None:
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
-def test_every_figure_of_the_chart_is_recorded_in_the_experiments() -> None:
+def test_every_figure_of_the_chart_is_recorded_in_the_notebook() -> None:
     chart = runpy.run_path(str(ROOT / "docs" / "chart.py"))
-    page = (ROOT / "docs" / "experiments.md").read_text()
+    page = (ROOT / "benchmarks" / "notebook" / "speed.md").read_text()
 
     for _, seconds, percent in chart["RACES"]:
         assert re.search(rf"\| {seconds} \|.*\| {percent} \|", page)

@@ -394,7 +394,7 @@ def test_the_architecture_page_names_every_package() -> None:
 
 
 PAGES = ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", *(
-    str(path.relative_to(ROOT)) for path in sorted((ROOT / "benchmarks").rglob("README.md"))
+    str(path.relative_to(ROOT)) for path in sorted((ROOT / "benchmarks").rglob("*.md"))
 )]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 Sources: AdamW with layer-wise learning rate decay and label smoothing, as in published recipes for
 fine-tuning ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; Steiner et al. 2021,
-2106.10270), with values from our own measurements (docs/experiments.md).
+2106.10270), with values from our own measurements (benchmarks/notebook/fine_tuning.md).
 """
 
 from collections.abc import Mapping
@@ -62,9 +62,10 @@ def default_batch_size(freeze: str, images: int, *, batch_norm: bool) -> int:
     """Return the default batch size of the last stage.
 
     With few images, more steps on smaller batches reach a lower loss in the same time than larger
-    batches (docs/experiments.md). So blocks, adapters and whole models are trained on batches of a
-    power of two that gives an epoch at least `STEPS_PER_EPOCH` steps, within `BATCH_SIZES`. Small
-    batches have noisy statistics, so models with BatchNorm always have the largest.
+    batches (benchmarks/notebook/fine_tuning.md). So blocks, adapters and whole models are trained
+    on batches of a power of two that gives an epoch at least `STEPS_PER_EPOCH` steps, within
+    `BATCH_SIZES`. Small batches have noisy statistics, so models with BatchNorm always have the
+    largest.
     """
     smallest, largest = BATCH_SIZES
     if batch_norm or last_stage_kind(freeze) not in ("blocks", "lora", "none"):

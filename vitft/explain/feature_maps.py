@@ -3,7 +3,7 @@
 On the last feature map, this is Grad-CAM without averaging the gradient over positions (HiResCAM),
 so each position keeps its own weight. If the head averages the positions, as in most CNNs, the two
 methods are equal. On an earlier map of channels, the gradient is averaged as in Grad-CAM, because
-single positions are noisy there (docs/experiments.md).
+single positions are noisy there (benchmarks/notebook/explanations.md).
 Attention weights are not needed, so the method supports CNNs, hierarchical Transformers and
 MLP-Mixers.
 

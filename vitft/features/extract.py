@@ -57,7 +57,7 @@ FEATURES_VERSION = "1"
 """Version in the settings of every store, incremented when the computation of features changes."""
 BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
-help (docs/experiments.md)."""
+help (benchmarks/notebook/speed.md)."""
 IN_MEMORY_BYTES = 2**31
 AnyStore = Store | JoinedStore
 Claim = Callable[[bytes], bool]

@@ -2,7 +2,7 @@
 
 For each image, the probabilities from a linear head that was not fitted to the image are multiplied
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
-alone, and better than the thresholds of confident learning (docs/experiments.md).
+alone, and better than the thresholds of confident learning (benchmarks/notebook/label_errors.md).
 
 Both factors are raised to powers that calibrate the product: of the classes with a probability of
 1%, 1% are the true ones. The powers are fitted to the given labels together with the fraction of

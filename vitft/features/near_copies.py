@@ -12,8 +12,8 @@ from vitft.features.folds import CV_IMAGES
 
 MIN_SIMILARITY = 0.75
 """Minimum cosine similarity between the centred features of candidate near-duplicates. Features
-alone cannot tell copies from similar subjects (docs/experiments.md), so candidates are confirmed by
-fingerprints."""
+alone cannot tell copies from similar subjects (benchmarks/notebook/duplicates.md), so candidates
+are confirmed by fingerprints."""
 
 
 def similar_images(x: Tensor) -> list[IndexPair]:

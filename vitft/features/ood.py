@@ -5,7 +5,7 @@ image is out of distribution if its distance is above the 98th percentile of the
 held-out images; if they are few, a fitted distribution helps to estimate it. This is a property of
 the image, not of its prediction. Methods based on nearest neighbours, on the largest probability or
 on a combination detect slightly more images of unknown classes, but fewer images of entirely
-different kinds (docs/experiments.md).
+different kinds (benchmarks/notebook/out_of_distribution.md).
 
 Training narrows the features of the last block to what distinguishes the classes, so images of
 other kinds may look like one of them. If layers before the head were trained, the distance of the

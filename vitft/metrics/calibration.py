@@ -45,8 +45,8 @@ PRIOR_SPREADS = (0.3, 0.5)
 spread, exponential beyond (the density of Huber's loss). The first is used for validation images
 alone, the second if cross-validated training images are added. Models from the training loop need
 temperatures near 1, heads fitted by L-BFGS need 0.3 to 1.5, and models trained for few steps far
-smaller ones, which a normal prior would prevent (docs/experiments.md). With 150 images, the prior
-has hardly any effect.
+smaller ones, which a normal prior would prevent (benchmarks/notebook/calibration.md). With 150
+images, the prior has hardly any effect.
 """
 MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""

@@ -118,8 +118,8 @@ def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
 
     On a CPU in bf16 with N up to 1024, the fused kernel is slower than separate multiplications and
-    softmax (docs/experiments.md). In all other cases, the fused kernel is used; it never stores the
-    attention weights.
+    softmax (benchmarks/notebook/speed.md). In all other cases, the fused kernel is used; it never
+    stores the attention weights.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
         weights = ((q / math.sqrt(q.shape[-1])) @ k.mT).softmax(dim=-1)  # (B, H, M, N)

@@ -162,7 +162,7 @@ def smallest_cover(answers: Answers, precision: float) -> int:
 
     The first condition is based on e because k varies more: it also counts confident predictions
     for mislabelled images. With 300 photos of flowers and p = 0.99, one such image moved a
-    threshold based on k by up to 38 percentage points (docs/experiments.md).
+    threshold based on k by up to 38 percentage points (benchmarks/notebook/calibration.md).
     """
     probability, correct, groups = answers
     n = np.arange(1, len(probability) + 1)

@@ -40,14 +40,14 @@ PREDICT_BATCH_SIZE = 32
 """Number of images per call to `scores` if each call uses all cores."""
 WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 32, "mps": 32}
 """Number of images per batch by device type. Larger batches do not help on a CPU
-(docs/experiments.md). On a GPU, the time to load the first batch and to score the last one is lost,
-so batches are only as large as a GPU needs to be busy."""
+(benchmarks/notebook/speed.md). On a GPU, the time to load the first batch and to score the last one
+is lost, so batches are only as large as a GPU needs to be busy."""
 CLOSE_CALL = 4.0
 """An image is scored in float32 if the gap between its two largest logits is less than this many
 times the typical bf16 error of the gap."""
 BF16_ERROR = 0.0155
-"""Typical relative error of a bf16 feature, as a ratio of norms (docs/experiments.md). For a model
-whose error is larger for noise images, that error is used."""
+"""Typical relative error of a bf16 feature, as a ratio of norms (benchmarks/notebook/predict.md).
+For a model whose error is larger for noise images, that error is used."""
 
 
 class Predictor:

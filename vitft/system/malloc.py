@@ -2,7 +2,7 @@
 
 The tuning has no effect with other C libraries, or if malloc is configured in the environment.
 
-Sources: mallopt(3), malloc_trim(3); measurements are in docs/experiments.md.
+Sources: mallopt(3), malloc_trim(3); measurements are in benchmarks/notebook/speed.md.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def return_memory() -> None:
     """Return unused memory to the system.
 
     Two threads that had decoded 49-megapixel images left 200 to 350 MB unused; returning this
-    memory took 50 ms (docs/experiments.md).
+    memory took 50 ms (benchmarks/notebook/predict.md).
     """
     gc.collect()
     if (trim := glibc("malloc_trim")) is not None:

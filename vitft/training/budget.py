@@ -73,7 +73,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
     Finished trials are saved, so a resumed run does not repeat them. In config.toml, the budget is
     replaced with the chosen settings, so the file describes what is trained. Training starts from
     the head that reads only the last block: once blocks are trained, a head does not gain from
-    reading earlier blocks as well (docs/experiments.md).
+    reading earlier blocks as well (benchmarks/notebook/fine_tuning.md).
 
     Args:
         context: The run.
@@ -333,7 +333,8 @@ def best_trial(trials: list[TrialResults]) -> TrialResults | None:
     A trial counts if it is clearly better than the head. It also counts if it is ahead, its
     accuracy is not lower, and it was either repeated or is ahead by more than `SLIGHT_EVIDENCE`
     standard errors: trained layers gain more than a head from the images that trials hold out
-    (docs/experiments.md). Of the trials that count, the one with the largest gain is returned.
+    (benchmarks/notebook/fine_tuning.md). Of the trials that count, the one with the largest gain is
+    returned.
     """
     better = [trial for trial in trials if is_clear(trial) or is_likely(trial)]
     return max(better, key=gain, default=None)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 NEVER_FLAGGED = "this is not supported for multi-label models"
 
 INTERMEDIATE_DEPTH = 0.75
-"""Fraction of the blocks before the intermediate feature (docs/experiments.md)."""
+"""Relative depth of the intermediate feature (benchmarks/notebook/out_of_distribution.md)."""
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
 """Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
 features are cached, `COMPUTED_IMAGES` if they have to be computed."""

@@ -2,8 +2,9 @@
 
 A larger input shows a pretrained Vision Transformer more detail, with position embeddings that are
 interpolated (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, section 3.2). It helps on
-some data sets and not on others (docs/experiments.md), and it makes every later step slower. A run
-with a budget therefore fits the head at both sizes, if there is time, before it tries other layers.
+some data sets and not on others (benchmarks/notebook/heads.md), and it makes every later step
+slower. A run with a budget therefore fits the head at both sizes, if there is time, before it tries
+other layers.
 
 Other weights may help more. If recommended ones are in the local cache and there is time, a head is
 fitted to their features, too, and the results say what they would bring and how much longer they

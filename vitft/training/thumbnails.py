@@ -72,7 +72,8 @@ def write_thumbnails(
     complete.
 
     If `precision` is bf16, attention is computed in bf16, which halves the time. On real photos,
-    the overlays change by one or two grey levels (out of 255) on average (docs/experiments.md).
+    the overlays change by one or two grey levels (out of 255) on average
+    (benchmarks/notebook/speed.md).
     """
     try:
         predicted, rows = select_images(run.path, manifest)

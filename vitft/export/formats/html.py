@@ -89,7 +89,7 @@ WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
 its own copy of the model.
 """
 SPEED = 1.2e9
-"""Multiply-adds per second of the engine on one core (V8, docs/experiments.md)."""
+"""Multiply-adds per second of the engine on one core (V8, benchmarks/notebook/exports.md)."""
 IMAGES_AT_ONCE = 8
 PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
 

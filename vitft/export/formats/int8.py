@@ -43,7 +43,7 @@ class Int8Format(ExportFormat):
     run time so that they can be multiplied as integers; no calibration images are needed. The
     output of a GELU contains a few outliers, for which a single scale is too coarse. In layers that
     follow a GELU, only the weights are quantised, and the product is computed in float32
-    (docs/experiments.md).
+    (benchmarks/notebook/exports.md).
     """
 
     takes_bytes: bool = False
