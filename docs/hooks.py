@@ -3,7 +3,7 @@
 import re
 
 OUTSIDE = re.compile(
-    r"\[([^\]]+)\]\((?:\.\./)+((?:benchmarks|recipes|weights|vitft|tests)[^)#]*)[^)]*\)"
+    r"\[([^\]]+)\]\((?:\.\./)+((?:benchmarks|maintainers|recipes|weights|vitft|tests)[^)#]*)[^)]*\)"
 )
 
 

@@ -7,7 +7,7 @@ wheel with the extra `test`: with the lowest versions that pyproject.toml allows
 newest ones. The suite is that of the source distribution, in which a link to the installed
 package takes the place of `vitft/`, so that the tests import nothing else. A second environment has
 no extras and runs `vitft demo`. The results are written to DIR/results.md, and the output of each
-group of tests beside the suite. `make matrix` calls it; docs/release.md has the last results.
+group of tests beside the suite. `make matrix` calls it. Last results: maintainers/release.md.
 """
 
 import argparse

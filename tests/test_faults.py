@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "faults.md").read_text()
+PAGE = (ROOT / "maintainers" / "faults.md").read_text()
 ROWS = re.findall(r"^\| (\d+\.\d+) \| (.+?) \| (.+?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
 
 

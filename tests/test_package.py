@@ -394,15 +394,19 @@ def test_the_architecture_page_names_every_package() -> None:
 
 
 PAGES = ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", *(
-    str(path.relative_to(ROOT)) for path in sorted((ROOT / "benchmarks").rglob("*.md"))
+    str(path.relative_to(ROOT))
+    for folder in ("benchmarks", "maintainers")
+    for path in sorted((ROOT / folder).rglob("*.md"))
 )]  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    paths = re.findall(r"`((?:vitft|docs|weights|recipes|benchmarks|tests)/[\w./-]*)`", text)
-    links = re.findall(r"\]\(([\w./-]+)\)", text)
+    paths = re.findall(
+        r"`((?:vitft|docs|weights|recipes|benchmarks|maintainers|tests)/[\w./-]*)`", text
+    )
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)
     modules = re.findall(r"python -m (benchmarks[\w.]*)", text)
 
     assert not [path for path in paths if not (ROOT / path).exists()]

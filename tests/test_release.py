@@ -20,7 +20,7 @@ def test_every_dependency_has_one_lower_bound() -> None:
 
 
 def test_the_commands_of_the_page_have_the_version_of_the_package() -> None:
-    page = (ROOT / "docs" / "release.md").read_text(encoding="utf-8")
+    page = (ROOT / "maintainers" / "release.md").read_text(encoding="utf-8")
 
     assert {*re.findall(r"^    .*\bv?(?:itft-)?(\d+\.\d+\.\d+)\b", page, re.M)} == {
         PROJECT["version"]

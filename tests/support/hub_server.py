@@ -10,7 +10,7 @@ Weight files are served as large (LFS) files: HEAD and GET on `resolve` answer w
 the sha256, and redirect to a second port that plays the CDN. Other files are served as git files,
 by the hub itself. Faults are chosen per repository; see `FAULTS`.
 
-Source: the protocol as read in huggingface_hub 2.4 and measured against it (faults.md, section 4).
+Source: the protocol as read in huggingface_hub 2.4 and measured against it.
 """
 
 import base64
