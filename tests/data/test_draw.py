@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.test_split import good
 from vitft.config.sections import DataSpec
-from vitft.data.draw import FormerSplit, draw_groups, joined_note, keep_groups_together
+from vitft.data.draw import FormerSplit, draw_groups
 from vitft.data.folder import File
 from vitft.data.inspection import InspectedFile
 from vitft.data.parts import Part
@@ -57,14 +57,6 @@ def test_groups_are_drawn_while_they_bring_the_numbers_closer(
     assert numbers(draw_groups(groups_of(*groups), spec)) == drawn
 
 
-def test_groups_that_are_assigned_already_keep_their_side() -> None:
-    members = groups_of(*"aaaaaaaaaa", parts={0: "train", 1: "train", 8: "val"})
-    full = groups_of(*"aaaaaaaaaa", parts={7: "val", 8: "val", 9: "val"})
-
-    assert numbers(draw_groups(members, DataSpec(val_rate=0.3))) == {2, 3, 8}
-    assert numbers(draw_groups(full, DataSpec(val_rate=0.2))) == {7, 8, 9}
-
-
 def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
     members = groups_of(*"a" * 40)
 
@@ -75,31 +67,6 @@ def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
 
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] != numbers(draw_groups(members, DataSpec(val_rate=0.2)))
-
-
-@pytest.mark.parametrize(
-    ("groups", "parts", "drawn", "held_out"),
-    [
-        pytest.param(["aa", "a", "a"], {}, {"a/0-0.jpg"}, {0}, id="the side of the first image"),
-        pytest.param(["aa", "a", "a"], {}, {"a/0-1.jpg", "a/2-0.jpg"}, {2}, id="not of another"),
-        pytest.param(["a", "a", "a"], {}, set(), {0}, id="one group moves to validation"),
-        pytest.param(["a", "a"], {}, {"a/0-0.jpg", "a/1-0.jpg"}, {1}, id="one moves to training"),
-        pytest.param(["a"], {}, set(), set(), id="the only image stays"),
-        pytest.param(["aa"], {}, {"a/0-0.jpg"}, set(), id="the only group moves to training"),
-        pytest.param(["ab", "a", "a", "b"], {}, {"b/3-0.jpg"}, {1, 3},
-                     id="not a group with the last image of another class"),
-        pytest.param(["ab", "a", "b", "b"], {}, {"b/3-0.jpg"}, {0, 3},
-                     id="a group that leaves an image of another class"),
-        pytest.param(["a", "a"], {0: "val"}, {"a/0-0.jpg", "a/1-0.jpg"}, {0},
-                     id="an assigned group stays"),
-    ],
-)  # fmt: skip
-def test_each_class_has_images_on_both_sides_if_possible(
-    groups: list[str], parts: Mapping[int, Part], drawn: set[str], held_out: set[int]
-) -> None:
-    members = groups_of(*groups, parts=parts)
-
-    assert numbers(keep_groups_together(members, drawn)) == held_out
 
 
 # ---- the split of an earlier run
@@ -120,24 +87,6 @@ def test_images_and_groups_keep_the_subset_of_the_earlier_run() -> None:
     assert [file.path for file in assigned] == [file.path for file in files]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "part"),
-    [
-        ("train", "val", "val"),
-        ("val", "test", "test"),
-        ("test", "train", "test"),
-        ("", "val", "val"),
-    ],
-)
-def test_a_group_with_a_held_out_image_is_held_out(one: Part, other: Part, part: Part) -> None:
-    first, second = (good(File(f"a/{i}.jpg", 0)) for i in range(2))
-    known = {first.sha256: one, second.sha256: other}
-    former = FormerSplit(parts={k: v for k, v in known.items() if v}, groups={})
-    groups = {first.sha256: "x", second.sha256: "x"}
-
-    assert [f.part for f in former.assign([first, second], groups, divided=False)] == [part] * 2
-
-
 def test_in_divided_data_only_held_out_training_images_move() -> None:
     parts: list[Part] = ["train", "train", "train", "val", "val", "test", "test"]
     files = [replace(good(File(f"a/{i}.jpg", 0)), part=part) for i, part in enumerate(parts)]
@@ -151,12 +100,3 @@ def test_in_divided_data_only_held_out_training_images_move() -> None:
     assert [f.part for f in assigned] == ["train", "val", "test", "val", "val", "test", "test"]
     undivided = former.assign(files, {}, divided=False)
     assert [f.part for f in undivided][5:] == ["test", "test"]  # test images remain test images
-
-
-def test_only_images_that_are_drawn_count_among_joined_groups() -> None:
-    files = [replace(good(File(f"a/{i}.jpg", 0)), group=f"g{i}") for i in range(4)]
-    given = [replace(file, part="test") for file in files[:2]]
-    joined = {file.sha256: "x" for file in files[:2]}
-
-    assert joined_note([*given, *files[2:]], joined, {}) == ""
-    assert "merge the 4 groups into 3" in joined_note(files, joined, {})

@@ -7,9 +7,6 @@ from scipy.ndimage import laplace
 
 from tests.support.pictures import scene
 from vitft.data.fingerprint import (
-    BRIGHTNESS,
-    COLOUR,
-    FINGERPRINT_BYTES,
     brightness,
     colour,
     fingerprint_of,
@@ -30,11 +27,6 @@ def test_faulty_photos_get_remarks() -> None:
     ]
 
     assert found == [[], ["blurry"], ["blank: one uniform colour"], ["tiny: 31x64 pixels"]]
-
-
-def test_the_smallest_image_has_a_fingerprint() -> None:
-    assert fingerprint_of(Image.new("RGB", (1, 1))).shape == (FINGERPRINT_BYTES,)
-    assert fingerprint_of(scene(1).resize((3000, 2))).shape == (FINGERPRINT_BYTES,)
 
 
 def test_a_fingerprint_is_the_picture_in_cells_of_brightness_and_colour() -> None:
@@ -63,53 +55,6 @@ def test_sharpness_is_the_deviation_of_the_laplacian_in_the_sharpest_tile() -> N
     ]
 
     assert sharpness(grey) == pytest.approx(max(t.std() for t in tiles) / grey.std(), rel=1e-5)
-
-
-def test_an_image_too_small_for_tiles_counts_as_sharp() -> None:
-    assert sharpness(np.zeros((5, 99), np.float32)) == 1.0
-    assert sharpness(np.zeros((6, 99), np.float32)) == 0.0
-
-
-def test_a_huge_photo_that_is_only_soft_at_full_size_is_not_blurry() -> None:
-    image = scene(5, (256, 192))
-    huge = image.resize((2048, 1536), Image.Resampling.BICUBIC)
-
-    assert sharpness(np.asarray(huge.convert("L"), np.float32)) < 0.12
-    assert quality_remarks(fingerprint_of(huge), *huge.size) == []
-
-
-@pytest.mark.parametrize(
-    ("sharp", "size", "remarks"),
-    [
-        pytest.param(0.121, (32, 99), [], id="neither"),
-        pytest.param(0.119, (99, 32), ["blurry"], id="blurry"),
-        pytest.param(0.121, (31, 99), ["tiny: 31x99 pixels"], id="narrow"),
-        pytest.param(0.119, (99, 31), ["tiny: 99x31 pixels", "blurry"], id="flat and blurry"),
-    ],
-)
-def test_photos_below_the_limits_get_remarks(
-    sharp: float, size: tuple[int, int], remarks: list[str]
-) -> None:
-    found = fingerprint_of(scene(1))
-    found[-4:] = np.array([sharp], "<f4").view(np.uint8)
-
-    assert quality_remarks(found, *size) == remarks
-
-
-@pytest.mark.parametrize("plane", ["brightness", "Cb", "Cr"])
-@pytest.mark.parametrize(("difference", "blank"), [(3, True), (4, False), (5, False)])
-def test_an_image_is_blank_if_no_plane_deviates_by_two_levels(
-    plane: str, difference: int, blank: bool
-) -> None:
-    found = np.full((1, FINGERPRINT_BYTES), 100, np.uint8)
-    begin, end = {
-        "brightness": (0, BRIGHTNESS),
-        "Cb": (BRIGHTNESS, BRIGHTNESS + COLOUR // 2),
-        "Cr": (BRIGHTNESS + COLOUR // 2, BRIGHTNESS + COLOUR),
-    }[plane]
-    found[0, begin:end:2] += np.uint8(difference)  # a deviation of half the difference
-
-    assert is_blank(found).tolist() == [blank]
 
 
 @pytest.mark.parametrize(("spread", "blank"), [(0, True), (1, True), (8, True), (60, False)])

@@ -12,14 +12,11 @@ import torch
 from PIL import Image
 
 from tests.support.limits import HANG_S
-from vitft.config.sections import DataSpec
 from vitft.data.demo import (
     FLOWERS_BY_KIND,
-    demo_data,
     draw_demo,
     flower_image,
     flower_scene,
-    temporary_demo_data,
 )
 from vitft.models.checkpoint import build_model, load_checkpoint
 
@@ -103,51 +100,6 @@ def test_the_flowers_are_those_from_which_the_published_results_come(kind: str) 
         assert flower_image(kind, number).tobytes() == image.tobytes()
 
 
-def test_the_default_folder_has_sixty_images_of_a_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, int, int, int]] = []
-    stamp = flower_image("rose", 1, size=16)
-
-    def drawn(kind: str, number: int, *, seed: int, size: int) -> Image.Image:
-        asked.append((kind, number, seed, size))
-        return stamp
-
-    monkeypatch.setattr("vitft.data.demo.flower_image", drawn)
-
-    draw_demo(tmp_path / "some" / "folder")
-    draw_demo(tmp_path / "some" / "folder")  # writes the same files again
-
-    numbers = range(1, 61)
-    assert asked == [(kind, n, 0, 128) for _ in "ab" for kind in FLOWERS_BY_KIND for n in numbers]
-    for kind in FLOWERS_BY_KIND:
-        names = sorted(path.name for path in (tmp_path / "some" / "folder" / kind).iterdir())
-        assert names == [f"{n:04}.jpg" for n in numbers]
-    file, same = tmp_path / "some" / "folder" / "rose" / "0007.jpg", tmp_path / "same.jpg"
-    stamp.save(same, quality=88)
-    assert file.read_bytes() == same.read_bytes()
-
-
-def test_a_dry_run_leaves_no_drawn_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "vitft.data.demo.draw_demo", lambda folder: (folder / "rose").mkdir(parents=True)
-    )
-
-    with temporary_demo_data(DataSpec(path="demo")) as spec:
-        place = Path(spec.path)
-        assert (place / "rose").is_dir()
-
-    assert not place.exists()
-    assert list(tmp_path.iterdir()) == []
-    with temporary_demo_data(DataSpec(path="other")) as spec:
-        assert spec.path == "other"
-    Path("demo_flowers").mkdir()
-    with temporary_demo_data(DataSpec(path="demo")) as spec:
-        assert spec.path == "demo_flowers"
-    assert demo_data(DataSpec(path="other")).path == "other"
-
-
 def drawing(folder: Path) -> "subprocess.Popen[bytes]":
     """A process that draws the flowers in a folder."""
     code = (
@@ -156,14 +108,6 @@ def drawing(folder: Path) -> "subprocess.Popen[bytes]":
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env)
-
-
-def test_two_commands_draw_the_flowers_at_once(tmp_path: Path) -> None:
-    both = [drawing(tmp_path), drawing(tmp_path)]
-
-    assert [process.wait(HANG_S) for process in both] == [0, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["demo_flowers"]
-    assert len([*tmp_path.glob("demo_flowers/*/*.jpg")]) == 300
 
 
 def test_a_killed_command_leaves_no_partly_drawn_flowers(tmp_path: Path) -> None:
@@ -178,22 +122,6 @@ def test_a_killed_command_leaves_no_partly_drawn_flowers(tmp_path: Path) -> None
     assert not (tmp_path / "demo_flowers").exists()
 
 
-def test_a_drawn_folder_that_was_changed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    spec = DataSpec(path="demo")
-    assert [demo_data(spec).path for _ in range(2)] == ["demo_flowers"] * 2
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-    Path("demo_flowers/daisy/0001.jpg").rename("demo_flowers/rose/wrong.jpg")
-
-    demo_data(spec)
-
-    _, record = caplog.records
-    assert record.levelname == "WARNING"
-    assert "images were added to demo_flowers/ or removed" in record.message
-
-
 def test_the_same_seed_draws_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
     for name, seed in (("first", 3), ("again", 3), ("other", 4)):
         draw_demo(tmp_path / name, per_class=1, size=48, seed=seed)
@@ -202,45 +130,6 @@ def test_the_same_seed_draws_the_same_bytes_and_another_seed_others(tmp_path: Pa
     assert first == again
     assert first.keys() == other.keys()
     assert all(first[name] != other[name] for name in first)
-
-
-def test_drawing_more_images_does_not_change_the_first_ones(tmp_path: Path) -> None:
-    draw_demo(tmp_path / "one", per_class=1, size=48)
-    draw_demo(tmp_path / "two", per_class=2, size=48)
-
-    assert contents(tmp_path / "one").items() <= contents(tmp_path / "two").items()
-
-
-@pytest.mark.parametrize("kind", FLOWERS_BY_KIND)
-def test_all_images_of_a_kind_differ(kind: str) -> None:
-    pixels = [np.asarray(flower_image(kind, number, size=32)).tobytes() for number in range(6)]
-
-    assert len(set(pixels)) == 6
-
-
-def test_the_kinds_share_their_colours() -> None:
-    # Mean colour over 12 pictures: between kinds it must differ less than within a kind.
-    means = np.array(
-        [
-            [np.asarray(flower_image(kind, n, size=32)).mean(axis=(0, 1)) for n in range(12)]
-            for kind in FLOWERS_BY_KIND
-        ]
-    )  # (kinds, pictures, 3)
-
-    assert means.mean(axis=1).std(axis=0).max() < means.std(axis=1).min()
-
-
-def test_the_bundled_weights_are_a_small_headless_backbone_with_its_origin() -> None:
-    state, card = load_checkpoint(WEIGHTS)
-
-    assert WEIGHTS.stat().st_size <= 6_000_000
-    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
-    assert card.architecture.num_classes == 0
-    assert card.classes == ()
-    assert card.transform.image_size == card.architecture.image_size
-    assert (card.transform.mean, card.transform.std) == ((0.5,) * 3, (0.5,) * 3)
-    assert card.weights["name"] == "demo"
-    assert card.weights["licence"] == "Apache-2.0"
 
 
 def test_the_bundled_weights_separate_drawn_flowers_before_any_training() -> None:

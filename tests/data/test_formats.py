@@ -11,7 +11,7 @@ from PIL import Image, features
 
 from tests.data.test_images import encoded, gradient, mutated, reason
 from vitft.cli.main import main
-from vitft.data.images import decode, read_image
+from vitft.data.images import read_image
 from vitft.data.signatures import identify_format
 from vitft.system import imports
 from vitft.system.errors import ImageError
@@ -56,19 +56,6 @@ def test_phone_photos_are_upright(kind: str) -> None:
 
     assert upright.size == (56, 40)
     assert np.abs(np.asarray(upright, int) - np.asarray(gradient(), int)).max() <= 30
-
-
-@KINDS
-def test_transparency_becomes_white(kind: str) -> None:
-    clear = Image.new("RGBA", (16, 16), (255, 0, 0, 0))
-
-    assert np.asarray(read_image(modern(kind, clear), "x")).min() >= 250
-
-
-@KINDS
-def test_a_size_over_the_limit_is_refused_before_decoding(kind: str) -> None:
-    with pytest.raises(ImageError, match=r"image too large: 56x40 = 0.00 Mpx, limit 0.00 Mpx"):
-        decode(modern(kind), "x", max_pixels=1000)
 
 
 @KINDS
@@ -125,14 +112,6 @@ def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_pillow_without_avif_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("PIL.features.check", lambda _: False)
-
-    assert reason(b"\0\0\0\x1cftypavif" + bytes(40)) == (
-        "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-    )
-
-
 @KINDS
 def test_a_class_of_modern_files_is_trained_on_and_predicted(
     kind: str, image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
@@ -150,26 +129,3 @@ def test_a_class_of_modern_files_is_trained_on_and_predicted(
 
     lines = capsys.readouterr().out.splitlines()
     assert sum(f".{kind.lower()},red," in line for line in lines) == 10
-
-
-def test_a_class_of_heic_only_without_the_extra_says_what_to_install(
-    image_folder: Path,
-    tiny_weights: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "heic", ("no_such_library",))
-    data = modern("HEIC")
-    for file in (image_folder / "red").iterdir():
-        file.with_suffix(".HEIC").write_bytes(data)
-        file.unlink()
-    run = image_folder.parent / "run"
-
-    code = main(
-        ["finetune", "--data", str(image_folder), "--weights", str(tiny_weights), "--out", str(run)]
-    )
-
-    shown = capsys.readouterr().err
-    assert code == 3
-    assert "red (0)" in shown
-    assert "run pip install 'pillow-heif>=" in shown

@@ -9,23 +9,13 @@ import pytest
 from PIL import Image
 
 from tests.data.test_images import encoded, gradient
-from tests.support.reference_run import make_reference_run
-from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.data import grey_range
-from vitft.data.folder import File, Folder
-from vitft.data.grey_levels import ValueFacts, grey_levels, to_rgb, value_facts
-from vitft.data.grey_range import has_wide_header, measure_grey_range, range_of
-from vitft.data.images import decode, has_more_pages, read_image
+from vitft.data.grey_levels import grey_levels
+from vitft.data.grey_range import measure_grey_range
+from vitft.data.images import decode, read_image
 from vitft.data.scan import scan
-from vitft.data.transforms import EvalTransform, eval_view
-from vitft.models.card import Card, parse_card
 from vitft.models.checkpoint_file import open_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.predict.engine import FIRST_PAGE_NOTE, decode_view
-from vitft.predict.torch_engine import Predictor
-from vitft.system.errors import UsageError
+from vitft.predict.engine import decode_view
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT = 10**8
@@ -72,17 +62,6 @@ def test_a_range_maps_values_linearly_and_clips_the_rest(dtype: str) -> None:
     assert greys.tolist() == [0, 0, 128, 255, 255]  # 127.5 rounds to even
 
 
-def test_values_that_are_not_finite_become_black_or_white() -> None:
-    values = np.array([[np.nan, np.inf, -np.inf, 5]], np.float32)
-
-    assert grey_levels(Image.fromarray(values), (0, 10)).tolist() == [[0, 255, 0, 128]]
-
-
-def test_a_range_leaves_8_bit_images_unchanged() -> None:
-    assert to_rgb(gradient(), (0, 10)).tobytes() == gradient().tobytes()
-    assert to_rgb(Image.new("L", (2, 2), 77), (0, 10)).getpixel((0, 0)) == (77, 77, 77)
-
-
 def test_the_range_covers_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = {
         "a/1": twelve_bits(1, darkest=100, brightest=900),
@@ -125,64 +104,6 @@ def test_defective_pixels_do_not_stretch_the_range(
     assert "clipping outliers" in capsys.readouterr().err
 
 
-def test_the_tails_are_a_thousandth_of_the_values() -> None:
-    values = np.random.default_rng(0).permutation(10_001).astype(np.uint16).reshape(73, 137)
-
-    facts = value_facts(Image.fromarray(values))
-
-    assert facts is not None
-    assert facts.kind == "16-bit"
-    found = facts.lowest, facts.low, facts.high, facts.highest
-    assert found == pytest.approx((0, 10, 9990, 10_000))
-
-
-def test_values_that_are_not_finite_are_not_measured() -> None:
-    floats = np.append(np.arange(5, dtype=np.float32), [np.nan, np.inf])[None]
-    found = value_facts(Image.fromarray(floats))
-    assert found is not None
-    assert (found.kind, found.lowest, found.highest) == ("float", 0, 4)
-    assert value_facts(Image.fromarray(np.full((2, 2), np.nan, np.float32))) is None
-    whole = value_facts(Image.fromarray(np.arange(4, dtype=np.int32)[None]))
-    assert whole is not None
-    assert whole.kind == "32-bit"
-
-
-@pytest.mark.parametrize(
-    ("facts", "found"),
-    [
-        pytest.param([(0, 10, 20, 40)], (0, 40), id="four times as wide"),
-        pytest.param([(0, 10, 20, 41)], (10, 20), id="more than four times as wide"),
-        pytest.param([(0, 10, 10, 41)], (0, 41), id="nothing without the tails"),
-        pytest.param([(5, 6, 7, 8), (1, 7, 8, 9)], (1, 9), id="of all images"),
-        pytest.param([(0, 10, 12, 99), (1, 9, 11, 20)], (9, 12), id="outliers of all images"),
-        pytest.param([(5, 5, 5, 5)], (), id="equal values"),
-        pytest.param([], (), id="no values"),
-    ],
-)
-def test_outliers_are_clipped_if_they_make_the_range_more_than_four_times_as_wide(
-    facts: list[tuple[float, ...]], found: tuple[float, ...]
-) -> None:
-    values = [ValueFacts("16-bit", *one) for one in facts]
-
-    assert range_of(values, len(values)) == found
-
-
-@pytest.mark.parametrize(("images", "measured"), [(1000, 1000), (1001, 501), (2001, 667)])
-def test_of_more_than_a_thousand_images_some_are_measured(
-    monkeypatch: pytest.MonkeyPatch, images: int, measured: int
-) -> None:
-    files = tuple(File(f"{i:05}.png", 0) for i in range(images))
-    folder = Folder(root=Path("d"), classes=("a",), files=files, layout="classes")
-    opened: list[str] = []
-    monkeypatch.setattr(grey_range, "has_wide_header", lambda _: True)
-    monkeypatch.setattr(grey_range, "read_facts", lambda path, _: opened.append(path))
-
-    measure_grey_range(folder, max_pixels=LIMIT, workers=0)
-
-    assert len(opened) == measured
-    assert opened[0] == "d/00000.png"
-
-
 def test_whole_numbers_of_32_bits_are_scaled_exactly() -> None:
     values = np.arange(2**30, 2**30 + 256, dtype=np.int32)[None]
 
@@ -209,55 +130,7 @@ def test_mixed_types_keep_their_own_ranges_with_a_warning(
     assert "different types (1 image with 16-bit values and 1 image with float values)" in error
 
 
-def test_ordinary_damaged_and_constant_images_have_no_range(
-    image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = picture(twelve_bits(1))
-    (image_folder / "red" / "cut.png").write_bytes(data[: len(data) // 2])
-    (image_folder / "red" / "not.tif").write_bytes(b"II*\0" + b"\xff" * 40)
-    (image_folder / "red" / "page.png").write_bytes(b"<html>")
-    (image_folder / "red" / "loop.png").symlink_to("loop.png")
-
-    assert measured(image_folder) == ()
-    fill(image_folder, {"red/flat": np.full((4, 4), 700, np.uint16)})
-    assert measured(image_folder) == ()
-    assert not capsys.readouterr().err
-
-
-def test_at_most_a_thousand_images_are_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(tmp_path, {f"{c}/{i}": twelve_bits(i) for c in "ab" for i in range(9)})
-    monkeypatch.setattr("vitft.data.grey_range.MOST_MEASURED", 5)
-    opened: list[str] = []
-    monkeypatch.setattr("vitft.data.grey_range.read_facts", lambda path, _: opened.append(path))
-
-    measured(tmp_path)
-
-    assert len(opened) == 5
-    assert {Path(path).parent.name for path in opened} == {"a", "b"}
-
-
 # ---- the transform
-
-
-@pytest.mark.parametrize("bad", [(1.0,), (2.0, 1.0), (1.0, 1.0), (0.0, 1.0, 2.0)])
-def test_an_impossible_range_is_refused(bad: tuple[float, ...]) -> None:
-    with pytest.raises(UsageError, match="invalid grey range"):
-        EvalTransform(grey_range=bad)
-
-
-def test_a_range_is_part_of_the_card_and_of_the_cache_key() -> None:
-    shape = ViTConfig(image_size=(16, 16), patch_size=(8, 8), width=8, depth=1, heads=2)
-    plain = EvalTransform(image_size=(16, 16))
-    ranged = EvalTransform(image_size=(16, 16), grey_range=(0.0, 4095.0))
-
-    for transform in (plain, ranged):
-        assert EvalTransform.from_json(transform.to_json()) == transform
-        text = Card(architecture=shape, transform=transform).to_json()
-        assert parse_card(text).transform == transform
-    assert "grey_range" not in plain.to_json()  # older checkpoints and caches stay valid
-    assert eval_view(plain).settings != eval_view(ranged).settings
 
 
 # ---- whole runs
@@ -298,32 +171,12 @@ def test_a_run_learns_and_predicts_with_the_range_of_its_data(
     assert view.mean() > 150  # without the range: 0
 
 
-def test_a_check_compares_images_in_the_range_of_the_data_set(
-    scans: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(scans.parent)
-
-    assert main(["check", str(scans), "--out", out, "--format", "json"]) == 0
-
-    shown = capsys.readouterr()
-    assert "values from 0 to 209" in shown.err
-    assert not json.loads(shown.out)["duplicates"]  # the upper 8 bits are all black
-
-
 # ---- several pages, wide colour
 
 
 def pages(number: int, **options: Any) -> bytes:
     others = [gradient(8 + i, 8) for i in range(1, number)]
     return encoded(gradient(8, 8), "TIFF", save_all=True, append_images=others, **options)
-
-
-@pytest.mark.parametrize("big", [False, True])
-def test_further_pages_of_a_tiff_are_noticed(big: bool) -> None:
-    assert has_more_pages(pages(3, big_tiff=big))
-    assert not has_more_pages(pages(1, big_tiff=big))
-    assert not has_more_pages(encoded(gradient(), "PNG"))
-    assert not has_more_pages(b"II*\0\xff\xff\xff\xff")
 
 
 def test_predictions_and_evaluations_note_the_first_of_several_pages(
@@ -372,44 +225,3 @@ def test_training_and_checks_state_which_image_has_several_pages(
     assert remark in Path("checked/check.html").read_text()
     assert main(["check", "data", "--out", "again", "--format", "json"]) == 0
     assert noted in json.loads(capsys.readouterr().out)["odd"]
-
-
-@pytest.mark.parametrize("method", ["relevance", "attention"])
-def test_explanations_and_servers_note_the_first_of_several_pages(
-    tmp_path: Path,
-    scanned: Path,
-    tiny_vit: VisionTransformer,
-    capsys: pytest.CaptureFixture[str],
-    method: str,
-) -> None:
-    run = str(make_reference_run(tmp_path, tiny_vit))
-    plain, common = Path("data/old/1.png"), ["--run", run, "--device", "cpu", "--method", method]
-
-    assert main(["explain", str(plain), str(scanned), *common]) == 0
-    first, second = capsys.readouterr().out.splitlines()[1:3]
-    assert FIRST_PAGE_NOTE in second
-    assert FIRST_PAGE_NOTE not in first
-    assert Path("explained/sheet.html").read_text().count(FIRST_PAGE_NOTE) == 1
-    with serving(Predictor.from_run(run, device="cpu")) as client:
-        files = [(path.name, path.read_bytes()) for path in (plain, scanned)]
-        rows = client.form("/predict", *files).json["results"]
-    assert [FIRST_PAGE_NOTE in row.get("notes", []) for row in rows] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("name", "wide"),
-    [("a.png", True), ("a.tif", True), ("b.png", False), ("b.tif", False), ("rgb.png", False),
-     ("cut.tif", False), ("text.tif", False), ("missing.png", False), (".", False)],
-)  # fmt: skip
-def test_a_header_states_whether_there_are_more_than_8_bits(
-    tmp_path: Path, name: str, wide: bool
-) -> None:
-    values = np.arange(64, dtype=np.uint16).reshape(8, 8)
-    for kind, suffix in (("PNG", "png"), ("TIFF", "tif")):
-        (tmp_path / f"a.{suffix}").write_bytes(picture(values, kind))
-        (tmp_path / f"b.{suffix}").write_bytes(picture(values.astype(np.uint8), kind))
-    (tmp_path / "rgb.png").write_bytes(encoded(gradient(), "PNG"))
-    (tmp_path / "cut.tif").write_bytes(picture(values, "TIFF")[:20])
-    (tmp_path / "text.tif").write_text("II*")
-
-    assert has_wide_header(str(tmp_path / name)) is wide

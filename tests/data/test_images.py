@@ -1,6 +1,5 @@
 """Decoding of untrusted bytes: an upright RGB image or an `ImageError` with a reason."""
 
-import ctypes
 import io
 import os
 import random
@@ -9,28 +8,20 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import warnings
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile, PngImagePlugin
+from PIL import Image, PngImagePlugin
 
 from vitft.data.images import (
     decode,
-    has_more_frames,
     open_image,
     read_bytes,
     read_image,
-    reason_for,
-    silence_libtiff,
-    silence_pillow,
 )
 from vitft.system.errors import ImageError
 
@@ -132,16 +123,6 @@ def tiff(width: int, height: int, pixels: bytes, *, bits: tuple[int, ...] = (8,)
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + pixels + packed
 
 
-def test_12_bit_greys_of_a_tiff_keep_their_upper_8_bits() -> None:
-    values = [0x000, 0x800, 0xFFF, 0x12F]
-    bits = "".join(f"{value:012b}" for value in values)
-    pixels = int(bits, 2).to_bytes(6)
-
-    image = read_image(tiff(4, 1, pixels, bits=(12,)), "x.tif")
-
-    assert [pixel(image, x)[0] for x in range(4)] == [0x00, 0x80, 0xFF, 0x12]
-
-
 def wide(values: Iterable[int], dtype: str = "uint16") -> Image.Image:
     return Image.fromarray(np.array([list(values)], dtype))
 
@@ -236,15 +217,6 @@ def test_every_mode_becomes_rgb_by_the_documented_rule(
     assert pixel(read_image(data, "x")) == golden
 
 
-def test_a_16_bit_ramp_becomes_all_256_greys_equally_often() -> None:
-    data = encoded(Image.fromarray(np.arange(65536, dtype=np.uint16).reshape(256, 256)), "PNG")
-
-    greys = np.asarray(read_image(data, "x"))
-
-    assert (np.bincount(greys[:, :, 0].ravel()) == 256).all()
-    assert (greys[:, :, 0] == greys[:, :, 2]).all()
-
-
 def test_a_ycck_jpeg_is_converted_like_a_cmyk_one() -> None:
     cmyk = encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=100)
     adobe = cmyk.index(b"Adobe") + 11  # the byte that names the colour transform
@@ -305,15 +277,6 @@ def test_damaged_exif_does_not_cost_the_image(exif: bytes, kind: str) -> None:
     assert read_image(data, "x").size == (56, 40)
 
 
-def test_exif_that_cannot_be_read_is_remarked() -> None:
-    png = encoded(gradient(), "PNG")
-
-    found = decode(png[:33] + chunk(b"eXIf", b"garbage") + png[33:], "x")
-
-    assert found.odd == ("damaged EXIF ignored",)
-    assert found.image.tobytes() == gradient().tobytes()
-
-
 def test_gps_coordinates_are_removed() -> None:
     exif = Image.Exif()
     exif.get_ifd(0x8825)[29] = "2020:02:02"
@@ -348,23 +311,6 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
     assert red > 245
     assert max(green, blue) < 10
     assert remark in picture.odd
-
-
-def test_a_second_frame_that_cannot_be_counted_is_one() -> None:
-    class Torn(ImageFile.ImageFile):
-        def __init__(self, error: Exception | None) -> None:
-            self.error, self.info = error, {}
-
-        def _open(self) -> None: ...
-
-        @property
-        def is_animated(self) -> bool:
-            if self.error:
-                raise self.error
-            return False
-
-    assert has_more_frames(Torn(EOFError("no more")))
-    assert not has_more_frames(Torn(None))
 
 
 # ---- what is refused
@@ -468,44 +414,6 @@ def test_a_truncated_file_is_an_error_and_never_half_an_image(
         assert (np.asarray(image) == whole).all(), length  # only the end marker is missing
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        pytest.param(bytes(99) + b"\xff\xd9", "damaged JPEG (broken)", id="at the end"),
-        pytest.param(bytes(99) + b"\xff\xd9" + bytes(62), "damaged JPEG (broken)", id="near it"),
-        pytest.param(
-            bytes(99) + b"\xff\xd9" + bytes(63), "truncated (ends after 164 bytes)", id="before it"
-        ),
-        pytest.param(bytes(99), "truncated (ends after 99 bytes)", id="nowhere"),
-    ],
-)
-def test_a_jpeg_without_its_end_marker_in_the_last_64_bytes_is_truncated(
-    data: bytes, reason: str
-) -> None:
-    assert reason_for(OSError("broken"), "JPEG", data) == reason
-
-
-@pytest.mark.parametrize(("length", "reason"), [(99, "damaged"), (100, "damaged"), (101, "trunc")])
-def test_a_file_shorter_than_it_declares_is_truncated(length: int, reason: str) -> None:
-    data = b"RIFF" + struct.pack("<I", length - 8) + bytes(92)
-
-    assert reason_for(OSError("broken"), "WebP", data).startswith(reason)
-    assert reason_for(MemoryError(), "WebP", data) == "not enough memory"
-
-
-def test_truncated_files_are_reported_as_such() -> None:
-    jpeg, webp = encoded(gradient(), "JPEG"), encoded(gradient(), "WEBP")
-    bmp, png = encoded(gradient(), "BMP"), encoded(gradient(), "PNG")
-
-    assert (
-        reason(jpeg[: len(jpeg) * 3 // 4]) == f"truncated (ends after {len(jpeg) * 3 // 4} bytes)"
-    )
-    assert reason(png[:-30]) == f"truncated (ends after {len(png) - 30} bytes)"
-    assert reason(webp[:-9]) == f"truncated ({len(webp) - 9} of {len(webp)} bytes)"
-    assert reason(bmp[:-9]) == f"truncated ({len(bmp) - 9} of {len(bmp)} bytes)"
-    assert not ImageFile.LOAD_TRUNCATED_IMAGES
-
-
 def riff(kind: bytes, body: bytes) -> bytes:
     inner = b"WEBP" + kind + struct.pack("<I", len(body)) + body
     return b"RIFF" + struct.pack("<I", len(inner)) + inner
@@ -576,36 +484,6 @@ def test_a_decompression_bomb_does_not_allocate_memory(tmp_path: Path) -> None:
     assert int(done.stdout.split()[-1]) < 300 * 2**10  # KiB
 
 
-def test_the_limit_is_the_callers_also_above_pillows_own() -> None:
-    header = png_header(15000, 14000)  # Pillow's own limit is 179 Mpx
-    data = header + chunk(b"IDAT", zlib.compress(b""))
-
-    assert "210 Mpx, limit 100 Mpx" in reason(data)
-    with pytest.raises(ImageError, match="truncated"):  # accepted, but there are no pixels
-        read_image(data, "x", max_pixels=300_000_000)
-    with pytest.raises(ImageError, match="too large: 56x40"):
-        read_image(encoded(gradient(), "PNG"), "x", max_pixels=9)
-
-
-def test_an_image_may_have_100_million_pixels() -> None:
-    more = png_header(17, 5_882_353) + chunk(b"IDAT", zlib.compress(b""))
-
-    assert reason(more).startswith("image too large: 17x5882353")
-    small = encoded(gradient(), "PNG")
-    assert read_image(small, "x", max_pixels=56 * 40).size == (56, 40)
-    with pytest.raises(ImageError, match="too large: 56x40"):
-        read_image(small, "x", max_pixels=56 * 40 - 1)
-
-
-def test_the_filter_of_pillows_warnings_is_set_once() -> None:
-    silence_pillow()
-    number = len(warnings.filters)
-
-    read_image(encoded(gradient(), "PNG"), "x")
-
-    assert len(warnings.filters) == number
-
-
 def test_a_text_chunk_that_unpacks_to_50_mb_is_damage() -> None:
     info = PngImagePlugin.PngInfo()
     info.add_text("comment", "x" * 50_000_000, zip=True)
@@ -644,20 +522,6 @@ def test_a_socket_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
                 open_image(path)
 
 
-def test_missing_files_and_impossible_names_are_not_found(tmp_path: Path) -> None:
-    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
-
-    for name in ("none.jpg", "none/x.jpg", "nul\0.jpg", "lone\ud800.jpg"):
-        with pytest.raises(ImageError, match="not found"):
-            open_image(f"{tmp_path}/{name}")
-    with pytest.raises(ImageError) as missing:
-        open_image(f"{tmp_path}/none.jpg")
-    assert missing.value.fix == "check the path"
-    with pytest.raises(ImageError, match="circular symbolic link") as circular:
-        open_image(tmp_path / "loop.jpg")
-    assert circular.value.fix == "replace or remove the file"
-
-
 def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
     with path.open("wb") as file:
@@ -674,32 +538,6 @@ def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(8 * 1000 + 2**26 + 1)
     with pytest.raises(ImageError, match="more than the limit"):
         read_bytes(path, max_pixels=1000)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_file_without_permission_is_reported_as_such(tmp_path: Path) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(encoded(gradient(), "JPEG"))
-    path.chmod(0)
-    folder = os.open(tmp_path, os.O_RDONLY)  # pytest's folders are closed to others
-    code = (
-        "import os, sys\nfrom vitft.data.images import open_image\n"
-        f"os.fchdir({folder}); os.setuid(65534)\n"
-        "try: open_image('x.jpg')\nexcept Exception as error: print(error.reason)"
-    )
-
-    tmp_path.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        pass_fds=[folder],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    os.close(folder)
-
-    assert done.stdout == "permission denied\n"
 
 
 # ---- damage by chance
@@ -766,53 +604,6 @@ def test_damaged_tiffs_write_nothing_to_the_terminal(capfd: pytest.CaptureFixtur
 
     assert refused
     assert capfd.readouterr().err == ""  # libtiff writes to the descriptor, not to sys.stderr
-
-
-def test_both_handlers_of_libtiff_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    removed: list[tuple[str, object]] = []
-
-    def library(_: str) -> SimpleNamespace:
-        def setter(name: str) -> Any:
-            def set_handler(handler: object) -> None:
-                removed.append((name, handler))
-
-            return set_handler
-
-        names = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
-        return SimpleNamespace(**{name: setter(name) for name in names})
-
-    monkeypatch.setattr(ctypes, "CDLL", library)
-
-    silence_libtiff.__wrapped__()
-
-    assert removed == [("TIFFSetErrorHandler", None), ("TIFFSetWarningHandler", None)]
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())  # as on Windows
-    silence_libtiff.__wrapped__()
-
-
-def test_pillows_warnings_neither_show_nor_fail_in_any_thread() -> None:
-    announced = chunk(b"acTL", struct.pack(">II", 0, 0))  # an animation of no frames: a warning
-    png = encoded(gradient(), "PNG")
-    data = png[:33] + announced + png[33:]
-    with pytest.raises(UserWarning, match="Invalid APNG"):
-        Image.open(io.BytesIO(data), formats=["PNG"])
-    stop = threading.Event()
-
-    def meddle() -> None:
-        while not stop.is_set():
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-
-    meddler = threading.Thread(target=meddle)
-    meddler.start()
-    try:
-        with ThreadPoolExecutor(3) as pool:
-            images = list(pool.map(lambda _: read_image(data, "x").size, range(300)))
-    finally:
-        stop.set()
-        meddler.join()
-
-    assert images == [(56, 40)] * 300
 
 
 # ---- real files

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from tests.support.pictures import scene
-from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
+from vitft.data.pictures import array_from_tensor, upright_rgb
 from vitft.system.errors import ImageError
 
 VALUES = torch.arange(60).reshape(3, 4, 5)
@@ -47,33 +47,6 @@ def test_floats_from_0_to_1_become_levels_rounded_to_the_nearest() -> None:
 def test_floats_beyond_0_to_1_are_refused(value: float) -> None:
     with pytest.raises(ImageError, match="without normalisation"):
         array_from_tensor(torch.tensor([[0.5, value]]), "x")
-
-
-@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3)])
-def test_an_array_of_bytes_is_an_image(shape: tuple[int, ...]) -> None:
-    array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-
-    assert np.array_equal(np.asarray(image_from_array(array, "x")), array)
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        pytest.param(np.zeros((4, 5), np.int64), id="another type"),
-        pytest.param(np.zeros((4, 5, 4), np.uint8), id="four channels"),
-        pytest.param(np.zeros((4, 5, 1), np.uint8), id="one channel"),
-        pytest.param(np.zeros((3, 4, 5), np.uint8), id="channels first"),
-        pytest.param(np.zeros(5, np.uint8), id="one axis"),
-        pytest.param(np.zeros((2, 4, 5, 3), np.uint8), id="a batch"),
-        pytest.param(np.zeros((0, 5), np.uint8), id="no row"),
-        pytest.param(np.zeros((0, 5, 3), np.uint8), id="no row in colour"),
-    ],
-)
-def test_other_arrays_are_refused_with_their_type_and_shape(array: np.ndarray) -> None:
-    with pytest.raises(ImageError) as caught:
-        image_from_array(array, "x")
-
-    assert f"type {array.dtype} and shape {array.shape}" in caught.value.reason
 
 
 @pytest.mark.parametrize("orientation", [0, 1, 3, 6, 8])

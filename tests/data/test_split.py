@@ -1,14 +1,10 @@
 """The split: the reference script's draw, the default, and the manifest."""
 
-import csv
 import hashlib
-import json
 import logging
-import math
-import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import pytest
 
@@ -17,15 +13,12 @@ from vitft.data.draw import draw
 from vitft.data.folder import File, Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
 from vitft.data.parts import Part
-from vitft.data.scan import scan
 from vitft.data.split import (
     Manifest,
     Row,
-    check_folder_classes,
     leaks,
     run_manifest,
     split,
-    write_class_indices,
 )
 from vitft.data.split_chart import log_split
 from vitft.system.errors import DataError, RunError
@@ -114,45 +107,12 @@ def test_a_split_of_the_flowers_has_the_reference_counts_and_files(mode: Mode) -
     ]  # fmt: skip
 
 
-def test_the_draw_has_its_own_random_stream() -> None:
-    random.seed(1)
-    before = random.getstate()
-
-    draw([10, 10], 0.5, 0)
-
-    assert random.getstate() == before
-
-
 def test_other_seeds_draw_other_images() -> None:
     assert draw([100], 0.2, 0) == draw([100], 0.2, 0)
     assert draw([100], 0.2, 0) != draw([100], 0.2, 1)
 
 
-def test_every_draw_is_a_set_of_positions_of_the_right_size() -> None:
-    stream = random.Random(0)
-    for _ in range(300):
-        counts = [stream.randrange(60) for _ in range(stream.randrange(1, 5))]
-        rate, at_least = stream.uniform(0.01, 0.99), stream.randrange(2)
-        for n, drawn in zip(counts, draw(counts, rate, 7, at_least=at_least), strict=True):
-            wanted = max(math.floor(n * rate), at_least if n >= 2 else 0)
-            assert len(drawn) == len(set(drawn)) == wanted
-            assert all(0 <= i < n for i in drawn)
-
-
 # ---- reference and default
-
-
-def test_the_reference_split_drops_bad_files_only_after_the_draw() -> None:
-    counts = {"a": 10, "b": 10}
-    whole = split(checked(counts, reference=True), DataSpec(split="reference", val_rate=0.5))
-    gone = {whole.val[0].path, whole.train[0].path}
-
-    manifest = split(
-        checked(counts, reference=True, bad=frozenset(gone)),
-        DataSpec(split="reference", val_rate=0.5),
-    )
-
-    assert manifest.rows == tuple(row for row in whole.rows if row.path not in gone)
 
 
 def test_the_default_split_draws_from_the_readable_images() -> None:
@@ -162,33 +122,6 @@ def test_the_default_split_draws_from_the_readable_images() -> None:
 
     assert held_back(manifest) == [2, 2]
     assert len(manifest.rows) == 20
-
-
-def test_a_small_class_is_validated_by_default_and_as_drawn_in_reference_mode() -> None:
-    counts = {"a": 4, "b": 10}  # int(4 * 0.2) is 0
-
-    by_default = split(checked(counts), DataSpec())
-    as_drawn = split(checked(counts, reference=True), DataSpec(split="reference"))
-
-    assert held_back(by_default) == [1, 2]
-    assert held_back(as_drawn) == [0, 2]
-
-
-def test_a_class_with_one_image_is_named_with_its_count() -> None:
-    with pytest.raises(DataError, match=r"too few .* in 1 of 2 classes: rare \(1\)"):
-        split(checked({"common": 9, "rare": 1}), DataSpec())
-
-
-def test_a_class_without_a_readable_image_is_named() -> None:
-    bad = frozenset({"a/000.jpg", "a/001.jpg"})
-
-    with pytest.raises(DataError, match=r"a \(0\); 2 files could not be read"):
-        split(checked({"a": 2, "b": 9}, bad=bad), DataSpec())
-
-
-def test_a_reference_split_without_validation_is_refused() -> None:
-    with pytest.raises(DataError, match=r"no images for validation"):
-        split(checked({"a": 4, "b": 4}, reference=True), DataSpec(split="reference"))
 
 
 def test_a_folder_with_its_own_split_keeps_it() -> None:
@@ -216,18 +149,6 @@ def test_a_folder_with_its_own_split_keeps_it() -> None:
         split(without_a_train_cat, DataSpec())
 
 
-def test_a_reference_split_may_lack_validation_images_of_a_class_but_no_training_images() -> None:
-    counts = {"a": 2, "b": 10}
-    whole = split(checked(counts, reference=True), DataSpec(split="reference", val_rate=0.5))
-    (gone,) = (row.path for row in whole.train if row.label == 0)
-
-    with pytest.raises(DataError, match=r"in 1 of 2 classes: a \(1\); 1 file could not be read"):
-        split(
-            checked(counts, reference=True, bad=frozenset({gone})),
-            DataSpec(split="reference", val_rate=0.5),
-        )
-
-
 # ---- the table
 
 
@@ -243,18 +164,6 @@ def test_hostile_names_survive_the_round_trip(tmp_path: Path) -> None:
     manifest.write(tmp_path / "split.csv")
 
     assert Manifest.read(tmp_path / "split.csv", tmp_path) == manifest
-
-
-def test_the_table_is_plain_csv_with_class_names(tmp_path: Path) -> None:
-    manifest = split(checked({"cat": 5, "dog": 5}), DataSpec())
-
-    manifest.write(tmp_path / "split.csv")
-
-    with (tmp_path / "split.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["path", "label", "split", "sha256"]
-    assert {row["label"] for row in rows} == {"cat", "dog"}
-    assert [row["path"] for row in rows] == [row.path for row in manifest.rows]
 
 
 def test_the_digest_is_that_of_the_file_and_moves_with_any_row(tmp_path: Path) -> None:
@@ -300,20 +209,6 @@ def test_the_error_for_a_broken_table_names_the_line(
     assert expected in caught.value.problem
 
 
-def test_a_missing_table_is_an_error_of_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot read"):
-        Manifest.read(tmp_path / "split.csv", tmp_path)
-
-
-def test_a_byte_order_mark_and_crlf_are_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "split.csv"
-    path.write_bytes(
-        b"\xef\xbb\xbf" + f"{HEAD}a/1.jpg,a,val,{SHA}\n".replace("\n", "\r\n").encode()
-    )
-
-    assert Manifest.read(path, tmp_path).rows == (Row("a/1.jpg", 0, "val", SHA),)
-
-
 # ---- copies stay together
 
 
@@ -347,16 +242,6 @@ def test_identical_files_are_on_one_side_of_the_split(seed: int, mode: Mode) -> 
 
     assert not leaks(manifest)[0]
     assert all(8 <= count <= 13 for count in held_back(manifest))  # a fifth, give or take a group
-
-
-def test_without_copies_the_random_split_is_the_plain_draw() -> None:
-    plain = checked({"a": 50, "b": 31})
-
-    manifest = split(plain, DataSpec(split="random", seed=3))
-
-    drawn = draw([50, 31], 0.2, 3)
-    wanted = {f"{name}/{i:03}.jpg" for name, picks in zip("ab", drawn, strict=True) for i in picks}
-    assert {row.path for row in manifest.val} == wanted
 
 
 @pytest.mark.parametrize("mode", DRAWN)
@@ -394,22 +279,6 @@ def test_a_class_of_copies_and_one_more_still_has_both_sides(mode: Mode) -> None
         assert not leaks(manifest)[0]
 
 
-def test_a_class_of_one_image_cannot_be_split() -> None:
-    folder = with_copies({"a": 3, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
-
-    with pytest.raises(DataError, match=r"a \(3\)"):
-        split(folder, DataSpec())
-
-
-def test_the_reference_split_ignores_duplicates() -> None:
-    folder = with_copies({"a": 50, "b": 50}, *COPIES)
-    reference = replace(folder, folder=replace(folder.folder, reference=True))
-
-    manifest = split(reference, DataSpec(split="reference"))
-
-    assert held_back(manifest) == [10, 10]
-
-
 # ---- leaks
 
 
@@ -444,126 +313,6 @@ def test_the_chart_has_a_bar_per_class(caplog: pytest.LogCaptureFixture) -> None
     assert lines[1] == f"  cat   {'█' * 22}{'░' * 8} 3 + 1"  # 30 cells for the largest class
     assert lines[2] == f"  a\\nb  {'█' * 15} 2 + 0"
     assert lines[3].startswith("trained on but not validated")
-
-
-@pytest.mark.parametrize(("classes", "shown"), [(20, 20), (21, 5)])
-def test_the_chart_has_up_to_twenty_classes(
-    caplog: pytest.LogCaptureFixture, classes: int, shown: int
-) -> None:
-    caplog.set_level(logging.INFO)
-    rows = tuple(Row(f"{i}.jpg", i, "train", f"{i:064}") for i in range(classes))
-
-    log_split(Manifest(Path("d"), tuple(f"{'n' * 27}{i:02}" for i in range(classes)), rows))
-
-    bars = [record.getMessage() for record in caplog.records if "█ " in record.getMessage()]
-    assert len(bars) == shown
-    assert all(len(bar) == len(f"  {'n' * 28}  {'█' * 30} 1 + 0") for bar in bars)
-
-
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        (("train", "val", "val"), "in both training and validation: 1 group, e.g. 0 and 1"),
-        (("train", "val", "test"), "in more than one of training, validation and test: 1 group"),
-    ],
-)
-def test_leaks_are_warned_of(
-    caplog: pytest.LogCaptureFixture, parts: tuple[Literal["train", "val", "test"], ...], said: str
-) -> None:
-    caplog.set_level(logging.INFO)
-    rows = tuple(Row(str(i), 0, part, SHA) for i, part in enumerate(parts))
-
-    log_split(Manifest(Path("d"), ("a",), rows))
-
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 1
-    assert warned[0].startswith(f"identical files {said}")
-    assert warned[0].endswith(", e.g. 0 and 1")
-    tested = "test images, evaluated once after training: 1"
-    assert (tested in caplog.messages) == ("test" in parts)
-
-
-def test_the_chart_of_many_classes_has_the_smallest_and_fits_80_columns(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    sizes = [9] * 30 + [3]
-    rows = tuple(
-        Row(f"{label}-{i}.jpg", label, "train", f"{label:032}{i:032}")
-        for label, size in enumerate(sizes)
-        for i in range(size)
-    )
-    names = (*(f"class {i:02} with a name that is much too long" for i in range(30)), "smallest")
-
-    log_split(Manifest(Path("d"), names, rows))
-
-    lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
-    assert len(lines) == 2 + 5
-    assert any(line.startswith("  smallest ") for line in lines)
-    assert max(map(len, lines)) <= 80
-
-
-def test_class_indices_are_written_as_the_reference_script_does(tmp_path: Path) -> None:
-    write_class_indices(tmp_path / "class_indices.json", ["daisy", "b\udcff\n"])
-
-    text = (tmp_path / "class_indices.json").read_text()
-    assert text == '{\n    "0": "daisy",\n    "1": "b\\udcff\\n"\n}'
-    assert json.loads(text)["1"] == "b\udcff\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "is_named"), [("cats", False), ("kittens", False), ("catts", True)]
-)
-def test_short_names_are_not_taken_for_misspelt_ones(
-    name: str, is_named: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    log_split(split(checked({"cat": 4, "catt": 4, name: 1}), DataSpec()))
-
-    assert (f"If {name!r} means" in caplog.text) == is_named
-
-
-@pytest.mark.parametrize(
-    ("files", "spec", "is_refused"),
-    [
-        ({"a": 2, "b": 2}, DataSpec(), False),
-        ({"a": 1, "b": 2}, DataSpec(), True),
-        ({"a": 1, "b": 2}, DataSpec(split="reference"), False),
-    ],
-)
-def test_classes_are_counted_before_any_file_is_read(
-    tmp_path: Path, files: dict[str, int], spec: DataSpec, is_refused: bool
-) -> None:
-    for name, number in files.items():
-        (tmp_path / name).mkdir()
-        for i in range(number):
-            (tmp_path / name / f"{i}.png").touch()
-
-    if is_refused:
-        with pytest.raises(DataError, match=r"in 1 of 2 classes: a \(1\)"):
-            check_folder_classes(scan(tmp_path, spec))
-    else:
-        check_folder_classes(scan(tmp_path, spec))
-
-
-@pytest.mark.parametrize(
-    ("parts", "lacking"),
-    [
-        ("train train val val", ""),
-        ("train train val test", r"b (1 for training, 0 for validation)"),
-        ("val train val val", r"a (0 for training, 2 for validation)"),
-    ],
-)
-def test_parts_of_classes_are_counted_before_any_file_is_read(parts: str, lacking: str) -> None:
-    own = parts.split()
-    files = tuple(File(f"{i}.png", i % 2, cast("Part", part)) for i, part in enumerate(own))
-    folder = Folder(root=Path("d"), classes=("a", "b"), files=files, layout="split")
-
-    if lacking:
-        with pytest.raises(DataError) as error:
-            check_folder_classes(folder)
-        assert f"in 1 of 2 classes: {lacking}" in error.value.problem
-    else:
-        check_folder_classes(folder)
 
 
 def run_with(path: Path, data: str) -> Path:

@@ -11,15 +11,8 @@ import pytest
 
 from vitft.data.table import (
     TableReader,
-    base_folder,
-    encode_table,
-    is_table,
-    is_utf8,
-    last_filled,
-    leads_outside,
-    path_in,
 )
-from vitft.system.errors import DataError, RunError
+from vitft.system.errors import DataError
 
 
 def reader(path: Path, content: bytes | str, **options: Any) -> TableReader:
@@ -90,34 +83,6 @@ def test_broken_json_is_an_error_with_line_and_column(
     assert caught.value.fix == "the usual fix"
 
 
-def test_an_error_names_the_line_read_last(tmp_path: Path) -> None:
-    lines = iter(table := reader(tmp_path / "t.jsonl", '\n{"a": 1}\n\n{"a": 2}\n'))
-
-    next(lines)
-    assert table.line == 1
-    assert [table.line for _ in lines] == [2, 4]
-    lines = iter(table := reader(tmp_path / "t.csv", 'a\n"1\n2"\n3\n'))
-    assert [table.line for _ in lines] == [1, 3, 4]
-    error = table.error("odd", line=2, column=" a ", fix="another")
-    assert str(error) == f"{tmp_path}/t.csv, line 2, column a: odd\n  fix: another"
-
-
-def test_a_csv_error_is_on_line_1_at_least(tmp_path: Path) -> None:
-    table = reader(tmp_path / "t.csv", "x" * 200_000, error=RunError)
-
-    with pytest.raises(RunError, match=r"t.csv, line 1: field larger than"):
-        list(table)
-
-
-def test_rows_of_parquet_are_counted_from_1_after_the_header(tmp_path: Path) -> None:
-    lines = iter(table := parquet(tmp_path / "t.parquet", {"a": ["x", "y", None]}))
-
-    next(lines)
-    assert str(table.error("odd")).startswith(f"{tmp_path}/t.parquet: odd")
-    assert [(table.line, cells) for cells in lines] == [(1, ["x"]), (2, ["y"]), (3, [""])]
-    assert str(table.error("odd")).startswith(f"{tmp_path}/t.parquet, row 3: odd")
-
-
 @pytest.mark.parametrize(
     ("name", "kind"), [("t.parquet", "valid Parquet"), ("t.xlsx", "a valid Excel file")]
 )
@@ -157,33 +122,6 @@ def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(tmp_path
     assert [type(cell).__name__ for cell in row[4:]] == ["NotText"] * 6
 
 
-def test_rows_of_a_sheet_have_the_width_of_the_header_unless_they_are_longer(
-    tmp_path: Path,
-) -> None:
-    book = pytest.importorskip("openpyxl").Workbook()
-    for cells in (["a", "b"], ["1"], ["1", "2", "3"], [None, "2", None, None]):
-        book.active.append(cells)
-    book.save(tmp_path / "t.xlsx")
-
-    rows = list(TableReader(tmp_path / "t.xlsx", missing="-", fix="-"))
-
-    assert rows == [["a", "b"], ["1", ""], ["1", "2", "3"], ["", "2"]]
-    assert [last_filled(cells) for cells in (["", "x", ""], ["x"], [""], [])] == [2, 1, 0, 0]
-
-
-def test_a_table_may_have_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[int] = []
-
-    def read(path: Path, *, limit: int) -> bytes:
-        limits.append(limit)
-        return path.read_bytes()
-
-    monkeypatch.setattr("vitft.data.table.read_regular", read)
-
-    assert list(reader(tmp_path / "t.csv", "a\n")) == [["a"]]
-    assert limits == [4 * 2**30]
-
-
 @pytest.mark.parametrize(("size", "is_refused"), [(2**30, False), (2**30 + 1, True)])
 def test_a_sheet_of_more_than_1_gib_once_unpacked_is_refused(
     tmp_path: Path, size: int, is_refused: bool
@@ -199,57 +137,6 @@ def test_a_sheet_of_more_than_1_gib_once_unpacked_is_refused(
         list(reader(tmp_path / "t.xlsx", bytes(content)))
 
     assert ("too large once it is unpacked" in caught.value.problem) == is_refused
-
-
-@pytest.mark.parametrize(
-    ("path", "relative"),
-    [
-        ("a//b.jpg", "a/b.jpg"), ("./a.jpg", "a.jpg"), ("a/./b.jpg", "a/b.jpg"),
-        ("/data//a.jpg", "a.jpg"), ("a./b.jpg", "a./b.jpg"), ("/data/./a.jpg", "a.jpg"),
-    ],
-)  # fmt: skip
-def test_empty_parts_of_a_path_are_left_out(path: str, relative: str) -> None:
-    assert path_in(Path("/data"), path) == relative
-
-
-def test_bytes_that_are_not_utf_8_are_known() -> None:
-    assert is_utf8("ä/\u2028")
-    assert not is_utf8("a\udcff")
-
-
-def test_paths_that_lead_outside_are_known() -> None:
-    paths = ("a/b.jpg", "../a.jpg", "a/../b.jpg", "/a.jpg", "a..b/c.jpg")
-
-    assert [leads_outside(path) for path in paths] == [False, True, True, True, False]
-
-
-def test_a_folder_with_the_name_of_a_table_is_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").mkdir()
-
-    assert not is_table(tmp_path / "data.csv")
-    assert is_table(tmp_path / "other.CSV")
-    assert base_folder(tmp_path / "data.csv", "x") == tmp_path / "data.csv"
-    assert base_folder(tmp_path / "other.csv", "") == tmp_path
-    assert base_folder(tmp_path / "other.csv", "x") == Path("x")
-
-
-def test_a_table_in_a_closed_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_: Path) -> bool:
-        raise PermissionError("closed")
-
-    monkeypatch.setattr(Path, "is_dir", closed)
-
-    assert is_table(Path("x.csv")) is False
-
-
-def test_a_byte_order_mark_is_written_only_on_request(tmp_path: Path) -> None:
-    rows = [["a,b", 'x"y']]
-
-    plain, marked = encode_table(["p", "q"], rows), encode_table(["p", "q"], rows, bom=True)
-
-    assert plain == b'p,q\n"a,b","x""y"\n'
-    assert marked == b"\xef\xbb\xbf" + plain
-    assert list(reader(tmp_path / "t.csv", marked)) == [["p", "q"], *rows]
 
 
 def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:

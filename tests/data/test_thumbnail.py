@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from tests.support.pictures import scene
-from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg, thumbnail_size
+from vitft.data.thumbnail import thumbnail_jpeg, thumbnail_size
 
 
 def opened(jpeg: bytes) -> Image.Image:
@@ -30,17 +30,6 @@ def test_the_longer_side_of_a_thumbnail_has_the_given_length(
     assert opened(thumbnail_jpeg(scene(1, size), side)).size == expected
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [((160, 90), (160, 90)), ((161, 90), (160, 89)), ((20, 160), (20, 160)), ((322, 2), (160, 1))],
-)
-def test_only_images_above_160_pixels_are_made_smaller(
-    size: tuple[int, int], expected: tuple[int, int]
-) -> None:
-    assert opened(thumbnail_jpeg(scene(2, size))).size == expected
-    assert thumbnail_size((640, 320)) == (160, 80)
-
-
 def test_a_thumbnail_has_no_metadata_and_its_image_is_unchanged() -> None:
     image = scene(3, (40, 30))
     image.info = {"comment": b"private", "exif": b"Exif\0\0private", "icc_profile": b"private"}
@@ -49,18 +38,3 @@ def test_a_thumbnail_has_no_metadata_and_its_image_is_unchanged() -> None:
 
     assert b"private" not in jpeg
     assert image.info["comment"] == b"private"
-
-
-def test_a_thumbnail_is_small_and_resembles_its_image() -> None:
-    image = scene(4, (640, 480))
-
-    jpeg = thumbnail_jpeg(image)
-
-    expected = image.resize((160, 120), Image.Resampling.LANCZOS).convert("L").resize((8, 6))
-    found = opened(jpeg).convert("L").resize((8, 6))
-    pairs = zip(found.get_flattened_data(), expected.get_flattened_data(), strict=True)
-    assert max(abs(a - b) for a, b in pairs) <= 4
-    stream = io.BytesIO()
-    image.resize((160, 120)).save(stream, "JPEG", quality=88)
-    assert len(jpeg) < len(stream.getvalue())
-    assert jpeg_uri(b"abc") == "data:image/jpeg;base64,YWJj"

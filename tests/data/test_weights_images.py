@@ -34,24 +34,3 @@ def test_images_count_only_where_the_backbone_was_trained_on_them(
     assert len(images_of_weights(str(run))) == number
     (run / "model.safetensors").touch()
     assert len(images_of_weights(str(run / "model.safetensors"))) == number
-
-
-def test_a_head_on_the_weights_of_another_run_has_the_images_of_that_run(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", "lora", "demo", images=4)
-    head = write_run(tmp_path / "b", "head", str(first), images=6)
-    both = write_run(tmp_path / "c", "none", str(head), images=3)
-
-    assert images_of_weights(str(head)) == images_of_weights(str(first))
-    assert len(images_of_weights(str(both))) == 3 + 2
-
-
-def test_a_run_that_names_itself_and_names_of_published_weights_end_the_search(
-    tmp_path: Path,
-) -> None:
-    run = write_run(tmp_path / "a", "none", str(tmp_path / "a"), images=4)
-
-    assert len(images_of_weights(str(run))) == 3
-    assert not images_of_weights("demo")
-    assert not images_of_weights("")
-    (run / "split.csv").write_text("damaged")
-    assert not images_of_weights(str(run))

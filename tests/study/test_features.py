@@ -8,19 +8,15 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.inspection import InspectedFile
 from vitft.data.scan import scan
 from vitft.study.features import (
     BASELINE_VIEW,
-    BackboneFeatures,
     baseline_features,
     colour_histogram,
     load_source,
     small_image,
 )
-from vitft.study.plan import FeatureSource
-from vitft.system.errors import DataError
 
 
 def test_an_image_is_shrunk_by_averaging_squares() -> None:
@@ -52,21 +48,6 @@ def test_a_colour_has_one_of_512_places() -> None:
     }
 
 
-def test_the_baselines_see_the_whole_image(tmp_path: Path) -> None:
-    image = Image.new("RGB", (200, 50), (255, 0, 0))
-
-    pixels = BASELINE_VIEW.pixels(image)
-
-    assert pixels.shape == (128, 128, 3)
-    assert (pixels == (255, 0, 0)).all()
-    marked = image.copy()
-    marked.paste((0, 0, 255), (0, 0, 25, 50))
-    marked.paste((0, 0, 255), (175, 0, 200, 50))
-    shown = BASELINE_VIEW.pixels(marked)
-    assert (shown[:, 2] == (0, 0, 255)).all()
-    assert (shown[:, 125] == (0, 0, 255)).all()
-
-
 def inspected(root: Path) -> list[InspectedFile]:
     return [
         InspectedFile(file.path, file.label, "", f"{i:064}", 8, 8)
@@ -91,18 +72,6 @@ def test_both_baselines_have_one_row_per_image_in_order(tmp_path: Path) -> None:
         assert torch.equal(found["histogram"][i], torch.from_numpy(colour_histogram(pixels)))
 
 
-def test_an_image_that_vanished_or_is_too_large_ends_the_study(tmp_path: Path) -> None:
-    root = draw_folder(tmp_path / "colours", per_class=2)
-    folder, files = scan(root), inspected(root)
-
-    with pytest.raises(DataError):
-        baseline_features(folder, files, max_pixels=479)  # of 20 x 24
-    assert len(baseline_features(folder, files, max_pixels=480)["pixels"]) == 6
-    (root / files[3].path).unlink()
-    with pytest.raises(DataError, match=files[3].path):
-        baseline_features(folder, files, max_pixels=480)
-
-
 def test_random_weights_follow_the_seed(tiny_weights: Path) -> None:
     name = f"random:{tiny_weights}"
 
@@ -111,50 +80,3 @@ def test_random_weights_follow_the_seed(tiny_weights: Path) -> None:
     weights = [next(iter(model.parameters())) for model in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_the_features_of_a_backbone_are_computed_once(
-    tmp_path: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = scan(draw_folder(tmp_path / "colours", per_class=2))
-    train = TrainSpec(device="cpu", cache=str(tmp_path / "cache"))
-    source = FeatureSource(name="tiny", weights=str(tiny_weights))
-
-    def load() -> BackboneFeatures:
-        return BackboneFeatures(folder, DataSpec(), train, source, allow_pickle=False)
-
-    with caplog.at_level("INFO"):
-        first = load()
-        files = first.inspect().good
-        rows = first.rows(files)
-    assert "tiny: 32-dimensional features, computed on cpu" in caplog.text
-    assert "from the cache" not in caplog.text
-    caplog.clear()
-    with caplog.at_level("INFO"):
-        again = load()
-        assert again.inspect().good == files
-        assert torch.equal(again.rows(files), rows)
-    assert "features from the cache: 6 of 6 images" in caplog.messages
-    assert rows.shape == (6, 32)
-    assert torch.equal(load().rows(files[::-1]), rows.flip(0))
-
-
-def test_without_an_inspection_the_rows_are_computed_and_a_lost_image_is_named(
-    tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = draw_folder(tmp_path / "colours", per_class=2)
-    source = FeatureSource(name="tiny", weights=str(tiny_weights))
-
-    def load(cache: str) -> BackboneFeatures:
-        train = TrainSpec(device="cpu", cache=str(tmp_path / cache))
-        return BackboneFeatures(scan(root), DataSpec(), train, source, allow_pickle=False)
-
-    one = load("one")
-    files = one.inspect().good
-    capsys.readouterr()
-    two = load("two")
-    assert torch.equal(two.rows(files), one.rows(files))
-    assert "computing features: 6/6" in capsys.readouterr().err
-    (root / files[3].path).unlink()
-    with pytest.raises(DataError, match=files[3].path):
-        load("three").rows(files)

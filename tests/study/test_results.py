@@ -19,13 +19,8 @@ from vitft.study.results import (
     StudyResults,
     difference,
     half_width_of_mean,
-    heading,
-    lead_sentences,
-    mean_of,
-    short_rows,
     to_json,
     to_markdown,
-    write_results,
 )
 
 
@@ -73,14 +68,6 @@ def test_the_interval_over_seeds_is_that_of_student() -> None:
     assert half_width_of_mean([]) == 0.0
 
 
-def test_the_accuracy_is_the_mean_over_the_seeds_and_its_interval_that_of_one() -> None:
-    point = at_shots(5, [1, 1, 1, 0] * 25, [1, 1, 1, 0] * 25, [1, 1, 1, 0] * 25)
-
-    assert point.accuracies == [0.75, 0.75, 0.75]
-    assert point.top1 == 0.75
-    assert point.interval == wilson_interval(75, 100)  # not of 300 images
-
-
 def test_the_wider_of_both_intervals_counts_on_each_side() -> None:
     apart = at_shots(5, [1] * 60 + [0] * 40, [1] * 70 + [0] * 30)
     half = half_width_of_mean([0.6, 0.7])
@@ -106,13 +93,6 @@ def test_a_difference_has_the_wider_interval_of_seeds_and_images() -> None:
     assert (mean, low, high) == pytest.approx((0.1, 0.1 - images, 0.1 + images))
 
 
-def test_the_first_curve_is_compared_with_every_other_at_each_number() -> None:
-    leads = STUDY.leads()
-
-    assert [*leads] == ["pixels"]
-    assert [round(lead.mean, 6) for lead in leads["pixels"]] == [-0.4, 0.0]
-
-
 def test_json_has_every_point_and_difference() -> None:
     found: Any = to_json(replace(STUDY), STUDY.leads())
 
@@ -135,47 +115,6 @@ def test_json_has_every_point_and_difference() -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_the_heading_names_seeds_test_images_and_baseline() -> None:
-    text = "accuracy in % by number of training images per class, {}, with 95% intervals; {}; "
-
-    assert heading(STUDY) == (
-        text.format("mean of 2 seeds", "100 test images (all images that train no head)")
-        + "baseline (largest class): 52.5%"
-    )
-    own = finished(*STUDY.curves, layout="split", seeds=1, test_images=1)
-    assert heading(own).startswith(
-        text.format("1 seed", "1 test image (the folder's validation or test set)")
-    )
-    assert (mean_of(1), mean_of(3)) == ("1 seed", "mean of 3 seeds")
-
-
-def test_short_rows_have_the_longer_side_of_the_interval() -> None:
-    low, high = wilson_interval(40, 100)
-    side = 100 * max(high - 0.4, 0.4 - low)
-
-    assert short_rows(STUDY)[0][:2] == ("vit", f"40.0 \N{PLUS-MINUS SIGN}{side:.1f}")
-    low, high = wilson_interval(80, 100)
-    side = 100 * max(high - 0.8, 0.8 - low)
-    assert short_rows(STUDY)[1][2] == f"80.0 \N{PLUS-MINUS SIGN}{side:.1f}"
-
-
-def test_sentences_name_the_numbers_at_which_another_is_better_or_equal() -> None:
-    assert lead_sentences(STUDY) == [
-        "vit compared with pixels at 5 images per class: +0.0 points (95% interval +0.0 to +0.0)",
-        "  images per class at which pixels is significantly better: 1",
-        "  images per class without a significant difference: 5",
-    ]
-    ahead = finished(
-        curve("vit", at_shots(1, GOOD, GOOD)), curve("pixels", at_shots(1, POOR, POOR))
-    )
-    (only,) = lead_sentences(ahead)
-    half = 100 * 1.959963984540054 * math.sqrt(0.4 - 0.16) / 10
-    assert only == (
-        "vit compared with pixels at 1 image per class: +40.0 points (95% interval "
-        f"{40 - half:+.1f} to {40 + half:+.1f})"
-    )
-
-
 @pytest.mark.parametrize(("seeds", "text"), [(1, "Seed 0;"), (3, "Seeds 0 to 2;")])
 def test_the_report_has_the_command_and_both_tables(seeds: int, text: str) -> None:
     found = to_markdown(
@@ -194,29 +133,6 @@ def test_the_report_has_the_command_and_both_tables(seeds: int, text: str) -> No
     assert any(line.startswith("| pixels | -40.0 (") for line in lines)
     assert lines[-1] == "![Accuracy curves](study.png)"
     assert found.endswith("\n")
-
-
-def test_numbers_that_were_left_out_are_stated_last() -> None:
-    found = to_markdown(finished(*STUDY.curves, left_out=(25, 50)), STUDY.leads(), "x")
-
-    assert found.endswith(
-        "\n\nLeft out because the smallest class is too small: 25, 50 training images per class; "
-        "at most 20 are possible.\n"
-    )
-
-
-def test_all_files_are_written_together(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-
-    write_results(finished(*STUDY.curves, out=tmp_path / "o"), "vitft study")
-
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [
-        *("study.json", "study.md", "study.png"),
-    ]
-    assert (tmp_path / "o" / "study.png").read_bytes().startswith(b"\x89PNG")
-    text = (tmp_path / "o" / "study.json").read_text()
-    assert text.endswith("}\n")
-    assert text.startswith('{\n  "vitft"')
 
 
 def test_files_of_a_study_state_which_weights_were_trained_on_its_images() -> None:

@@ -1,9 +1,6 @@
 """`vitft study`: nested splits, intervals, differences and checks of the options."""
 
 import json
-import logging
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,34 +11,22 @@ import pytest
 import torch
 
 from tests.conftest import draw_folder
-from tests.support.limits import HANG_S
-from vitft.cli.main import build_parser, main
+from vitft.cli.main import build_parser
 from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.features.head import solve_head
 from vitft.features.logistic import linear_logits
-from vitft.metrics.intervals import wilson_interval
-from vitft.report.plots import spread_apart
-from vitft.study.features import (
-    HISTOGRAM_LEVELS,
-    SMALL_SIDE,
-    colour_histogram,
-    load_source,
-    small_image,
-)
-from vitft.study.plan import check_study, fitting_shots, most_shots, resolve_sources
+from vitft.study.plan import check_study
 from vitft.study.results import CurvePoint, difference, lead_sentences, markdown_cell
 from vitft.study.run import (
     FewShotSplit,
     evaluate_head,
     few_shot_split,
-    fit_plan,
     reduce_dimensions,
     run_study,
     unique_images,
 )
-from vitft.system.errors import DataError, RunError, UsageError, VitftError, WeightsError
 
 
 def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
@@ -89,15 +74,6 @@ def test_seeds_differ_repeat_and_do_not_depend_on_other_classes() -> None:
     assert first[:5].tolist() == alone.tolist()
 
 
-def test_the_test_images_of_a_folder_are_used() -> None:
-    known = files(6, 6, tests=4)
-
-    drawn = few_shot_split(known, 2, most=6, seed=0)
-
-    assert [known[row].part for row in drawn.test] == ["val"] * 8
-    assert {known[row].part for row in drawn.train(6)} == {"train"}
-
-
 def test_an_image_counts_once_and_is_never_in_both_parts() -> None:
     one, two = files(1, 1)
     twin = replace(one, path="twin.jpg")
@@ -134,20 +110,6 @@ def test_rotated_features_give_the_same_predictions() -> None:
     assert right.tolist() == expected.tolist()
 
 
-def test_one_seed_has_the_interval_of_its_test_images() -> None:
-    assert point([1, 1, 1, 0]).interval == wilson_interval(3, 4)
-
-
-def test_seeds_that_differ_widen_the_interval() -> None:
-    alike = point([1, 1, 0, 0] * 50, [1, 1, 0, 0] * 50)
-    unlike = point([1, 1, 1, 0] * 50, [1, 0, 0, 0] * 50)
-
-    assert alike.top1 == unlike.top1 == 0.5
-    assert alike.interval == wilson_interval(100, 200)  # seeds that agree do not make it narrower
-    # Student's t of one degree of freedom: 0.5 +- 12.706 * 0.3536 / sqrt(2), cut at 0 and 1
-    assert unlike.interval == (0.0, 1.0)
-
-
 def test_a_difference_counts_only_discordant_images() -> None:
     one, other = point([1] * 60 + [0] * 40), point([1] * 50 + [0] * 50)
 
@@ -168,138 +130,7 @@ def test_the_interval_of_a_difference_is_within_plus_minus_one() -> None:
 # inputs ------------------------------------------------------------------------------------------
 
 
-def test_the_baselines_hold_brightness_and_colours() -> None:
-    red = np.zeros((128, 128, 3), np.uint8)
-    red[..., 0] = 255
-
-    assert small_image(red).reshape(SMALL_SIDE, SMALL_SIDE, 3)[5, 7].tolist() == [1.0, 0.0, 0.0]
-    histogram = colour_histogram(red)
-    assert histogram.shape == (HISTOGRAM_LEVELS**3,)
-    assert histogram[(HISTOGRAM_LEVELS - 1) * HISTOGRAM_LEVELS**2] == 1.0
-    assert float((histogram**2).sum()) == pytest.approx(1.0)
-
-
-def test_an_untrained_timm_model_needs_no_file() -> None:
-    model, transform = load_source("random:timm:resnet10t", 3)
-    again, _ = load_source("random:timm:resnet10t", 3)
-
-    assert transform.image_size == (176, 176)  # as timm trained it
-    for one, other in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_weights_are_described_in_one_line(
-    tiny_weights: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        load_source(str(tiny_weights), 3)
-
-    (line,) = caplog.messages
-    assert line.startswith("model: ")
-    assert line.endswith("tiny")
-
-
 # the plan ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("counts", "own", "left", "dropped"),
-    [
-        pytest.param([40, 60], False, (5, 32), (33, 100), id="a fifth of the smallest is kept"),
-        pytest.param([40, 60], True, (5, 32, 33), (100,), id="all may train beside own tests"),
-        pytest.param([2, 9], False, (), (5, 32, 33, 100), id="none"),
-    ],
-)
-def test_shots_beyond_the_smallest_class_are_left_out(
-    counts: list[int], own: bool, left: tuple[int, ...], dropped: tuple[int, ...]
-) -> None:
-    most = most_shots(counts, has_tests=own)
-
-    assert fitting_shots([100, 5, 33, 32, 5], most) == (left, dropped)
-
-
-def test_none_is_the_architecture_of_the_first_weights() -> None:
-    weights = [one.weights for one in resolve_sources(["pixels", "demo", "none"])]
-
-    assert weights == ["pixels", "demo", "random:demo"]
-    assert resolve_sources(["none", "demo", "x"])[0].weights == "random:demo"
-
-
-BASE = {"weights": ["demo"], "shots": [2], "seeds": 2, "out": None}
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        pytest.param({"weights": ["demo", "demo"]}, UsageError, "demo is given twice", id="twice"),
-        pytest.param({"weights": ["none"]}, UsageError, "but there are none", id="only none"),
-        pytest.param(
-            {"weights": ["random:demo", "none"]}, UsageError, "are the same", id="both untrained"
-        ),
-        pytest.param({"weights": ["dmo"]}, WeightsError, "dmo", id="unknown"),
-        pytest.param({"weights": ["random:x.pth"]}, WeightsError, "not found", id="no file"),
-        pytest.param({"shots": [0, 5]}, UsageError, "invalid --shots 0 5", id="no images"),
-        pytest.param({"shots": [9, 50]}, DataError, "has only 10 usable images", id="too many"),
-        pytest.param({"seeds": 0}, UsageError, "invalid --seeds 0", id="no draw"),
-        pytest.param(
-            {"out": "colours/x"}, UsageError, "inside the data directory", id="into the data"
-        ),
-        pytest.param({"out": "full"}, RunError, "is not empty", id="into something"),
-    ],
-)
-def test_impossible_options_are_refused_before_any_computation(
-    image_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, Any],
-    kind: type[VitftError],
-    message: str,
-) -> None:
-    monkeypatch.chdir(image_folder.parent)
-    Path("full").mkdir()
-    Path("full/mine.txt").write_text("x")
-    wanted: dict[str, Any] = {**BASE, **change}
-
-    with pytest.raises(kind, match=message):
-        check_study("colours", wanted.pop("weights"), wanted.pop("shots"), **wanted)
-
-    assert sorted(path.name for path in Path().iterdir()) == ["colours", "full"]
-
-
-def test_the_command_and_the_plan_start_without_torch() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, vitft.cli.study, vitft.study.plan, vitft.study.results;"
-            "sys.exit('torch' in sys.modules)",
-        ],
-        check=False,
-        timeout=HANG_S,
-    )
-
-    assert done.returncode == 0
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(["study", "--data", "demo", "--weights", "demo"], id="study"),
-        pytest.param(["explain", "--model", "--weights", "demo"], id="explain --model"),
-    ],
-)
-def test_without_matplotlib_the_error_names_the_extra(
-    command: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitft.system.imports.importlib.util.find_spec", lambda _: None)
-
-    assert main(command) == 2
-
-    assert "fix: run pip install 'matplotlib>=" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 # the whole ---------------------------------------------------------------------------------------
@@ -339,32 +170,6 @@ def test_the_histogram_wins_a_study_of_colours_which_repeats_byte_for_byte(
     )
 
 
-def test_copies_reduce_the_possible_shots(image_folder: Path) -> None:
-    for i in range(1, 8):  # of ten pictures three are left
-        (image_folder / "red" / f"{i:03}.png").write_bytes(
-            (image_folder / "red" / "000.png").read_bytes()
-        )
-    plan = check_study(
-        str(image_folder), ["histogram"], [2, 8], seeds=1, out=str(image_folder.parent / "out")
-    )
-
-    done = run_study(plan, data=DataSpec(), train=TrainSpec())
-
-    assert plan.shots == (2, 8)
-    assert done.plan.shots == (2,)
-    assert done.plan.left_out == (8,)
-    assert done.images == 23
-
-
-def test_a_folder_without_usable_test_images_is_refused(image_folder: Path) -> None:
-    out = str(image_folder.parent / "out")
-    plan = check_study(str(image_folder), ["histogram"], [2], seeds=1, out=out)
-    split = replace(plan, folder=replace(plan.folder, layout="split"))
-
-    with pytest.raises(DataError, match="has no usable test images"):
-        fit_plan(split, files(10, 10))
-
-
 def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: Path) -> None:
     plan = check_study(
         str(image_folder),
@@ -384,19 +189,6 @@ def test_a_difference_that_is_not_significant_is_reported_as_such(image_folder: 
 
     assert same[1] == "  images per class without a significant difference: 4"
     assert worse[1] == "  images per class at which histogram is significantly better: 4"
-
-
-def test_labels_of_lines_do_not_overlap_and_keep_their_order() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(50):
-        places = random.uniform(0, 100, int(random.integers(1, 9))).tolist()
-
-        moved = spread_apart(places, 5.0)
-
-        order = np.argsort(places)
-        assert (np.diff(np.array(moved)[order]) >= 5 - 1e-9).all()
-        assert min(moved) >= 0
-        assert max(moved) <= 100 + 1e-9
 
 
 def test_a_name_cannot_break_out_of_a_table() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 import shutil
 import socket
 import struct
@@ -18,14 +17,12 @@ import pytest
 
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
-from vitft.cli.main import build_parser, main
-from vitft.data.download.fetch import fetch_folder, folder_name, image_root, select_archive
-from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
+from vitft.cli.main import build_parser
+from vitft.data.download.fetch import fetch_folder
+from vitft.data.download.registry import Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part
 from vitft.data.scan import scan
-from vitft.system import files
-from vitft.system.errors import DataError, LockedError, ResourceError, RunError, UsageError
-from vitft.system.files import atomic_folder
+from vitft.system.errors import DataError, LockedError, RunError
 
 QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3, allow_private=True)
 NOISE = np.random.default_rng(0).bytes(300_000)
@@ -142,16 +139,6 @@ def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(site: Site, tmp_
     assert (tmp_path / "mine.sha256").read_text() == f"{digest}  {site.url}\n"
 
 
-def test_a_known_digest_is_compared_and_not_recorded(site: Site, tmp_path: Path) -> None:
-    data = site.files["/set.tar.gz"]
-    right = known(site, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-    fetched = fetch_folder(right, tmp_path / "set", patience=QUICK)
-
-    assert fetched.record is None
-    assert names(tmp_path) == ["set"]
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -226,28 +213,6 @@ def test_a_part_of_another_version_is_downloaded_again(
     assert part.read_bytes() == site.files["/set.tar.gz"]
 
 
-def test_a_complete_part_is_not_requested_again(site: Site, tmp_path: Path) -> None:
-    fetch_to_part(site.url, tmp_path / "x.part", limits=QUICK)
-
-    fetch_to_part(site.url, tmp_path / "x.part", limits=QUICK)
-
-    assert len(site.asked) == 1
-
-
-def test_a_busy_server_is_retried(site: Site, tmp_path: Path) -> None:
-    site.faults = ["503", "429"]
-
-    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
-
-    assert len(site.asked) == 3
-
-
-def test_a_body_of_unknown_length_is_read_to_its_end(site: Site, tmp_path: Path) -> None:
-    site.faults = ["no length"]
-
-    assert fetch_folder(known(site), tmp_path / "set", patience=QUICK).folder.files
-
-
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
@@ -311,35 +276,6 @@ def test_an_image_folder_among_other_files_is_found(site: Site, tmp_path: Path) 
     assert (tmp_path / "set" / "README").exists()
 
 
-@pytest.mark.parametrize(("depth", "is_found"), [(0, True), (4, True), (5, False)])
-def test_an_image_folder_is_looked_for_in_four_nested_folders(
-    tmp_path: Path, depth: int, is_found: bool
-) -> None:
-    inner = tmp_path.joinpath(*"abcde"[:depth])
-    for kind in ("cat", "dog"):
-        (inner / kind).mkdir(parents=True)
-        (inner / kind / "1.jpg").touch()
-    if depth:
-        (tmp_path / ".hidden").mkdir()
-        (tmp_path / "__MACOSX").mkdir()
-
-    if is_found:
-        assert image_root(tmp_path, "x.tar") == inner
-    else:
-        with pytest.raises(DataError, match=r"x.tar contains no image folder \(.* in it"):
-            image_root(tmp_path, "x.tar")
-
-
-def test_one_of_two_folders_is_not_chosen(tmp_path: Path) -> None:
-    for place in ("one", "two"):
-        for kind in ("cat", "dog"):
-            (tmp_path / place / kind / "deep").mkdir(parents=True)
-    (tmp_path / "one" / "cat" / "1.jpg").touch()
-
-    with pytest.raises(DataError, match="contains no image folder"):
-        image_root(tmp_path, "x.tar")
-
-
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
 def test_an_existing_target_is_never_touched(site: Site, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "set"
@@ -366,115 +302,10 @@ def test_two_processes_do_not_fetch_to_the_same_place(site: Site, tmp_path: Path
             fetch_folder(known(site), tmp_path / "set", patience=QUICK)
 
 
-@pytest.fixture
-def little_room() -> Iterator[None]:
-    """No file may grow beyond 100 kB, which is told as a full disk is."""
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("extra", [NOISE, b"\0" * 200_000], ids=["download", "unpacking"])
-def test_a_full_disk_is_an_error_and_keeps_the_part(
-    site: Site, tmp_path: Path, extra: bytes
-) -> None:
-    site.files["/set.tar.gz"] = image_tar(extra=extra)
-
-    with pytest.raises(ResourceError, match="disk full while writing"):
-        fetch_folder(known(site), tmp_path / "set", patience=QUICK)
-
-    assert names(tmp_path) == ["set.part", "set.part.json"]
-
-
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("https://example.org/a/pets.tar.gz?x=1", "pets"),
-        ("http://example.org/My%20Pets.ZIP", "My_Pets"),
-        ("http://example.org/..%2fx.tgz", "x"),
-    ],
-)
-def test_the_folder_name_comes_from_the_address(url: str, name: str) -> None:
-    assert folder_name(url) == name
-
-
 def command(*words: str) -> int:
     args = build_parser().parse_args(["data", "fetch", "--allow-private-addresses", *words])
     code: int = args.command(args)
     return code
-
-
-def test_the_command_fetches_a_known_archive_from_another_address(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(DataError, match="instead of 228,813,984"):
-        command("flower_photos", "--url", site.url)
-
-    assert command("--url", site.url) == 0
-    assert scan(tmp_path / "set").classes == ("cat", "dog")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        pytest.param([], "no dataset given", id="nothing"),
-        pytest.param(["flower_photo"], "did you mean flower_photos", id="near"),
-        pytest.param(
-            ["http://x/y.tgz"],
-            "pass the address of any archive with --url",
-            id="an address as a name",
-        ),
-        pytest.param(["--url", "ftp://x/y.tgz"], "is not a web address", id="ftp"),
-        pytest.param(["--url", "http://127.0.0.1/"], "cannot derive a folder name", id="no name"),
-        pytest.param(["flower_photos", "--sha256", "12"], "invalid --sha256", id="digest"),
-        pytest.param(["flower_photos", "--to", ".."], "invalid --to", id="up"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_any_request(words: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        command(*words)
-
-
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        (
-            "xyzzy",
-            "use a known dataset (" + ", ".join(KNOWN_ARCHIVES) + "), or pass the address of "
-            "any archive with --url",
-        ),
-        ("a:b", "pass the address of any archive with --url"),
-    ],
-)
-def test_known_datasets_are_listed_unless_an_address_was_meant(name: str, fix: str) -> None:
-    with pytest.raises(UsageError) as error:
-        select_archive(name)
-
-    assert error.value.fix == fix
-
-
-def test_the_error_for_a_missing_known_folder_names_the_fetch_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    for name in KNOWN_ARCHIVES:
-        with pytest.raises(DataError, match=f"fix: fetch it first with `vitft data fetch {name}`"):
-            scan(Path(name))
-
-
-def test_the_registry_is_complete() -> None:
-    for name, archive in KNOWN_ARCHIVES.items():
-        assert archive.name == name
-        assert archive.url.startswith("https://")
-        assert archive.what
-        assert archive.licence
-        assert len(archive.sha256) in (0, 64)
 
 
 def test_passwords_are_kept_in_no_file(site: Site, tmp_path: Path) -> None:
@@ -498,52 +329,3 @@ def test_passwords_are_kept_in_no_file(site: Site, tmp_path: Path) -> None:
     )
     assert "***@127.0.0.1" in (tmp_path / "set.sha256").read_text()
     assert "secret" not in (tmp_path / "set.sha256").read_text()
-
-
-def test_archives_at_private_addresses_are_refused_unless_they_are_asked_for(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert main(["data", "fetch", "--url", site.url]) == 3
-    error = capsys.readouterr().err
-    assert main(["data", "fetch", "--url", site.url, "--allow-private-addresses"]) == 0
-
-    assert "127.0.0.1 is a private address" in error
-    assert "fix: if you trust this address, add --allow-private-addresses" in error
-    assert (tmp_path / "set").is_dir()
-
-
-def test_an_archive_of_many_entries_shows_progress(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("vitft.system.console.PLAIN_INTERVAL_S", 0.0)
-
-    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
-
-    shown = capsys.readouterr().err
-    assert "unpacking set: 3/5" in shown
-    assert "unpacking set: 5/5" in shown
-
-
-def test_many_files_are_flushed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(files, "MANY_FILES", 3)
-    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
-    monkeypatch.setattr(os, "sync", lambda: calls.append("sync"))
-
-    for count in (3, 4):
-        with atomic_folder(tmp_path / str(count)) as folder:
-            for i in range(count):
-                (folder / str(i)).touch()
-
-    assert calls == ["fsync", "fsync", "fsync", "sync"]
-
-
-def test_a_digest_may_be_in_capitals() -> None:
-    digest = "0123456789ABCDEF" * 4
-
-    assert select_archive("flower_photos", sha256=digest).sha256 == digest.lower()
-    for wrong in (digest[1:], f"{digest}0", f"{digest[1:]}G"):
-        with pytest.raises(UsageError, match=f"invalid --sha256 '{wrong}'"):
-            select_archive("flower_photos", sha256=wrong)

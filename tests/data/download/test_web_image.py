@@ -1,27 +1,20 @@
 """Fetching of single images over loopback, within limits."""
 
 import contextlib
-import errno
-import http.client
-import socket
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
 
 from vitft.data.download import addresses, web_image
 from vitft.data.download.addresses import PrivateAddressError, check_name, is_public
 from vitft.data.download.web_image import (
-    Deadline,
     LimitedRedirects,
     WebLimits,
     fetch_image,
-    is_url,
 )
 from vitft.data.sources import ImageSource, with_fetched
 from vitft.system.errors import ImageError
@@ -175,14 +168,6 @@ def test_limits_are_enforced_with_a_reason(
     assert reason(f"{site}/{path}", **limits) == said
 
 
-@pytest.mark.parametrize("path", ["good", "unannounced"])
-def test_a_file_may_be_as_large_as_the_limit(site: str, path: str) -> None:
-    size = len(BODY)
-
-    assert fetch_image(f"{site}/{path}", WebLimits(max_bytes=size, allow_private=True)) == BODY
-    assert "larger than" in reason(f"{site}/{path}", max_bytes=size - 1)
-
-
 def test_five_redirects_are_followed(site: str) -> None:
     assert fetch_image(f"{site}/hop/5", LOCAL) == BODY
     assert reason(f"{site}/hop/6") == "too many redirects"
@@ -209,21 +194,6 @@ def test_a_redirect_does_not_give_up_encryption(before: str, after: str, problem
         assert found.full_url == after
 
 
-def test_a_request_has_half_a_minute_by_default() -> None:
-    clock = Deadline(WebLimits().seconds)
-
-    assert 29.9 < clock.left <= 30
-    assert not clock.is_up
-
-
-def test_a_deadline_in_the_past_leaves_a_hundredth_of_a_second() -> None:
-    clock = Deadline(0.0)
-    time.sleep(0.001)
-
-    assert clock.is_up
-    assert clock.left == pytest.approx(0.01)
-
-
 @pytest.mark.parametrize(
     ("host", "is_private"),
     [
@@ -237,89 +207,6 @@ def test_private_names_are_known_without_resolving_them(host: str, is_private: b
             check_name(host)
     else:
         check_name(host)
-
-
-def test_a_refused_connection_has_a_reason() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        port = server.server_port  # free again after this line
-
-    assert reason(f"http://127.0.0.1:{port}/x.jpg") == "connection refused"
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (TimeoutError("timed out"), "no response in time"),
-        (urllib.error.URLError(TimeoutError("timed out")), "no response in time"),
-        (urllib.error.URLError(socket.gaierror(-2, "not known")), "no such host"),
-        (urllib.error.URLError(ConnectionRefusedError(111, "refused")), "connection refused"),
-        (OSError(errno.ENETUNREACH, "Network is down"), "network is down"),
-        (OSError("tunnel  failed\n"), "tunnel failed"),
-        (http.client.BadStatusLine("http://me:pw@host/"), "http://***@host/"),
-        (ValueError("a" * 121), "a" * 120),
-        (ConnectionResetError(), "the connection was closed"),
-    ],
-    ids=lambda one: one[:12] if isinstance(one, str) else type(one).__name__,
-)
-def test_a_failed_connection_is_named_in_a_few_words(error: Exception, expected: str) -> None:
-    assert web_image.connection_failure(error) == expected
-
-
-def test_a_host_that_nobody_knows_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-
-    assert reason("http://nobody.example/x.jpg") == "no such host"
-
-
-def test_https_needs_a_certificate_and_a_public_address(site: str) -> None:
-    address = site.replace("http:", "https:")
-
-    assert "SSL" in reason(f"{address}/good")
-    with pytest.raises(ImageError, match=r"refused: 127\.0\.0\.1 is a private address"):
-        fetch_image(f"{address}/good")
-
-
-def test_a_renewed_deadline_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(web_image, "time", SimpleNamespace(monotonic=lambda: now))
-    with Deadline(30.0) as clock:
-        first = clock.timer
-        assert first.is_alive()
-        now = 120.0
-        assert clock.left == 10
-
-        clock.renew()
-
-        assert (clock.left, clock.is_up) == (30, False)
-        assert first.finished.is_set()
-        assert (clock.timer.is_alive(), clock.timer.daemon, clock.timer.interval) == (
-            True, True, 30,
-        )  # fmt: skip
-        now = 150.0
-        assert clock.is_up
-    assert clock.timer.finished.is_set()
-
-
-def test_the_sockets_of_a_request_are_shut_down_at_its_deadline() -> None:
-    one, other = socket.socketpair()
-    closed = socket.socket()
-    closed.close()
-    with one, other:
-        clock = Deadline(30.0)
-        clock.sockets = [closed, one]
-
-        clock.cut()
-
-        other.settimeout(5)
-        assert other.recv(1) == b""
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org/x.jpg", "http:x", "c:/x"])
-def test_other_schemes_are_not_web_addresses(url: str) -> None:
-    assert not is_url(url)
 
 
 def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> None:
@@ -404,32 +291,6 @@ def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(
 
     with pytest.raises(ImageError, match="is a private address"):
         fetch_image(f"{site}/good", WebLimits(seconds=5))
-
-
-@pytest.mark.parametrize(
-    ("url", "body"),
-    [
-        ("http://photos.example/x.jpg", b"GET http://photos.example/x.jpg"),
-        ("http://10.1.2.3/x", None),
-    ],
-)
-def test_a_proxy_may_be_private_but_not_what_it_is_asked_for(
-    site: str, monkeypatch: pytest.MonkeyPatch, url: str, body: bytes | None
-) -> None:
-    monkeypatch.setattr(Answers, "do_GET", proxy_answer)
-    monkeypatch.setenv("http_proxy", site)
-    monkeypatch.delenv("no_proxy", raising=False)
-
-    if body is not None:
-        assert fetch_image(url) == body
-    else:
-        with pytest.raises(ImageError, match=r"10\.1\.2\.3 is a private address"):
-            fetch_image(url)
-
-
-def proxy_answer(handler: Answers) -> None:
-    handler.send(200)
-    handler.wfile.write(f"GET {handler.path}".encode())
 
 
 @pytest.mark.parametrize(

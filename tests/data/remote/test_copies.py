@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import draw_folder, tiny_home
+from tests.conftest import draw_folder
 from tests.support.limits import HANG_S
-from tests.support.ranks import counts, end_ranks, start_ranks
 from tests.support.shards import serving_shards, shards_of, write_shards
 from vitft.cli.main import main
 from vitft.config.sections import DataSpec
@@ -178,26 +177,6 @@ def test_processes_share_one_copy(tmp_path: Path) -> None:
         assert [process.returncode for process in processes] == [0, 0, 0]
         assert len({*outputs}) == 1
         assert sorted(asked) == [f"/part-{number:02}.tar" for number in range(4)]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_each_image_of_a_copy_is_read_by_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    home = tiny_home(tmp_path)
-    shutil.rmtree(home / "data")
-    contents = shards_of(draw_folder(tmp_path / "images", per_class=16))
-    monkeypatch.setenv("VITFT_CACHE", str(home))  # the copy is in home/data, which is watched
-    with serving_shards(contents) as (site, asked):
-        words = ["finetune", "--data", site.url, "--weights", "w.safetensors", "--out", "run"]
-        ended = end_ranks(start_ranks(home, size, [*words, "--set", PRIVATE]))
-
-        assert [code for code, _ in ended] == [0] * size, ended
-        assert len(asked) == 4
-    opened = [rank["opened"] for rank in counts(home, size)]
-    assert sum(map(len, opened)) == 48
-    assert {n for one in opened for n in one.values()} == {4}  # header and file, each noted twice
-    assert len({path for one in opened for path in one}) == 48
 
 
 FAULTS = {

@@ -26,14 +26,6 @@ def copied(tmp_path: Path) -> Path:
     return prepare_data(write_shards(tmp_path, shards), DataSpec()).parent
 
 
-def test_each_image_of_a_copy_is_found_by_its_path(copied: Path) -> None:
-    paths = [f"{copied}/part-0{i // 3}.tar/{i}.jpg" for i in range(6)]
-
-    assert [copy_member(path) for path in paths] == PICTURES
-    assert [copy_member(path, most=9) for path in paths] == [data[:9] for data in PICTURES]
-    assert copy_member(paths[0], most=10**6) == PICTURES[0]
-
-
 def test_other_paths_lead_to_no_image(copied: Path) -> None:
     others = [
         "",

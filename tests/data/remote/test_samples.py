@@ -3,7 +3,6 @@
 import gzip
 import io
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,8 @@ from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.images import read_bytes
-from vitft.data.remote import samples as samples_module
-from vitft.data.remote.index import parts_of_names
-from vitft.data.remote.members import copy_member
 from vitft.data.remote.prepare import prepare_data
-from vitft.data.remote.samples import json_fields, one_line, read_samples
+from vitft.data.remote.samples import read_samples
 from vitft.data.scan import scan
 from vitft.system.errors import DataError, ImageError
 
@@ -119,46 +115,6 @@ def test_one_of_several_images_of_a_sample_is_chosen(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no path column; columns found: jpg, mask\.png") as error:
         scanned(write_shards(tmp_path / "two", [shard(two)]))
     assert "data.path_column=NAME" in error.value.fix
-
-
-def test_what_is_not_used_is_counted(tmp_path: Path) -> None:
-    samples = {
-        "a": {"jpg": PICTURES[0], "cls": b"cat", "npy": b"123"},
-        "b": {"jpg": PICTURES[1], "cls": b"dog", "npy": b"123"},
-        "c": {"cls": b"dog"},
-    }
-
-    folder = scanned(write_shards(tmp_path / "s", [shard(samples)]))
-
-    assert any("2 .npy" in note for note in folder.notes)
-    assert any("1 sample without an image" in note for note in folder.notes)
-
-
-def test_a_missing_class_names_the_sample(tmp_path: Path) -> None:
-    samples = {"a": {"jpg": PICTURES[0], "cls": b"cat"}, "b": {"jpg": PICTURES[1]}}
-    data = write_shards(tmp_path / "s", [shard(samples)])
-
-    with pytest.raises(DataError) as error:
-        scanned(data)
-
-    assert error.value.problem == (
-        f"{data}, the sample part-00.tar/b.jpg, the field cls: the label is empty"
-    )
-    assert "KEY.cls" in error.value.fix
-
-
-def test_shards_without_classes_name_their_fields(tmp_path: Path) -> None:
-    samples = {f"k{i}": {"jpg": PICTURES[i], "json": json_text(width=i)} for i in range(2)}
-
-    with pytest.raises(DataError, match="no label column; columns found: path and width") as error:
-        scanned(write_shards(tmp_path / "s", [shard(samples)]))
-
-    assert "data.label=NAME" in error.value.fix
-
-
-def test_shards_without_images_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="contains no images: 1 shard"):
-        scanned(write_shards(tmp_path / "s", [shard({"a": {"cls": b"cat"}})]))
 
 
 def linked(kind: bytes, name: str = "a.jpg") -> tuple[tarfile.TarInfo, bytes]:
@@ -276,114 +232,3 @@ def test_the_grey_range_of_a_copy_is_measured(tmp_path: Path, suffix: str) -> No
     folder = scanned(write_shards(tmp_path / "s", [shard(samples)]))
 
     assert measure_grey_range(folder, max_pixels=10**6) == (100, 4000)
-
-
-def test_a_text_of_a_mebibyte_is_read_and_cut(tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(tar_bytes(plain("a.txt", b"x" * 2**20)))
-
-    found = read_samples(tmp_path / "a.tar", shown="a.tar")
-
-    assert found.samples["a"].fields == {"txt": "x" * 10_000}
-    assert [one_line(text) for text in (" a\n b\r\nc ", "")] == ["a  b c", ""]
-
-
-def test_a_shard_may_have_as_many_members_as_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.tar").write_bytes(tar_bytes(plain("a.jpg"), plain(".hidden"), plain("b.jpg")))
-    limits = samples_module.LIMITS
-
-    monkeypatch.setattr(samples_module, "LIMITS", replace(limits, entries=2))
-    assert [*read_samples(tmp_path / "a.tar", shown="a").samples] == ["a", "b"]
-    monkeypatch.setattr(samples_module, "LIMITS", replace(limits, entries=1))
-    with pytest.raises(DataError, match="more than 1 entries"):
-        read_samples(tmp_path / "a.tar", shown="a")
-
-
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ('{"a": 1.0, "b": ["x", 2], "c": {"d": 1}, "e": [[1]], "f": null, "g": []}',
-         {"a": "1", "b": "x|2", "f": "", "g": ""}),
-        ("7", {"json": "7"}),
-        ('["x", "y"]', {"json": "x|y"}),
-    ],
-)  # fmt: skip
-def test_fields_of_json_become_text_unless_they_are_nested(
-    text: str, fields: dict[str, str]
-) -> None:
-    assert json_fields("a.json", text) == fields
-
-
-@pytest.mark.parametrize(
-    ("names", "parts"),
-    [
-        (["train-0.tar", "val-0.tar"], ("train", "val")),
-        (["a/train/0.tar", "a/test/0.tar"], ("train", "test")),
-        (["train-0.tar", "other-0.tar"], ()),
-        (["train-0.tar", "train-1.tar"], ()),
-        (["val-0.tar", "test-0.tar"], ()),
-        (["train-0.tar", "train-val-0.tar"], ()),
-    ],
-)
-def test_names_of_shards_are_a_split_if_all_name_one_part(
-    names: list[str], parts: tuple[str, ...]
-) -> None:
-    assert parts_of_names(names) == parts
-
-
-def test_the_columns_of_an_index(tmp_path: Path) -> None:
-    rows = {
-        "only.png": ({"a": {"seg.png": PICTURES[0], "cls": b"cat"}}, "path,cls"),
-        "two": (
-            {"a": {"jpg": PICTURES[0], "seg.png": PICTURES[1], "json": json_text(path="x", y=1)}},
-            "path,seg.png,json.path,y",
-        ),
-        "differ": (
-            {"a": {"jpg": PICTURES[0], "cls": b"a"}, "b": {"png": PICTURES[1], "cls": b"b"}},
-            "path,cls",
-        ),
-        "none": (
-            {"a": {"l.png": PICTURES[0], "r.png": PICTURES[1], "cls": b"a"}},
-            "l.png,r.png,cls",
-        ),
-    }
-    for name, (samples, header) in rows.items():
-        index = prepare_data(write_shards(tmp_path / name, [shard(samples)]), DataSpec())
-        assert index.read_text().splitlines()[0] == header
-
-
-def test_the_first_bytes_of_an_image_of_a_copy_are_read(tmp_path: Path) -> None:
-    content = shard({f"k{i}": {"jpg": PICTURES[i], "cls": b"ab"[i : i + 1]} for i in range(2)})
-    root = prepare_data(write_shards(tmp_path / "s", [content]), DataSpec()).parent
-
-    assert copy_member(f"{root}/part-00.tar/k1.jpg") == PICTURES[1]
-    assert copy_member(f"{root}/part-00.tar/k1.jpg", most=10) == PICTURES[1][:10]
-    assert copy_member(f"{root}/part-00.tar/k1.jpg", most=10**6) == PICTURES[1]
-    assert {copy_member(f"{root}/part-00.tar/{i}.jpg") for i in range(50)} == {None}
-    assert copy_member(str(tmp_path / "k1.jpg")) is None
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (tarfile.ReadError("bad checksum\nat byte 512"), "bad checksum"),
-        (EOFError(), "EOFError"),
-        (ValueError("x" * 121), "x" * 120),
-    ],
-    ids=["lines", "empty", "long"],
-)
-def test_the_reason_why_a_shard_is_damaged_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    (tmp_path / "a.tar").write_bytes(shard({"a": {"cls": b"x"}}))
-    monkeypatch.setattr(samples_module, "collect_samples", fail)
-
-    with pytest.raises(DataError) as caught:
-        read_samples(tmp_path / "a.tar", shown="s3://set/a.tar")
-
-    assert caught.value.problem == f"the shard s3://set/a.tar is incomplete or damaged ({reason})"
-    assert caught.value.fix == "write or fetch the shard again"
