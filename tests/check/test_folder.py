@@ -13,10 +13,8 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.support.pictures import contents, encoded, read, scene, scenes_folder
-from tests.support.run_files import make_run
-from vitft.check.folder import compare_with_run
 from vitft.cli.main import main
-from vitft.config.run import read_toml
+from vitft.config import read_toml
 
 
 @pytest.fixture
@@ -90,37 +88,6 @@ def test_without_weights_torch_is_not_imported(here: Path, faulty: Path) -> None
 
 
 # ---- labels, and fine-tuning with the table
-
-
-def test_weights_find_a_label_error(
-    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = draw_folder(tmp_path / "colours", per_class=25)
-    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
-
-    audit = checked(capsys, str(data), "--weights", str(tiny_weights))
-
-    assert [(m["path"], m["suggested"]) for m in audit["mislabels"]] == [("blue/moved.png", "red")]
-    row = table(here / "fixes.csv")["blue/moved.png"]
-    assert (row["action"], row["new_label"]) == ("undecided", "red")
-
-
-def test_nothing_more_is_found_once_every_finding_is_kept(
-    here: Path, tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = draw_folder(tmp_path / "colours", per_class=25)
-    (data / "red" / "003.png").rename(data / "blue" / "moved.png")
-    words = ["check", str(data), "--weights", str(tiny_weights)]
-    assert main(words) == 0
-    lines = [f"{path},keep" for path in table(here / "fixes.csv")]
-    Path("mine.csv").write_text("\n".join(["path,action", *lines, ""]))
-    before = sorted(path.name for path in here.iterdir())
-    capsys.readouterr()
-
-    assert main([*words, "--fixes", "mine.csv"]) == 0
-
-    assert "nothing more found to fix" in capsys.readouterr().out
-    assert sorted(path.name for path in here.iterdir()) == before
 
 
 def test_a_check_applies_the_fixes_of_the_run_and_adds_to_them(
@@ -224,32 +191,3 @@ def test_a_check_with_a_run_uses_its_split_and_weights(
 
     assert [group["across_split"] for group in audit["duplicates"]] == [True]
     assert table(here / "fixes.csv")[train]["action"] == "drop"
-
-
-def test_label_errors_that_are_decided_are_not_compared_with_those_of_the_run(
-    tmp_path: Path,
-) -> None:
-    run = make_run(tmp_path / "run")
-    path = run / "audit.json"
-    audit = json.loads(path.read_text())
-    (one,) = audit["mislabels"]
-    theirs = [{**one, "path": f"{i}.jpg"} for i in range(3)]
-    path.write_text(json.dumps({**audit, "mislabels": theirs}))
-
-    def compared(*paths: str, settled: tuple[str, ...] = ()) -> str:
-        ours: Any = {**audit, "mislabels": [{**one, "path": path} for path in paths]}
-        return compare_with_run(ours, str(run), settled)
-
-    assert compared("2.jpg", "1.jpg", "0.jpg") == (
-        "the report of the run lists 3 probable label errors, the same as here"
-    )
-    assert compared("0.jpg", "1.jpg", "4.jpg").startswith(
-        "the report of the run lists 3 probable label errors, 2 of them listed here too;"
-    )
-    assert compared("0.jpg", "5.jpg", settled=("1.jpg", "2.jpg", "5.jpg")) == (
-        "the report of the run lists 1 probable label error, not counting decided ones, "
-        "the same as here"
-    )
-    assert compared("9.jpg", settled=("0.jpg", "1.jpg", "2.jpg")) == ""
-    path.unlink()
-    assert compared("9.jpg") == ""

@@ -3,53 +3,16 @@
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from tests.support.pictures import encoded, scene, scenes_folder
-from vitft.check.audit import AuditedImage, audit_images
-from vitft.check.folder import CheckResult, check_folder
-from vitft.check.page import shown_paths, write_check_page
-from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
-from vitft.metrics.results import AuditResults, CopyGroup, Mislabel
-
-
-def mislabelled(path: str) -> Mislabel:
-    return Mislabel(
-        path=path, label="a", suggested="b", given_probability=0.1, suggested_probability=0.9
-    )
-
-
-def copies(*paths: str, labels_differ: bool = False, across_split: bool = False) -> CopyGroup:
-    return CopyGroup(
-        kind="exact",
-        members=[{"path": path, "label": "a", "split": ""} for path in paths],
-        across_split=across_split,
-        labels_differ=labels_differ,
-    )
-
-
-def with_findings(**findings: Any) -> CheckResult:
-    """Return a result with the given lists of findings, of which only the paths matter."""
-    audit = cast("AuditResults", {"mislabels": [], "duplicates": [], "odd": [], **findings})
-    return cast("CheckResult", type("Result", (), {"audit": audit})())
-
-
-def test_forty_findings_of_a_kind_are_shown_and_six_images_of_a_group() -> None:
-    found = with_findings(
-        mislabels=[mislabelled(f"label/{i}") for i in range(41)],
-        duplicates=[copies(*(f"copy/{i}" for i in range(7)))],
-        odd=[{"path": f"odd/{i}", "reason": "blurry"} for i in range(41)],
-    )
-
-    shown = shown_paths(found)
-
-    assert shown == [
-        *(f"label/{i}" for i in range(40)),
-        *(f"copy/{i}" for i in range(6)),
-        *(f"odd/{i}" for i in range(40)),
-    ]
+from vitft.check import (
+    CheckResult,
+    check_folder,
+    write_check_page,
+)
+from vitft.config import DataSpec, TrainSpec, WeightsSpec
 
 
 def found_in(root: Path) -> CheckResult:
@@ -90,24 +53,3 @@ def test_the_page_names_the_data_the_counts_and_the_next_command(
     assert "2 classes" in page
     assert page.count("data:image/jpeg") == 4
     assert "Remove the empty class folders" not in page
-
-
-def test_copies_within_one_subset_are_not_across_the_split() -> None:
-    images = [
-        AuditedImage(path=path, label="a", split=split, sha256=sha * 64)
-        for path, split, sha in (
-            ("1", "train", "1"),
-            ("2", "", "1"),
-            ("3", "train", "2"),
-            ("4", "test", "2"),
-            ("5", "val", "3"),
-        )
-    ]
-
-    groups = audit_images(images)["duplicates"]
-
-    assert [group["across_split"] for group in groups] == [False, True]
-    assert [[member["path"] for member in group["members"]] for group in groups] == [
-        ["1", "2"],
-        ["3", "4"],
-    ]

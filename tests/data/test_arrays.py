@@ -11,16 +11,9 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from vitft.data.array_files import (
-    open_torchvision,
-)
-from vitft.data.arrays import (
-    encode_bmp,
-    find_arrays,
-)
-from vitft.data.images import open_image
+from vitft.data import encode_bmp, find_arrays, open_image
 from vitft.data.scan import scan
-from vitft.system.errors import DataError, ImageError
+from vitft.system import DataError, ImageError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -161,16 +154,6 @@ def test_pickles_of_cifar_with_another_digest_are_not_opened(
         scan(tmp_path)
 
 
-def test_without_a_network_the_error_names_the_file_and_its_folder(tmp_path: Path) -> None:
-    def lost(root: str, *, download: bool) -> None:
-        raise OSError("no network") if download else RuntimeError(f"not found in {root}")
-
-    lost.filename = "lost.tar.gz"  # type: ignore[attr-defined]
-
-    with pytest.raises(DataError, match=r"fix: put lost\.tar\.gz into .*sets"):
-        open_torchvision(lost, tmp_path / "sets", {})
-
-
 def test_a_damaged_idx_file_is_refused(tmp_path: Path) -> None:
     write_idx(tmp_path / "set")
     path = tmp_path / "set" / "train-images-idx3-ubyte"
@@ -199,14 +182,3 @@ def test_an_image_of_a_set_is_not_found_under_another_class(tmp_path: Path) -> N
 
     assert f"the path of image 0, with its class, is '{right}'" in raised.value.reason
     assert np.array_equal(np.asarray(open_image(right))[..., 0], images[0])
-
-
-def test_a_set_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
-    images, labels = drawn(6, (4, 4))
-    path = tmp_path / "set.npz"
-    np.savez(path, x=images, y=labels)
-    scan(path)
-
-    np.savez(path, x=255 - images, y=labels)
-
-    assert np.array_equal(np.asarray(open_image(path / "all/0/00000.bmp"))[..., 0], 255 - images[0])

@@ -11,10 +11,10 @@ from tests.data.test_folder import touch
 from tests.support.pictures import contents
 from tests.training.test_table_runs import train, write_table
 from vitft.cli.main import main
-from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder
+from vitft.config import DataSpec
+from vitft.data import Folder
 from vitft.data.scan import scan
-from vitft.system.errors import RunError
+from vitft.system import RunError
 
 HEAD = "class,new_class\n"
 

@@ -6,11 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.data.test_split import good
-from vitft.config.sections import DataSpec
-from vitft.data.draw import FormerSplit, draw_groups
-from vitft.data.folder import File
-from vitft.data.inspection import InspectedFile
-from vitft.data.parts import Part
+from vitft.config import DataSpec
+from vitft.data import File, FormerSplit, InspectedFile, Part, draw_groups
 
 Members = list[list[InspectedFile]]
 
@@ -85,18 +82,3 @@ def test_images_and_groups_keep_the_subset_of_the_earlier_run() -> None:
 
     assert [file.part for file in assigned] == ["train", "val", "test", "", "val", ""]
     assert [file.path for file in assigned] == [file.path for file in files]
-
-
-def test_in_divided_data_only_held_out_training_images_move() -> None:
-    parts: list[Part] = ["train", "train", "train", "val", "val", "test", "test"]
-    files = [replace(good(File(f"a/{i}.jpg", 0)), part=part) for i, part in enumerate(parts)]
-    before: list[Part] = ["train", "val", "test", "train", "test", "val", "train"]
-    former = FormerSplit(
-        parts={file.sha256: part for file, part in zip(files, before, strict=True)}, groups={}
-    )
-
-    assigned = former.assign(files, {}, divided=True)
-
-    assert [f.part for f in assigned] == ["train", "val", "test", "val", "val", "test", "test"]
-    undivided = former.assign(files, {}, divided=False)
-    assert [f.part for f in undivided][5:] == ["test", "test"]  # test images remain test images

@@ -7,22 +7,16 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.support.pictures import encoded, read, scene
-from vitft.data import duplicates
-from vitft.data.duplicates import (
+from vitft.data import (
+    FINGERPRINT_BYTES,
     TABLE_BITS,
     KnownImages,
-    are_copies,
     connected_components,
     copies_among,
-    near_pairs,
-    similar_codes,
-)
-from vitft.data.fingerprint import (
-    BRIGHTNESS,
-    BRIGHTNESS_SIDE,
-    FINGERPRINT_BYTES,
     fingerprint_of,
     is_blank,
+    near_pairs,
+    similar_codes,
 )
 
 
@@ -120,55 +114,6 @@ def test_a_film_of_one_scene_is_one_group() -> None:
 # ---- the limits
 
 
-def flat(pictures: np.ndarray) -> np.ndarray:
-    """Fingerprints (n, FINGERPRINT_BYTES) of grey brightness pictures (n, 32, 32)."""
-    found = np.zeros((len(pictures), FINGERPRINT_BYTES), np.uint8)
-    found[:, :BRIGHTNESS] = np.rint(pictures).reshape(len(pictures), BRIGHTNESS)
-    found[:, BRIGHTNESS:-4] = 128
-    return found
-
-
-def explained_by(first: np.ndarray, second: np.ndarray) -> float:
-    """Fraction of the variance of `second` that `first`, shifted and stretched, explains."""
-    height, width = first.shape
-    y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
-    down, right = np.gradient(first)
-    parts = [first, np.ones_like(first), down, right, down * y, right * x]
-    inner = [part[1:-1, 1:-1].ravel() for part in parts]
-    target = second[1:-1, 1:-1].ravel()
-    fitted = np.stack(inner, axis=1) @ np.linalg.lstsq(np.stack(inner, axis=1), target)[0]
-    return float(1 - np.var(target - fitted) / np.var(target))
-
-
-def smoothed(picture: np.ndarray) -> np.ndarray:
-    """1-2-1 weights along both axes, without the edges."""
-    weights = np.array([1, 2, 1]) / 4
-    once = np.apply_along_axis(np.convolve, 0, picture, weights, "valid")
-    return np.apply_along_axis(np.convolve, 1, once, weights, "valid")
-
-
-def test_copies_explain_at_least_95_percent_of_each_others_variance() -> None:
-    random = np.random.default_rng(0)
-    shape = (BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
-    coarse = np.asarray(
-        Image.fromarray(random.normal(size=(6, 6)).astype(np.float32)).resize(shape)
-    )
-    noise = random.normal(size=shape)
-    strengths = np.linspace(0, 1.2, 121)[:, None, None]
-    pictures = flat(128 + 30 * (coarse + strengths * noise))
-    planes = pictures[:, :BRIGHTNESS].reshape(-1, *shape).astype(float)
-    first = smoothed(planes[0])
-    explained = np.array(
-        [max(explained_by(first, smoothed(p)), explained_by(smoothed(p), first)) for p in planes]
-    )
-
-    found = are_copies(np.repeat(pictures[:1], len(pictures), axis=0), pictures)
-
-    assert found.tolist() == (explained >= 0.95).tolist()
-    assert np.sort(np.abs(explained - 0.95))[:2].max() < 0.003  # one on each side of the limit
-    assert 20 < found.sum() < 100
-
-
 # ---- groups
 
 
@@ -186,12 +131,3 @@ def test_tables_find_nearly_all_pairs_that_differ_in_few_bits() -> None:
     assert len(found) == len(set(found))
     assert all(i < j and np.bitwise_count(codes[i] ^ codes[j]) <= TABLE_BITS for i, j in found)
     assert sum((i, 3600 + i) in set(found) for i in range(400)) >= 396
-
-
-def test_copies_are_found_in_large_sets_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenes = [scene(seed) for seed in range(8)]
-    monkeypatch.setattr(duplicates, "MAX_ALL_PAIRS", 3)
-
-    found = near_pairs(sketches(*scenes, *(read(encoded(image, 60)) for image in scenes)))
-
-    assert found == [(seed, seed + 8) for seed in range(8)]

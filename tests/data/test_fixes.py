@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from vitft.config.sections import DataSpec
-from vitft.data.fixes import (
-    UNDECIDED,
+from vitft.config import DataSpec
+from vitft.data import (
+    File,
     Fix,
+    Folder,
     apply_fixes,
-    read_fixes,
-    with_former,
     write_fixes,
 )
-from vitft.data.folder import EmptyClasses, File, Folder
-from vitft.system.errors import DataError
+from vitft.system import DataError
 
 NAMES = ("a/1.jpg", "a/2.jpg", "a/=1+1.jpg", "b/1.jpg", 'b/quo"te, comma.jpg', "b/\udcff.jpg")
 
@@ -85,18 +83,6 @@ def test_paths_and_labels_are_found_in_another_spelling(tmp_path: Path, is_apart
     ]
 
 
-def test_a_later_proposal_overrules_what_is_undecided_but_not_what_was_kept() -> None:
-    former = [Fix(path="a/1.jpg", action="keep"), Fix(path="a/2.jpg", action=UNDECIDED)]
-    moved = Fix(path="b/1.jpg", action="move", new_label="a")
-    proposed = [
-        Fix(path="a/1.jpg", action="drop"),
-        Fix(path="a/2.jpg", action="drop"),
-        Fix(path="b/1.jpg", action=UNDECIDED, new_label="b"),
-    ]
-
-    assert with_former([*former, moved], proposed) == [former[0], proposed[1], moved]
-
-
 def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:
     table = tmp_path / "fixes.csv"
     write_fixes(table, [Fix(path=name, action="drop") for name in (*NAMES[:2], *NAMES[3:5])])
@@ -107,30 +93,6 @@ def test_every_name_survives_the_table(folder: Folder, tmp_path: Path) -> None:
     write_fixes(table, [Fix(path=name, action="drop") for name in (NAMES[2], NAMES[5])])
     found, _ = apply_fixes(folder, DataSpec(fixes=str(table)))
     assert not {NAMES[2], NAMES[5]} & {file.path for file in found.files}
-
-
-def test_cells_are_escaped_for_spreadsheets(tmp_path: Path) -> None:
-    write_fixes(tmp_path / "fixes.csv", [Fix(path="=HYPERLINK(1)", action="keep", label="@x")])
-
-    assert (
-        (tmp_path / "fixes.csv").read_text().splitlines()[1].startswith("'=HYPERLINK(1),keep,'@x")
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("\ufeffpath,action\r\na/1.jpg,drop\r\n", id="BOM and CRLF"),
-        pytest.param("path;action;new_label\na/1.jpg;drop;\n", id="semicolons"),
-        pytest.param("action,path,mine\nDROP,a/1.jpg,why not\n\n", id="other columns, blank line"),
-    ],
-)
-def test_what_spreadsheets_make_of_the_table_is_read(
-    folder: Folder, tmp_path: Path, text: str
-) -> None:
-    found = applied(folder, tmp_path / "fixes.csv", text)
-
-    assert [file.path for file in found.files] == list(NAMES[1:])
 
 
 def test_the_table_of_a_run_is_recognised_by_its_digest(folder: Folder, tmp_path: Path) -> None:
@@ -144,42 +106,3 @@ def test_the_table_of_a_run_is_recognised_by_its_digest(folder: Folder, tmp_path
     assert len(again.files) == 5
     with pytest.raises(DataError, match=r"its sha256 differs from data\.fixes_digest"):
         apply_fixes(folder, spec)
-
-
-@pytest.mark.parametrize(
-    ("rows", "is_explained"),
-    [
-        ("c/1.jpg,drop\nc/2.jpg,move\n", True),
-        ("c/1.jpg,drop\nc/2.jpg,keep\n", False),
-        ("c/1.jpg,undecided\n", False),
-        ("cc/1.jpg,drop\n", False),
-        ("a/1.jpg,drop\n", False),
-    ],
-)
-def test_an_empty_class_folder_is_explained_by_images_that_were_dropped_or_moved(
-    folder: Folder, tmp_path: Path, rows: str, is_explained: bool
-) -> None:
-    emptied = Folder(root=Path("d"), classes=("a", "b", "c"), files=folder.files,
-                     layout="classes", empty=EmptyClasses({"c": ""}, 3, 3))  # fmt: skip
-
-    if is_explained:
-        found = applied(emptied, tmp_path / "f.csv", f"path,action\n{rows}")
-        assert found.classes == ("a", "b")
-    else:
-        with pytest.raises(DataError, match="no images in 1 of 3 class folders: c"):
-            applied(emptied, tmp_path / "f.csv", f"path,action\n{rows}")
-
-
-def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    fixes = [
-        Fix(path="a/1.jpg", action="drop", label="a", kind="exact", confidence=0.5),
-        Fix(path="a/2.jpg", action="move", label="a", new_label="b", reason="r, s"),
-    ]
-    write_fixes(tmp_path / "f.csv", fixes)
-
-    assert read_fixes(tmp_path / "f.csv", "") == fixes
-    assert ",0.500\n" in (tmp_path / "f.csv").read_text()
-    (tmp_path / "f.csv").write_text("path,action,label\na/1.jpg,KEEP \na/2.jpg,drop,a,more\n")
-    assert read_fixes(tmp_path / "f.csv", "") == [
-        Fix(path="a/1.jpg", action="keep"), Fix(path="a/2.jpg", action="drop", label="a"),
-    ]  # fmt: skip

@@ -11,16 +11,13 @@ import pytest
 from PIL import Image
 
 from tests.support.limits import HANG_S
-from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder, assign_parts
-from vitft.data.images import open_image
-from vitft.data.inspection import inspect_folder
+from vitft.config import DataSpec
+from vitft.data import Folder, Manifest, inspect_folder, open_image
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, split
-from vitft.system.errors import DataError
+from vitft.data.split import split
+from vitft.system import DataError
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -124,16 +121,6 @@ def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> No
 
 
 # ---- train and val folders
-
-
-def test_train_val_and_test_folders_are_three_parts(tmp_path: Path) -> None:
-    touch(tmp_path, *(f"{p}/{name}/1.jpg" for p in ("train", "val", "test") for name in "ab"))
-
-    folder = scan(tmp_path)
-
-    assert [file.part for file in folder.files] == ["train", "val", "test"] * 2
-    assert folder.notes == ()
-    assert assign_parts(folder, "auto") == folder
 
 
 # ---- what is no data folder

@@ -10,12 +10,11 @@ from PIL import Image
 
 from tests.data.test_images import encoded, gradient
 from vitft.cli.main import main
+from vitft.data import decode, measure_grey_range, read_image
 from vitft.data.grey_levels import grey_levels
-from vitft.data.grey_range import measure_grey_range
-from vitft.data.images import decode, read_image
 from vitft.data.scan import scan
-from vitft.models.checkpoint_file import open_checkpoint
-from vitft.predict.engine import decode_view
+from vitft.models import open_checkpoint
+from vitft.predict import decode_view
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT = 10**8
@@ -104,30 +103,11 @@ def test_defective_pixels_do_not_stretch_the_range(
     assert "clipping outliers" in capsys.readouterr().err
 
 
-def test_whole_numbers_of_32_bits_are_scaled_exactly() -> None:
-    values = np.arange(2**30, 2**30 + 256, dtype=np.int32)[None]
-
-    greys = grey_levels(Image.fromarray(values), (2**30, 2**30 + 255))
-
-    assert greys[0].tolist() == [*range(256)]
-
-
 def test_only_training_images_set_the_range(tmp_path: Path) -> None:
     train = {f"train/{c}/1": twelve_bits(1, brightest=1000) for c in "ab"}
     val = {f"val/{c}/1": twelve_bits(1, brightest=4000) for c in "ab"}
 
     assert measured(fill(tmp_path, {**train, **val})) == (0, 1000)
-
-
-def test_mixed_types_keep_their_own_ranges_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(tmp_path, {"a/1": twelve_bits(1)})
-    fill(tmp_path, {"b/1": np.ones((4, 4), np.float32)}, "TIFF")
-
-    assert measured(tmp_path) == ()
-    error = capsys.readouterr().err
-    assert "different types (1 image with 16-bit values and 1 image with float values)" in error
 
 
 # ---- the transform

@@ -8,12 +8,10 @@ import pytest
 
 from tests.data.test_folder import touch
 from tests.data.test_split import DRAWN, Mode, good
-from vitft.config.sections import DataSpec
-from vitft.data.draw import joined_groups
-from vitft.data.folder import File, Folder
-from vitft.data.inspection import InspectedFolder
+from vitft.config import DataSpec
+from vitft.data import File, Folder, InspectedFolder, Manifest, joined_groups
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, split
+from vitft.data.split import split
 
 
 def inspected(groups: dict[str, list[str]]) -> InspectedFolder:

@@ -12,10 +12,9 @@ import pytest
 
 from tests.data.test_groups import inspected, sides, split_it
 from tests.support.limits import HANG_S
-from vitft.config.sections import DataSpec
-from vitft.data.folder import File, Folder
-from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
-from vitft.data.split import Manifest, split
+from vitft.config import DataSpec
+from vitft.data import File, Folder, InspectedFile, InspectedFolder, Manifest, inspected_file
+from vitft.data.split import split
 
 CLASSES = ("a", "b", "c")
 

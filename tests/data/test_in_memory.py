@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.data.augment import Shifts, draw_shifts, shift_and_flip
+from vitft.data import Shifts, draw_shifts, shift_and_flip
 
 
 def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> Shifts:

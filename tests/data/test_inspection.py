@@ -7,13 +7,9 @@ import numpy as np
 from PIL import Image
 
 from tests.data.test_folder import draw
-from vitft.data.inspection import (
-    OpenedImage,
-    inspect_file,
-    inspect_folder,
-)
+from vitft.data import OpenedImage, inspect_file, inspect_folder
 from vitft.data.scan import scan
-from vitft.system.errors import ImageError
+from vitft.system import ImageError
 
 
 def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitft.data.images import read_image
-from vitft.data.jpeg import fast_view, header_oddities
-from vitft.data.transforms import EvalTransform, Interpolation
+from vitft.data import EvalTransform, Interpolation, fast_view, read_image
 
 
 def jpeg(
@@ -76,9 +74,3 @@ def test_what_the_fast_way_does_not_take_is_left_to_the_other(
     data: bytes, transform: EvalTransform
 ) -> None:
     assert fast_view(data, transform, max_pixels=30_000) is None
-
-
-def test_remarks_of_a_header_are_those_of_pillow_and_none_if_it_is_damaged() -> None:
-    assert header_oddities(jpeg(64, 48), "a.jpg") == ()
-    assert header_oddities(jpeg(64, 48), "a.PNG") == ("content is JPEG, but the suffix is .png",)
-    assert header_oddities(jpeg(64, 48)[:30], "a.png") == ()

@@ -2,16 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.data.test_folder import touch
-from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder
-from vitft.data.label_sets import join_labels, split_labels
-from vitft.data.membership import membership
+from vitft.config import DataSpec
+from vitft.data import Folder, Manifest
 from vitft.data.scan import scan
-from vitft.data.split import Manifest
-from vitft.system.errors import DataError
 
 NAMES = ("0.png", "1.png", "2.png", "3.png")
 
@@ -47,75 +41,6 @@ def test_columns_of_0_and_1_are_labels_and_other_columns_are_attributes(tmp_path
     assert table(tmp_path, text, label="*").files == folder.files
 
 
-@pytest.mark.parametrize(
-    ("text", "settings", "problem"),
-    [
-        pytest.param(
-            "path,a,b\n0.png,1,0\n1.png,,1\n",
-            {"label": "a,b"},
-            "line 3, column a: the cell is empty",
-            id="an empty cell among 0 and 1",
-        ),
-        pytest.param(
-            "path,a\n0.png,1\n",
-            {"label": "a,b"},
-            "line 1: no usable column named b",
-            id="a missing column",
-        ),
-        pytest.param(
-            'path,label\n0.png,"x|y,z"\n1.png,z\n',
-            {"separator": ",", "label": "label", "labels": "several"},
-            "line 2, column label: the label 'x|y' contains the character |",
-            id="the joiner in a label",
-        ),
-        pytest.param("path,tags\n0.png,\n1.png,\n", {}, "has a label", id="no label at all"),
-        pytest.param(
-            "path,a\n0.png,1\n", {"label": "a,a"}, "no usable column named a", id="a column twice"
-        ),
-        pytest.param(
-            "path,a\n0.png,1\n",
-            {"label": "a,path"},
-            "no usable column named path",
-            id="a column with another role",
-        ),
-        pytest.param(
-            "path,a,a\n0.png,1,0\n",
-            {"label": "a,b"},
-            "no usable column named a",
-            id="two columns of a name",
-        ),
-        pytest.param(
-            "path,weight\n0.png,1\n", {"label": "*"}, "no column is left", id="no column at all"
-        ),
-        pytest.param(
-            "path,a|b,c\n0.png,1,1\n",
-            {"label": "a|b,c"},
-            "line 2, column a|b: the label 'a|b' contains",
-            id="the joiner in a name",
-        ),
-        pytest.param(
-            "path,label\n0.png,a\n1.png,\n",
-            {},
-            "line 3, column label: the label is empty",
-            id="an empty cell with one class",
-        ),
-        pytest.param(
-            "path,label\n0.png,a|b\n0.png,a\n",
-            {},
-            "listed twice",
-            id="two label sets for an image",
-        ),
-    ],
-)
-def test_an_invalid_table_is_an_error_with_line_and_column(
-    tmp_path: Path, text: str, settings: dict[str, str], problem: str
-) -> None:
-    with pytest.raises(DataError) as caught:
-        table(tmp_path, text, **settings)
-
-    assert problem in str(caught.value)
-
-
 def test_the_split_of_a_run_contains_the_labels_and_is_read_back(tmp_path: Path) -> None:
     path, digest = tmp_path / "split.csv", "0" * 64
     text = f"path,labels,split,sha256\n0.png,,train,{digest}\n1.png,a|b,val,{digest}\n"
@@ -126,12 +51,3 @@ def test_the_split_of_a_run_contains_the_labels_and_is_read_back(tmp_path: Path)
     assert manifest.labels == manifest.outputs == ("a", "b")
     assert [manifest.names(row) for row in manifest.rows] == [(), ("a", "b")]
     assert manifest.to_csv().decode() == text
-
-
-def test_membership_and_texts_are_inverse() -> None:
-    sets, names = ("", "a", "a|c"), ("a", "b", "c")
-
-    found = membership(sets, names)
-
-    assert found.tolist() == [[False] * 3, [True, False, False], [True, False, True]]
-    assert [join_labels(split_labels(text)) for text in sets] == list(sets)

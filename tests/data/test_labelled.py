@@ -2,21 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.conftest import draw_folder
-from vitft.data.labelled import find_labelled
-from vitft.system.errors import UsageError
-
-
-def test_a_folder_gives_every_image_under_its_folders_name(image_folder: Path) -> None:
-    found = find_labelled(image_folder)
-
-    assert found.classes == ("blue", "green", "red")
-    assert len(found.images) == 30
-    assert all(path.split("/")[0] == label for path, label in found.images)
-    assert all(Path(found.locate(path)).is_file() for path, _ in found.images)
+from vitft.data import find_labelled
+from vitft.system import UsageError
 
 
 def test_one_class_is_enough_and_a_class_may_be_empty(tmp_path: Path, image_folder: Path) -> None:
@@ -72,16 +62,3 @@ def test_one_part_of_a_table_with_a_split_is_listed(
     assert found.classes == ("cat", "dog")
     with pytest.raises(UsageError, match="has no test subset; subsets found: train, val"):
         find_labelled(tmp_path / "t.csv", subset="test")
-
-
-@pytest.mark.parametrize(("subset", "paths"), [(None, "val"), ("test", "test"), ("train", "train")])
-def test_one_part_of_arrays_is_listed(tmp_path: Path, subset: str | None, paths: str) -> None:
-    parts = ("train", "val", "test")
-    arrays = {f"{kind}_{part}": np.zeros((2, 3, 3), np.uint8) if kind == "x" else np.arange(2)
-              for part in parts for kind in ("x", "y")}  # fmt: skip
-    np.savez(tmp_path / "set.npz", allow_pickle=False, **arrays)
-
-    found = find_labelled(tmp_path / "set.npz", subset=subset)
-
-    assert found.images == ((f"{paths}/0/00000.bmp", "0"), (f"{paths}/1/00001.bmp", "1"))
-    assert found.locate(found.images[0][0]) == f"{tmp_path}/set.npz/{paths}/0/00000.bmp"

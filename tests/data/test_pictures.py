@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from tests.support.pictures import scene
-from vitft.data.pictures import array_from_tensor, upright_rgb
-from vitft.system.errors import ImageError
+from vitft.data import array_from_tensor, upright_rgb
+from vitft.system import ImageError
 
 VALUES = torch.arange(60).reshape(3, 4, 5)
 

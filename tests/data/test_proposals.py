@@ -2,15 +2,11 @@
 
 import pytest
 
-from vitft.data.fixes import Fix
-from vitft.data.proposals import (
+from vitft.data import (
     identical_file_fixes,
-    merge_fixes,
-    most_probable_label,
-    near_duplicate_fixes,
     propose_fixes,
 )
-from vitft.metrics.results import AuditResults, CopyGroup, CopyMember
+from vitft.metrics import AuditResults, CopyGroup, CopyMember
 
 
 def member(path: str, split: str = "") -> CopyMember:
@@ -24,25 +20,6 @@ def group(kind: str, *members: CopyMember) -> CopyGroup:
 def audit(**found: object) -> AuditResults:
     empty = {"images": 9, "bad": [], "odd": [], "duplicates": [], "mislabels": [], "imbalance": {}}
     return {**empty, **found}  # type: ignore[typeddict-item]
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "label"),
-    [
-        pytest.param({"cat": 0.60, "dog": 0.02}, "cat", id="30 times as probable"),
-        pytest.param({"cat": 0.59, "dog": 0.02}, "", id="less than that"),
-        pytest.param({"cat": 0.02, "dog": 0.60}, "dog", id="the second one"),
-        pytest.param({"cat": 0.6, "dog": 0.01, "bird": 0.6}, "cat", id="another is as probable"),
-        pytest.param({"cat": 0.6, "dog": 0.01, "bird": 0.7}, "", id="another is more probable"),
-        pytest.param({"cat": 0.60}, "", id="one is unknown"),
-        pytest.param({}, "", id="none is known"),
-    ],
-)
-def test_a_label_is_right_if_it_is_30_times_as_probable(
-    probabilities: dict[str, float], label: str
-) -> None:
-    assert most_probable_label(["cat", "dog"], probabilities) == label
-    assert most_probable_label(["cat"], probabilities) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,26 +70,6 @@ def test_files_with_two_labels_are_left_to_the_user() -> None:
     assert {(f.action, f.kind, f.confidence) for f in fixes} == {("undecided", "two labels", None)}
 
 
-@pytest.mark.parametrize(
-    ("first", "reason"),
-    [
-        (("cat/1.jpg", "train"), "nearly identical to cat/1.jpg"),
-        (("dog/1.jpg", "train"), "nearly identical to dog/1.jpg (label dog)"),
-        (("cat/1.jpg", "test"), "nearly identical to cat/1.jpg (test image)"),
-        (("dog/1.jpg", "val"), "nearly identical to dog/1.jpg (label dog, validation image)"),
-    ],
-)
-def test_near_duplicates_are_compared_with_the_first(first: tuple[str, str], reason: str) -> None:
-    others = [member("cat/2.jpg", "train"), member("cat/3.jpg", "train")]
-
-    fixes = near_duplicate_fixes([member(*first), *others])
-
-    assert [(fix.path, fix.action, fix.kind, fix.reason) for fix in fixes] == [
-        ("cat/2.jpg", "undecided", "near", reason),
-        ("cat/3.jpg", "undecided", "near", reason),
-    ]
-
-
 def test_certain_fixes_come_first_then_the_kinds_then_the_paths() -> None:
     wrong = [
         {"path": f"a/{name}.jpg", "label": "a", "suggested": "b", "given_probability": 0.1,
@@ -147,25 +104,3 @@ def test_certain_fixes_come_first_then_the_kinds_then_the_paths() -> None:
     by_path = {fix.path: fix for fix in fixes}
     assert (by_path["a/9.jpg"].new_label, by_path["a/9.jpg"].confidence) == ("b", 0.8)
     assert [by_path[f"a/{i}.jpg"].label for i in (1, 2)] == ["a", ""]
-
-
-def test_fixes_of_a_file_are_merged_into_the_strongest() -> None:
-    fixes = [
-        Fix(path="1.jpg", action="undecided", reason="odd", kind="odd"),
-        Fix(path="2.jpg", action="drop", reason="alone", kind="bad"),
-        Fix(path="1.jpg", action="undecided", label="cat", reason="near", kind="near"),
-        Fix(path="1.jpg", action="undecided", label="dog", reason="wrong", kind="mislabel"),
-    ]
-
-    assert merge_fixes(fixes) == [
-        Fix(
-            path="1.jpg",
-            action="undecided",
-            label="cat",
-            reason="wrong; odd; near",
-            kind="mislabel",
-        ),
-        Fix(path="2.jpg", action="drop", reason="alone", kind="bad"),
-    ]
-    drop = Fix(path="1.jpg", action="drop", reason="copy", kind="exact")
-    assert merge_fixes([*fixes, drop])[0].action == "drop"

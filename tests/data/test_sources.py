@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitft.data.sources import (
-    STDIN,
-    sources,
-    split_at,
-)
-from vitft.data.walk import Walk
+from vitft.data import STDIN, Walk
+from vitft.data.sources import sources
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
 
@@ -122,14 +118,6 @@ def test_4096_bytes_decide_whether_standard_input_is_an_image_or_a_list() -> Non
     long = b"a/" * 2048 + b"\0\0"  # zeros as in an image, after the first 4096 bytes
     assert [s.data for s in sources([STDIN], stdin=io.BytesIO(long))] == [None]
     assert [s.data for s in sources([STDIN], stdin=io.BytesIO(long[2:]))] == [long[2:]]
-
-
-def test_names_are_divided_at_the_mark() -> None:
-    rest = io.BytesIO(b"c.jpg\r\n\nd.jpg\r")
-
-    assert list(split_at(rest, b"a.jpg\nb", b"\n")) == ["a.jpg", "bc.jpg", "d.jpg"]
-    assert list(split_at(io.BytesIO(), b"a\r", b"\n")) == ["a"]
-    assert list(split_at(io.BytesIO(), b"\r", b"\n")) == []
 
 
 def test_a_name_with_a_line_break_survives_print0() -> None:

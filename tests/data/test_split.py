@@ -1,27 +1,27 @@
 """The split: the reference script's draw, the default, and the manifest."""
 
 import hashlib
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from vitft.config.sections import DataSpec
-from vitft.data.draw import draw
-from vitft.data.folder import File, Folder
-from vitft.data.inspection import InspectedFile, InspectedFolder, inspected_file
-from vitft.data.parts import Part
-from vitft.data.split import (
+from vitft.config import DataSpec
+from vitft.data import (
+    File,
+    Folder,
+    InspectedFile,
+    InspectedFolder,
     Manifest,
+    Part,
     Row,
+    inspected_file,
     leaks,
-    run_manifest,
-    split,
 )
-from vitft.data.split_chart import log_split
-from vitft.system.errors import DataError, RunError
+from vitft.data.draw import draw
+from vitft.data.split import split
+from vitft.system import DataError
 
 Mode = Literal["content", "random", "reference"]
 DRAWN: tuple[Mode, ...] = ("content", "random")
@@ -175,40 +175,6 @@ def test_the_digest_is_that_of_the_file_and_moves_with_any_row(tmp_path: Path) -
     assert manifest.digest != other.digest
 
 
-HEAD = "path,label,split,sha256\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("", "line 1: the header must be path,label,split,sha256", id="empty"),
-        pytest.param("path,label\n", "line 1: the header", id="columns missing"),
-        pytest.param(
-            f"{HEAD}a/1.jpg,a,train\n", "line 2: found 3 cells instead of 4", id="cell missing"
-        ),
-        pytest.param(f"{HEAD}a/1.jpg,a,dev,{SHA}\n", "line 2: split is 'dev'", id="split"),
-        pytest.param(f"{HEAD}a/1.jpg,a,val,12\n", "line 2: '12' is not a sha256", id="sha256"),
-        pytest.param(
-            f"{HEAD}/etc/x,a,val,{SHA}\n", "does not point inside the data folder", id="absolute"
-        ),
-        pytest.param(f"{HEAD}a/../../x,a,val,{SHA}\n", "does not point inside", id="dots"),
-        pytest.param(f"{HEAD}a,a,val,{SHA}\na,b,val,{SHA}\n", "line 3: 'a' is listed", id="twice"),
-        pytest.param(f'{HEAD}"a,a,val,{SHA}\n', "line 2: unexpected end of data", id="open quote"),
-        pytest.param(f"{HEAD}{'x' * 10**6},a,val,{SHA}\n", "field larger than", id="long field"),
-    ],
-)
-def test_the_error_for_a_broken_table_names_the_line(
-    text: str, expected: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "split.csv"
-    path.write_text(text)
-
-    with pytest.raises(RunError) as caught:
-        Manifest.read(path, tmp_path)
-
-    assert expected in caught.value.problem
-
-
 # ---- copies stay together
 
 
@@ -258,17 +224,6 @@ def test_near_duplicates_stay_together_if_their_groups_are_given(mode: Mode) -> 
 
 
 @pytest.mark.parametrize("mode", DRAWN)
-def test_a_group_validates_as_often_as_a_single_image(mode: Mode) -> None:
-    folder = with_copies({"a": 50, "b": 50}, *COPIES)
-
-    specs = [DataSpec(split=mode, seed=seed) for seed in range(400)]
-    drawn = [{row.path for row in split(folder, spec).val} for spec in specs]
-
-    share = sum("b/033.jpg" in paths for paths in drawn) / 400
-    assert share == pytest.approx(0.2, abs=0.06)  # three standard deviations of 400 draws
-
-
-@pytest.mark.parametrize("mode", DRAWN)
 def test_a_class_of_copies_and_one_more_still_has_both_sides(mode: Mode) -> None:
     folder = with_copies({"a": 4, "b": 10}, ("a/000.jpg", "a/001.jpg", "a/002.jpg"))
 
@@ -296,45 +251,3 @@ def test_identical_files_across_the_split_and_across_labels_are_found() -> None:
 
     assert across == [["a/1.jpg", "a/2.jpg"]]
     assert labels == [["a/3.jpg", "b/1.jpg"]]
-
-
-def test_the_chart_has_a_bar_per_class(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    parts: list[tuple[int, Literal["train", "val"]]] = [
-        (0, "train"), (0, "train"), (0, "train"), (0, "val"), (1, "train"), (1, "train"),
-    ]  # fmt: skip
-    rows = tuple(Row(f"{i}.jpg", label, part, f"{i:064}") for i, (label, part) in enumerate(parts))
-
-    log_split(Manifest(Path("d"), ("cat", "a\nb"), rows))
-
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "split:      5 for training (█), 1 for validation (░)"
-    assert lines[1].startswith("  cat ")
-    assert lines[1] == f"  cat   {'█' * 22}{'░' * 8} 3 + 1"  # 30 cells for the largest class
-    assert lines[2] == f"  a\\nb  {'█' * 15} 2 + 0"
-    assert lines[3].startswith("trained on but not validated")
-
-
-def run_with(path: Path, data: str) -> Path:
-    """A run with its settings of the data and a split of one image."""
-    path.mkdir()
-    (path / "config.toml").write_text(f"[data]\n{data}\n")
-    (path / "split.csv").write_text(f"{HEAD}a/1.jpg,a,val,{SHA}\n")
-    return path
-
-
-def test_the_split_of_a_run_is_relative_to_its_data(tmp_path: Path) -> None:
-    folder = run_manifest(run_with(tmp_path / "one", 'path = "/data/set"'))
-    table = run_manifest(run_with(tmp_path / "two", 'path = "/data/t.csv"'))
-    elsewhere = run_manifest(run_with(tmp_path / "three", 'path = "/data/t.csv"\nroot = "/r"'))
-
-    roots = [found.root for found in (folder, table, elsewhere) if found is not None]
-    assert roots == [Path("/data/set"), Path("/data"), Path("/r")]
-    for lacking in ("config.toml", "split.csv"):
-        run = run_with(tmp_path / lacking, 'path = "/data/set"')
-        (run / lacking).unlink()
-        assert run_manifest(run) is None
-    with pytest.raises(RunError, match=r"data\.path is not text"):
-        run_manifest(run_with(tmp_path / "four", "path = 7"))
-    with pytest.raises(RunError, match=r"data\.root is not text"):
-        run_manifest(run_with(tmp_path / "five", 'path = "x"\nroot = 7'))

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from vitft.data.table import (
-    TableReader,
-)
-from vitft.system.errors import DataError
+from vitft.data import TableReader
+from vitft.system import DataError
 
 
 def reader(path: Path, content: bytes | str, **options: Any) -> TableReader:
@@ -28,41 +26,6 @@ def parquet(path: Path, columns: dict[str, Any]) -> TableReader:
 
     format_.write_table(pa.table(columns), path)
     return TableReader(path, missing="-", fix="-")
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        pytest.param("a,b\n1;2,3\n", [["a", "b"], ["1;2", "3"]], id="commas"),
-        pytest.param("a;b\n1;2,3\n", [["a", "b"], ["1", "2,3"]], id="semicolons"),
-        pytest.param('a,b\n"1,2","x""y"\n', [["a", "b"], ["1,2", 'x"y']], id="quotes"),
-        pytest.param('"a,b,c";d\n1;2\n', [["a,b,c", "d"], ["1", "2"]], id="quoted header"),
-        pytest.param("a\tb, c\n1\t2,3\n", [["a", "b, c"], ["1", "2,3"]], id="tabs"),
-        pytest.param("a|b\n1|2\n", [["a", "b"], ["1", "2"]], id="bars"),
-        pytest.param('"sep=|"\r\na,b|c\r\n1|2\r\n', [["a,b", "c"], ["1", "2"]], id="sep"),
-        pytest.param("\n# x, y, z\na;b\n#1;2\n", [["a", "b"], ["#1", "2"]], id="remark"),
-        pytest.param("#,a\n1,2\n", [["#", "a"], ["1", "2"]], id="a column of numbers"),
-        pytest.param("a,b\n1,2,\n3,4,,\n", [["a", "b"], ["1", "2"], ["3", "4"]], id="trailing"),
-        pytest.param("a,b,\n1,2\n3\n", [["a", "b", ""], ["1", "2", ""], ["3"]], id="unnamed"),
-    ],
-)
-def test_the_header_determines_the_separator(
-    tmp_path: Path, text: str, rows: list[list[str]]
-) -> None:
-    assert list(reader(tmp_path / "t.csv", text)) == rows
-
-
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        ("1.0", "1"), ("-2.0", "-2"), ("0.5", "0.5"), ("7", "7"), ("true", "true"),
-        ("false", "false"), ("null", ""), ('"1.0"', "1.0"), ("[1]", "list"), ("{}", "object"),
-    ],
-)  # fmt: skip
-def test_json_values_become_the_text_of_cells(tmp_path: Path, value: str, cell: str) -> None:
-    (header, row, other) = reader(tmp_path / "t.jsonl", f'\n{{"a": {value}}}\n{{"b": 1}}\n')
-
-    assert (header, row, other) == (["a", "b"], [cell, ""], ["", "1"])
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as tv
 
-from vitft.data.transforms import (
-    CropTransform,
-    EvalTransform,
-    Interpolation,
-)
+from vitft.data import CropTransform, EvalTransform, Interpolation
 
 SIZES = [(500, 375), (375, 500), (333, 333), (257, 401), (63, 40), (1, 1), (7, 300), (249, 248)]
 

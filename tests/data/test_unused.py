@@ -8,10 +8,6 @@ import pytest
 
 from tests.report.test_report import check_harmless
 from vitft.cli.main import main
-from vitft.data.unused import (
-    unused_files,
-    unused_notes,
-)
 
 RAW = "not used: 2 files: 2 .cr2 (camera raw images are not supported; export them as TIFF or JPEG)"
 ODD = (
@@ -48,17 +44,6 @@ def train(data: Path, weights: Path) -> Path:
 @pytest.fixture
 def run(mixed: Path, tiny_weights: Path) -> Path:
     return train(mixed, tiny_weights)
-
-
-def test_suffixes_are_counted_with_reason_and_fix() -> None:
-    counts = {".txt": 1, ".cr2": 3, ".nef": 1, ".xyz": 2}
-
-    assert [(e["suffix"], e["files"]) for e in unused_files(counts)] == [
-        (".cr2", 3), (".xyz", 2), (".nef", 1), (".txt", 1),
-    ]  # fmt: skip
-    assert all(entry["reason"] and entry["fix"] for entry in unused_files(counts))
-    assert unused_notes(counts)[0].startswith("not used: 4 files: 3 .cr2 and 1 .nef (camera raw")
-    assert not unused_notes({})
 
 
 def test_training_and_its_page_say_what_is_not_used(

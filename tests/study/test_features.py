@@ -8,15 +8,9 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.data.inspection import InspectedFile
+from vitft.data import InspectedFile
 from vitft.data.scan import scan
-from vitft.study.features import (
-    BASELINE_VIEW,
-    baseline_features,
-    colour_histogram,
-    load_source,
-    small_image,
-)
+from vitft.study import BASELINE_VIEW, baseline_features, colour_histogram, small_image
 
 
 def test_an_image_is_shrunk_by_averaging_squares() -> None:
@@ -70,13 +64,3 @@ def test_both_baselines_have_one_row_per_image_in_order(tmp_path: Path) -> None:
             pixels = BASELINE_VIEW.pixels(image.convert("RGB"))
         assert torch.equal(found["pixels"][i], torch.from_numpy(small_image(pixels)))
         assert torch.equal(found["histogram"][i], torch.from_numpy(colour_histogram(pixels)))
-
-
-def test_random_weights_follow_the_seed(tiny_weights: Path) -> None:
-    name = f"random:{tiny_weights}"
-
-    first, again, other = (load_source(name, 3, seed=seed)[0] for seed in (0, 0, 1))
-
-    weights = [next(iter(model.parameters())) for model in (first, again, other)]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])

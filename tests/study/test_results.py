@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.data.folder import Folder
-from vitft.metrics.intervals import wilson_interval
-from vitft.study.plan import FeatureSource, Plan
-from vitft.study.results import (
+from vitft.data import Folder
+from vitft.metrics import wilson_interval
+from vitft.study import (
     CurvePoint,
+    FeatureSource,
     FewShotCurve,
+    Plan,
     StudyResults,
     difference,
     half_width_of_mean,
     to_json,
-    to_markdown,
 )
 
 
@@ -113,40 +113,3 @@ def test_json_has_every_point_and_difference() -> None:
         ("pixels", 5),
     ]
     json.dumps(found, allow_nan=False)
-
-
-@pytest.mark.parametrize(("seeds", "text"), [(1, "Seed 0;"), (3, "Seeds 0 to 2;")])
-def test_the_report_has_the_command_and_both_tables(seeds: int, text: str) -> None:
-    found = to_markdown(
-        finished(*STUDY.curves, seeds=seeds, images=1), STUDY.leads(), "vitft study --x"
-    )
-
-    lines = found.splitlines()
-    assert lines[0] == "# flowers: accuracy by number of training images per class"
-    assert lines[2] == "    vitft study --x"
-    assert lines[4].startswith("1 distinct image of 2 classes; accuracy in %")
-    assert f"{text} device cpu, precision fp32." in lines[4]
-    assert lines[6:8] == ["| images per class | 1 | 5 |", "|---|---:|---:|"]
-    assert lines[8].startswith("| vit | 40.0 (")
-    assert "Every head reads the last block only; " in found
-    assert "## vit compared with the others" in lines
-    assert any(line.startswith("| pixels | -40.0 (") for line in lines)
-    assert lines[-1] == "![Accuracy curves](study.png)"
-    assert found.endswith("\n")
-
-
-def test_files_of_a_study_state_which_weights_were_trained_on_its_images() -> None:
-    own = replace(STUDY.curves[0], name="runs/a_b", known_images=7)
-    study = finished(own, STUDY.curves[1])
-
-    found = to_markdown(study, study.leads(), "x")
-
-    note = (
-        r"**Note:** runs/a\_b was trained on 7 of these 1,300 images, so its accuracies here tell "
-        "nothing about new images."
-    )
-    assert f"\n\n{note}\n\n## " in found
-    assert "\n| runs/a\\_b | 40.0 (" in found
-    assert "**Note:**" not in to_markdown(STUDY, STUDY.leads(), "x")
-    curves: Any = to_json(study, study.leads())["curves"]
-    assert [one["trained_on_images"] for one in curves] == [7, 0]

@@ -1,1 +1,5 @@
 """Public names of `vitft.check`, imported on first use."""
+
+from .folder import CheckResult as CheckResult
+from .folder import check_folder as check_folder
+from .page import write_check_page as write_check_page

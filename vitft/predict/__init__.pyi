@@ -3,6 +3,7 @@
 __all__: list[str]
 
 from .answer_kind import gives_several as gives_several
+from .engine import decode_view as decode_view
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .label_thresholds import choose_label_thresholds as choose_label_thresholds

@@ -55,3 +55,8 @@ def latin_1(folder: Path) -> None:
         draw(folder / name)
     lines = [f"{name},{'hêtre' if name[0] == 'd' else 'a'}" for name in NAMES]
     (folder / "t.csv").write_text("\n".join(["path,label", *lines, ""]), encoding="latin-1")
+
+
+def cut_utf_16(folder: Path) -> None:
+    """Write t.csv in UTF-16 without its last byte."""
+    (folder / "t.csv").write_bytes("path,label\n0.jpg,a\n".encode("utf-16")[:-1])

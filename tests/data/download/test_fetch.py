@@ -18,11 +18,9 @@ import pytest
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser
-from vitft.data.download.fetch import fetch_folder
-from vitft.data.download.registry import Archive
-from vitft.data.download.resumable import DownloadLimits, fetch_to_part
+from vitft.data import Archive, DownloadLimits, fetch_folder, fetch_to_part
 from vitft.data.scan import scan
-from vitft.system.errors import DataError, LockedError, RunError
+from vitft.system import DataError, LockedError, RunError
 
 QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3, allow_private=True)
 NOISE = np.random.default_rng(0).bytes(300_000)
@@ -231,17 +229,6 @@ def test_failed_downloads_are_reported(
 
     assert not (tmp_path / "set").exists()
     assert len(site.asked) == len(faults)
-
-
-def test_a_file_above_the_limit_is_refused_by_its_announced_size(
-    site: Site, tmp_path: Path
-) -> None:
-    with pytest.raises(DataError, match="larger than"):
-        fetch_to_part(
-            site.url, tmp_path / "x.part", limits=DownloadLimits(max_bytes=1000, allow_private=True)
-        )
-
-    assert not (tmp_path / "x.part").exists()
 
 
 @pytest.mark.parametrize(

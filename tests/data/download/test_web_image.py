@@ -9,16 +9,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vitft.data.download import addresses, web_image
-from vitft.data.download.addresses import PrivateAddressError, check_name, is_public
-from vitft.data.download.web_image import (
+from vitft.data import (
+    ImageSource,
     LimitedRedirects,
+    PrivateAddressError,
     WebLimits,
+    check_name,
     fetch_image,
+    is_public,
+    with_fetched,
 )
-from vitft.data.sources import ImageSource, with_fetched
-from vitft.system.errors import ImageError
-from vitft.system.redaction import redacted
+from vitft.data.download import addresses, web_image
+from vitft.system import ImageError, redacted
 
 BODY = bytes(range(256)) * 40
 LOCAL = WebLimits(allow_private=True)

@@ -7,13 +7,11 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.data.remote.test_copies import figures, split_by_digest, train
-from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder
-from vitft.data.images import read_bytes
+from vitft.config import DataSpec
+from vitft.data import Folder, prepare_data, read_bytes
 from vitft.data.remote import hugging_face
-from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
-from vitft.system.errors import DataError
+from vitft.system import DataError
 
 datasets = pytest.importorskip("datasets", reason="needs the extra `sources`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of `datasets` and what it imports
@@ -75,9 +73,9 @@ def test_rows_are_named_by_split_and_number(tmp_path: Path) -> None:
 def test_splits_divide_the_data_or_one_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = draw_folder(tmp_path / "data", per_class=4)
+    images, parquet = draw_folder(tmp_path / "data", per_class=4), tmp_path / "parquet"
     for split in ("train", "validation", "unsupervised"):
-        parquet = write_parquet(tmp_path / "parquet", images, split=split)
+        write_parquet(parquet, images, split=split)
     readme = "".join(
         f"  - split: {split}\n    path: {split}-*.parquet\n"
         for split in ("train", "validation", "unsupervised")

@@ -8,11 +8,9 @@ import pytest
 
 from tests.support.pictures import encoded, scene
 from tests.support.shards import shard, write_shards
-from vitft.config.sections import DataSpec
-from vitft.data.remote.local_copy import MEMBERS, SOURCE
-from vitft.data.remote.members import copy_member
-from vitft.data.remote.prepare import prepare_data
-from vitft.system.errors import ImageError
+from vitft.config import DataSpec
+from vitft.data import MEMBERS, copy_member, prepare_data
+from vitft.system import ImageError
 
 PICTURES = [encoded(scene(seed, (8, 8))) for seed in range(6)]
 
@@ -24,21 +22,6 @@ def copied(tmp_path: Path) -> Path:
         shard({f"{i}": {"jpg": PICTURES[i]} for i in numbers}) for numbers in ((0, 1, 2), (3, 4, 5))
     ]
     return prepare_data(write_shards(tmp_path, shards), DataSpec()).parent
-
-
-def test_other_paths_lead_to_no_image(copied: Path) -> None:
-    others = [
-        "",
-        ".jpg",
-        "x.jpg",
-        *(f"part-00.tar/{i}.png" for i in range(20)),
-        "part-01.tar/0.jpg",
-    ]
-
-    assert {copy_member(f"{copied}/{name}") for name in others} == {None}
-    assert copy_member(f"{copied.parent}/other/part-00.tar/0.jpg") is None
-    (copied / SOURCE).unlink()
-    assert copy_member(f"{copied}/part-00.tar/0.jpg") is None
 
 
 @pytest.mark.parametrize("is_newer", [True, False])

@@ -8,12 +8,10 @@ import pytest
 from tests.conftest import draw_folder
 from tests.data.remote.test_copies import figures, split_by_digest, train
 from tests.support.shards import shards_of
-from vitft.config.sections import DataSpec
-from vitft.data.download.resumable import DownloadLimits
+from vitft.config import DataSpec
+from vitft.data import DownloadLimits, place_of, prepare_data
 from vitft.data.remote import fsspec_files
-from vitft.data.remote.places import place_of
-from vitft.data.remote.prepare import prepare_data
-from vitft.system.errors import DataError
+from vitft.system import DataError
 
 pytest.importorskip("s3fs", reason="needs the extra `s3`")
 server = pytest.importorskip("moto.server", reason="needs moto[server]")
@@ -61,7 +59,7 @@ def test_shards_in_a_bucket_are_the_folder_they_were_made_of(
 def test_a_broken_download_is_continued(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
-    assert store
+    assert store.is_dir()
     monkeypatch.setattr(fsspec_files, "PIECE", 1000)
     starts: list[tuple[str, int]] = []
     cat_file = s3fs.S3FileSystem.cat_file
@@ -84,6 +82,6 @@ def test_a_broken_download_is_continued(store: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_object_is_named(store: Path) -> None:
-    assert store
+    assert store.is_dir()
     with pytest.raises(DataError, match=r"cannot fetch s3://photos/set/part-04.tar: the file does"):
         prepare_data(DATA.replace("03", "04"), DataSpec())

@@ -5,16 +5,9 @@ from pathlib import Path
 import pytest
 
 from vitft.cli.main import main
-from vitft.config.sections import DataSpec
-from vitft.data.remote.fsspec_files import check_libraries
-from vitft.data.remote.places import (
-    Place,
-    expand_braces,
-    place_of,
-    safe_name,
-)
-from vitft.data.remote.prepare import prepare_data
-from vitft.system.errors import UsageError
+from vitft.config import DataSpec
+from vitft.data import Place, check_libraries, expand_braces, place_of, prepare_data
+from vitft.system import UsageError
 
 
 @pytest.mark.parametrize(
@@ -69,8 +62,3 @@ def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
     assert "datasets" in error.value.fix
     assert not Place("hf", "user/name").folder.exists()
-
-
-def test_names_of_shards_are_made_safe() -> None:
-    assert safe_name("a b/ü:1.tar") == "a_b/ü_1.tar"
-    assert safe_name("./../a.tar") == "a.tar"

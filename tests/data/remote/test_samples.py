@@ -12,14 +12,10 @@ from PIL import Image
 from tests.data.download.test_archive import plain, tar_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.shards import json_text, shard, write_shards
-from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder
-from vitft.data.grey_range import measure_grey_range
-from vitft.data.images import read_bytes
-from vitft.data.remote.prepare import prepare_data
-from vitft.data.remote.samples import read_samples
+from vitft.config import DataSpec
+from vitft.data import Folder, measure_grey_range, prepare_data, read_bytes, read_samples
 from vitft.data.scan import scan
-from vitft.system.errors import DataError, ImageError
+from vitft.system import DataError, ImageError
 
 PICTURES = [encoded(scene(i, (32, 32))) for i in range(4)]
 
