@@ -14,11 +14,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import vitft
+from tests.contract.app_client import served
 from tests.contract.golden.snapshots import drawn_markup, page_text
 from tests.contract.rows import draw, run
-from tests.support.serving import serving
-from vitft.predict.open_engine import open_engine
-from vitft.predict.postprocess import Postprocess
 
 RUN = Path("../run")
 NEW = [f"../new/{name}.jpg" for name in ("c", "d", "f")]
@@ -173,12 +171,11 @@ def notebook(the: Run) -> str:
 
 def http(the: Run) -> str:
     """Answers of the server."""
-    engine = open_engine(str(RUN), "cpu")
-    postprocess = Postprocess.for_run(str(RUN), engine, top_k=len(engine.classes))
-    with serving(engine, postprocess=postprocess) as client:
+    image = {"content-type": "image/jpeg"}
+    with served(str(RUN)) as client:
         answers = {path: client.ask("GET", path) for path in ("/healthz", "/labels")}
-        answers["/predict"] = client.post("/predict", Path(NEW[0]).read_bytes())
-        answers["/predict of a text"] = client.post("/predict", b"no image")
+        answers["/predict"] = client.ask("POST", "/predict", Path(NEW[0]).read_bytes(), image)
+        answers["/predict of a text"] = client.ask("POST", "/predict", b"no image", image)
     parts = []
     for path, answer in answers.items():
         text = answer.body.decode()
