@@ -98,8 +98,8 @@ def weights(the: Run) -> str:
         values = tensor.astype(np.float64)
         if name in before and np.array_equal(before[name], tensor):
             continue
-        numbers = (values.mean(), values.std(), np.abs(values).sum())
-        lines.append(f"{name} {list(tensor.shape)} {' '.join(f'{x:.6f}' for x in numbers)}")
+        size = f"mean {values.mean():.3f} std {values.std():.5f} sum {np.abs(values).sum():.4f}"
+        lines.append(f"{name} {list(tensor.shape)} {size}")
     return "\n".join(lines)
 
 
@@ -153,7 +153,7 @@ def explain(the: Run) -> str:
     for path in sorted(Path("../explained").glob("*.npz")):
         with np.load(path) as arrays:
             text += f"--- {path.name}\n"
-            text += "\n".join(f"{row}" for row in np.atleast_2d(arrays["heat"]).round(3)) + "\n"
+            text += "\n".join(" ".join(f"{x:.3f}" for x in row) for row in arrays["heat"]) + "\n"
     return text
 
 
