@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.test_split import good
 from vitft.config import DataSpec
-from vitft.data import File, FormerSplit, InspectedFile, Part, draw_groups
+from vitft.data import File, InspectedFile, Part, draw_groups
 
 Members = list[list[InspectedFile]]
 
@@ -67,18 +67,3 @@ def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
 
 
 # ---- the split of an earlier run
-
-
-def test_images_and_groups_keep_the_subset_of_the_earlier_run() -> None:
-    files = [good(File(f"a/{name}.jpg", 0)) for name in ("old", "held", "last", "new")]
-    files += [replace(good(File(f"a/{name}.jpg", 0)), group=name) for name in ("p1", "p2")]
-    digest = {file.path[2:-4]: file.sha256 for file in files}
-    former = FormerSplit(
-        parts={digest["old"]: "train", digest["held"]: "val", digest["last"]: "test"},
-        groups={"p1": "val"},
-    )
-
-    assigned = former.assign(files, {}, divided=False)
-
-    assert [file.part for file in assigned] == ["train", "val", "test", "", "val", ""]
-    assert [file.path for file in assigned] == [file.path for file in files]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.test_folder import touch
 from vitft.config import DataSpec
-from vitft.data import Folder, read_label_table
+from vitft.data import Folder
 from vitft.data.scan import scan
 
 NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
@@ -127,31 +127,3 @@ def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:
 
 
 # the column of `vitft label` ----------------------------------------------------------------------
-
-
-def test_pictures_skipped_in_label_are_left_out_and_counted(tmp_path: Path) -> None:
-    table = tmp_path / "labels.csv"
-    table.write_text("path,label,chosen\na.png,red,picked\nb.png,,skipped\nc.png,blue,confirmed\n")
-
-    found = read_label_table(table, DataSpec())
-
-    assert [row.path for row in found.rows] == ["a.png", "c.png"]
-    assert found.notes == ("not used: 1 image skipped in vitft label",)
-    assert found.parts == ()
-
-
-def test_the_audit_sample_of_label_can_be_the_validation_set(tmp_path: Path) -> None:
-    table = tmp_path / "labels.csv"
-    table.write_text(
-        "path,label,chosen\na.png,red,picked\nb.png,red,audit\nc.png,blue,confirmed\n"
-        "d.png,blue,audit\ne.png,,skipped\nf.png,red,picked\n"
-    )
-
-    default = read_label_table(table, DataSpec())
-    audited = read_label_table(table, DataSpec(split_column="chosen"))
-
-    assert {row.part for row in default.rows} == {""}
-    assert "drew 2 images at random" in " ".join(default.notes)
-    assert "--set data.split_column=chosen" in " ".join(default.notes)
-    assert [row.part for row in audited.rows] == ["train", "val", "train", "val", "train"]
-    assert "data.split_column" not in " ".join(audited.notes)

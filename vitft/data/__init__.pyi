@@ -8,8 +8,6 @@ from .augment import draw_shifts as draw_shifts
 from .augment import shift_and_flip as shift_and_flip
 from .demo import FLOWERS_BY_KIND as FLOWERS_BY_KIND
 from .demo import draw_demo as draw_demo
-from .download.addresses import PrivateAddressError as PrivateAddressError
-from .download.addresses import check_name as check_name
 from .download.addresses import is_public as is_public
 from .download.archive import unpack as unpack
 from .download.entries import ArchiveLimits as ArchiveLimits
@@ -20,11 +18,10 @@ from .download.resumable import fetch_to_part as fetch_to_part
 from .download.web_image import LimitedRedirects as LimitedRedirects
 from .download.web_image import WebLimits as WebLimits
 from .download.web_image import fetch_image as fetch_image
-from .draw import FormerSplit as FormerSplit
 from .draw import draw_groups as draw_groups
 from .draw import joined_groups as joined_groups
-from .duplicates import TABLE_BITS as TABLE_BITS
 from .duplicates import KnownImages as KnownImages
+from .duplicates import TABLE_BITS as TABLE_BITS
 from .duplicates import connected_components as connected_components
 from .duplicates import copies_among as copies_among
 from .duplicates import near_pairs as near_pairs
@@ -52,7 +49,6 @@ from .inspection import inspect_file as inspect_file
 from .inspection import inspect_folder as inspect_folder
 from .inspection import inspected_file as inspected_file
 from .jpeg import fast_view as fast_view
-from .label_table import read_label_table as read_label_table
 from .labelled import LabelledImages as LabelledImages
 from .labelled import find_labelled as find_labelled
 from .loading import Pixels as Pixels
@@ -67,15 +63,14 @@ from .remote.fsspec_files import check_libraries as check_libraries
 from .remote.local_copy import MEMBERS as MEMBERS
 from .remote.members import copy_member as copy_member
 from .remote.places import Place as Place
-from .remote.places import expand_braces as expand_braces
 from .remote.places import place_of as place_of
 from .remote.prepare import prepare_data as prepare_data
 from .remote.samples import read_samples as read_samples
 from .sampling import repeat_counts as repeat_counts
 from .sampling import sample_order as sample_order
 from .signatures import identify_format as identify_format
-from .sources import STDIN as STDIN
 from .sources import ImageSource as ImageSource
+from .sources import STDIN as STDIN
 from .sources import with_fetched as with_fetched
 from .split import Manifest as Manifest
 from .split import Row as Row
@@ -92,4 +87,3 @@ from .transforms import Fit as Fit
 from .transforms import Interpolation as Interpolation
 from .transforms import crop_views as crop_views
 from .transforms import eval_view as eval_view
-from .walk import Walk as Walk

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +22,8 @@ from vitft.data import Archive, DownloadLimits, fetch_folder, fetch_to_part
 from vitft.data.scan import scan
 from vitft.system import DataError, LockedError, RunError
 
-QUICK = DownloadLimits(stall_s=0.4, wait_s=0.01, pace=1000, attempts=3, allow_private=True)
+QUICK = DownloadLimits(wait_s=0.01, pace=1000, attempts=3, allow_private=True)
+HASTY = replace(QUICK, stall_s=0.4, attempts=9)
 NOISE = np.random.default_rng(0).bytes(300_000)
 """Cannot be packed, so that an archive with it has some length."""
 
@@ -169,8 +170,9 @@ def test_a_second_fetch_of_a_changed_archive_is_refused_by_the_digest_of_the_fir
 @pytest.mark.parametrize("fault", ["drop", "reset", "stall"])
 def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) -> None:
     site.faults = [fault]
+    patience = HASTY if fault == "stall" else QUICK
 
-    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    fetch_folder(known(site), tmp_path / "set", patience=patience)
 
     assert site.asked[0] == ""
     start = int(site.asked[1].removeprefix("bytes=").rstrip("-"))
@@ -224,8 +226,10 @@ def test_failed_downloads_are_reported(
 ) -> None:
     site.faults = list(faults)
 
+    patience = replace(HASTY, attempts=3) if "drip" in faults else QUICK
+
     with pytest.raises(DataError, match=said):
-        fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+        fetch_folder(known(site), tmp_path / "set", patience=patience)
 
     assert not (tmp_path / "set").exists()
     assert len(site.asked) == len(faults)

@@ -12,9 +12,7 @@ import pytest
 from vitft.data import (
     ImageSource,
     LimitedRedirects,
-    PrivateAddressError,
     WebLimits,
-    check_name,
     fetch_image,
     is_public,
     with_fetched,
@@ -134,10 +132,6 @@ def test_an_address_brings_its_bytes(site: str) -> None:
     assert fetch_image(f"{site}/moved", LOCAL) == BODY  # one redirect
 
 
-def test_blanks_and_accents_of_an_address_are_escaped(site: str) -> None:
-    assert fetch_image(f"{site}/named/ä b.jpg?x=1", LOCAL) == b"/named/%C3%A4%20b.jpg?x=1"
-
-
 @pytest.mark.parametrize(
     ("path", "limits", "said"),
     [
@@ -170,11 +164,6 @@ def test_limits_are_enforced_with_a_reason(
     assert reason(f"{site}/{path}", **limits) == said
 
 
-def test_five_redirects_are_followed(site: str) -> None:
-    assert fetch_image(f"{site}/hop/5", LOCAL) == BODY
-    assert reason(f"{site}/hop/6") == "too many redirects"
-
-
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
@@ -194,21 +183,6 @@ def test_a_redirect_does_not_give_up_encryption(before: str, after: str, problem
         found = handler.redirect_request(request, None, 302, "", {}, after)
         assert found is not None
         assert found.full_url == after
-
-
-@pytest.mark.parametrize(
-    ("host", "is_private"),
-    [
-        ("localhost", True), ("LOCALHOST.", True), ("a.localhost", True), ("127.0.0.1", True),
-        ("::1", True), ("notlocalhost", False), ("localhost.org", False), ("1.1.1.1", False),
-    ],
-)  # fmt: skip
-def test_private_names_are_known_without_resolving_them(host: str, is_private: bool) -> None:
-    if is_private:
-        with pytest.raises(PrivateAddressError):
-            check_name(host)
-    else:
-        check_name(host)
 
 
 def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> None:
@@ -267,7 +241,7 @@ def test_private_addresses_are_refused(site: str, url: str, said: str) -> None:
     url = url.replace("SITE", site).replace("LOCALHOST", f"http://localhost:{port}")
 
     with pytest.raises(ImageError) as caught:
-        fetch_image(url, WebLimits(seconds=5))
+        fetch_image(url, WebLimits(seconds=60))
 
     assert said in caught.value.reason
 
@@ -281,7 +255,7 @@ def test_a_redirect_to_a_private_address_is_refused(
     )
 
     with pytest.raises(ImageError) as caught:
-        fetch_image(f"{site}/metadata", WebLimits(seconds=5))
+        fetch_image(f"{site}/metadata", WebLimits(seconds=60))
 
     assert caught.value.reason == "refused: 169.254.169.254 is a private address"
 
@@ -292,7 +266,7 @@ def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(
     monkeypatch.setattr(web_image, "check_public", lambda *_: None)  # a public address at first
 
     with pytest.raises(ImageError, match="is a private address"):
-        fetch_image(f"{site}/good", WebLimits(seconds=5))
+        fetch_image(f"{site}/good", WebLimits(seconds=60))
 
 
 @pytest.mark.parametrize(

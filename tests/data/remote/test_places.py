@@ -6,29 +6,8 @@ import pytest
 
 from vitft.cli.main import main
 from vitft.config import DataSpec
-from vitft.data import Place, check_libraries, expand_braces, place_of, prepare_data
+from vitft.data import Place, check_libraries, place_of, prepare_data
 from vitft.system import UsageError
-
-
-@pytest.mark.parametrize(
-    ("address", "first", "last", "number"),
-    [
-        pytest.param("a-{00..11}.tar", "a-00.tar", "a-11.tar", 12, id="leading zeros"),
-        pytest.param("a-{8..11}.tar", "a-8.tar", "a-11.tar", 4, id="no leading zeros"),
-        pytest.param("a-{2..0}.tar", "a-2.tar", "a-0.tar", 3, id="downwards"),
-        pytest.param("{a,b}/{0..1}.tar", "a/0.tar", "b/1.tar", 4, id="two pairs of braces"),
-        pytest.param("a-{8..010}.tar", "a-008.tar", "a-010.tar", 3, id="one leading zero"),
-        pytest.param("a-{0..10}.tar", "a-0.tar", "a-10.tar", 11, id="zero itself"),
-        pytest.param("a-{3..3}.tar", "a-3.tar", "a-3.tar", 1, id="a single number"),
-        pytest.param("{a,b}/{a,b}.tar", "a/a.tar", "b/b.tar", 4, id="equal pairs of braces"),
-        pytest.param("{0..99}/{0..999}", "0/0", "99/999", 100_000, id="as many as allowed"),
-        pytest.param("one.tar", "one.tar", "one.tar", 1, id="no braces"),
-    ],
-)
-def test_braces_stand_for_shards(address: str, first: str, last: str, number: int) -> None:
-    found = expand_braces(address)
-
-    assert (found[0], found[-1], len(found), len({*found})) == (first, last, number, number)
 
 
 def test_secrets_are_neither_in_the_settings_nor_in_the_folder() -> None:
