@@ -22,7 +22,16 @@ from vitft.data.array_files import PUBLISHED_SIZES, TORCHVISION
 from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.label_table import read_label_table
-from vitft.data.parts import PART_NAMES, Part, are_parts, part_named, rest_of, words_of
+from vitft.data.parts import (
+    PART_NAMES,
+    Part,
+    are_parts,
+    check_one_name_each,
+    part_and_class,
+    part_named,
+    rest_of,
+    words_of,
+)
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, is_table, quote_cell
@@ -310,8 +319,14 @@ def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
     without = f"; no images in {listing(empty)}" if empty else ""
     fix = f"use the same class folders in {one}/ and {other}/"
-    if inner := root / one if len(first) > 1 else class_folder_in(root / one):
-        fix += f", or use {one}/ only, with --data {shell_quote(str(inner))}"
+    twins = {key_of(name): name for name in missing[one]}
+    if renamed := [n for n in missing[other] if key_of(n) in twins]:
+        new = (f"{other}/{name} to {other}/{twins[key_of(name)]}" for name in renamed)
+        fix = f"rename {listing(new)}"
+    for part, own in names.items():
+        if inner := root / part if len(own) > 1 else class_folder_in(root / part):
+            fix += f", or use {part}/ only, with --data {shell_quote(str(inner))}"
+            break
     return DataError(
         f"{root}: the classes of {one}/ and {other}/ differ ({lists}{without})",
         fix=f"remove the empty {listing(empty)}, or {fix}" if empty else fix,
@@ -336,11 +351,8 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
             if folder.lower() in known
             and any(own.images_in(f"{folder}/{name}") for name in walk.folders_of(folder)[0])
         ]
-        if len(fitting) > 1:
-            raise DataError(
-                f"{walk.root} has more than one {part} folder: {listing(fitting)}",
-                fix="keep one of them and move the others elsewhere",
-            )
+        fix = "keep one of them and move the others elsewhere"
+        check_one_name_each(walk.root, fitting, "folder", fix)
         if fitting:
             parts[part] = fitting[0]
     return parts if "train" in parts and len(parts) > 1 else {}
@@ -410,6 +422,13 @@ def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int
     fix = way_out(folder)
     if len(used) > 1:
         fix += f". If they are classes, use {class_table((name, name) for name in used)}"
+    pairs = {name: part_and_class(name) for name in used}
+    if len({own for part, own in pairs.values() if part == "train"}) > 1 and all(
+        part for part, _ in pairs.values()
+    ):
+        moved = listing(f"{name} to {part}/{own}" for name, (part, own) in pairs.items())
+        only = ((name, own if part == "train" else "") for name, (part, own) in pairs.items())
+        fix = f"rename {moved}, or train without the others with {class_table(only)}"
     raise DataError(problem, fix=fix)
 
 
@@ -509,7 +528,8 @@ def parent_of_class(root: Path) -> Path | None:
 
 
 MISSING_LABELS = re.compile(
-    r"\?|#?n/a|<na>|nan|null|nil|tbd|undefined|(un|(no|not|to)_?)(label(l?ed|s)?|tagged|annotated)"
+    r"\?|#?n/a|<na>|nan|null|nil|tbd|todo|undefined|uncategori[sz]ed|unassigned|un_?sorted"
+    r"|(to_?be_?|to_?)sort(ed)?|(un|(no|not|to)_?)(label(l?ed|s)?|tagged|annotated|reviewed)"
 )
 """Names that stand for a missing label, as `key_of` returns them."""
 
@@ -518,8 +538,16 @@ def key_of(name: str) -> str:
     """Return what names have in common that are probably one: `Leaf rust` and `leaf_rust`."""
     key = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
     key = key.casefold().strip()
-    key = re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"^(\d+)\.0+$", r"\1", key))
+    key = re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"^(-?\d+)\.0+$", r"\1", key))
     return re.sub(r"(?<=\w)[\s_-]+(?=\w)", "_", key)
+
+
+def twins_among(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that have the same key (see `key_of`) as others, together with those."""
+    by_key: dict[str, list[str]] = {}
+    for name in names:
+        by_key.setdefault(key_of(name), []).append(name)
+    return [twins for twins in by_key.values() if len(twins) > 1]
 
 
 def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[str, ...]:
@@ -527,11 +555,12 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
 
     A table of class changes has to say so, or the table itself if images have `several` labels.
     """
-    by_key: dict[str, list[str]] = {}
-    for name in names:
-        by_key.setdefault(key_of(name), []).append(name)
-    same = [twins for twins in by_key.values() if len(twins) > 1]
-    lacking = [name for key in filter(MISSING_LABELS.fullmatch, by_key) for name in by_key[key]]
+    keys = {name: key_of(name) for name in names}
+    lacking = [name for name, key in keys.items() if MISSING_LABELS.fullmatch(key)]
+    if len(keys) > 2 and all(re.fullmatch(r"-?\d+", key) for key in keys.values()):
+        below = [name for name, key in keys.items() if key.startswith("-")]
+        lacking += below * (len(below) == 1)
+    same = twins_among(keys)
     shown = "; ".join(listing(repr(n) if n != n.strip() else n for n in twins) for twins in same)
     merged = [(other, twins[0]) for twins in same for other in twins[1:]]
     one = "names that differ only in case, blanks, separators, zeros or Unicode form: "
@@ -543,16 +572,24 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
 
 
 MASK = re.compile(
-    r"(.+?)[ _-]*(mask|seg|segmentation|gt|annotation|overlay)[ _-]*\d*", re.IGNORECASE
+    r"(.*?)[ _-]*(mask|seg|segmentation|gt|ground_?truth|annotation|overlay)s?[ _-]*\d*",
+    re.IGNORECASE,
 )
-"""Stem of the name of a mask, beside the image that it belongs to."""
+"""Stem of the name of a mask, or name of a folder of masks, beside the images."""
 
 
-def warning_on_masks(files: Iterable[File]) -> Iterator[str]:
-    """Yield a warning if files are named like masks of others, e.g. x_mask.png beside x.png."""
+def warning_on_masks(files: Sequence[File]) -> Iterator[str]:
+    """Yield a warning if files are named like masks of others in their class.
+
+    Such names are x_mask.png beside x.png, and masks/x.png beside images/x.png.
+    """
     stems = {file.path.rpartition(".")[0]: file.path for file in files}
     pairs = ((path, MASK.fullmatch(stem)) for stem, path in stems.items())
     found = [(path, stems[m[1]]) for path, m in pairs if m and m[1] in stems]
+    inner = [bool((name := inner_folder(file)) and MASK.fullmatch(name)) for file in files]
+    beside = {f.label: f.path for f, is_mask in zip(files, inner, strict=True) if not is_mask}
+    masks = (f for f, is_mask in zip(files, inner, strict=True) if is_mask and f.label in beside)
+    found += [(file.path, beside[file.label]) for file in masks]
     if found:
         yield (
             f"names like those of masks: {count(len(found), 'file')}, e.g. {found[0][0]} beside "
@@ -560,12 +597,17 @@ def warning_on_masks(files: Iterable[File]) -> Iterator[str]:
         )
 
 
+def inner_folder(file: File) -> str:
+    """Return the name of the innermost subfolder of the class that contains a file, if any."""
+    return file.path.split("/")[-2] if file.path.count("/") > 1 + bool(file.part) else ""
+
+
 def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
     """Yield warnings about subfolders of classes whose names may be those of classes or subsets."""
     inner: dict[str, set[str]] = {}
     for file in files:
-        if file.path.count("/") > 1 + bool(file.part) and file.part in ("", "train"):
-            inner.setdefault(classes[file.label], set()).add(file.path.split("/")[-2])
+        if (name := inner_folder(file)) and file.part in ("", "train"):
+            inner.setdefault(classes[file.label], set()).add(name)
     same: dict[frozenset[str], list[str]] = {}
     for own, names in inner.items():
         same.setdefault(frozenset(names), []).append(own)
@@ -575,7 +617,8 @@ def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Ite
                 f"it is not a class, leave it out with {class_table([(own, '')])}"
             )
     for found, owners in same.items():
-        if len(owners) > 1 and (len(found) > 1 or any(map(rest_of, found))):
+        others = [name for name in found if not MASK.fullmatch(name)]  # see warning_on_masks
+        if len(owners) > 1 and (len(others) > 1 or any(map(rest_of, others))):
             yield (
                 f"the subfolders of {listing(owners)} have the same names, which are ignored: "
                 f"{listing(sorted(found))}. If they are classes or subsets, move them up a level"

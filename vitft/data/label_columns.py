@@ -26,7 +26,10 @@ SEVERAL_NAMES = ("labels", "tags")
 SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
 """Names of the group column, without blanks and underscores: `patient_id`, `PatientID`."""
-OTHER_GROUP = re.compile("(animal|case|slide|study|series|specimen|session)(id|no|number)?")
+OTHER_GROUP = re.compile(
+    "(animal|case|slide|study|series|specimen|session|cam|site|scene|location|visit|year)"
+    "(id|no|number)?"
+)
 """Names of columns that may contain groups, but are not used for them without a setting."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
 YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
@@ -233,7 +236,7 @@ class LabelParser:
                 column for column in flags if column.has_minus
             ],
             "an empty cell is read as no, not as unknown, in": blank,
-            f"labels such as {example} are read from": texts,
+            f"labels such as {example} (if they mean yes or no, write 1 or 0) are read from": texts,
             "no image has the label": [c for c in columns if not ({*c.values.values()} - {False})],
             "every image has the label": [
                 c for c in flags if {*map(c.values.get, c.cells)} == {True}

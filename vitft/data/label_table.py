@@ -29,7 +29,7 @@ from vitft.data.label_columns import (
 )
 from vitft.data.label_sets import join_labels, label_names
 from vitft.data.missing import same_names_below
-from vitft.data.parts import PART_NAMES, Part, part_named
+from vitft.data.parts import PART_NAMES, Part, check_one_name_each, part_named
 from vitft.data.remote.index import IndexReader
 from vitft.data.remote.local_copy import LocalCopy, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
@@ -170,6 +170,8 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             *notes_on_columns(rows, labels.names),
         ),
     )
+    fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
+    check_one_name_each(source, sorted(rows.splits), "name in the split", fix)
     unassigned = [row for row in table.rows if not row.part]
     if unassigned and len(unassigned) < len(table.rows):
         raise table.error(
@@ -256,6 +258,8 @@ class RowParser:
     root: Path
     by_path: dict[str, LabelledRow] = field(default_factory=dict)
     """First row of each image."""
+    splits: set[str] = field(default_factory=set)
+    """Different cells in the column of the split, in lower case."""
     listed: list[LabelledRow] = field(default_factory=list)
     """All rows that do not repeat an earlier row."""
     repeated: int = 0
@@ -300,6 +304,7 @@ class RowParser:
             )
         split = self.cell(cells, "split").strip()
         part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
+        self.splits.add(split.lower())
         if split and not part:
             raise self.error(
                 f"the split is {split[:40]!r} instead of train, val or test",

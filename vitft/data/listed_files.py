@@ -40,10 +40,7 @@ def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mappi
     missing = {path: reason for path, reason in reasons.items() if reason}
     if not missing:
         return table, missing
-    images: dict[str, list[str]] = {}
-    if table.root.is_dir() and len(table.root.absolute().parts) > 1:  # not of a whole disk
-        for path in Walk(root).images_in(""):
-            images.setdefault(split_path(path)[2], []).append(path)
+    images = images_below(root)
     meant = {path: only_fit(path, images) for path in missing}
     claims = Counter([*meant.values(), *(reasons.keys() - missing.keys())])
     completed = {path: image for path, image in meant.items() if image and claims[image] == 1}
@@ -72,6 +69,15 @@ def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mappi
             fix=fix + ", or skip missing files with --set data.allow_bad=true" * alone,
         )
     return table, missing
+
+
+def images_below(root: str) -> Images:
+    """Return the images in and below a folder; none if it is missing or a whole disk."""
+    images: dict[str, list[str]] = {}
+    if os.path.isdir(root) and len(Path(root).absolute().parts) > 1:  # noqa: PTH112
+        for path in Walk(root).images_in(""):
+            images.setdefault(split_path(path)[2], []).append(path)
+    return images
 
 
 def with_common_root(table: LabelTable) -> LabelTable:

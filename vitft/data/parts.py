@@ -2,8 +2,11 @@
 
 import re
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Literal
+
+from vitft.system.errors import DataError
+from vitft.system.text import listing
 
 Part = Literal["train", "val", "test", ""]
 """Subset of a dataset; empty before the data are split."""
@@ -19,6 +22,22 @@ PART_NAMES: tuple[tuple[Part, frozenset[str]], ...] = (
 def part_named(name: str) -> Part:
     """Return the subset to which a name such as `Validation` refers, or an empty string."""
     return next((part for part, names in PART_NAMES if name.lower() in names), "")
+
+
+def part_and_class(name: str) -> tuple[Part, str]:
+    """Return the subset and the class in a name such as `trainA` or `daisy_test`, or ("", "")."""
+    for part, names in PART_NAMES:
+        words = f"(?i:{'|'.join(names)})"
+        if m := re.fullmatch(rf"{words}(?![a-z])[\W_]*(.+)|(.+?)[\W_]+{words}", name):
+            return part, m[1] or m[2]
+    return "", ""
+
+
+def check_one_name_each(source: object, names: Iterable[str], what: str, fix: str) -> None:
+    """Raise a DataError if two of the names stand for the same subset, such as dev and eval."""
+    for part, _ in PART_NAMES:
+        if len(same := [name for name in names if part_named(name) == part]) > 1:
+            raise DataError(f"{source} has more than one {part} {what}: {listing(same)}", fix=fix)
 
 
 FOLDER_WORDS = """

@@ -18,13 +18,15 @@ from vitft.data.folder import (
     check_is_folder,
     scan_arrays,
     scan_folder,
+    twins_among,
     warnings_on_names,
 )
+from vitft.data.label_columns import GROUP, OTHER_GROUP, bare_name
 from vitft.data.label_table import read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.table import is_table
 from vitft.system.errors import DataError
-from vitft.system.text import count
+from vitft.system.text import count, listing
 
 
 def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False) -> Folder:
@@ -68,14 +70,22 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     if spec.group_by:
         folder = with_groups(folder, spec.group_by)
     elif not (reference or spec.group or any(file.group for file in folder.files)):
-        folder = replace(folder, notes=(*folder.notes, *filter(None, [sequence_note(folder)])))
+        notes = filter(None, [sequence_note(folder), note_on_group_names(folder)])
+        folder = replace(folder, notes=(*folder.notes, *notes))
     check_groups(folder)
-    return folder
+    twins = map(listing, twins_among(sorted({file.group for file in folder.files})))
+    doubts = (f"{same} may be one group: if so, write it alike in all places" for same in twins)
+    return replace(folder, warnings=(*folder.warnings, *doubts))
 
 
 def refuse_measured(folder: Folder) -> None:
-    """Raise a DataError if the classes are numbers of which most have few images."""
+    """Raise a DataError if the classes are numbers of which most have few images, or captions."""
     names, images = folder.classes, len(folder.files)
+    if folder.table and len(names) == images > 4 and {*folder.outputs} == {*names}:
+        raise DataError(
+            f"{folder.source}: each image has a label of its own, such as {names[0][:40]!r}",
+            fix="choose a column of classes with --set data.label=NAME (captions are no classes)",
+        )
     if folder.labels or not all(
         re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names
     ):
@@ -173,6 +183,7 @@ SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
 """Pattern of a name with the number of a sequence and the number of an image in it."""
 DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
 """Pattern of a date in the name of a photo, which is not the number of a sequence."""
+YEAR = re.compile(rf"{DATE}|(19|20)\d\d([-_.][01]?\d)?")
 FRAME = r"frame[_ -]*\d+\.\w+$"
 
 
@@ -206,6 +217,20 @@ def sequence_note(folder: Folder) -> str:
         f"the names look like frames of a video, e.g. {frames[0]}: neighbouring frames are on both "
         "sides of the split, unless a column names the video of each image (data.group), or a part "
         "of the path does (data.group_by)"
+    )
+
+
+def note_on_group_names(folder: Folder) -> str:
+    """Return a note if all classes are named like groups, e.g. cam1 and cam2, otherwise ""."""
+    names, first = folder.classes, folder.classes[0]
+    bare = {re.sub(r"\d+", "", bare_name(name)) * any(map(str.isdigit, name)) for name in names}
+    groups = (pattern.fullmatch(name) for pattern in (GROUP, OTHER_GROUP) for name in bare)
+    if not (len(bare) == 1 and any(groups)) and not all(map(YEAR.fullmatch, names)):
+        return ""
+    return (
+        f"the classes {listing(names, most=3)} may be where or when the images were taken, not "
+        f"what they show: if so, make folders such as cat/{first}, and keep each together with "
+        "--group-by '([^/]*)/[^/]*$'"
     )
 
 

@@ -20,12 +20,14 @@ from typing import BinaryIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
-from vitft.data.missing import check_some_exist, refuse_run, warn_of_misspelt
+from vitft.data.listed_files import Images, images_below, only_fit
+from vitft.data.missing import check_some_exist, is_missing, refuse_run, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import NOT_UTF_16, TABLE_SUFFIXES, TableReader, open_text
 from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_files
 from vitft.data.walk import HIDDEN, Walk, is_folder, literal_folders
+from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.redaction import redacted
 from vitft.system.text import describe_os_error, listing
@@ -235,11 +237,26 @@ def from_list(name: str) -> Iterable[ImageSource]:
     home = list_folder(name)
     if not (os.path.isabs(first) or os.path.lexists(home + first)) and os.path.lexists(first):  # noqa: PTH117
         home = ""
-    return (
-        source
-        for entry in chain([first], entries)
-        for source in named_sources(entry, entry if os.path.isabs(entry) else home + entry)  # noqa: PTH117
-    )
+    return listed_sources(chain([first], entries), home)
+
+
+def listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
+    """Yield the images for the entries of a list whose relative paths are below a folder.
+
+    Paths that do not exist, but can mean only one image below the folder, are completed as in
+    tables of labels.
+    """
+    images: Images | None = None
+    example = ""
+    for entry in entries:
+        path = entry if os.path.isabs(entry) else home + entry  # noqa: PTH117
+        if entry and not is_url(entry) and is_missing(path):
+            images = images_below(home or os.curdir) if images is None else images
+            if (meant := only_fit(entry, images)) and not example:
+                example = f"{visible(entry)} to {visible(home + meant)}"
+                log.info(f"paths that nearly exist are completed, e.g. {example}")
+            path = home + meant if meant else path
+        yield from named_sources(entry, path)
 
 
 def list_folder(name: str) -> str:

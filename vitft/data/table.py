@@ -214,7 +214,7 @@ class TableReader:
             yield [cell_text(fields.get(name)) for name in names]
 
     def json_object(self, line: str) -> dict[str, Any]:
-        """Return the JSON object on a line."""
+        """Return the JSON object on a line, with the fields of inner objects as `outer.inner`."""
         try:
             fields = parse_json(line)
         except ValueError as error:
@@ -223,6 +223,8 @@ class TableReader:
             raise self.error(problem, column=str(column)) from error
         if not isinstance(fields, dict):
             raise self.error("the text is JSON, but not an object such as {...}", column="1")
+        for name in [name for name, value in fields.items() if value and isinstance(value, dict)]:
+            fields |= {f"{name}.{key}": value for key, value in fields.pop(name).items()}
         return fields
 
     def parquet_rows(self) -> Iterator[list[str]]:

@@ -36,3 +36,11 @@ def turned(folder: Path) -> None:
         ):
             (folder / place).mkdir(parents=True, exist_ok=True)
             saved.save(folder / place / path.name, quality=80)
+
+
+def below_each_class(folder: Path) -> None:
+    """Draw images, and copy all of them below two more classes."""
+    for number in range(90):
+        draw(folder / "color" / f"{'ab'[number % 2]}{number}.jpg")
+    for name in ("grayscale", "segmented"):
+        shutil.copytree(folder / "color", folder / name)

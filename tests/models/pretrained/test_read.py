@@ -113,8 +113,8 @@ HUGE_NPY = npy(np.zeros(2, np.float32)).replace(b"(2,), }", b"(999999999999,), }
         pytest.param(
             "a.safetensors", b"version https://git-lfs.github.com/x", "git lfs pull", id="pointer"
         ),
-        pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "a web page", id="web page"),
-        pytest.param("a.safetensors", b"\n <HTML><body>", "a web page", id="page without a type"),
+        pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "HTML", id="web page"),
+        pytest.param("a.safetensors", b"\n <HTML><body>", "HTML", id="page without a type"),
         pytest.param("a.pth", b"", "damaged torch file.*empty", id="empty pickle"),
         pytest.param("a.pth", b"\x80\x02garbage", "damaged torch file", id="broken pickle"),
         pytest.param("a.pth", b"PK\x03\x04 no zip", "damaged torch file", id="broken zip"),

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from vitft.data.mistaken import mistaken_data
+from vitft.data.signatures import looks_like
 from vitft.models.pretrained.catalog import REPOSITORY, CatalogEntry, entries_by_name, find_entry
 from vitft.system.errors import WeightsError
 from vitft.system.files import (
@@ -246,12 +247,20 @@ def check_pickle(path: Path, *, allowed: bool) -> None:
     Raises:
         WeightsError: The file is a pickle, and pickles are not allowed.
     """
-    if weight_format(file_and_part(path)[0]) == "pickle" and not allowed:
+    file, _ = file_and_part(path)
+    if weight_format(file) != "pickle" or allowed:
+        return
+    with file.open("rb") as opened:
+        content = looks_like(opened.read(64))
+    if content.startswith("looks like"):
         raise WeightsError(
-            f"{path} is a Python pickle, which can contain code",
-            fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), "
-            "which reads only tensors and runs no code",
+            f"{path} is not a weight file: it {content}", fix="use the weight file of the model"
         )
+    raise WeightsError(
+        f"{path} is a Python pickle, which can contain code",
+        fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), "
+        "which reads only tensors and runs no code",
+    )
 
 
 def bundled_file(entry: CatalogEntry) -> Path:

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitft.data.signatures import looks_like
 from vitft.models.checkpoint_file import TORCH_TYPES
 from vitft.models.pretrained.catalog import catalog_entries
 from vitft.models.pretrained.convert import ROOT, described
@@ -365,15 +366,10 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
     """Return an error that states why a file is not a valid `kind`."""
-    reason = short_message(error)
     with path.open("rb") as file:
         start = file.read(64)
-    if not start:
-        reason = "it is empty"
-    elif start.startswith(b"version https://git-lfs"):
-        reason = "it is a Git LFS pointer; run `git lfs pull`"
-    elif start.lstrip().lower().startswith((b"<!doctype", b"<html")):
-        reason = "it is a web page"
-    elif "weights_only" in reason:  # torch's advice to run the code in the file
+    content = looks_like(start) if start else "it is empty"
+    reason = short_message(error) if "unknown" in content else content
+    if "weights_only" in reason:  # torch's advice to run the code in the file
         reason = "its pickle is invalid"
     return WeightsError(f"damaged {kind}: {path} ({reason})", fix="copy or download the file again")
