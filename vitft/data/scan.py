@@ -81,14 +81,14 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
 def refuse_measured(folder: Folder) -> None:
     """Raise a DataError if the classes are numbers of which most have few images, or captions."""
     names, images = folder.classes, len(folder.files)
-    if folder.table and len(names) == images > 4 and {*folder.outputs} == {*names}:
-        raise DataError(
-            f"{folder.source}: each image has a label of its own, such as {names[0][:40]!r}",
-            fix="choose a column of classes with --set data.label=NAME (captions are no classes)",
-        )
-    if folder.labels or not all(
-        re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names
-    ):
+    if not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names):
+        if folder.table and len(names) == images > 4 and {*folder.outputs} == {*names}:
+            raise DataError(
+                f"{folder.source}: each image has a label of its own, such as {names[0][:40]!r}",
+                fix="choose a column of classes, not of captions, with --set data.label=NAME",
+            )
+        return
+    if folder.labels:
         return
     values = [float(name.replace(",", ".")) for name in names]
     has_fractions = any(value % 1 for value in values)
