@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_threshold_options
@@ -126,15 +126,9 @@ def predict_command(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy reads it on import (`numpy_engine`)
     from vitft.predict.jobs import run_prediction
 
-    errors = run_prediction(
-        request, write=output.row, stdin=standard_input(), illustrate=illustrate
-    )
+    stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # it may be closed
+    errors = run_prediction(request, write=output.row, stdin=stdin, illustrate=illustrate)
     return 3 if errors and request.shard.world == 1 else 0
-
-
-def standard_input() -> BinaryIO:
-    """Return stdin as a binary stream, which is empty if stdin is closed."""
-    return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
 def illustrate(

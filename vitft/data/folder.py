@@ -318,11 +318,14 @@ def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -
     ]
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
     without = f"; no images in {listing(empty)}" if empty else ""
-    fix = f"use the same class folders in {one}/ and {other}/"
     twins = {key_of(name): name for name in missing[one]}
-    if renamed := [n for n in missing[other] if key_of(n) in twins]:
-        new = (f"{other}/{name} to {other}/{twins[key_of(name)]}" for name in renamed)
-        fix = f"rename {listing(new)}"
+    new = {
+        n: f"{other}/{n} to {other}/{twins[key_of(n)]}"
+        for n in missing[other]
+        if key_of(n) in twins
+    }
+    fix = f"rename {listing(new.values())}"
+    fix = fix if new else f"use the same class folders in {one}/ and {other}/"
     for part, own in names.items():
         if inner := root / part if len(own) > 1 else class_folder_in(root / part):
             fix += f", or use {part}/ only, with --data {shell_quote(str(inner))}"
@@ -423,11 +426,9 @@ def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int
     if len(used) > 1:
         fix += f". If they are classes, use {class_table((name, name) for name in used)}"
     pairs = {name: part_and_class(name) for name in used}
-    if len({own for part, own in pairs.values() if part == "train"}) > 1 and all(
-        part for part, _ in pairs.values()
-    ):
+    only = [(name, own if part == "train" else "") for name, (part, own) in pairs.items()]
+    if len({own for _, own in only if own}) > 1 and ("", "") not in pairs.values():
         moved = listing(f"{name} to {part}/{own}" for name, (part, own) in pairs.items())
-        only = ((name, own if part == "train" else "") for name, (part, own) in pairs.items())
         fix = f"rename {moved}, or train without the others with {class_table(only)}"
     raise DataError(problem, fix=fix)
 
@@ -579,17 +580,13 @@ MASK = re.compile(
 
 
 def warning_on_masks(files: Sequence[File]) -> Iterator[str]:
-    """Yield a warning if files are named like masks of others in their class.
-
-    Such names are x_mask.png beside x.png, and masks/x.png beside images/x.png.
-    """
+    """Yield a warning if files are named like masks of others: x_mask.png or masks/x.png."""
     stems = {file.path.rpartition(".")[0]: file.path for file in files}
     pairs = ((path, MASK.fullmatch(stem)) for stem, path in stems.items())
     found = [(path, stems[m[1]]) for path, m in pairs if m and m[1] in stems]
-    inner = [bool((name := inner_folder(file)) and MASK.fullmatch(name)) for file in files]
-    beside = {f.label: f.path for f, is_mask in zip(files, inner, strict=True) if not is_mask}
-    masks = (f for f, is_mask in zip(files, inner, strict=True) if is_mask and f.label in beside)
-    found += [(file.path, beside[file.label]) for file in masks]
+    inner = {file.path for file in files if MASK.fullmatch(inner_folder(file) or ".")}
+    beside = {file.label: file.path for file in files if file.path not in inner}
+    found += [(f.path, beside[f.label]) for f in files if f.path in inner and f.label in beside]
     if found:
         yield (
             f"names like those of masks: {count(len(found), 'file')}, e.g. {found[0][0]} beside "

@@ -241,11 +241,7 @@ def from_list(name: str) -> Iterable[ImageSource]:
 
 
 def listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
-    """Yield the images for the entries of a list whose relative paths are below a folder.
-
-    Paths that do not exist, but can mean only one image below the folder, are completed as in
-    tables of labels.
-    """
+    """Yield the images for the entries of a list; paths are completed as in tables of labels."""
     images: Images | None = None
     example = ""
     for entry in entries:

@@ -48,9 +48,7 @@ def log_split(manifest: Manifest) -> None:
     across = "in both training and validation"
     if manifest.test:
         across = "in more than one of training, validation and test"
-    kinds = zip(
-        (across, "with different labels, of which one counts"), leaks(manifest), strict=True
-    )
+    kinds = zip((across, "with different labels (one counts)"), leaks(manifest), strict=True)
     for kind, groups in kinds:
         if groups:
             example = " and ".join(groups[0][:2])

@@ -47,7 +47,9 @@ def epochs_section(run: Run) -> ChartSection | None:
     parts = ("training", "validation")
     text = f"The run trained for {count(len(log), 'epoch')}."
     if planned := epochs_not_trained(run, len(log)):
-        text = f"The run stopped early, after {len(log)} of {planned} epochs: {without_gain(run)}."
+        patience = count(int(run.setting("optim", "patience") or 0), "epoch")
+        text = f"The run stopped early, after {len(log)} of {planned} epochs: no improvement in "
+        text += f"{patience}."
     if run.results.get("best_epoch"):
         freeze = str(run.setting("train", "freeze") or "")
         text += f" The saved weights come from {selected_epoch(run.results, freeze)}"
@@ -84,11 +86,6 @@ def epochs_not_trained(run: Run, trained: int) -> int:
     is_finished = run.environment.get("status") == "finished"
     is_early = bool(run.setting("optim", "patience")) and trained < planned
     return planned if is_finished and is_early else 0
-
-
-def without_gain(run: Run) -> str:
-    """Return the reason for stopping early."""
-    return f"no improvement in {count(int(run.setting('optim', 'patience') or 0), 'epoch')}"
 
 
 def penalty_section(run: Run) -> ChartSection | None:

@@ -271,8 +271,8 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     group = ProcessGroup(int(os.environ["RANK"]), size, local_rank)
     torch.set_num_threads(worker_threads())
-    backend = choose_backend(device, has_gpu=torch.cuda.is_available())
-    on_gpu = backend == "nccl"
+    on_gpu = torch.cuda.is_available() and device.startswith(("auto", "cuda"))
+    backend = "nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
     if on_gpu:
         torch.cuda.set_device(group.local_rank)
     if not group.is_main:
@@ -291,14 +291,6 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
     finally:
         if on_gpu:  # required by NCCL; gloo's threads end with the process
             distributed.destroy_process_group()
-
-
-def choose_backend(device: str, *, has_gpu: bool) -> str:
-    """Return the backend of the process group: `nccl` for tensors on CUDA GPUs, otherwise `gloo`.
-
-    NCCL only exchanges tensors on GPUs, so a run with `--device cpu` needs gloo on any machine.
-    """
-    return "nccl" if has_gpu and device.startswith(("auto", "cuda")) else "gloo"
 
 
 def check_sharding(

@@ -146,7 +146,7 @@ class HeadSolver:
         results: SolvedHeadResults = {
             "first_loss": first_loss,
             "l2": solved.l2,
-            "knn_top1": fraction_right(are_right(logits_of_votes(votes, truth), truth)),
+            "knn_top1": fraction_right(are_right(votes - 0.5 * (truth.ndim == 2), truth)),
         }
         if isinstance(solved.method.l2, tuple):
             results["label_l2"] = list(solved.method.l2)
@@ -158,11 +158,6 @@ class HeadSolver:
         if solved.candidates:
             results["head"] = head_choice(self.context.best.model, solved, held_out, truth)
         return results
-
-
-def logits_of_votes(votes: Tensor, targets: Tensor) -> Tensor:
-    """Convert nearest-neighbour votes (n, C) to logits; for multi-label targets, 0.5 becomes 0."""
-    return votes - 0.5 if targets.ndim == 2 else votes
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:

@@ -150,7 +150,8 @@ class Trainer:
         if not math.isfinite(loss):
             raise diverged(self.steps, lr, f"the loss is {loss}")
         self.scaler.unscale_(self.optimizer)
-        if not math.isfinite(self.clip_gradients()) and not self.lowers_scale():
+        may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1  # skips the step
+        if not math.isfinite(self.clip_gradients()) and not may_overflow:
             raise diverged(self.steps, lr, "the gradient is not finite")
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -171,14 +172,6 @@ class Trainer:
             if self.spec.clip:
                 nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
             return (full_tensor(norm) if self.sharded else norm).item()
-
-    def lowers_scale(self) -> bool:
-        """Return whether the loss scale can be lowered after a gradient has overflowed in fp16.
-
-        The scaler then skips the step and halves the scale. At a scale of 1 or less, the gradient
-        itself is not finite.
-        """
-        return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
     def backward(self, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of the whole batch, given this rank's slice of it.
