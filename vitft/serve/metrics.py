@@ -56,7 +56,8 @@ class ServerMetrics:
 
     def lines(self) -> Iterator[str]:
         queue = self.queue
-        run = label_value(queue.pipeline.postprocess.run_name)
+        run = queue.pipeline.postprocess.run_name.encode("utf-8", "replace").decode()
+        run = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         yield from family("info", "gauge", "Version and run of the model; always 1.")
         yield f'vitft_info{{version="{version("vitft")}",run="{run}"}} 1'
         for name, kind, value, text in (
@@ -84,12 +85,6 @@ class ServerMetrics:
 def family(name: str, kind: str, text: str) -> tuple[str, str]:
     """Return the lines that precede the values of a metric."""
     return f"# HELP vitft_{name} {text}", f"# TYPE vitft_{name} {kind}"
-
-
-def label_value(text: str) -> str:
-    """Return text escaped for a label; text that is not valid Unicode gets question marks."""
-    known = text.encode("utf-8", "replace").decode()
-    return known.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class MetricsMiddleware:

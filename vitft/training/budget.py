@@ -177,12 +177,9 @@ class Search:
         first = sorted(self.found["trials"], key=gain, reverse=True)
         for layers in dict.fromkeys(trial["layers"] for trial in first):
             self.try_longer(layers)
-            self.repeat_undecided()
-
-    def repeat_undecided(self) -> None:
-        """Repeat the trials that may be the best, while there is time."""
-        while trial := next(filter(self.has_time_to_repeat, undecided(self.found["trials"])), None):
-            self.repeat(trial)
+            trials = self.found["trials"]
+            while trial := next(filter(self.has_time_to_repeat, undecided(trials)), None):
+                self.repeat(trial)
 
     def remaining(self) -> float:
         """Return the time in seconds that trials and the final training may still take."""

@@ -131,7 +131,9 @@ def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTria
         other = start_with(start, replace(spec, name=chosen.name))
     except WeightsError as error:  # e.g. a damaged file in the cache
         log.info(f"the weights {chosen.name} were not tried: {error.problem}")
-    if group.all_reduce_max(int(other is None)) or other is None or have_same_weights(start, other):
+    if group.all_reduce_max(int(other is None)) or other is None:
+        return None
+    if len({s.setup.report.provenance.get("sha256") for s in (start, other)}) == 1:  # a copy
         return None
     log.info(f"trying the weights {chosen.name} on the training images")
     found = try_start(start, other, fraction=WEIGHTS_FRACTION, started=started)
@@ -169,12 +171,6 @@ def try_start(start: Start, other: Start, *, fraction: float, started: float) ->
     if found is not None:
         found["seconds"] = group.broadcast(time.monotonic() - began)
     return found
-
-
-def have_same_weights(one: Start, other: Start) -> bool:
-    """Return whether two starts read their weights from equal files, such as a copy of one."""
-    digests = {start.setup.report.provenance.get("sha256") for start in (one, other)}
-    return len(digests) == 1
 
 
 def weights_to_try(start: Start, *, started: float) -> Recommendation | None:

@@ -108,7 +108,8 @@ def check_place(data: str) -> Place | None:
     place = place_of(data)
     if place is not None:
         if not place.address.strip("/"):
-            raise UsageError(f"{data} names no data", fix=place_example(place.kind))
+            form = {"wds": "wds:https://HOST/train-{00..09}.tar", "hf": "hf:USER/NAME:train"}
+            raise UsageError(f"{data} names no data", fix=f"use e.g. --data {form[place.kind]}")
         return place
     scheme = scheme_of(data)
     archive = ARCHIVE_NAME.search(urlsplit(data).path if scheme else data)
@@ -133,12 +134,6 @@ def check_place(data: str) -> Place | None:
     if archive is not None and os.path.isfile(data):  # noqa: PTH113
         raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
     return None
-
-
-def place_example(kind: Kind) -> str:
-    """Return the fix that shows the form of a place."""
-    forms = {"wds": "wds:https://HOST/train-{00..09}.tar", "hf": "hf:USER/NAME or hf:NAME:train"}
-    return f"use e.g. --data {forms[kind]}"
 
 
 def scheme_of(address: str) -> str:
