@@ -318,14 +318,10 @@ def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -
     ]
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
     without = f"; no images in {listing(empty)}" if empty else ""
-    twins = {key_of(name): name for name in missing[one]}
-    new = {
-        n: f"{other}/{n} to {other}/{twins[key_of(n)]}"
-        for n in missing[other]
-        if key_of(n) in twins
-    }
-    fix = f"rename {listing(new.values())}"
-    fix = fix if new else f"use the same class folders in {one}/ and {other}/"
+    twins = {key_of(name): f"{other}/{name}" for name in missing[one]}
+    new = [f"{other}/{n} to {twins[key_of(n)]}" for n in missing[other] if key_of(n) in twins]
+    fix = f"use the same class folders in {one}/ and {other}/"
+    fix = f"rename {listing(new)}" if new else fix
     for part, own in names.items():
         if inner := root / part if len(own) > 1 else class_folder_in(root / part):
             fix += f", or use {part}/ only, with --data {shell_quote(str(inner))}"

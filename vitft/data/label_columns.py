@@ -27,8 +27,7 @@ SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
 """Names of the group column, without blanks and underscores: `patient_id`, `PatientID`."""
 OTHER_GROUP = re.compile(
-    "(animal|case|slide|study|series|specimen|session|cam|site|scene|location|visit|year)"
-    "(id|no|number)?"
+    "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year)(id|no|number)?"
 )
 """Names of columns that may contain groups, but are not used for them without a setting."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")

@@ -259,7 +259,6 @@ class RowParser:
     by_path: dict[str, LabelledRow] = field(default_factory=dict)
     """First row of each image."""
     splits: set[str] = field(default_factory=set)
-    """Different cells in the column of the split, in lower case."""
     listed: list[LabelledRow] = field(default_factory=list)
     """All rows that do not repeat an earlier row."""
     repeated: int = 0

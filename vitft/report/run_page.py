@@ -229,7 +229,9 @@ def class_rows(run: Run) -> list[ClassRow]:
                 train=train[name],
                 metrics=metrics,
                 confused_with=with_,
-                bar=recall_bar(metrics) if len(run.classes) <= MAX_BARS else "",
+                bar=score_bar("recall", metrics["recall"], metrics["recall_interval"], None)
+                if metrics["recall"] is not None and len(run.classes) <= MAX_BARS
+                else "",
                 ap=f"{percent(found['ap'])} ({interval(found['ap_interval'], 0)})" if found else "",
                 threshold=percent(found.get("threshold"), 0) if found else "",
             )
@@ -240,12 +242,6 @@ def class_rows(run: Run) -> list[ClassRow]:
         return recall is None, recall or 0.0, row.name
 
     return sorted(rows, key=order)
-
-
-def recall_bar(metrics: ClassMetrics) -> str:
-    """Return the recall of a class with its interval as SVG, or "" if the recall is undefined."""
-    recall = metrics["recall"]
-    return "" if recall is None else score_bar("recall", recall, metrics["recall_interval"], None)
 
 
 def confusion_of(classes: Sequence[str], counts: Mapping[tuple[int, int], int]) -> Confusion | None:

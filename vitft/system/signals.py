@@ -68,10 +68,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether a signal may have caused an error.
-
-    This is true of KeyboardInterrupt and of errors raised inside torch.compile.
-    """
+    """Return whether a signal may have caused an error: Ctrl-C, or an error in torch.compile."""
     compiler = ("torch._dynamo.", "torch._inductor.")
     return isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith(compiler)
 

@@ -136,7 +136,10 @@ def run_finetuning(
         setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
-            log.info(f"no training state was saved: {restart_text(run)}")
+            kept = " from the beginning"
+            if read_budget(run.resume) is not None:
+                kept = ", but finished trials are not repeated"
+            log.info(f"no training state was saved: training starts again{kept}")
         trackers.start(run, flat_settings(setup.config), resume=resume)
         context = RunContext(
             run=run,
@@ -155,13 +158,6 @@ def run_finetuning(
         trackers.finish(result.status, result.figures)
         group.barrier()
     return result
-
-
-def restart_text(run: RunDir) -> str:
-    """Return what a run without a training state repeats when it is resumed."""
-    if read_budget(run.resume) is None:
-        return "training starts again from the beginning"
-    return "training starts again, but finished trials are not repeated"
 
 
 def set_up(

@@ -252,15 +252,11 @@ def check_pickle(path: Path, *, allowed: bool) -> None:
         return
     with file.open("rb") as opened:
         content = looks_like(opened.read(64))
+    fix = "use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), which "
+    fix += "reads only tensors and runs no code"
     if content.startswith("looks like"):
-        raise WeightsError(
-            f"{path} is not a weight file: it {content}", fix="use the weight file of the model"
-        )
-    raise WeightsError(
-        f"{path} is a Python pickle, which can contain code",
-        fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), "
-        "which reads only tensors and runs no code",
-    )
+        raise WeightsError(f"{path} is not a weight file: it {content}", fix="use another file")
+    raise WeightsError(f"{path} is a Python pickle, which can contain code", fix=fix)
 
 
 def bundled_file(entry: CatalogEntry) -> Path:
