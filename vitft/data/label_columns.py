@@ -230,12 +230,14 @@ class LabelParser:
         for column in columns:
             self.add(column)
         example = next((label for row in self.sets for label in row if label not in self.names), "")
+        if len(texts) > 1 and len({frozenset(text.values) for text in texts}) == 1:
+            example += " (if the values mean yes or no, write 1 or 0)" * (len(texts[0].values) == 2)
         remarks = {
             "-1 is read as no, not as unknown, in": [
                 column for column in flags if column.has_minus
             ],
             "an empty cell is read as no, not as unknown, in": blank,
-            f"labels such as {example} (if they mean yes or no, write 1 or 0) are read from": texts,
+            f"labels such as {example} are read from": texts,
             "no image has the label": [c for c in columns if not ({*c.values.values()} - {False})],
             "every image has the label": [
                 c for c in flags if {*map(c.values.get, c.cells)} == {True}
