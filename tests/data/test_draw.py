@@ -64,6 +64,3 @@ def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
 
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] != numbers(draw_groups(members, DataSpec(val_rate=0.2)))
-
-
-# ---- the split of an earlier run

@@ -111,9 +111,6 @@ def test_a_film_of_one_scene_is_one_group() -> None:
     assert set(groups) == {0}
 
 
-# ---- the limits
-
-
 # ---- groups
 
 

@@ -120,9 +120,6 @@ def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
-# ---- train and val folders
-
-
 # ---- what is no data folder
 
 
@@ -231,6 +228,3 @@ def test_hostile_names_go_all_the_way_from_the_disk_to_the_table(tmp_path: Path)
     assert checked.bad == ()
     assert Manifest.read(tmp_path / "split.csv", data) == manifest
     assert all(open_image(manifest.locate(row)).size == (2, 2) for row in manifest.rows)
-
-
-# ---- the files below a folder, for predict

@@ -110,9 +110,6 @@ def test_only_training_images_set_the_range(tmp_path: Path) -> None:
     assert measured(fill(tmp_path, {**train, **val})) == (0, 1000)
 
 
-# ---- the transform
-
-
 # ---- whole runs
 
 

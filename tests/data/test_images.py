@@ -580,6 +580,3 @@ def test_damaged_tiffs_write_nothing_to_the_terminal(capfd: pytest.CaptureFixtur
 
     assert refused
     assert capfd.readouterr().err == ""  # libtiff writes to the descriptor, not to sys.stderr
-
-
-# ---- real files

@@ -121,9 +121,3 @@ def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"path,label\n" + odd + b",cat\ndog/0.png,dog\ndog/1.png,dog")
 
     assert len(scan(tmp_path / "t.csv").files) == 3
-
-
-# ---- broken tables
-
-
-# the column of `vitft label` ----------------------------------------------------------------------

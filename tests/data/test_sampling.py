@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.conftest import draw_folder
-from tests.training.test_distributed import check_same_run, home, launch, options_of  # noqa: F401
 from tests.training.test_stages import outcome, resumed, start, stop_after
 from vitft.data import sample_order
 

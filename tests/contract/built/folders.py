@@ -102,3 +102,23 @@ def animation(folder: Path) -> None:
     frames = [Image.new("RGB", (16, 16), (60 * i, 0, 0)) for i in range(3)]
     path = photos(folder) / "cat" / "a.gif"
     frames[0].save(path, save_all=True, append_images=frames[1:])
+
+
+def wide(folder: Path) -> None:
+    """Draw images that are four times as wide as high."""
+    for path in (*expand("p/cat/{0-3}.jpg"), *expand("p/dog/{0-3}.jpg")):
+        draw(folder / path, 160, 40)
+
+
+def mixed_values(folder: Path) -> None:
+    """Write images of 16 bits beside images of floating-point numbers."""
+    root = photos(folder)
+    random = np.random.default_rng(0)
+    Image.fromarray(random.integers(0, 4000, (16, 16)).astype(np.uint16)).save(root / "cat/16.png")
+    Image.fromarray((random.random((16, 16)) * 900).astype(np.float32)).save(root / "dog/f.tif")
+
+
+def identical(folder: Path) -> None:
+    """Copy an image within its class."""
+    root = photos(folder)
+    shutil.copyfile(root / "cat" / "0.jpg", root / "cat" / "0 (1).jpg")
