@@ -99,7 +99,7 @@ def parse(command: str) -> None:
 
 def test_the_pages_have_commands() -> None:
     assert len({command for found in EVERY.values() for command in found}) > 80
-    assert EVERY["README.md"][0] == "vitft finetune --data photos"
+    assert "vitft finetune --data photos" in EVERY["README.md"]
 
 
 def test_the_list_of_commands_that_are_not_run_is_current() -> None:

@@ -181,7 +181,7 @@ def test_the_guide_states_the_limits() -> None:
 
     default = ServeLimits()
 
-    assert table["one request"].startswith(f"{default.max_bytes / 1e6:g} MB; {default.images} im")
+    assert table["one request"].startswith(f"{default.max_bytes / 1e6:g} MB, {default.images} im")
     assert table["queued images"] == str(default.queue)
     assert table["bodies of all requests together"].startswith(
         f"{default.memory / default.max_bytes:g} requests"
