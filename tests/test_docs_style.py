@@ -30,7 +30,7 @@ INSTEAD = {
     r"pictures?": "image, figure or screenshot",
     r"solved head|solved heads": "a head that is fitted, or logistic regression",
     r"(head|model)s? (that )?reads? (six|several|up to|the last)": "features from the last N blocks",
-    r"data audit|audits?": "check",
+    r"data audit|audits?(?!\.json)": "check",
     r"told|answered with": "print, log, report",
     r"the person who|whoever": "you",
     r"foretells?|promises what": "predict, estimate",
@@ -63,7 +63,7 @@ def sentences(unit: str) -> list[str]:
     """Split a paragraph; a code span counts as one word."""
     text = re.sub(r"`[^`]*`", "Code", unit).replace("*", "")
     text = re.sub(r"\b(e\.g|i\.e|al|vs)\.", r"\1", text)
-    return [part for part in re.split(r"(?<=[.!?:])[\")]?\s+(?=[A-Z0-9\"(+-])", text) if part]
+    return [part for part in re.split(r"(?<=[.!?:])[\")]?\s+(?=[A-Z0-9\"(+-]|vitft|timm)", text) if part]
 
 
 def lengths(page: str) -> tuple[list[int], list[int]]:

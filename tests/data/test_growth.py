@@ -97,7 +97,7 @@ def test_few_photos_change_sides_when_others_are_added(added: float) -> None:
         assert all(
             abs(sum(row.label == label for row in after.val) - rule) <= 1 for label in range(3)
         )
-    # No rule that knows only the present photos does better: docs/data.md
+    # No rule that knows only the present photos does better: docs/growing.md
     assert kept / total > {0.01: 0.985, 0.1: 0.97, 1.0: 0.95}[added]
 
 

@@ -61,7 +61,7 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision of a run, given `train.precision` (see docs/training.md, Precision).
+    """Return the precision of a run, given `train.precision` (see docs/gpu.md, Mixed precision).
 
     `auto` is bf16 where the hardware supports it natively, fp16 on older GPUs that compute faster
     in fp16, and fp32 elsewhere.
