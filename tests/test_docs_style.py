@@ -29,7 +29,7 @@ INSTEAD = {
     r"bit by bit|bit for bit": "bit-identical",
     r"pictures?": "image, figure or screenshot",
     r"solved head|solved heads": "a head that is fitted, or logistic regression",
-    r"(head|model)s? (that )?reads? (six|several|up to|the last)": "features from the last N blocks",
+    r"(head|model)s? (that )?reads? (six|several|up to|the last)": "features from N blocks",
     r"data audit|audits?(?!\.json)": "check",
     r"told|answered with": "print, log, report",
     r"the person who|whoever": "you",
@@ -63,7 +63,9 @@ def sentences(unit: str) -> list[str]:
     """Split a paragraph; a code span counts as one word."""
     text = re.sub(r"`[^`]*`", "Code", unit).replace("*", "")
     text = re.sub(r"\b(e\.g|i\.e|al|vs)\.", r"\1", text)
-    return [part for part in re.split(r"(?<=[.!?:])[\")]?\s+(?=[A-Z0-9\"(+-]|vitft|timm)", text) if part]
+    return [
+        part for part in re.split(r"(?<=[.!?:])[\")]?\s+(?=[A-Z0-9\"(+-]|vitft|timm)", text) if part
+    ]
 
 
 def lengths(page: str) -> tuple[list[int], list[int]]:
