@@ -13,12 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.system import console
+from vitft.data import EvalTransform
+from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.system import LogHandler, show_log
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
 
@@ -50,10 +47,10 @@ def interruptible() -> None:
 @pytest.fixture(autouse=True)
 def shown_log() -> Iterator[None]:
     """Print the log of the package, as every command does."""
-    console.show_log()
+    show_log()
     yield
     logger = logging.getLogger("vitft")
-    for handler in [h for h in logger.handlers if isinstance(h, console.LogHandler)]:
+    for handler in [h for h in logger.handlers if isinstance(h, LogHandler)]:
         logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     logger.propagate = True

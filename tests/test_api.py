@@ -15,7 +15,7 @@ from PIL import Image
 import vitft
 from tests.conftest import draw_folder
 from tests.support.limits import HANG_S
-from vitft.api import Trained
+from vitft import Trained
 from vitft.config import FINETUNE_OPTIONS, read_run_config
 from vitft.data import EvalTransform, draw_demo, open_image
 from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint

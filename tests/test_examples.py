@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vitft.data import demo
+from vitft.data import FLOWERS_BY_KIND, draw_demo
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -81,7 +81,7 @@ def words(notebook: dict[str, Any]) -> list[list[str]]:
             text += [line for lines in shown for line in lines]
         plain = re.sub(r"<(style|script|svg)\b.*?</\1>|<[^>]+>", " ", "".join(text), flags=re.S)
         every = re.findall(r"[^\W\d_]{2,}", html.unescape(plain))
-        found.append([word for word in every if word not in demo.FLOWERS_BY_KIND])
+        found.append([word for word in every if word not in FLOWERS_BY_KIND])
     return found
 
 
@@ -91,8 +91,8 @@ def test_a_notebook_runs_and_shows_what_it_showed_when_it_was_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if path.stem != "first_run":  # whose text depends on the accuracy
-        drawn = demo.draw_demo
-        monkeypatch.setattr(demo, "draw_demo", lambda root: drawn(root, per_class=12))
+        drawn = draw_demo
+        monkeypatch.setattr("vitft.data.demo.draw_demo", lambda root: drawn(root, per_class=12))
     written = read(path)
     notebook = read(path)
 

@@ -295,6 +295,32 @@ def definitions(tree: ast.Module) -> Iterator[str]:
             yield node.target.id
 
 
+def internal_imports() -> Iterator[str]:
+    """Yield `test file: module.name` of each import of something that is not public."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names if alias.name.startswith("vitft.")]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitft"):
+                home = str(node.module)
+                found = [
+                    f"{home}.{alias.name}"
+                    for alias in node.names
+                    if home not in MODULES or not lazy_homes(home, alias.name)
+                ]
+            else:
+                continue
+            for name in found:
+                if not name.startswith("vitft.cli.main."):
+                    yield f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_tests_import_public_names_only() -> None:
+    assert {*internal_imports()} <= REMAINDER["internal_imports"], (
+        "a public name stands in the __init__.pyi of its package"
+    )
+
+
 PRIVATE = re.compile(
     r"\b(house|rooms?|doors?|floors?|verbs?|team|sketch(?:es|book)?|crew|rehears(?:e|ed|al))\b"
     r"|(?<![Tt]here )\b(is|are) no (?!longer|more|less)|(?<![Tt]here )\bis none\b"

@@ -21,8 +21,7 @@ from vitft.config import (
     shown_value,
     to_toml,
 )
-from vitft.data import EvalTransform, Manifest, Row
-from vitft.data.draw import draw
+from vitft.data import EvalTransform, Manifest, Row, draw
 from vitft.features import key_of
 from vitft.models import (
     Card,

@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from vitft.cli import output
-from vitft.system import console
+from vitft.cli.output import bug, interrupted, note, result, show_traceback, version, warn
+from vitft.system import show_log
 
 
 def test_control_characters_of_file_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    output.result("a\x1b[2Jb.jpg")
-    output.note("two\nlines")
+    result("a\x1b[2Jb.jpg")
+    note("two\nlines")
 
     captured = capsys.readouterr()
     assert captured.out == "a\\x1b[2Jb.jpg\n"
@@ -20,10 +20,10 @@ def test_control_characters_of_file_names_are_escaped(capsys: pytest.CaptureFixt
 def test_notes_are_not_shown_with_quiet_but_warnings_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    console.show_log(logging.WARNING)
+    show_log(logging.WARNING)
 
-    output.note("a note")
-    output.warn("a problem\x1b")
+    note("a note")
+    warn("a problem\x1b")
 
     assert capsys.readouterr().err == "warning: a problem\\x1b\n"
 
@@ -32,11 +32,11 @@ def test_a_bug_is_reported_with_a_redacted_traceback(capsys: pytest.CaptureFixtu
     try:
         raise RuntimeError("no https://me:secret@h/x")
     except RuntimeError:
-        output.show_traceback()
-    output.bug()
-    output.interrupted()
+        show_traceback()
+    bug()
+    interrupted()
 
     shown = capsys.readouterr().err
     assert "RuntimeError: no https://***@h/x" in shown
-    assert f"this is a bug in vitft {output.version()}; please report it" in shown
+    assert f"this is a bug in vitft {version()}; please report it" in shown
     assert shown.endswith("vitft: interrupted\n")

@@ -11,8 +11,7 @@ from typing import Any, Self
 from starlette.types import ASGIApp, Message
 
 from vitft.config import TrainSpec
-from vitft.predict import Postprocess
-from vitft.predict.open_engine import open_engine
+from vitft.predict import Postprocess, open_engine
 from vitft.serve import (
     AnswerFile,
     BatchQueue,

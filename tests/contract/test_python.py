@@ -17,7 +17,7 @@ from PIL import Image
 
 import vitft
 from tests.conftest import tiny_home
-from vitft.data.images import open_image
+from vitft.data import open_image
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """Programs often leave the closing of a file to Python."""

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from vitft.data import encode_bmp, find_arrays, open_image
-from vitft.data.scan import scan
+from vitft.data import encode_bmp, find_arrays, open_image, scan
 from vitft.system import DataError, ImageError
 
 Array = np.ndarray[Any, np.dtype[Any]]

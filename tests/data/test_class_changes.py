@@ -12,8 +12,7 @@ from tests.support.pictures import contents
 from tests.training.test_table_runs import train, write_table
 from vitft.cli.main import main
 from vitft.config import DataSpec
-from vitft.data import Folder
-from vitft.data.scan import scan
+from vitft.data import Folder, scan
 from vitft.system import RunError
 
 HEAD = "class,new_class\n"

@@ -12,9 +12,7 @@ from PIL import Image
 
 from tests.support.limits import HANG_S
 from vitft.config import DataSpec
-from vitft.data import Folder, Manifest, inspect_folder, open_image
-from vitft.data.scan import scan
-from vitft.data.split import split
+from vitft.data import Folder, Manifest, inspect_folder, open_image, scan, split
 from vitft.system import DataError
 
 ROOT = Path(__file__).parents[2]

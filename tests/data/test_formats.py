@@ -12,7 +12,7 @@ from PIL import Image, features
 from tests.data.test_images import encoded, gradient, mutated, reason
 from vitft.cli.main import main
 from vitft.data import read_image
-from vitft.system import ImageError, imports
+from vitft.system import EXTRA_LIBRARIES, ImageError
 
 heif: Any = pytest.importorskip("pillow_heif", reason="the extra `heic` is not installed")
 HAS_AVIF = features.check("avif") is True
@@ -88,7 +88,7 @@ def test_modern_mutants_are_images_or_image_errors(kind: str) -> None:
 
 
 def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "heic", ("no_such_library",))
+    monkeypatch.setitem(EXTRA_LIBRARIES, "heic", ("no_such_library",))
 
     assert reason(modern("HEIC")).startswith(
         "HEIC needs no_such_library, which is not installed: run pip install 'pillow-heif>="

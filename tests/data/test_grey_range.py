@@ -10,9 +10,7 @@ from PIL import Image
 
 from tests.data.test_images import encoded, gradient
 from vitft.cli.main import main
-from vitft.data import decode, measure_grey_range, read_image
-from vitft.data.grey_levels import grey_levels
-from vitft.data.scan import scan
+from vitft.data import decode, grey_levels, measure_grey_range, read_image, scan
 from vitft.models import open_checkpoint
 from vitft.predict import decode_view
 

@@ -9,9 +9,7 @@ import pytest
 from tests.data.test_folder import touch
 from tests.data.test_split import DRAWN, Mode, good
 from vitft.config import DataSpec
-from vitft.data import File, Folder, InspectedFolder, Manifest, joined_groups
-from vitft.data.scan import scan
-from vitft.data.split import split
+from vitft.data import File, Folder, InspectedFolder, Manifest, joined_groups, scan, split
 
 
 def inspected(groups: dict[str, list[str]]) -> InspectedFolder:

@@ -13,8 +13,7 @@ import pytest
 from tests.data.test_groups import inspected, sides, split_it
 from tests.support.limits import HANG_S
 from vitft.config import DataSpec
-from vitft.data import File, Folder, InspectedFile, InspectedFolder, Manifest, inspected_file
-from vitft.data.split import split
+from vitft.data import File, Folder, InspectedFile, InspectedFolder, Manifest, inspected_file, split
 
 CLASSES = ("a", "b", "c")
 

@@ -7,8 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tests.data.test_folder import draw
-from vitft.data import OpenedImage, inspect_file, inspect_folder
-from vitft.data.scan import scan
+from vitft.data import OpenedImage, inspect_file, inspect_folder, scan
 from vitft.system import ImageError
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from tests.data.test_folder import touch
 from vitft.config import DataSpec
-from vitft.data import Folder, Manifest
-from vitft.data.scan import scan
+from vitft.data import Folder, Manifest, scan
 
 NAMES = ("0.png", "1.png", "2.png", "3.png")
 

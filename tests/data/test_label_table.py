@@ -10,8 +10,7 @@ import pytest
 
 from tests.data.test_folder import touch
 from vitft.config import DataSpec
-from vitft.data import Folder
-from vitft.data.scan import scan
+from vitft.data import Folder, scan
 
 NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
 ROWS = [{"path": name, "label": name.partition("/")[0]} for name in NAMES]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.data import STDIN
-from vitft.data.sources import sources
+from vitft.data import STDIN, sources
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
 

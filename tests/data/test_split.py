@@ -16,11 +16,11 @@ from vitft.data import (
     Manifest,
     Part,
     Row,
+    draw,
     inspected_file,
     leaks,
+    split,
 )
-from vitft.data.draw import draw
-from vitft.data.split import split
 from vitft.system import DataError
 
 Mode = Literal["content", "random", "reference"]

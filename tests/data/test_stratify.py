@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.data.stratify import stratify
+from vitft.data import stratify
 
 
 def draw(images: int, seed: int = 0) -> np.ndarray[Any, Any]:

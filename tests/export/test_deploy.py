@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.support.export_run import make_run
-from vitft.api import load
+from vitft import load
 from vitft.export import export_run, plan_export
 
 FOLDER = Path(__file__).parents[2] / "docs" / "deploy"

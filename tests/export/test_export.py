@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 
+import vitft
 from tests.support.export_run import make_run, tiny
 from tests.support.limits import HANG_S
 from vitft.data import open_image
@@ -22,12 +23,11 @@ from vitft.export import (
     Exported,
     export_run,
     export_safetensors,
-    job,
     plan_export,
 )
 from vitft.models import Provenance, TimmConfig, load_classifier
 from vitft.predict import Predictor
-from vitft.system import RunError, UsageError, atomic_folder, imports
+from vitft.system import EXTRA_LIBRARIES, RunError, UsageError, atomic_folder
 
 PRETRAINED = "vit_tiny_patch16_224.augreg_in21k"
 HOSTILE = ("=1+1;\u202e\x1b[31m\"'", "a|b`*_<b>x</b>\n# c", "ünïcødé 🌷 {{x}} --- ")
@@ -115,7 +115,7 @@ def test_every_tool_opens_its_folder_alone_and_answers_image_by_image_as_predict
 
 
 def test_no_file_tells_where_it_was_made(run: Path, done: Exported) -> None:
-    places = (str(run.parent), str(Path(job.__file__).parents[1]))
+    places = (str(run.parent), str(Path(vitft.__file__).parent))
 
     files = [path for path in done.folder.rglob("*") if path.is_file()]
 
@@ -361,7 +361,7 @@ def test_files_that_appear_meanwhile_are_kept(tmp_path: Path) -> None:
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(imports.EXTRA_LIBRARIES, "onnx", ("onnx", "not_a_library"))
+    monkeypatch.setitem(EXTRA_LIBRARIES, "onnx", ("onnx", "not_a_library"))
 
     with pytest.raises(UsageError, match="export --int8 needs not_a_library") as caught:
         plan_export(["int8"], None)

@@ -13,8 +13,7 @@ from PIL import Image
 from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
 from vitft.cli.main import main
-from vitft.data import open_image
-from vitft.data.grey_levels import grey_levels
+from vitft.data import grey_levels, open_image
 from vitft.export import Exported, export_run, plan_export
 from vitft.predict import Predictor
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.data import CropTransform, EvalTransform, File, OpenedImage, crop_views, eval_view
-from vitft.data.scan import scan
+from vitft.data import CropTransform, EvalTransform, File, OpenedImage, crop_views, eval_view, scan
 from vitft.features import Extractor, cut_model, run_prefix
 from vitft.models import VisionTransformer
 from vitft.system import DataError, DivergedError

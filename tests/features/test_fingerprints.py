@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.pictures import encoded, read, scene, scenes_folder
-from vitft.data import File, OpenedImage, fingerprint_of
-from vitft.data.scan import scan
+from vitft.data import File, OpenedImage, fingerprint_of, scan
 from vitft.features import Fingerprints, fingerprint_folder, fingerprint_store, hidden_damage
 from vitft.system import ImageError
 

@@ -10,9 +10,9 @@ from vitft.metrics import (
     better_estimate,
     needed_budget,
     selected_epoch,
+    verdict,
     wilson_interval,
 )
-from vitft.metrics.verdict import verdict
 
 
 def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any) -> RunResults:

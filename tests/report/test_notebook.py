@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.conftest import draw_folder, tiny_home
 from tests.support.run_files import make_run
-from vitft.api import Trained, finetune, load
+from vitft import Trained, finetune, load
 from vitft.report import Explanation, read_run, result_card
 from vitft.training import Result
 

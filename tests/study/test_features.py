@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.data import InspectedFile
-from vitft.data.scan import scan
+from vitft.data import InspectedFile, scan
 from vitft.study import BASELINE_VIEW, baseline_features, colour_histogram, small_image
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitft.config.sections import OptimSpec
-from vitft.training.distributed import process_group
-from vitft.training.loop import Batch, Trainer
+from vitft.config import OptimSpec
+from vitft.training import Batch, Trainer, process_group
 
 
 def main(out: Path) -> None:

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli.main import main
-from vitft.features import extract, head, logistic
-from vitft.features.cut import run_prefix
-from vitft.training import head_stage, run
-from vitft.training.setup import extract_and_split
+from vitft.features import extract, head, logistic, run_prefix
+from vitft.training import extract_and_split, head_stage, run
 
 DATA = os.path.realpath("data")
 opened: Counter[str] = Counter()

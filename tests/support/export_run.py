@@ -10,13 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.data.split import Manifest, Row
-from vitft.data.transforms import EvalTransform
-from vitft.metrics.results import ClassMetrics, RunResults
-from vitft.models.card import AnyConfig, Card, Provenance
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.timm_model import untrained
-from vitft.models.vit_config import ViTConfig
+from vitft.data import EvalTransform, Manifest, Row
+from vitft.metrics import ClassMetrics, RunResults
+from vitft.models import AnyConfig, Card, Provenance, ViTConfig, save_checkpoint, untrained
 
 TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
 SHAPES = ((20, 23), (31, 20), (20, 20), (64, 40), (17, 90), (25, 26))

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint_file import checkpoint_metadata, content_digest
-from vitft.models.shapes import vit_shapes
-from vitft.models.vit_config import ViTConfig
-from vitft.system.safetensors_file import TensorFacts
+from vitft.data import EvalTransform
+from vitft.models import Card, ViTConfig, checkpoint_metadata, content_digest, vit_shapes
+from vitft.system import TensorFacts
 
 SMALL = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=8, depth=1, heads=2, mlp_ratio=1.0, num_classes=3

@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.support.limits import HANG_S
 from tests.support.thread_ranks import Meeting
-from vitft.training.distributed import ProcessGroup
+from vitft.training import ProcessGroup
 
 Result = TypeVar("Result")
 

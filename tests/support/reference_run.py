@@ -6,14 +6,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.data.transforms import EvalTransform
-from vitft.features.ood import fit_reference
-from vitft.features.reference import REFERENCE_FILE
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.vit import VisionTransformer
-from vitft.predict.torch_engine import Predictor
-from vitft.system.rundir import RunDir
+from vitft.data import EvalTransform
+from vitft.features import REFERENCE_FILE, fit_reference
+from vitft.models import Card, VisionTransformer, save_checkpoint
+from vitft.predict import Predictor
+from vitft.system import RunDir
 
 CLASSES = ("blue", "green", "red")
 FOREIGN = "unlike the training images"

@@ -10,14 +10,12 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import save
 
-from vitft.config.run import config_from_table, to_toml
-from vitft.data.split import Manifest, Row, write_class_indices
-from vitft.data.transforms import EvalTransform
-from vitft.metrics.intervals import wilson_interval
-from vitft.models.card import Card
-from vitft.models.vit_config import ViTConfig
-from vitft.predict.validation import read_split, thumb_name
-from vitft.system.rundir import RunDir
+from vitft.config import config_from_table, to_toml
+from vitft.data import EvalTransform, Manifest, Row, write_class_indices
+from vitft.metrics import wilson_interval
+from vitft.models import Card, ViTConfig
+from vitft.predict import read_split, thumb_name
+from vitft.system import RunDir
 
 FLOWERS = ("daisy", "poppy", "rose")
 

@@ -9,11 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vitft.predict.engine import Engine
-from vitft.predict.postprocess import Postprocess
-from vitft.serve.access import Access, access_for
-from vitft.serve.limits import ServeLimits
-from vitft.serve.server import listen, make_server
+from vitft.predict import Engine, Postprocess
+from vitft.serve import Access, ServeLimits, access_for, listen, make_server
 
 TIMEOUT_S = 20.0
 """Timeout of the clients; only failing tests wait that long."""

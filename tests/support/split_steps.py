@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitft.config.sections import OptimSpec
-from vitft.features.cut import cut_model
-from vitft.models.freeze import freeze_model
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
-from vitft.training.distributed import ProcessGroup, process_group, shard_module, unshard_into
-from vitft.training.loop import Batch, Trainer
-from vitft.training.state import load_trainer_state, trainer_state
+from vitft.config import OptimSpec
+from vitft.features import cut_model
+from vitft.models import VisionTransformer, ViTConfig, freeze_model
+from vitft.training import (
+    Batch,
+    ProcessGroup,
+    Trainer,
+    load_trainer_state,
+    process_group,
+    shard_module,
+    trainer_state,
+    unshard_into,
+)
 
 STEPS = 5
 SIZES = [7, 7, 3, 1, 7]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from tests.support.limits import HANG_S
-from vitft.training.distributed import ProcessGroup
+from vitft.training import ProcessGroup
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")

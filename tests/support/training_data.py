@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitft.data.split import Manifest, Row, SplitName
-from vitft.data.transforms import EvalTransform, View
-from vitft.features.cut import Cut
-from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.distributed import ProcessGroup
+from vitft.data import EvalTransform, Manifest, Row, SplitName, View
+from vitft.features import Cut
+from vitft.training import Dataset, ProcessGroup, StageInputs
 
 CPU = torch.device("cpu")
 

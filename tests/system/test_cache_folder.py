@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.system.cache_folder import cache_folder
+from vitft.system import cache_folder
 
 
 def test_the_cache_is_where_the_user_wants_it(

@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from vitft.system import console
+from vitft.system import LogHandler, Progress, between_words, show_log, shows_notes, visible
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from vitft.system import console
     ],
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:
-    assert console.visible(text) == shown
+    assert visible(text) == shown
 
 
 def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "stderr", FullDisk())
 
     logging.getLogger("vitft.training").warning("a batch was halved")
-    with console.Progress("working", 1) as progress:
+    with Progress("working", 1) as progress:
         progress.advance()
 
 
@@ -59,8 +59,8 @@ def test_lines_on_a_terminal_are_broken_between_words(text: str, lines: list[str
     terminal = Console(file=io.StringIO(), force_terminal=True, width=10)
     pipe = Console(file=io.StringIO(), width=10)
 
-    assert console.between_words(text, terminal).split("\n") == lines
-    assert console.between_words(text, pipe) == text
+    assert between_words(text, terminal).split("\n") == lines
+    assert between_words(text, pipe) == text
 
 
 def test_messages_are_shown_from_the_level_that_was_asked_for(
@@ -70,12 +70,12 @@ def test_messages_are_shown_from_the_level_that_was_asked_for(
 
     shown = {}
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
-        console.show_log(level)
+        show_log(level)
         log.debug("detail")
         log.info("note\x1b")
         log.warning("warned")
         shown[level] = capsys.readouterr().err.splitlines()
-        assert console.shows_notes() is (level <= logging.INFO)
+        assert shows_notes() is (level <= logging.INFO)
 
     warned = "warning: warned"
     assert shown == {
@@ -84,5 +84,5 @@ def test_messages_are_shown_from_the_level_that_was_asked_for(
         logging.WARNING: [warned],
     }
     handlers = logging.getLogger("vitft").handlers
-    assert sum(isinstance(one, console.LogHandler) for one in handlers) == 1
+    assert sum(isinstance(one, LogHandler) for one in handlers) == 1
     assert not logging.getLogger("vitft").propagate

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.system import EquivalentNames, misspelt_name
-from vitft.system.near_paths import near_paths
+from vitft.system import EquivalentNames, misspelt_name, near_paths
 
 FILES = [
     "Rose/001.jpg",

@@ -21,7 +21,6 @@ from vitft.cli.main import main
 from vitft.models import load_checkpoint
 from vitft.system import ResourceError
 from vitft.training import ProcessGroup, rendezvous_store, report_lost_process
-from vitft.training import distributed as module
 
 EXACT = [
     *("--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),
@@ -109,8 +108,8 @@ def collected(
     if request.param == "threads":
         with pytest.MonkeyPatch.context() as patch:
             loopback = Loopback(3)
-            patch.setattr(module, "distributed", loopback)
-            patch.setattr(module, "node_cores", lambda: 7)
+            patch.setattr("vitft.training.distributed.distributed", loopback)
+            patch.setattr("vitft.training.distributed.node_cores", lambda: 7)
             return loopback.run(results)
     out, port = tmp_path_factory.mktemp("collectives"), free_port()
     processes = [

@@ -19,7 +19,6 @@ from vitft.training import (
     exact_logits,
     final_test,
 )
-from vitft.training import finish as module
 
 
 def test_exact_logits_are_those_of_the_model_on_pixels(tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ def final(rows: list[Any], rule: DecisionRule, temperature: Any, monkeypatch: An
         known = torch.eye(3)[[one.label for one in rows]] * 2
         return known[:, None], None
 
-    monkeypatch.setattr(module, "final_logits", logits)
+    monkeypatch.setattr("vitft.training.finish.final_logits", logits)
     inputs: Any = SimpleNamespace(data=data_set(rows))
     found: Any = final_test(inputs, nn.Identity(), "bf16", temperature, rule)  # type: ignore[arg-type]
     return asked, found.get("test")

@@ -17,7 +17,6 @@ from vitft.models import load_checkpoint, save_checkpoint
 from vitft.predict import Predictor
 from vitft.system import ResourceError, RunDir
 from vitft.training import Result
-from vitft.training import finish as ending
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def test_eval_json_always_describes_the_weights_beside_it(
             raise KeyboardInterrupt
         return save_checkpoint(path, *rest)
 
-    monkeypatch.setattr(ending, "save_checkpoint", save_once)
+    monkeypatch.setattr("vitft.training.finish.save_checkpoint", save_once)
     if ends_in == "write_arrays":
         monkeypatch.setattr(RunDir, "write_arrays", stop)
 

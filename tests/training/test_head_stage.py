@@ -13,7 +13,6 @@ from PIL import Image
 from tests.conftest import tiny_home
 from vitft.config import config_from_table
 from vitft.export import ExportPlan, export_run
-from vitft.features import mixture
 from vitft.metrics import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
 from vitft.models import VisionTransformer, load_backbone, load_checkpoint
 from vitft.predict import NumpyEngine, Predictor
@@ -37,7 +36,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
         def chosen(*candidates: Any) -> Any:
             return next(c for c in candidates[:3] if c.name == name)
 
-        monkeypatch.setattr(mixture, "choose_candidate", chosen)
+        monkeypatch.setattr("vitft.features.mixture.choose_candidate", chosen)
 
     return force
 

@@ -12,12 +12,12 @@ import vitft
 from tests.conftest import draw_folder
 from tests.models.test_timm_model import random_model, saved
 from tests.training.test_run import run_it
-from vitft.api import Trained
+from vitft import Trained
 from vitft.features import Cut, Features, Prefix, cut_model
 from vitft.models import VisionTransformer, ViTConfig
 from vitft.predict import Predictor
 from vitft.report import write_report
-from vitft.training import reference as module
+from vitft.training import intermediate_blocks
 
 NOTE = "unlike the training images"
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -135,7 +135,7 @@ def test_the_intermediate_feature_comes_after_three_quarters_of_the_blocks(
     model = VisionTransformer(config)
     cut = cut_model(model, "none") if frozen is None else Cut(Prefix(model, frozen), nn.Identity())
 
-    assert module.intermediate_blocks(cut, model) == expected
+    assert intermediate_blocks(cut, model) == expected
 
 
 @pytest.mark.parametrize("stages", ["head", "none"])

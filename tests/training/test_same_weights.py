@@ -10,7 +10,6 @@ from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
 from vitft.models import CatalogEntry, Fetched, load_checkpoint, save_checkpoint, sha256_of
-from vitft.models.pretrained import weights as module
 from vitft.training import WEIGHTS_FILE
 
 pytestmark = pytest.mark.long
@@ -73,7 +72,7 @@ def test_a_run_is_resumed_with_the_commit_that_it_began_with(
         path = old if commit == OLD else new
         return Fetched(path=path, revision=commit, sha256=sha256_of(path))
 
-    monkeypatch.setattr(module, "fetch", fetch)
+    monkeypatch.setattr("vitft.models.pretrained.weights.fetch", fetch)
     words += ["--weights", name]
     assert main([*words, "--out", str(tmp_path / "whole")]) == 0
     assert main([*words, "--out", str(tmp_path / "run"), "--max-time", "0.001s"]) == 0

@@ -16,7 +16,7 @@ from vitft.config import config_from_table, read_toml
 from vitft.models import load_checkpoint
 from vitft.report import epochs_section, read_run
 from vitft.system import LockedError, RunDir, RunError, locked
-from vitft.training import Result, StepResult, StepStage, run_finetuning, stages
+from vitft.training import Result, StepResult, StepStage, run_finetuning
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "train": {"freeze": "none", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
@@ -145,8 +145,8 @@ def test_a_crash_loses_only_the_steps_after_the_last_state(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-    monkeypatch.setattr(stages, "SAVE_INTERVAL_S", 0.0)
-    monkeypatch.setattr(stages, "SAVE_FRACTION", 1e9)  # a state after every step
+    monkeypatch.setattr("vitft.training.stages.SAVE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("vitft.training.stages.SAVE_FRACTION", 1e9)  # a state after every step
 
     class Killed(BaseException):
         """Not caught anywhere."""

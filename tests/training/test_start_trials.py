@@ -9,7 +9,7 @@ from tests.conftest import tiny_home
 from vitft.config import Config, config_from_table, read_toml
 from vitft.metrics import StartTrial
 from vitft.report import read_run
-from vitft.training import Result, Start, run_finetuning, start_trials
+from vitft.training import Result, Start, compare, run_finetuning
 
 LARGER = 24
 """Input size tried for the weights of the tests, which were made for 16 pixels."""
@@ -44,14 +44,14 @@ def finetune(home: Path, name: str, **given: Any) -> Result:
 def prefer(monkeypatch: pytest.MonkeyPatch, *, larger: bool) -> list[Start]:
     """Decide the comparison; return a list to which the larger start is added."""
     seen: list[Start] = []
-    original = start_trials.compare
+    original = compare
 
     def decided(usual: Start, other: Start) -> StartTrial | None:
         seen.append(other)
         found = original(usual, other)
         return None if found is None else {**found, "chosen": larger}
 
-    monkeypatch.setattr(start_trials, "compare", decided)
+    monkeypatch.setattr("vitft.training.start_trials.compare", decided)
     return seen
 
 

@@ -12,9 +12,15 @@ from PIL import Image
 from tests.conftest import draw_folder
 from tests.support.training_data import data_set, digest, row
 from vitft.config import DataSpec
-from vitft.data import THUMBNAIL_SIDE, EvalTransform, Manifest, inspect_folder, write_class_indices
-from vitft.data.scan import scan
-from vitft.data.split import split
+from vitft.data import (
+    THUMBNAIL_SIDE,
+    EvalTransform,
+    Manifest,
+    inspect_folder,
+    scan,
+    split,
+    write_class_indices,
+)
 from vitft.models import VisionTransformer
 from vitft.predict import (
     ValidationPrediction,
@@ -24,8 +30,7 @@ from vitft.predict import (
     thumb_name,
 )
 from vitft.system import RunDir
-from vitft.training import thumbnails as module
-from vitft.training import write_thumbnails
+from vitft.training import select_images, write_thumbnails
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 
@@ -179,8 +184,8 @@ def selected(
     monkeypatch: pytest.MonkeyPatch, found: list[ValidationPrediction], audit: Any, *rest: str
 ) -> tuple[dict[str, int], list[str]]:
     """Return what is selected of the predicted images and of the other images `rest`."""
-    monkeypatch.setattr(module, "read_validation_predictions", lambda _: found)
-    monkeypatch.setattr(module, "read_run_json", lambda *_: audit)
+    monkeypatch.setattr("vitft.training.thumbnails.read_validation_predictions", lambda _: found)
+    monkeypatch.setattr("vitft.training.thumbnails.read_run_json", lambda *_: audit)
     rows = [row(one.path, 0, "val") for one in found] + [row(name, 2) for name in rest]
-    predicted, chosen = module.select_images(Path("run"), data_set(rows).manifest)
+    predicted, chosen = select_images(Path("run"), data_set(rows).manifest)
     return predicted, [one.path for one in chosen]

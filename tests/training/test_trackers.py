@@ -19,7 +19,6 @@ from vitft.training import (
     TrackedRun,
     describe_error,
     finite_numbers,
-    trackers,
 )
 
 pytestmark = pytest.mark.long
@@ -80,8 +79,8 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> type[Notebook]:
         pages: ClassVar[list[tuple[int, Mapping[str, float]]]] = []
         ended: ClassVar[list[tuple[str, Mapping[str, float]]]] = []
 
-    monkeypatch.setattr(trackers, "CLIENTS", {**CLIENTS, "mlflow": Fresh})
-    monkeypatch.setattr(trackers, "check_trackers", lambda _: None)
+    monkeypatch.setattr("vitft.training.trackers.CLIENTS", {**CLIENTS, "mlflow": Fresh})
+    monkeypatch.setattr("vitft.training.trackers.check_trackers", lambda _: None)
     return Fresh
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from formulas import formula_image
 
-from vitft.models.checkpoint import load_checkpoint
+from vitft.models import load_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "weights" / "pretrain_demo.py"
 

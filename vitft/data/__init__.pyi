@@ -18,6 +18,7 @@ from .download.resumable import fetch_to_part as fetch_to_part
 from .download.web_image import LimitedRedirects as LimitedRedirects
 from .download.web_image import WebLimits as WebLimits
 from .download.web_image import fetch_image as fetch_image
+from .draw import draw as draw
 from .draw import draw_groups as draw_groups
 from .draw import joined_groups as joined_groups
 from .duplicates import KnownImages as KnownImages
@@ -37,6 +38,7 @@ from .fixes import apply_fixes as apply_fixes
 from .fixes import write_fixes as write_fixes
 from .folder import File as File
 from .folder import Folder as Folder
+from .grey_levels import grey_levels as grey_levels
 from .grey_range import measure_grey_range as measure_grey_range
 from .images import decode as decode
 from .images import open_image as open_image
@@ -68,15 +70,20 @@ from .remote.prepare import prepare_data as prepare_data
 from .remote.samples import read_samples as read_samples
 from .sampling import repeat_counts as repeat_counts
 from .sampling import sample_order as sample_order
+from .scan import scan as scan
 from .signatures import identify_format as identify_format
 from .sources import ImageSource as ImageSource
 from .sources import STDIN as STDIN
+from .sources import sources as sources
 from .sources import with_fetched as with_fetched
 from .split import Manifest as Manifest
 from .split import Row as Row
+from .split import SplitName as SplitName
 from .split import leaks as leaks
 from .split import run_manifest as run_manifest
+from .split import split as split
 from .split import write_class_indices as write_class_indices
+from .stratify import stratify as stratify
 from .table import TableReader as TableReader
 from .thumbnail import THUMBNAIL_SIDE as THUMBNAIL_SIDE
 from .thumbnail import thumbnail_jpeg as thumbnail_jpeg
@@ -85,5 +92,6 @@ from .transforms import CropTransform as CropTransform
 from .transforms import EvalTransform as EvalTransform
 from .transforms import Fit as Fit
 from .transforms import Interpolation as Interpolation
+from .transforms import View as View
 from .transforms import crop_views as crop_views
 from .transforms import eval_view as eval_view

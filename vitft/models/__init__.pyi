@@ -9,6 +9,7 @@ from .checkpoint import facts_of as facts_of
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .checkpoint import state_digest as state_digest
+from .checkpoint_file import checkpoint_metadata as checkpoint_metadata
 from .checkpoint_file import content_digest as content_digest
 from .checkpoint_file import open_checkpoint as open_checkpoint
 from .classifier import load_classifier as load_classifier
@@ -56,6 +57,7 @@ from .stem import StdConv2d as StdConv2d
 from .stem import pad_same as pad_same
 from .timm_config import TimmConfig as TimmConfig
 from .timm_model import TimmModel as TimmModel
+from .timm_model import untrained as untrained
 from .timm_names import from_timm_names as from_timm_names
 from .timm_vit import network_config as network_config
 from .timm_vit import unsupported_parts as unsupported_parts

@@ -3,12 +3,14 @@
 __all__: list[str]
 
 from .answer_kind import gives_several as gives_several
+from .engine import Engine as Engine
 from .engine import decode_view as decode_view
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .label_thresholds import choose_label_thresholds as choose_label_thresholds
 from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine
+from .open_engine import open_engine as open_engine
 from .output import ProcessShard as ProcessShard
 from .output import ResumePoint as ResumePoint
 from .output import find_resume_point as find_resume_point

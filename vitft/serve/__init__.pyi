@@ -2,6 +2,7 @@
 
 __all__: list[str]
 
+from .access import Access as Access
 from .access import access_for as access_for
 from .access import is_own_page as is_own_page
 from .app import make_app as make_app
@@ -24,6 +25,8 @@ from .limits import ServeLimits as ServeLimits
 from .metrics import request_log as request_log
 from .page import build_page as build_page
 from .server import TimeoutProtocol as TimeoutProtocol
+from .server import listen as listen
+from .server import make_server as make_server
 from .uploads import FormError as FormError
 from .uploads import MemoryBudget as MemoryBudget
 from .uploads import Upload as Upload

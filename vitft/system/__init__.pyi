@@ -2,12 +2,19 @@
 
 from .batch_limit import BatchLimit as BatchLimit
 from .batch_limit import is_out_of_memory as is_out_of_memory
+from .cache_folder import cache_folder as cache_folder
+from .console import LogHandler as LogHandler
+from .console import Progress as Progress
+from .console import between_words as between_words
+from .console import show_log as show_log
+from .console import shows_notes as shows_notes
 from .console import visible as visible
 from .device import exact_float32 as exact_float32
 from .device import gpu_precision as gpu_precision
 from .device import one_thread as one_thread
 from .device import pick_device as pick_device
 from .device import torch_threads as torch_threads
+from .device import worker_threads as worker_threads
 from .errors import DataError as DataError
 from .errors import DivergedError as DivergedError
 from .errors import ImageError as ImageError
@@ -35,6 +42,7 @@ from .malloc import MMAP_THRESHOLD as MMAP_THRESHOLD
 from .malloc import VARIABLES as VARIABLES
 from .near_paths import EquivalentNames as EquivalentNames
 from .near_paths import misspelt_name as misspelt_name
+from .near_paths import near_paths as near_paths
 from .npz import read_npy as read_npy
 from .npz import read_npz as read_npz
 from .random_state import caller_state_preserved as caller_state_preserved

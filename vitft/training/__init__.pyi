@@ -20,9 +20,13 @@ from .dataset import Dataset as Dataset
 from .dataset import StageInputs as StageInputs
 from .demo import run_demo as run_demo
 from .distributed import ProcessGroup as ProcessGroup
+from .distributed import node_cores as node_cores
+from .distributed import process_group as process_group
 from .distributed import rendezvous_store as rendezvous_store
 from .distributed import report_lost_process as report_lost_process
+from .distributed import shard_module as shard_module
 from .distributed import slice_like as slice_like
+from .distributed import unshard_into as unshard_into
 from .finish import DecisionRule as DecisionRule
 from .finish import FinalEvaluation as FinalEvaluation
 from .finish import calibrate as calibrate
@@ -43,6 +47,7 @@ from .optim import lr_at as lr_at
 from .optim import parameter_groups as parameter_groups
 from .optim import running_statistics as running_statistics
 from .optim import with_step_defaults as with_step_defaults
+from .reference import intermediate_blocks as intermediate_blocks
 from .run import Result as Result
 from .run import run_finetuning as run_finetuning
 from .same_weights import WEIGHTS_FILE as WEIGHTS_FILE
@@ -54,6 +59,7 @@ from .setup import load_data_and_model as load_data_and_model
 from .setup import next_inputs as next_inputs
 from .stages import ScoredImages as ScoredImages
 from .stages import StepStage as StepStage
+from .start_trials import compare as compare
 from .state import State as State
 from .state import check_same_images as check_same_images
 from .state import list_states as list_states
@@ -65,6 +71,7 @@ from .state import remove_temporary_files as remove_temporary_files
 from .state import save_state as save_state
 from .state import trainer_state as trainer_state
 from .state import write_state as write_state
+from .thumbnails import select_images as select_images
 from .thumbnails import write_thumbnails as write_thumbnails
 from .trackers import CLIENTS as CLIENTS
 from .trackers import Connection as Connection

@@ -14,13 +14,8 @@ import pytest
 import torch
 
 from tests.contract.rows import draw, run
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Card
-from vitft.models.checkpoint import save_checkpoint
-from vitft.models.timm_config import TimmConfig
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.data import EvalTransform
+from vitft.models import Card, TimmConfig, TimmModel, VisionTransformer, ViTConfig, save_checkpoint
 
 CLASSES = ("cat", "dog", "owl")
 

@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models import VisionTransformer, ViTConfig
 
 CONFIG = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=64, depth=2, heads=1, num_classes=3

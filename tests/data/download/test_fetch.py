@@ -18,8 +18,7 @@ import pytest
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from vitft.cli.main import build_parser
-from vitft.data import Archive, DownloadLimits, fetch_folder, fetch_to_part
-from vitft.data.scan import scan
+from vitft.data import Archive, DownloadLimits, fetch_folder, fetch_to_part, scan
 from vitft.system import DataError, LockedError, RunError
 
 QUICK = DownloadLimits(wait_s=0.01, pace=1000, attempts=3, allow_private=True)

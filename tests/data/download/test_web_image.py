@@ -17,7 +17,6 @@ from vitft.data import (
     is_public,
     with_fetched,
 )
-from vitft.data.download import addresses, web_image
 from vitft.system import ImageError, redacted
 
 BODY = bytes(range(256)) * 40
@@ -251,7 +250,8 @@ def test_a_redirect_to_a_private_address_is_refused(
 ) -> None:
     # as if the first server were on the internet
     monkeypatch.setattr(
-        addresses, "is_public", lambda found: found == "127.0.0.1" or is_public(found)
+        "vitft.data.download.addresses.is_public",
+        lambda found: found == "127.0.0.1" or is_public(found),
     )
 
     with pytest.raises(ImageError) as caught:
@@ -263,7 +263,9 @@ def test_a_redirect_to_a_private_address_is_refused(
 def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(
     site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_image, "check_public", lambda *_: None)  # a public address at first
+    monkeypatch.setattr(
+        "vitft.data.download.web_image.check_public", lambda *_: None
+    )  # a public address at first
 
     with pytest.raises(ImageError, match="is a private address"):
         fetch_image(f"{site}/good", WebLimits(seconds=60))

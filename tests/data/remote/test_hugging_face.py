@@ -8,9 +8,8 @@ import pytest
 from tests.conftest import draw_folder
 from tests.data.remote.test_copies import figures, split_by_digest, train
 from vitft.config import DataSpec
-from vitft.data import Folder, prepare_data, read_bytes
+from vitft.data import Folder, prepare_data, read_bytes, scan
 from vitft.data.remote import hugging_face
-from vitft.data.scan import scan
 from vitft.system import DataError
 
 datasets = pytest.importorskip("datasets", reason="needs the extra `sources`")

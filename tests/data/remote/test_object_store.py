@@ -10,7 +10,6 @@ from tests.data.remote.test_copies import figures, split_by_digest, train
 from tests.support.shards import shards_of
 from vitft.config import DataSpec
 from vitft.data import DownloadLimits, place_of, prepare_data
-from vitft.data.remote import fsspec_files
 from vitft.system import DataError
 
 pytest.importorskip("s3fs", reason="needs the extra `s3`")
@@ -60,7 +59,7 @@ def test_a_broken_download_is_continued(store: Path, monkeypatch: pytest.MonkeyP
     import s3fs
 
     assert store.is_dir()
-    monkeypatch.setattr(fsspec_files, "PIECE", 1000)
+    monkeypatch.setattr("vitft.data.remote.fsspec_files.PIECE", 1000)
     starts: list[tuple[str, int]] = []
     cat_file = s3fs.S3FileSystem.cat_file
 

@@ -13,8 +13,7 @@ from tests.data.download.test_archive import plain, tar_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.shards import json_text, shard, write_shards
 from vitft.config import DataSpec
-from vitft.data import Folder, measure_grey_range, prepare_data, read_bytes, read_samples
-from vitft.data.scan import scan
+from vitft.data import Folder, measure_grey_range, prepare_data, read_bytes, read_samples, scan
 from vitft.system import DataError, ImageError
 
 PICTURES = [encoded(scene(i, (32, 32))) for i in range(4)]
