@@ -127,3 +127,24 @@ def test_unsure_pictures_maximise_the_covered_uncertainty() -> None:
     found = ask(z, probabilities, answered=[2, 9], most=6)
 
     assert found == greedy(probabilities, z, [2, 9], 6)
+
+
+def test_each_round_covers_all_pictures_with_as_few_as_possible() -> None:
+    z, y = groups([9] * 12, noise=0.001)
+
+    first = first_pictures(z)
+
+    assert len({*y[first[:10]].tolist()}) == 10
+    assert {*y[first[:12]].tolist()} == {*range(12)}  # the second round adds what is missing
+    many = F.normalize(torch.randn(400, 32, generator=torch.Generator().manual_seed(0)), dim=1)
+    assert 60 < len(first_pictures(many)) <= 80
+
+
+def test_a_single_class_has_the_direction_of_its_pictures() -> None:
+    z = F.normalize(torch.tensor([[3.0, 1.0], [1.0, 2.0]]), dim=1)
+
+    head = guess_head(z, torch.tensor([1, 1]), torch.ones(2), classes=3)
+
+    direction = 5 * F.normalize(z.sum(dim=0), dim=0)
+    torch.testing.assert_close(head[1], torch.cat([direction, torch.zeros(1)]))
+    assert head[[0, 2], -1].tolist() == [-math.inf] * 2
