@@ -21,8 +21,8 @@ from .download.web_image import fetch_image as fetch_image
 from .draw import draw as draw
 from .draw import draw_groups as draw_groups
 from .draw import joined_groups as joined_groups
-from .duplicates import KnownImages as KnownImages
 from .duplicates import TABLE_BITS as TABLE_BITS
+from .duplicates import KnownImages as KnownImages
 from .duplicates import connected_components as connected_components
 from .duplicates import copies_among as copies_among
 from .duplicates import near_pairs as near_pairs
@@ -72,8 +72,8 @@ from .sampling import repeat_counts as repeat_counts
 from .sampling import sample_order as sample_order
 from .scan import scan as scan
 from .signatures import identify_format as identify_format
-from .sources import ImageSource as ImageSource
 from .sources import STDIN as STDIN
+from .sources import ImageSource as ImageSource
 from .sources import sources as sources
 from .sources import with_fetched as with_fetched
 from .split import Manifest as Manifest

@@ -1,7 +1,7 @@
 """Public names of `vitft.features`, imported on first use."""
 
-from .cache import JoinedStore as JoinedStore
 from .cache import KEY_BYTES as KEY_BYTES
+from .cache import JoinedStore as JoinedStore
 from .cache import Store as Store
 from .cache import default_folder as default_folder
 from .cache import key_of as key_of
@@ -78,9 +78,9 @@ from .penalty import choose_penalty as choose_penalty
 from .penalty import default_penalty as default_penalty
 from .pipeline import blocks_to_read as blocks_to_read
 from .pipeline import set_checkpointing as set_checkpointing
+from .reference import REFERENCE_FILE as REFERENCE_FILE
 from .reference import ClassStatistics as ClassStatistics
 from .reference import Features as Features
-from .reference import REFERENCE_FILE as REFERENCE_FILE
 from .reference import Reference as Reference
 from .reference import combined as combined
 from .reference import read_reference as read_reference

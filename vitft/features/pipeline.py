@@ -31,7 +31,7 @@ from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import pick_device, pick_precision
 from vitft.system.errors import ResourceError, RunError, UsageError
-from vitft.system.text import count
+from vitft.system.text import count, format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -303,8 +303,3 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
             fix="choose a cache folder with more space (--cache DIR), or use --freeze head "
             "(caches one feature vector per image) or --freeze none (caches nothing)",
         )
-
-
-def format_bytes(size: int) -> str:
-    """Return a number of bytes as text with a decimal unit, such as `1.5 GB`."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

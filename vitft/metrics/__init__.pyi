@@ -2,11 +2,11 @@
 
 from .budget_results import StartTrial as StartTrial
 from .budget_results import TrialResults as TrialResults
+from .calibration import PRIOR_SPREADS as PRIOR_SPREADS
+from .calibration import TEMPERATURES as TEMPERATURES
 from .calibration import FittedTemperature as FittedTemperature
 from .calibration import Ints as Ints
-from .calibration import PRIOR_SPREADS as PRIOR_SPREADS
 from .calibration import ScoredSet as ScoredSet
-from .calibration import TEMPERATURES as TEMPERATURES
 from .calibration import are_comparable as are_comparable
 from .calibration import bin_by_confidence as bin_by_confidence
 from .calibration import calibrate_temperature as calibrate_temperature
@@ -50,6 +50,9 @@ from .intervals import student_t_quantile as student_t_quantile
 from .intervals import wilson_interval as wilson_interval
 from .label_metrics import average_precision as average_precision
 from .label_metrics import label_results as label_results
+from .results import LAST_BLOCK as LAST_BLOCK
+from .results import MIXTURE as MIXTURE
+from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import AuditResults as AuditResults
 from .results import ClassMetrics as ClassMetrics
 from .results import CopyGroup as CopyGroup
@@ -57,12 +60,9 @@ from .results import CopyMember as CopyMember
 from .results import EvaluatedData as EvaluatedData
 from .results import EvaluationResults as EvaluationResults
 from .results import FinalTestResults as FinalTestResults
-from .results import LAST_BLOCK as LAST_BLOCK
-from .results import MIXTURE as MIXTURE
 from .results import Metrics as Metrics
 from .results import OodResults as OodResults
 from .results import RunResults as RunResults
-from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import check_confusion as check_confusion
 from .results import read_results as read_results
 from .targets import DEFAULT_LOSS as DEFAULT_LOSS

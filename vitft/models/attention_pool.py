@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.models.norms import build_norm
+from vitft.models.layers import build_norm
 from vitft.models.vit_config import ViTConfig
 
 

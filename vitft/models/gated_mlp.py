@@ -11,7 +11,7 @@ Source: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.models.norms import optional_norm
+from vitft.models.layers import optional_norm
 from vitft.models.vit_config import ViTConfig
 
 

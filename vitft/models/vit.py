@@ -28,10 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitft.models.activations import ACTIVATION_FUNCTIONS
 from vitft.models.attention_pool import AttentionPool
 from vitft.models.gated_mlp import GatedMLP
-from vitft.models.norms import build_norm, optional_norm
+from vitft.models.layers import ACTIVATION_FUNCTIONS, build_norm, optional_norm
 from vitft.models.rope import Rotary
 from vitft.models.stem import DropPath, LayerScale, build_stem
 from vitft.models.vit_config import ViTConfig

@@ -193,6 +193,11 @@ def format_size(sides: tuple[int, int]) -> str:
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
 
 
+def format_bytes(size: int) -> str:
+    """Return a number of bytes as text with a decimal unit, such as `1.5 GB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
 def p_equation(p: float) -> str:
     """Return an equation or inequality for a p-value, e.g. `p = 0.012` or `p < 0.001`."""
     return f"p = {p_text(p)}".replace("= <", "<")

@@ -80,8 +80,8 @@ from .trackers import TensorBoard as TensorBoard
 from .trackers import TrackedRun as TrackedRun
 from .trackers import describe_error as describe_error
 from .trackers import finite_numbers as finite_numbers
-from .trial import LayerSettings as LayerSettings
 from .trial import MAX_EPOCHS as MAX_EPOCHS
+from .trial import LayerSettings as LayerSettings
 from .trial import Trial as Trial
 from .trial import hold_out as hold_out
 from .trial import pooled as pooled
