@@ -82,6 +82,17 @@ def copies(folder: Path) -> None:
     Image.new("RGB", (600, 40), (90, 120, 60)).save(folder / "cat/wide.png")
 
 
+def grown(folder: Path) -> None:
+    """Draw three classes in new, and copy half of their images to old."""
+    for name in CLASSES:
+        (folder / "old" / name).mkdir(parents=True)
+        for number in range(16):
+            path = folder / "new" / name / f"{'dog' if number % 7 == 6 else name}{number}.jpg"
+            draw(path, 40, 32)
+            if number % 2:
+                shutil.copyfile(path, folder / "old" / name / path.name)
+
+
 def shards(folder: Path) -> None:
     """Write two tar shards with 24 images."""
     for shard in range(2):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from safetensors.numpy import load_file
 
 import vitft
@@ -128,8 +129,12 @@ def check(the: Run) -> str:
     return text
 
 
-def compare(the: Run) -> str:
-    """Comparison with the run of the command in `before`, as text and as a page."""
+def compare(the: Run, kind: str = "") -> str:
+    """Comparison with the run of the command in `before`, as text and as a page, or as JSON."""
+    if kind:
+        _, printed = run(["compare", "../before", str(RUN), "--format", kind])
+        value, end = json.JSONDecoder().raw_decode(printed)
+        return "\n".join([*flat_lines(value), printed[end:]])
     text = shown("compare", "../before", str(RUN), "--out", "../compared.html")
     page = Path("../compared.html")
     return text + (page_text(page.read_text(encoding="utf-8")) if page.exists() else "")
@@ -144,6 +149,10 @@ def evaluate(the: Run) -> str:
             content = path.read_text()
             lines = flat_lines(json.loads(content)) if path.suffix == ".json" else [content]
             text += "\n".join([f"--- {name}", *lines, ""])
+    if Path("../before").exists():
+        data[data.index(str(RUN))] = "../before"
+        text += shown("evaluate", *data, "--out", "../evaluated-before")
+        text += shown("compare", "../evaluated-before", "../evaluated")
     return text
 
 
@@ -163,9 +172,11 @@ def notebook(the: Run) -> str:
     predictions = trained.predict(NEW, top_k=2)
     features = trained.features(NEW)
     norms = ", ".join(f"{x:.4f}" for x in np.linalg.norm(features, axis=1))
+    explained = trained.explain(NEW[0], size=40, legend=True)
     return "\n".join([
         repr(trained), page_text(trained._repr_html_()), *map(repr, predictions),
         page_text(predictions._repr_html_()), f"features {features.shape}, of norm {norms}",
+        f"explained {explained.size}", page_text(explained._repr_html_()),
     ])  # fmt: skip
 
 
@@ -182,6 +193,25 @@ def http(the: Run) -> str:
         parts += [f"--- {path}: {answer.status} {answer.headers['content-type']}"]
         parts += flat_lines(json.loads(text)) if text.startswith("{") else [page_text(text)]
     return "\n".join(parts)
+
+
+def pictures(the: Run) -> str:
+    """Charts as SVG, and size and brightness, by cells, of the plots as PNG."""
+    text = shown("report", "--run", str(RUN), "--charts", "../charts")
+    for path in sorted(Path("../charts").glob("*.svg")):
+        text += f"--- {path.name}\n{drawn_markup(path.read_text(encoding='utf-8'))}\n"
+    device = ("--device", "cpu")
+    text += shown("explain", "--model", "--run", str(RUN), "--out", "../plots", *device)
+    text += shown("explain", "--patches", NEW[0], "--run", str(RUN), "--out", "../patches", *device)
+    text += shown("explain", *NEW[:2], "--run", str(RUN), "--out", "../maps", "--legend", *device)
+    if Path("../before").exists():
+        text += shown("compare", "../before", str(RUN), "--out", "../plots/compared.png")
+    for path in sorted(Path("..").glob("[mp][al]*/*.png")):
+        with Image.open(path) as picture:
+            cells = np.asarray(picture.convert("L").resize((8, 5), Image.Resampling.BOX)) / 255
+        lines = [" ".join(f"{x:.2f}" for x in row) for row in cells]
+        text += "\n".join([f"--- {path.name} {picture.size}", *lines, ""])
+    return text
 
 
 def page(the: Run) -> str:
