@@ -2,10 +2,25 @@
 
 import os
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
-from vitft.system import RunError, read_run_arrays, read_run_bytes
+from vitft.system import RunError, read_run_arrays, read_run_bytes, read_run_lines
+
+
+class Line(TypedDict):
+    epoch: int
+
+
+def test_an_incomplete_last_line_and_empty_lines_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    path.write_text('{"epoch": 1}\n\n  \n{"epoch": 2}\n{"epo')
+    assert read_run_lines(path, Line) == ({"epoch": 1}, {"epoch": 2})
+    path.write_text('{"epoch": 1}\n{"epo\n')
+    with pytest.raises(RunError, match="damaged run"):
+        read_run_lines(path, Line)
 
 
 def test_a_file_that_is_not_regular_or_too_large_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from .random_state import caller_state_preserved as caller_state_preserved
 from .redaction import redacted as redacted
 from .run_content import read_run_arrays as read_run_arrays
 from .run_content import read_run_bytes as read_run_bytes
+from .run_content import read_run_lines as read_run_lines
 from .run_names import suggest_runs as suggest_runs
 from .run_names import unfinished_run as unfinished_run
 from .rundir import LATEST as LATEST
