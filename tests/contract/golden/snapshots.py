@@ -22,9 +22,10 @@ NUMBER = re.compile(
 
 VARYING = [
     (r"\d[\d,.]*( \w+/s\b)", r"N\1"),
+    # the lines of slow steps: these, and those of the next pattern but one
     (r"^(?:fitting|cross-validating|comparing|evaluating|searching for) [^:\n]*\n", ""),
-    (r"\b(in|takes?|took|after|about) <?\d[\d.]*( ?(?:ms|s|min|seconds|minutes)\b)", r"\1 N\2"),
-    (r"^.*(?:about N s left|still running after N s)\n", ""),  # as the line above, of slow steps
+    (r"\b(in|takes?|took|after|about) <?\d[\d.]*( ?(?:ms|s|min|h|seconds|minutes)\b)", r"\1 N s"),
+    (r"^.*(?:about N s left|still running after N s|: \d+/\d+ .*N \w+/s)\n", ""),
     (r"\b\d+( (?:second|minute)s? old)", r"N\1"),
     (r"^(\s+\d+/\d+ .*?) +\d[\d.]* s\b", r"\1 N s"),  # an epoch
     (r"\b20\d\d-?\d\d-?\d\d[T -]\d\d:?\d\d(:?\d\d)?(\+\d\d:\d\d|Z| UTC)?", "DATE"),
