@@ -1,6 +1,5 @@
 """Parts of exported graphs: bytes and grey levels inside the graph, its description, and errors."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,7 @@ from PIL import Image
 
 from tests.support.export_run import make_run, tiny
 from vitft.export import (
-    NormalisingModel,
     TrainedRun,
-    describe_graph,
-    example_of,
     load_trained,
     to_grey,
 )
@@ -36,20 +32,3 @@ def test_a_graph_converts_colours_to_grey_exactly_as_pillow() -> None:
     expected = np.asarray(Image.fromarray(colours).convert("L"))
     assert found.shape == (1, 1, 400, 300)
     assert (found[0, 0].numpy() == expected).all()
-
-
-def test_a_grey_graph_takes_one_channel_or_bytes_of_three(grey: TrainedRun) -> None:
-    layout = json.loads(describe_graph(grey, takes_bytes=False))["input"]["layout"]
-    plain, pixels = example_of(grey, takes_bytes=False)
-    normalising, colours = example_of(grey, takes_bytes=True)
-
-    assert layout == (
-        "float32 (batch, 1, 16, 16): greyscale, (value / 255 - mean) / std per channel"
-    )
-    assert plain is grey.model
-    assert (pixels.dtype, tuple(pixels.shape)) == (torch.float32, (2, 1, 16, 16))
-    assert isinstance(normalising, NormalisingModel)
-    assert not normalising.training
-    assert (colours.dtype, tuple(colours.shape)) == (torch.uint8, (2, 16, 16, 3))
-    with torch.inference_mode():
-        assert normalising(colours).shape == plain(pixels).shape == (2, 3)

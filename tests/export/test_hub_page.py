@@ -1,6 +1,5 @@
 """The page of a hub repository: valid metadata, limits from the run's figures, and pictures."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from PIL import Image
 from tests.export.test_card import compared
 from tests.export.test_export import HOSTILE
 from tests.support.export_run import make_run
-from vitft.config import config_from_table, to_toml
-from vitft.export import ExportPlan, limits_of, load_trained, write_readme
+from vitft.export import ExportPlan, load_trained, write_readme
 from vitft.metrics import RunResults, read_results
 
 
@@ -64,37 +62,6 @@ def test_the_hub_library_reads_the_metadata_without_complaint(tmp_path: Path) ->
     first = tested.data.eval_results[0]
     assert (first.dataset_split, first.metric_value) == ("test", 0.4)
     assert first.metric_name.startswith("accuracy on 9 test images")
-
-
-def test_labels_that_the_fixes_of_the_run_keep_are_not_called_wrong(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    results = results_of_run(run, confusion=[[2, 0, 0], [0, 2, 0], [0, 0, 2]])
-    results["balanced_interval"] = (0.9, 1.0)
-    mislabel: dict[str, object] = {"label": "blue", "suggested": "red"}
-    mislabel |= {"given_probability": 0.1, "suggested_probability": 0.9}
-    audit = {
-        "images": 9,
-        "bad": [],
-        "odd": [],
-        "duplicates": [],
-        "mislabels": [{"path": f"blue/{i}.png", **mislabel} for i in range(3)],
-        "imbalance": {"largest": None, "smallest": None, "ratio": None},
-    }
-    (run / "audit.json").write_text(json.dumps(audit))
-    fixes = tmp_path / "fixes.csv"
-
-    def sentences(decided: int) -> str:
-        lines = [f"blue/{i}.png,keep" for i in range(decided)]
-        fixes.write_text("\n".join(["path,action", *lines]) + "\n")
-        spec = {"path": "d", "fixes": str(fixes)}
-        spec["fixes_digest"] = hashlib.sha256(fixes.read_bytes()).hexdigest()
-        table = {"data": spec, "weights": {"name": "demo"}}
-        (run / "config.toml").write_text(to_toml(config_from_table(table)))
-        return "\n".join(limits_of(run, ("blue", "green", "red"), results))
-
-    assert "3 labels in the data are probably wrong" in sentences(0)
-    assert "1 label in the data is probably wrong" in sentences(2)
-    assert "probably wrong" not in sentences(3)
 
 
 def test_images_are_shown_only_with_a_licence_and_credit(tmp_path: Path) -> None:

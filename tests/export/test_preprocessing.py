@@ -213,20 +213,6 @@ def test_the_python_program_opens_files_as_vitft_does(
         np.testing.assert_array_equal(found, expected, str(path))
 
 
-def test_the_program_of_the_folder_needs_no_vitft(tmp_path: Path) -> None:
-    folder = exported(tmp_path)
-    code = (
-        "import sys, preprocess\n"
-        "tensor = preprocess.preprocess(preprocess.read_file('vectors/phone.png'))\n"
-        "assert not {'vitft', 'torch'} & {*sys.modules}\n"
-        "print(tensor.shape, tensor.dtype)"
-    )
-
-    done = checked(sys.executable, "-c", code, cwd=folder)
-
-    assert done == (0, "(1, 3, 16, 16) float32")
-
-
 def test_padded_images_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, fit="pad", crop=1.0)
 

@@ -9,10 +9,7 @@ from .compare import PredictionLog as PredictionLog
 from .compare import check_comparison as check_comparison
 from .compare import comparison_row as comparison_row
 from .formats.base import NumericArray as NumericArray
-from .formats.graph import NormalisingModel as NormalisingModel
 from .formats.graph import TorchExportFormat as TorchExportFormat
-from .formats.graph import describe_graph as describe_graph
-from .formats.graph import example_of as example_of
 from .formats.graph import to_grey as to_grey
 from .formats.html import engine_input as engine_input
 from .formats.html import scores as scores
@@ -38,7 +35,6 @@ from .formats.vectors import pixel_file as pixel_file
 from .job import Exported as Exported
 from .job import export_run as export_run
 from .job import export_safetensors as export_safetensors
-from .limits import limits_of as limits_of
 from .page import engine as engine
 from .page import exported_page as exported_page
 from .page import read_page as read_page
