@@ -107,3 +107,11 @@ def twice(folder: Path) -> None:
 
 def broken_json(folder: Path) -> None:
     write(folder, 0, [("a.jpg", b"x"), ("a.json", b"{")])
+
+
+def two_folders(folder: Path) -> None:
+    """Write the two shards under one name in two folders."""
+    two(folder)
+    for number, name in enumerate("ab"):
+        (folder / "s" / name).mkdir()
+        (folder / "s" / f"part-{number}.tar").rename(folder / "s" / name / "part-0.tar")

@@ -60,3 +60,11 @@ def latin_1(folder: Path) -> None:
 def cut_utf_16(folder: Path) -> None:
     """Write t.csv in UTF-16 without its last byte."""
     (folder / "t.csv").write_bytes("path,label\n0.jpg,a\n".encode("utf-16")[:-1])
+
+
+def latin_1_path(folder: Path) -> None:
+    """Write six images, and t.csv in Latin-1 with the path of one more."""
+    for name in NAMES:
+        draw(folder / name)
+    lines = [f"{name},{'b' if name[0] == 'd' else 'a'}" for name in (*NAMES, "hêtre.jpg")]
+    (folder / "t.csv").write_text("\n".join(["path,label", *lines, ""]), encoding="latin-1")
