@@ -20,6 +20,8 @@ class Balanced(NamedTuple):
 
     images: int
     interval: Interval
+    lowest: float
+    """Lower end of the interval for the comparison with guessing (see `CHANCE_MARGIN`)."""
     classes: int
     """Number of classes that have images."""
     where: str = ""
@@ -50,11 +52,13 @@ def balanced_evidence(results: RunResults) -> Balanced | None:
     for one in (results, results.get("test")):
         sizes = [row.get("images") for row in one.get("per_class", {}).values()] if one else []
         if one and any(sizes) and "balanced_interval" in one:
-            found.append(Balanced(one["images"], one["balanced_interval"], sum(map(bool, sizes))))
+            bounds = one["balanced_interval"]
+            found.append(Balanced(one["images"], bounds, bounds[0], sum(map(bool, sizes))))
     if more and "balanced_interval" in more:
-        low, high = more["balanced_interval"]
-        wide = (low - CHANCE_MARGIN * (more["balanced"] - low), high)
-        found.append(Balanced(more["images"], wide, more["classes"], " in cross-validation"))
+        bounds = more["balanced_interval"]
+        low = bounds[0] - CHANCE_MARGIN * (more["balanced"] - bounds[0])
+        where = " in cross-validation"
+        found.append(Balanced(more["images"], bounds, low, more["classes"], where))
     return max(found, key=lambda one: one.images, default=None)
 
 
@@ -73,7 +77,7 @@ def chance_level(results: RunResults) -> str:
             return ""
         return "does not rank images measurably better than random scores"
     found = balanced_evidence(results)
-    if found is None or found.interval[0] > found.guessing:
+    if found is None or found.lowest > found.guessing:
         return ""
     if constant := constant_class(results):
         name, fraction = constant
