@@ -9,7 +9,7 @@ from typing import Any
 from vitft.metrics.intervals import proportions_differ
 from vitft.metrics.results import CrossValidation, FinalTestResults, RunResults
 from vitft.metrics.values import Interval
-from vitft.system.text import interval, percent, points, scored_images
+from vitft.system.text import interval, percent, scored_images
 
 Measured = CrossValidation | FinalTestResults | RunResults
 """Results with an accuracy and its interval."""
@@ -77,15 +77,15 @@ def cross_validated_text(found: Mapping[str, Any]) -> str:
 
 
 def growth_text(found: CrossValidation) -> str:
-    """Return the gain from twice as many images, or "" if it is not measurably above 0.
+    """Return e.g. `0.2 to 1.1 points higher (95% interval, extrapolated)`, or "" if unknown.
 
-    It is given as e.g. `+0.6 points (0.2 to 1.1, extrapolated)`.
+    This is the accuracy with twice as many images. It is given even if the interval contains 0:
+    otherwise, only gains that seem large by chance would be shown.
     """
-    gain, bounds = found.get("gain_from_twice"), found.get("gain_interval")
-    if gain is None:
+    if not (bounds := found.get("gain_interval")):
         return ""
-    within = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}, " if bounds else ""
-    return f"{points(gain)} ({within}extrapolated)"
+    low, high = (100 * max(0.0, end) for end in bounds)  # more images do no harm
+    return f"{low:.1f} to {high:.1f} points higher (95% interval, extrapolated)"
 
 
 def best_estimate(results: RunResults) -> tuple[Measured, str]:

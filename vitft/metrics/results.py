@@ -157,8 +157,7 @@ class CrossValidation(TypedDict):
     majority: NotRequired[Share]  # fraction of the largest class; absent from older runs
     curve: list[LearningCurvePoint]  # in ascending order of `images`
     gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
-    """Extrapolated gain in accuracy from doubling the number of images; None if its interval
-    contains 0."""
+    """Extrapolated gain in accuracy from doubling the number of images, if it is known."""
     gain_interval: NotRequired[Interval | None]  # absent from older runs
     weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
 

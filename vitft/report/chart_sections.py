@@ -243,7 +243,7 @@ def learning_section(run: Run) -> ChartSection | None:
         for point in curve
     ]
     last = measured[-1]
-    extrapolated = (2 * last[0], last[1] + gain) if gain is not None else None
+    extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
     text = (
         "The chart shows the cross-validated accuracy of heads fitted to subsets of the images. "
         f"Every point was measured on the same {scored_images(more)}."
@@ -251,7 +251,7 @@ def learning_section(run: Run) -> ChartSection | None:
     if run.several:
         text += " An image is right if exactly its labels have a probability of at least 50%."
     if known := growth_text(more):
-        text += f" Twice as many images would improve the accuracy by about {known.lstrip('+')}."
+        text += f" With twice as many images, the accuracy would be {known}."
     elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
         text += " The curve has stopped rising."
     else:
