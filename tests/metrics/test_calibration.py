@@ -1,6 +1,7 @@
 """Calibration error and temperature scaling."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_few_images_move_the_temperature_part_of_the_way() -> None:
 
     assert 1.3 < np.mean(found) < 3.0  # calibrated logits need 4
     for temperature, one in zip(found, sets, strict=True):
-        free = fit_temperature(*one, spread=100.0)  # hardly any prior
+        free = fit_temperature(one.logits, one.labels, spread=100.0)  # hardly any prior
         assert free is not None
         assert abs(np.log(temperature)) < abs(np.log(free))
 
@@ -194,6 +195,17 @@ def test_sets_of_equal_difficulty_are_comparable_and_others_are_not() -> None:
 
     assert all(equal)
     assert not are_comparable(scored(60, seed=1), easier)
+
+
+def test_losses_of_a_few_groups_may_differ_by_chance() -> None:
+    def differing(groups: Any) -> int:
+        copied = [scored(12, seed=seed) for seed in range(40)]  # 12 groups of 20 equal images
+        sets = [ScoredSet(o.logits.repeat(20, 0), o.labels.repeat(20), groups) for o in copied]
+        others = [scored(240, seed=100 + seed) for seed in range(40)]
+        return sum(not are_comparable(*pair) for pair in zip(sets, others, strict=True))
+
+    assert differing(None) > 8
+    assert differing(np.arange(240) // 20) <= 1
 
 
 def test_comparable_losses_differ_by_at_most_four_standard_errors() -> None:

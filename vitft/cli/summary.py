@@ -28,7 +28,11 @@ from vitft.metrics.verdict import (
     verdict,
     weakest_label,
 )
-from vitft.predict.validation import accuracy_without_copies, read_validation_predictions
+from vitft.predict.validation import (
+    accuracy_without_copies,
+    read_groups,
+    read_validation_predictions,
+)
 from vitft.system.run_content import read_run_json
 from vitft.system.text import (
     MIN_CALIBRATION_IMAGES,
@@ -93,7 +97,8 @@ def print_summary(
 def print_copies(run: Path) -> None:
     """Print the accuracy without copies across the split, if the audit found some."""
     audit = read_run_json(run / "audit.json", AuditResults)
-    if audit and (known := accuracy_without_copies(read_validation_predictions(run), audit)):
+    found = read_validation_predictions(run)
+    if audit and (known := accuracy_without_copies(found, audit, read_groups(run, len(found)))):
         output.result(f"accuracy {known}")
 
 
@@ -238,7 +243,7 @@ def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
 def print_growth(results: CrossValidation, *, with_weakest: bool) -> None:
     """Print the expected gain from more images, and the weakest classes in cross-validation."""
     if gain := growth_text(results):
-        output.result(f"with twice as many images: about {gain}")
+        output.result(f"with twice as many images: {gain}")
     ranks = ("weakest class", "second-weakest class") if with_weakest else ()
     for rank, weak in zip(ranks, results["weak_spots"], strict=False):
         if weak["recall"] < 1:

@@ -8,18 +8,19 @@ Notation: n images, C classes.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions
+from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions, same_rows
 from vitft.export.trained import LabelledImage
-from vitft.metrics.intervals import Flags, wilson_interval
+from vitft.metrics.intervals import Flags, accuracy_interval
+from vitft.metrics.values import Interval
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
-from vitft.system.text import count, interval, percent
+from vitft.system.text import interval, percent, scored_images
 
 BATCH_SIZE = 8
 """Number of images per batch."""
@@ -47,6 +48,10 @@ class ExportComparison:
     """Number of images whose predicted class differs."""
     correct: tuple[int, int]
     """Numbers of images classified correctly by the original and by the export."""
+    interval: Interval = (0.0, 1.0)
+    """95% interval of the accuracy of the export."""
+    groups: int = 0
+    """Number of groups of the images; 0 if they have none."""
     size: int
     """Total size in bytes of the files that the export needs; of two graphs, only its own."""
     speed: float
@@ -61,11 +66,15 @@ class ExportComparison:
         if not self.images or not self.changed:
             return ""
         before, after = (number / self.images for number in self.correct)
-        bounds = wilson_interval(self.correct[1], self.images)
         return (
-            f"--{self.name}: accuracy {percent(after)} on {count(self.images, 'validation image')} "
-            f"(95% interval {interval(bounds)}), compared with {percent(before)} for the original"
+            f"--{self.name}: accuracy {percent(after)} on {self.compared_on} (95% interval "
+            f"{interval(self.interval)}), compared with {percent(before)} for the original"
         )
+
+    @property
+    def compared_on(self) -> str:
+        """The images as text, e.g. `60 validation images of 12 groups`."""
+        return scored_images({"images": self.images, "groups": self.groups}, "validation image")
 
 
 @dataclass
@@ -101,10 +110,12 @@ def compare_exports(
     models = {"": original, **exports}
     logs = {name: PredictionLog() for name in models}
     labels: list[int | Flags] = []
+    units: list[str] = []
     images = iter(samples)
     order = [*models]
     while batch := list(islice(images, BATCH_SIZE)):
         labels += [sample.label for sample in batch]
+        units += [sample.group for sample in batch]
         for name in order:
             predict_batch(models[name], batch, logs[name])
         done(len(batch))
@@ -126,6 +137,7 @@ def compare_exports(
             labels,
             sizes[name],
             thresholds=original.thresholds,
+            units=units if any(units) else (),
         )
         for name in exports
     ]
@@ -153,10 +165,12 @@ def comparison_row(
     size: int,
     *,
     thresholds: tuple[float, ...] = (),
+    units: Sequence[str] = (),
 ) -> ExportComparison:
     """Return the comparison of one export with the original.
 
-    A multi-label prediction (with `thresholds`) is correct only if every label is.
+    A multi-label prediction (with `thresholds`) is correct only if every label is. `units` are the
+    groups of the images, if they have any.
     """
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
@@ -164,6 +178,8 @@ def comparison_row(
     is_noise = truth.ndim == 1 and bool((truth < 0).any())
     if predicted[0].ndim > truth.ndim:  # a multi-label model, but noise images
         truth = truth[:, None]
+    right = [same_rows(one, truth) for one in predicted]
+    groups = np.unique(units, return_inverse=True)[1] if units else None
     is_finite = before.shape == after.shape and bool(np.isfinite(after).all())
     return ExportComparison(
         name=name,
@@ -172,7 +188,9 @@ def comparison_row(
         difference=float(np.abs(before - after).max()) if is_finite else float("inf"),
         largest=float(np.abs(before).max()),
         changed=len(truth) - count_same(*predicted),
-        correct=(count_same(predicted[0], truth), count_same(predicted[1], truth)),
+        correct=(int(right[0].sum()), int(right[1].sum())),
+        interval=accuracy_interval(right[1], groups),
+        groups=0 if groups is None else len({*units}),
         size=size,
         speed=1 / statistics.median(export.seconds),
         original_speed=1 / statistics.median(original.seconds),
@@ -191,7 +209,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
         RunError: The difference exceeds the tolerance of the format, or there are no validation
             images to measure the accuracy of int8.
     """
-    on = f"of {count(row.images, 'validation image')}" if row.images else "noise images"
+    on = f"of {row.compared_on}" if row.images else "noise images"
     problem = (
         f"the predictions of the --{row.name} export differ from the run's: logits by up to "
         f"{row.difference:.2g}, predicted classes on {row.changed} {on}; the export was removed"

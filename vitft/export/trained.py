@@ -133,7 +133,7 @@ def read_head_results(run: Path, card: Card) -> RunResults | None:
     bounds = wilson_interval(round(top1 * images), images, max(1.0, effect))
     own = {k: value for k, value in results.items() if k not in ("cross_validation", "test")}
     if known := balanced_evidence(results):  # both heads are at chance level, or none is
-        own["balanced_interval"] = known.interval
+        own["balanced_interval"] = known.lowest, known.interval[1]
     return cast("RunResults", {**own, "top1": top1, "top1_interval": bounds})
 
 
@@ -173,6 +173,8 @@ class LabelledImage:
     image: Image.Image
     label: "int | Flags"
     """Class index, or for multi-label data one flag per label (C,); -1 for noise images."""
+    group: str = ""
+    """Name of the group, or the digest of an image without one; empty if no image has a group."""
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
@@ -210,12 +212,13 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
     if manifest is None:
         return
     rows = evenly_spaced(manifest.val, count)
+    has_groups = any(row.group for row in rows)
     for row, target in zip(rows, manifest.targets(rows), strict=True):
         path = manifest.locate(row)
         with contextlib.suppress(ImageError):
             if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
                 image = open_image(path, grey_range=card.transform.grey_range)
-                yield LabelledImage(image, target)
+                yield LabelledImage(image, target, (row.group or row.sha256) * has_groups)
 
 
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.metrics.intervals import Floats
+from vitft.metrics.intervals import Floats, Groups, variance_ratio
 from vitft.metrics.results import CalibrationBin
 from vitft.metrics.values import Interval
 
@@ -65,6 +65,8 @@ class ScoredSet(NamedTuple):
 
     logits: Floats
     labels: Ints
+    groups: Groups | None = None
+    """Group of each image, if images are not independent."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,7 +74,7 @@ class ScoredSet(NamedTuple):
     def of_each_label(self) -> "list[ScoredSet]":
         """Return one two-class set per label; class 1 contains the images that have the label."""
         return [
-            ScoredSet(np.stack([np.zeros_like(z), z], axis=1), y.astype(np.int64))
+            ScoredSet(np.stack([np.zeros_like(z), z], axis=1), y.astype(np.int64), self.groups)
             for z, y in zip(self.logits.T, self.labels.T, strict=True)
         ]
 
@@ -109,7 +111,7 @@ def calibrate_temperature(
     if validation.labels.ndim == 2:
         return calibrate_labels(validation, training)
     images, more = len(validation), 0 if training is None else len(training)
-    logits, labels = validation
+    logits, labels, _ = validation
     if training is not None:
         logits = np.concatenate([logits, training.logits])
         labels = np.concatenate([labels, training.labels])
@@ -158,7 +160,9 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     labels = np.concatenate([first.labels, second.labels])
     losses = log_losses(logits / (fit_temperature(logits, labels) or 1.0), labels)
     one, other = losses[: len(first)], losses[len(first) :]
-    error = float(losses.std()) * (1 / len(first) + 1 / len(second)) ** 0.5
+    variance = variance_ratio(one - one.mean(), first.groups) / len(first)
+    variance += variance_ratio(other - other.mean(), second.groups) / len(second)
+    error = float(losses.std()) * variance**0.5
     return abs(float(one.mean() - other.mean())) <= MAX_DIFFERENCE * error
 
 

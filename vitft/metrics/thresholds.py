@@ -24,7 +24,7 @@ class FittedThresholds:
 
 def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> FittedThresholds:
     """Choose the thresholds on validation images and any cross-validated training predictions."""
-    logits, labels = validation
+    logits, labels, _ = validation
     if training is not None:
         logits = np.concatenate([logits, training.logits])
         labels = np.concatenate([labels, training.labels])

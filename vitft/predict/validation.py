@@ -14,12 +14,12 @@ import numpy as np
 
 from vitft.data.proposals import is_leak
 from vitft.data.split import Manifest, distinct_rows
-from vitft.metrics.intervals import Flags, Floats, wilson_interval
+from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.run_content import damaged_file, read_run_arrays, read_run_json
 from vitft.system.rundir import RunDir
-from vitft.system.text import count, interval, percent
+from vitft.system.text import interval, percent, scored_images
 
 THUMBS = "thumbs"
 VALIDATION_FILE = "validation.npz"
@@ -232,8 +232,8 @@ def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPredic
     predictions = Postprocess(classes=split.outputs, thresholds=thresholds)(
         [row.path for row in rows], Scores(logits), split.targets(rows)
     )
-    by_digest = {
-        row.sha256: ValidationPrediction(
+    by_path = {
+        row.path: ValidationPrediction(
             path=row.path,
             sha256=row.sha256,
             label=split.classes[row.label],
@@ -244,27 +244,30 @@ def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPredic
         )
         for row, prediction in zip(rows, predictions, strict=True)
     }
-    return tuple(by_digest.values())
+    return tuple(by_path[row.path] for row in distinct_rows(rows))
 
 
 def accuracy_without_copies(
-    predictions: Sequence[ValidationPrediction], audit: AuditResults
+    predictions: Sequence[ValidationPrediction],
+    audit: AuditResults,
+    groups: Sequence[str] | Groups | None = None,
 ) -> str:
     """Return the accuracy on the validation images that have no copies among the training images.
 
     Copies are identical or nearly identical images. The result is empty if there are none, or if
-    all validation images have some.
+    all validation images have some. `groups` are those of the images, if they have any.
     """
     leaks = [group for group in audit.get("duplicates", []) if is_leak(group)]
     leaked = {member["path"] for group in leaks for member in group["members"]}
-    right = [one.is_correct for one in predictions if one.path not in leaked]
-    if not right or len(right) == len(predictions):
+    kept = [i for i, one in enumerate(predictions) if one.path not in leaked]
+    right = np.array([predictions[i].is_correct for i in kept])
+    if not kept or len(kept) == len(predictions):
         return ""
-    bounds = interval(wilson_interval(sum(right), len(right)))
-    images = count(len(right), "validation image")
+    units = None if groups is None else np.unique([groups[i] for i in kept], return_inverse=True)[1]
+    found = {"images": len(kept), "groups": units is not None and len({*units.tolist()})}
     return (
-        f"{percent(sum(right) / len(right))} ({bounds}) on the {images} without copies among the "
-        "training images"
+        f"{percent(right.mean())} ({interval(accuracy_interval(right, units))}) on the "
+        f"{scored_images(found, 'validation image')} without copies among the training images"
     )
 
 

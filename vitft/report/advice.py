@@ -26,7 +26,7 @@ from vitft.metrics.verdict import weakest_label
 from vitft.predict.validation import accuracy_without_copies, mistakes
 from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_decisions import former_fixes
-from vitft.report.run_files import Run
+from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, interval, listing, percent
 
 SMALL_CLASS = 20
@@ -85,7 +85,7 @@ def no_better_than_guessing(run: Run) -> Advice | None:
     return Advice(
         what,
         f"{why}The 95% interval of its balanced accuracy{best.where if best else ''} ({bounds}) is "
-        f"not entirely above {percent(guessing)}, that of guessing.",
+        f"not clearly above {percent(guessing)}, that of guessing.",
     )
 
 
@@ -99,7 +99,8 @@ def copies_across_split(run: Run) -> Advice | None:
         if not run.audit.get("own_split", False)
         else "the split is that of your data: drop the copies on one side, or correct the split."
     )
-    known = accuracy_without_copies(run.predictions, run.audit)
+    units = groups_of([one.sha256 for one in run.predictions], [run])
+    known = accuracy_without_copies(run.predictions, run.audit, units)
     known = f" It is {known}." if known else ""
     return Advice(
         "Retrain without duplicates across training and validation.",
@@ -288,7 +289,7 @@ def more_images(run: Run) -> Advice | None:
         return None
     if gain := growth_text(more):
         return Advice(
-            f"Twice as many images would improve the accuracy by about {gain.lstrip('+')}.",
+            f"With twice as many images, the accuracy would be {gain}.",
             "The learning curve below may level off.",
         )
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(curve[-3:])):

@@ -11,12 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitft.export.snippets import program
-from vitft.metrics.intervals import Z, student_t_quantile, wilson_interval
+from vitft.metrics.intervals import (
+    PRIOR_OF_CHANGES,
+    Groups,
+    Z,
+    design_effect,
+    student_t_quantile,
+    wilson_interval,
+)
 from vitft.metrics.values import Interval
 from vitft.study.plan import BASELINES, Plan
 from vitft.system.console import visible
 from vitft.system.files import atomic_folder, write_atomically
-from vitft.system.text import count, percent
+from vitft.system.text import count, percent, scored_images
 
 
 class AccuracyDifference(NamedTuple):
@@ -36,6 +43,8 @@ class CurvePoint:
     shots: int
     correct: tuple[NDArray[np.bool_], ...]
     """One mask (n,) per seed, true for the test images that are classified correctly."""
+    groups: Groups | None = None
+    """Groups (n,) of the test images, if they have any."""
 
     @property
     def accuracies(self) -> list[float]:
@@ -55,8 +64,9 @@ class CurvePoint:
         Wilson's interval for the test images of one seed accounts for the number of test images,
         and remains valid if all seeds happen to agree.
         """
-        images = min(len(correct) for correct in self.correct)
-        low, high = wilson_interval(round(self.top1 * images), images)
+        images, first = min(len(correct) for correct in self.correct), self.correct[0]
+        effect = design_effect(first - first.mean(), self.groups)
+        low, high = wilson_interval(round(self.top1 * images), images, effect)
         half = half_width_of_mean(self.accuracies)
         return max(0.0, min(low, self.top1 - half)), min(1.0, max(high, self.top1 + half))
 
@@ -114,7 +124,9 @@ def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
     ]
     means = [float(pair.mean()) for pair in pairs]
     mean = math.fsum(means) / len(means)
-    by_images = Z * math.fsum(float(p.std()) / math.sqrt(len(p)) for p in pairs) / len(pairs)
+    effects = [design_effect(p - p.mean(), first.groups, PRIOR_OF_CHANGES) for p in pairs]
+    errors = (p.std() * math.sqrt(e / len(p)) for p, e in zip(pairs, effects, strict=True))
+    by_images = Z * math.fsum(errors) / len(pairs)
     half = max(half_width_of_mean(means), by_images)
     return AccuracyDifference(mean, (max(-1.0, mean - half), min(1.0, mean + half)))
 
@@ -248,9 +260,11 @@ def heading(study: StudyResults) -> str:
     """Return a description of the accuracies, the test images and the baseline."""
     has_tests = study.plan.folder.layout == "split"
     origin = "the folder's validation or test set" if has_tests else "all images that train no head"
+    units = study.curves[0].points[0].groups
+    found = {"images": study.test_images, "groups": units is not None and len(np.unique(units))}
     return (
         f"accuracy in % by number of training images per class, {mean_of(study.plan.seeds)}, with "
-        f"95% intervals; {count(study.test_images, 'test image')} ({origin}); baseline (largest "
+        f"95% intervals; {scored_images(found, 'test image')} ({origin}); baseline (largest "
         f"class): {percent(study.majority)}"
     )
 

@@ -26,6 +26,7 @@ from vitft.features.folds import CV_FOLDS
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.penalty import choose_penalty
 from vitft.features.pipeline import inspect_dataset
+from vitft.metrics.intervals import Groups
 from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, most_shots, too_few_images
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults, known_images_note
@@ -45,6 +46,8 @@ class FewShotSplit:
     """Shuffled training rows of each class. The first k rows are used for k shots."""
     test: NDArray[np.int64]
     """Rows of the test images in ascending order, the same for every number of shots."""
+    groups: Groups | None = None
+    """Groups (m,) of the test images, if the data defines any."""
 
     def train(self, shots: int) -> NDArray[np.int64]:
         """Return the rows (classes * shots,) of the training images, grouped by class."""
@@ -91,7 +94,9 @@ def few_shot_split(
         rows = np.flatnonzero((labels == label) & ~is_test)
         order.append(np.random.default_rng([seed, label]).permutation(rows))
     if is_test.any():
-        return FewShotSplit(tuple(order), np.flatnonzero(is_test))
+        units = [file.group or file.sha256 for file in files if file.part == "val"]
+        groups = np.unique(units, return_inverse=True)[1] if any(f.group for f in files) else None
+        return FewShotSplit(tuple(order), np.flatnonzero(is_test), groups)
     rest = np.concatenate([rows[most:] for rows in order])
     return FewShotSplit(tuple(rows[:most] for rows in order), np.sort(rest))
 
@@ -211,7 +216,7 @@ def evaluate_heads(
             for seed, split in enumerate(splits):
                 correct.append(evaluate_head(x, y, split, shots, classes=classes, seed=seed))
                 progress.advance()
-            points.append(CurvePoint(shots=shots, correct=tuple(correct)))
+            points.append(CurvePoint(shots=shots, correct=tuple(correct), groups=splits[0].groups))
     return tuple(points)
 
 

@@ -21,8 +21,9 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
     kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
     if not kept:
         return None
-    labels = data.labels([distinct[int(rows[i])] for i in kept])
-    return ScoredSet(logits[kept].double().numpy(), labels.cpu().numpy())
+    own = [distinct[int(rows[i])] for i in kept]
+    labels, groups = data.labels(own).cpu().numpy(), data.user_groups(own)
+    return ScoredSet(logits[kept].double().numpy(), labels, groups)
 
 
 def cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:

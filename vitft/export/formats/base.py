@@ -13,6 +13,7 @@ from PIL import Image
 from vitft.data.transforms import EvalTransform
 from vitft.export.trained import TrainedRun
 from vitft.metrics.calibration import logit_of
+from vitft.metrics.intervals import Flags
 from vitft.models.card import Card
 
 NumericArray = np.ndarray[Any, np.dtype[Any]]
@@ -116,6 +117,11 @@ def predictions(logits: NumericArray, thresholds: Sequence[float]) -> NumericArr
     return np.asarray(logits >= logit_of(np.asarray(thresholds)))
 
 
+def same_rows(one: NumericArray, other: NumericArray) -> Flags:
+    """Return the images (n,) on which two arrays of predictions or targets agree."""
+    return np.asarray((one == other).reshape(len(one), -1).all(axis=1))
+
+
 def count_same(one: NumericArray, other: NumericArray) -> int:
     """Return the number of images on which two arrays of predictions or targets agree."""
-    return int((one == other).reshape(len(one), -1).all(axis=1).sum())
+    return int(same_rows(one, other).sum())
