@@ -113,16 +113,6 @@ def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
     return answer == ["labels"] and any(name.startswith("probability_") for name in names)
 
 
-def refuse_decisions(reader: TableReader, header: Sequence[str]) -> None:
-    """Raise a DataError if a table has the columns of the decisions that `vitft check` writes."""
-    if {"path", "action", "new_label"} <= {cell.strip().lower() for cell in header}:
-        raise DataError(
-            f"{reader.path} is a table of decisions on images (vitft check), not a table of labels",
-            fix="pass the folder or the table of the images as data, and this table with "
-            f"--fixes {shell_quote(str(reader.path))}",
-        )
-
-
 def box_columns(header: Sequence[str]) -> list[str]:
     """Return the names of the columns that contain the boxes of objects, if any."""
     names = [cell.strip() for cell in header]

@@ -25,7 +25,6 @@ from vitft.data.label_columns import (
     is_predicted,
     label_places,
     read_labels,
-    refuse_decisions,
 )
 from vitft.data.label_sets import join_labels, label_names
 from vitft.data.missing import same_names_below
@@ -123,7 +122,12 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     )
     lines = iter(reader)
     header = next(lines, [])
-    refuse_decisions(reader, header)
+    if {"path", "action", "new_label"} <= {cell.strip().lower() for cell in header}:
+        raise DataError(
+            f"{source} is a table of decisions on images (vitft check), not a table of labels",
+            fix="pass the folder or the table of the images as data, and this table with "
+            f"--fixes {shell_quote(str(source))}",
+        )
     roles = find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
     path = columns["path"]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import yaml
 
 from vitft.export.compare import ExportComparison
-from vitft.export.eight_bits import eight_bit_accuracy, eight_bit_metrics, is_eight_bits
+from vitft.export.eight_bits import eight_bit_accuracy, is_eight_bits
 from vitft.export.facts import (
     accuracy_sentence,
     catalog_origin,
@@ -40,12 +40,8 @@ from vitft.export.snippets import (
     GRAPH_LIBRARIES,
     GraphInput,
     Snippet,
-    command_line,
     graph_snippets,
-    javascript_snippet,
     program,
-    timm_snippet,
-    transformers_snippet,
 )
 from vitft.export.trained import (
     TrainedRun,
@@ -58,7 +54,7 @@ from vitft.metrics.results import RunResults
 from vitft.metrics.values import Interval
 from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval
+from vitft.system.text import count, interval, scored_images, shell_quote
 
 MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file lists every class."""
@@ -157,7 +153,7 @@ def write_readme(
         ],
         hidden=hidden,
         hidden_text=count(hidden, f"more {kind}", f"more {kinds}"),
-        compared_on=count(row.images, "validation image")
+        compared_on=row.compared_on
         if row.images
         else "random noise, because the validation images were missing",
         changed=count(row.changed, "changed prediction"),
@@ -221,13 +217,15 @@ def evaluation_of(
     from huggingface_hub import EvalResult
 
     metrics: Sequence[tuple[str, str, float | None, Interval | None]] = []
-    part, on = "validation", count(row.images, "validation image")
+    part, on = "validation", row.compared_on
     if is_eight_bits(row):
-        metrics = eight_bit_metrics(row)
+        name = "accuracy (all labels right)" if row.several_labels else "accuracy"
+        accuracy = row.correct[1] / row.images
+        metrics = [("accuracy", f"{name} with 8-bit weights", accuracy, row.interval)]
     elif results:
         part = "test" if "test" in results else part
         found = cast("RunResults", results.get("test", results))
-        metrics, on = run_metrics(card, found), count(found["images"], f"{part} image")
+        metrics, on = run_metrics(card, found), scored_images(found, f"{part} image")
     return [
         EvalResult(
             task_type="image-classification",
@@ -261,22 +259,28 @@ def run_metrics(
 
 def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
-    transform, own = card.transform, command_line(f"hf:{plan.repo}" if plan.repo else ".")
+    transform, repo, thresholds = card.transform, plan.repo, card.thresholds
+    run = shell_quote(f"hf:{repo}" if repo else ".")
+    own = Snippet("vitft", "", f"vitft predict --run {run} photo.jpg", "sh")
     if form == "html":
         return []
     if form in GRAPH_LIBRARIES:
         takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
-        found = graph_snippets(form, transform, takes, card.thresholds)
+        found = graph_snippets(form, transform, takes, thresholds)
         return found if form == "torch-export" else [*found, own]
     if form == "transformers-js":
-        node = javascript_snippet(transform, plan.repo)
-        return [node] if plan.repo else [node, own]  # on the hub, vitft reads model.safetensors
+        code = program("transformers_js", transform=transform, repo=repo)
+        install = "npm install @huggingface/transformers"
+        node = Snippet("transformers.js", install, code, "js")
+        return [node] if repo else [node, own]  # on the hub, vitft reads model.safetensors
     if form == "transformers":
-        labels = dict(zip(card.classes, card.thresholds, strict=False))
-        return [transformers_snippet(transform, plan.repo, labels), own]
+        labels = dict(zip(card.classes, thresholds, strict=False))
+        code = program("transformers", transform=transform, repo=repo, thresholds=labels)
+        return [Snippet("transformers", "pip install transformers timm torchvision", code), own]
     if timm_obstacle(card):
         return [own]
-    return [timm_snippet(transform, plan.repo, card.thresholds), own]
+    code = program("timm", transform=transform, repo=repo, thresholds=thresholds)
+    return [Snippet("timm", "pip install timm", code), own]
 
 
 def markdown_text(words: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitft.data.transforms import EvalTransform
-from vitft.system.text import count, interval, percent, shell_quote
+from vitft.system.text import count, interval, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -65,32 +65,6 @@ def program_engine() -> "Environment":
 def program(name: str, **values: Any) -> str:  # noqa: ANN401 - any template values
     """Return the program of a template."""
     return program_engine().get_template(f"{name}.j2").render(**values)
-
-
-def command_line(run: str) -> Snippet:
-    """Return the vitft command for a model that is given as a folder or as hf:OWNER/NAME."""
-    code = f"vitft predict --run {shell_quote(run)} photo.jpg"
-    return Snippet("vitft", "", code, "sh")
-
-
-def timm_snippet(transform: EvalTransform, repo: str, thresholds: Sequence[float] = ()) -> Snippet:
-    """Return a program for timm; `thresholds` is empty unless the model is multi-label."""
-    code = program("timm", transform=transform, repo=repo, thresholds=thresholds)
-    return Snippet("timm", "pip install timm", code)
-
-
-def transformers_snippet(
-    transform: EvalTransform, repo: str, thresholds: Mapping[str, float] | None = None
-) -> Snippet:
-    """Return a program for transformers; `thresholds` is empty unless the model is multi-label."""
-    code = program("transformers", transform=transform, repo=repo, thresholds=thresholds)
-    return Snippet("transformers", "pip install transformers timm torchvision", code)
-
-
-def javascript_snippet(transform: EvalTransform, repo: str) -> Snippet:
-    """Return a program for transformers.js in Node that opens a repository or the local folder."""
-    code = program("transformers_js", transform=transform, repo=repo)
-    return Snippet("transformers.js", "npm install @huggingface/transformers", code, "js")
 
 
 GRAPH_LIBRARIES: Mapping[str, Mapping[str, str]] = {

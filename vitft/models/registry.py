@@ -1,7 +1,6 @@
 """Architecture names such as `vit_base_patch16_224`, and the models they denote."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from vitft.config.names import ALIASES
 from vitft.models.model_names import SIZE_LETTERS, similar_models
 from vitft.models.timm_config import timm_modules
-from vitft.models.timm_vit import timm_vit_config
+from vitft.models.timm_vit import translate, unsupported
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, STEMS, ViTConfig, as_pair
 from vitft.system.errors import UsageError
@@ -32,7 +31,11 @@ def architecture_config(name: str) -> ViTConfig:
     stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
     if match is None or size is None or (stem is None and patch not in size.patches):
         if name in timm_modules():
-            return timm_vit_config(name)
+            found = translate(name)
+            if isinstance(found, ViTConfig):
+                return found
+            problem, fix = unsupported(name, found)
+            raise UsageError(problem, fix=fix)
         near = similar_models(name, [*architecture_names(), *timm_modules()])
         raise UsageError(
             f"unknown architecture {name!r}",
@@ -68,23 +71,16 @@ def create_model(
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
-        raise unknown_field(min(unknown), [*asdict(config)])
+        name, known = min(unknown), [*asdict(config)]
+        others = [key for key in ALIASES if key.startswith("model.") and name in ALIASES[key]]
+        near = others or get_close_matches(name, known, n=1, cutoff=0.7)
+        fix = f"use {near[0].removeprefix('model.')}" if near else ""
+        fix = fix or f"use a field of ViTConfig: {', '.join(known)}"
+        raise UsageError(f"unknown model setting {name!r}", fix=fix)
     if fields.get("pool", config.pool) != config.pool:
         fields = {"norm_before_pool": False, "pool_heads": 0, **fields}
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
-
-
-def unknown_field(name: str, known: Sequence[str]) -> UsageError:
-    """Return the error for an unknown field of `ViTConfig`, with the nearest one if there is one.
-
-    Names that other tools use for the settings of `[model]` are known, too.
-    """
-    alias = [key for key, others in ALIASES.items() if key.startswith("model.") and name in others]
-    fields = [key.partition(".")[2] for key in alias]
-    names = fields or get_close_matches(name, known, n=1, cutoff=0.7)
-    fix = f"use {names[0]}" if names else f"use a field of ViTConfig: {', '.join(known)}"
-    return UsageError(f"unknown model setting {name!r}", fix=fix)
 
 
 def describe_vit(config: ViTConfig) -> str:

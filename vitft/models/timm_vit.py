@@ -40,22 +40,6 @@ ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
 """Class names of timm's rotary position embeddings that vitft's own model supports."""
 
 
-def timm_vit_config(name: str) -> ViTConfig:
-    """Return the configuration of a timm architecture, e.g. `flexivit_base`.
-
-    The image size and the number of classes match timm's default weights.
-
-    Raises:
-        UsageError: timm does not have this architecture, or vitft's own model does not support it.
-            The message states the reason.
-    """
-    found = translate(name)
-    if isinstance(found, str):
-        problem, fix = unsupported(name, found)
-        raise UsageError(problem, fix=fix)
-    return found
-
-
 @functools.cache
 def translate(name: str) -> ViTConfig | str:
     """Return the configuration of a timm architecture, or the reason why there is none."""

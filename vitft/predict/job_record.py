@@ -6,14 +6,12 @@ they are resumed without this check.
 
 import contextlib
 import hashlib
-import json
 from pathlib import Path
 
 from vitft.models.graph_digest import DIGEST_KEY, recorded_digest
 from vitft.predict.output import RESUMABLE, cannot_resume, record_path
 from vitft.predict.request import PredictRequest
 from vitft.system.errors import RunError
-from vitft.system.files import write_atomically
 from vitft.system.safetensors_file import read_header
 from vitft.system.structure import parse_json
 from vitft.system.text import listing
@@ -102,13 +100,3 @@ def changed_option(key: str, begun: object, now: object) -> str:
     if isinstance(begun, bool):
         return f"{key}, which is missing now" if begun else f"no {key}"
     return f"another {key}" if key in ("model", "threshold") else f"{key} {begun}, not {now}"
-
-
-def write_record(part: Path, options: JobOptions) -> None:
-    """Write the options beside a file of rows, in place of those of a job that wrote no row.
-
-    Raises:
-        RunError, ResourceError: The file cannot be written, or another program wrote one there.
-    """
-    read_options(part)
-    write_atomically(record_path(part), json.dumps(options))

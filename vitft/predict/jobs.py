@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +15,16 @@ from vitft.data.download.web_image import WebLimits, is_url
 from vitft.data.missing import check_some_exist, is_missing
 from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
+from vitft.models.checkpoint_file import lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.predict.engine import Engine, MirroredEngine, Pipeline
 from vitft.predict.job_record import (
     JobOptions,
     check_record,
     job_options,
-    write_record,
+    read_options,
 )
-from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, start_digest
+from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, in_background
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
     RESUMABLE,
@@ -43,6 +45,7 @@ from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest, requested_th
 from vitft.predict.rows import RowWriter
 from vitft.system import console
 from vitft.system.errors import UsageError
+from vitft.system.files import write_atomically
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count
@@ -125,27 +128,17 @@ def check_destination(request: PredictRequest) -> None:
     """
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
-        check_some_named(request)
+        names = request.images
+        elsewhere = (name == STDIN or is_url(name) or place_of(name) for name in names)
+        is_open = request.lists or any(elsewhere) or any(map(glob.has_magic, names))
+        if not is_open and all(map(is_missing, names)):  # a table of errors alone is of no use
+            check_some_exist(names)
     suffix, style = Path(request.out or "").suffix.lower(), request.style
     if request.shard.rank == 0 and FORMAT_OF_SUFFIX.get(suffix, "table") not in ("table", style):
         log.warning(
             f"{request.out} is written as {style}, although {suffix} is the suffix of another "
             "format"
         )
-
-
-def check_some_named(request: PredictRequest) -> None:
-    """Check that at least one input exists, because a table of errors alone is of no use.
-
-    Raises:
-        DataError: None of the inputs exists.
-    """
-    names = request.images
-    elsewhere = (name == STDIN or is_url(name) or place_of(name) for name in names)
-    if request.lists or any(elsewhere) or any(map(glob.has_magic, names)):
-        return
-    if all(map(is_missing, names)):
-        check_some_exist(names)
 
 
 def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:
@@ -213,7 +206,9 @@ def choose_engine(
         engine = NumpyEngine.open(checkpoint)
         if engine is not None:
             return engine, images
-    digest = start_digest(checkpoint)  # in a thread, while torch is imported
+    digest = None
+    if not lacks_card(checkpoint):  # in a thread, while torch is imported
+        digest = in_background(open_checkpoint(checkpoint).digest)
     with heavy_imports(loading_step(request.run)):
         from vitft.predict.torch_engine import Predictor
 
@@ -313,7 +308,8 @@ def open_destination(
         own = history.after(start.rows)
         log.info(f"resuming after {count(start.rows, 'row')}")
     elif style in RESUMABLE:
-        write_record(part, options)
+        read_options(part)  # in place of those of a job that wrote no row
+        write_atomically(record_path(part), json.dumps(options))
     try:
         with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
             yield rows, own

@@ -86,17 +86,6 @@ class NumpyEngine(CpuEngine):
         return scores
 
 
-def start_digest(path: Path) -> Callable[[], str] | None:
-    """Compute a checkpoint's digest in a thread; return a function that waits for the digest.
-
-    If the checkpoint was written by another tool, return None instead.
-
-    Raises:
-        RunError: The checkpoint is damaged or its card is not valid.
-    """
-    return None if lacks_card(path) else in_background(open_checkpoint(path).digest)
-
-
 def in_background(work: Callable[[], T]) -> Callable[[], T]:
     """Call `work` in a thread; return a function that waits for its result."""
     results: list[T] = []

@@ -119,6 +119,8 @@ class RunInfo:
         origin, weights = facts.pop("name", ""), facts.pop("weights", "")
         for name in {"cross_validated", "tested"} & facts.keys():
             facts[f"{name}_top1"] = facts.pop(name)
+        others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
+        chosen = f"{checkpoint.name}, not {listing(others)}" if others else ""
         return cls(
             name=origin or run_name(run, checkpoint),
             classes=classes,
@@ -127,7 +129,7 @@ class RunInfo:
             is_export=bool(origin),
             is_file_age=ended is None,
             status="" if status == "finished" else status,
-            chosen_file=chosen_among(run, checkpoint),
+            chosen_file="" if run is not None and run_path(run).is_file() else chosen,
             **facts,
         )
 
@@ -225,13 +227,6 @@ def run_name(run: str | None, checkpoint: Path) -> str:
     if run is not None and (name := canonical_name(run)).startswith("hf:"):
         return name
     return checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
-
-
-def chosen_among(run: str | None, checkpoint: Path) -> str:
-    """Return `FILE, not OTHER FILE` for a model found in a folder with several; otherwise ""."""
-    others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
-    is_named = run is not None and run_path(run).is_file()
-    return f"{checkpoint.name}, not {listing(others)}" if others and not is_named else ""
 
 
 def or_warn(read: Callable[[Path], Fact | None], path: Path) -> Fact | None:

@@ -81,7 +81,10 @@ class Predictor:
                 "the checkpoint contains a backbone without classes",
                 fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
             )
-        self.device = pick_device(local_device(device))
+        rank, gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+        if device == "auto" and rank.isdigit() and gpus > 1:  # under torchrun
+            device = f"cuda:{int(rank) % gpus}"
+        self.device = pick_device(device)
         self.model, self.card = model.eval().to(self.device), card
         if precision == "auto":
             precision = prediction_precision(model, card, self.device)
@@ -297,14 +300,3 @@ def prediction_precision(model: Model, card: Card, device: torch.device) -> str:
     """
     is_safe = isinstance(model, VisionTransformer) and not card.thresholds
     return "bf16" if is_safe and pick_precision("auto", device) == "bf16" else "fp32"
-
-
-def local_device(device: str) -> str:
-    """Return `device` or, if it is `auto` under torchrun, a GPU for this process.
-
-    `auto` is returned unchanged without torchrun or on a machine with fewer than two GPUs.
-    """
-    rank = os.environ.get("LOCAL_RANK", "")
-    if device == "auto" and rank.isdigit() and torch.cuda.device_count() > 1:
-        return f"cuda:{int(rank) % torch.cuda.device_count()}"
-    return device

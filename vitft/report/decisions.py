@@ -128,7 +128,11 @@ class DecisionTable:
     def to_json(self, classes: Sequence[str], former: Sequence[Fix]) -> str:
         """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
         files = [
-            [*map(encoded_cell, fix.cells[:4]), row_tail(fix), fix.path in self.is_listed]
+            [
+                *map(encoded_cell, fix.cells[:4]),
+                ",".join(map(encoded_cell, fix.cells[4:])),
+                fix.path in self.is_listed,
+            ]
             for fix in self.fixes
         ]
         content = {
@@ -148,11 +152,6 @@ class DecisionTable:
 def encoded_cell(text: str) -> str:
     """Return a cell as `write_fixes` writes it: quoted if necessary, with formulas escaped."""
     return quote_cell(escape_formula(text))
-
-
-def row_tail(fix: Fix) -> str:
-    """Return the cells that follow the new class in a row, as CSV text."""
-    return ",".join(map(encoded_cell, fix.cells[4:]))
 
 
 def make_decisions(

@@ -44,16 +44,6 @@ def render(template: str, view: Mapping[str, object]) -> str:
     return page.render(**view, **markup, policy=policy, version=version("vitft"))
 
 
-def render_part(template: str, view: Mapping[str, object]) -> str:
-    """Return markup for a part of another page, from a view with its style sheet as `css`.
-
-    The template marks the style sheet and the charts in the view as trusted.
-    """
-    from markupsafe import Markup
-
-    return template_engine().get_template(template).render(**view, svg=Markup)
-
-
 @functools.cache
 def template_engine() -> "Environment":
     """Return the template engine, which escapes every value that is not trusted markup."""

@@ -21,7 +21,7 @@ from vitft.predict.run_info import RunInfo
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
 from vitft.report.first_screen import weakest_sentence
-from vitft.report.html import TEMPLATES, render_part
+from vitft.report.html import TEMPLATES, template_engine
 from vitft.report.palette import DARK, LIGHT, colour_classes, css_variables
 from vitft.report.run_files import Thumbnails, read_run
 from vitft.report.summary import cautions, key_figures
@@ -152,7 +152,10 @@ def data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
 
 def notebook_part(part: str, **view: object) -> str:
     """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
-    return render_part(f"notebook_{part}.html.j2", {**view, "css": notebook_style()})
+    from markupsafe import Markup
+
+    template = template_engine().get_template(f"notebook_{part}.html.j2")
+    return template.render(**view, css=notebook_style(), svg=Markup)
 
 
 @functools.cache

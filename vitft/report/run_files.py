@@ -280,20 +280,24 @@ def read_run(path: Path) -> Run:
         RunError: A file is damaged.
     """
     evaluated = (path / "predictions.csv").is_file() and not (path / "split.csv").exists()
-    config_text, config = read_config(path / "config.toml")
+    config_text = (read_run_bytes(path / "config.toml") or b"").decode("utf-8", "replace")
     classes = read_classes(path)
     split = read_split(path, classes)
+    results = None if evaluated else read_results(RunDir(path).eval)
+    if results is not None and (*results["per_class"],) != tuple(classes):
+        problem = "its classes differ from those in class_indices.json"
+        raise damaged_file(RunDir(path).eval, problem)
     card, digest, parameters = read_model_facts(RunDir(path).model)
     audit = read_run_json(path / "audit.json", AuditResults)
     run = Run(
         path=path,
-        config=config,
+        config=read_run_config(path) if config_text else {},
         config_text=config_text,
         classes=classes,
         rows=split.rows,
         split=split,
         predictions=validation_predictions(path, split),
-        results=cast("RunResults", {}) if evaluated else results_for(path, classes),
+        results=results or cast("RunResults", {}),
         log=read_run_lines(path / "metrics.jsonl", LogLine),
         environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),
         audit=cast("AuditResults", {"unused": [], "notes": [], **audit} if audit else {}),
@@ -303,34 +307,6 @@ def read_run(path: Path) -> Run:
         notes_unlike=(path / REFERENCE_FILE).is_file(),
     )
     return with_evaluation(run) if evaluated else run
-
-
-def read_config(path: Path) -> tuple[str, Mapping[str, JsonObject]]:
-    """Return the text of config.toml and the sections parsed from it.
-
-    Both are empty if the file is missing.
-
-    Raises:
-        RunError: The file is damaged.
-    """
-    data = read_run_bytes(path)
-    if data is None:
-        return "", {}
-    table = read_run_config(path.parent)
-    return data.decode("utf-8"), table
-
-
-def results_for(run: Path, classes: Sequence[str]) -> RunResults:
-    """Return the content of eval.json, or an empty mapping if the file is missing.
-
-    Raises:
-        RunError: The file is damaged, or its classes differ from `classes`.
-    """
-    path = RunDir(run).eval
-    results = read_results(path)
-    if results is not None and (*results["per_class"],) != tuple(classes):
-        raise damaged_file(path, "its classes differ from those in class_indices.json")
-    return results or cast("RunResults", {})
 
 
 def read_model_facts(path: Path) -> tuple[Card | None, str, int]:

@@ -14,19 +14,6 @@ from vitft.system.errors import UsageError
 from vitft.system.text import count
 
 
-def named_device(name: str) -> torch.device:
-    """Return torch's device with a given name.
-
-    Raises:
-        UsageError: torch does not know the name.
-    """
-    try:
-        return torch.device(name)
-    except RuntimeError as error:  # torch lists all types that it was ever built for
-        fix = f"use --device {usable_devices()}"
-        raise UsageError(f"cannot use device {name!r}: unknown name", fix=fix) from error
-
-
 def usable_devices() -> str:
     """Return the devices of this machine, as in `auto, cpu or cuda:0`."""
     names = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
@@ -47,16 +34,18 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", number)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    fix = f"use --device {usable_devices()}"
     try:
-        device = named_device(wanted)
+        device = torch.device(wanted)
+    except RuntimeError as error:  # torch lists all types that it was ever built for
+        raise UsageError(f"cannot use device {wanted!r}: unknown name", fix=fix) from error
+    try:
         if device.type not in ("cpu", "cuda", "mps"):
             raise RuntimeError("vitft supports cpu, cuda and mps")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"cannot use device {wanted!r}: {str(error).splitlines()[0]}",
-            fix=f"use --device {usable_devices()}",
-        ) from error
+        problem = f"cannot use device {wanted!r}: {str(error).splitlines()[0]}"
+        raise UsageError(problem, fix=fix) from error
     return device
 
 
@@ -148,11 +137,6 @@ def describe_device(device: torch.device) -> str:
     return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
 
 
-def vector_instructions(device: torch.device) -> str:
-    """Return the vector instructions that torch uses on a CPU, e.g. AVX512; empty on a GPU."""
-    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""
-
-
 def worker_threads() -> int:
     """Return the number of worker threads for this process: as many as torch uses.
 
@@ -203,3 +187,8 @@ def peak_resident() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def vector_instructions(device: torch.device) -> str:
+    """Return the vector instructions that torch uses on a CPU, e.g. AVX512; empty on a GPU."""
+    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""

@@ -333,14 +333,13 @@ def best_trial(trials: list[TrialResults]) -> TrialResults | None:
     (benchmarks/notebook/fine_tuning.md). Of the trials that count, the one with the largest gain is
     returned.
     """
+
+    def is_likely(trial: TrialResults) -> bool:
+        needed = 0.0 if folds_of(trial) > 1 else SLIGHT_EVIDENCE * trial["error"]
+        return gain(trial) > needed and trial["top1"] >= trial["head_top1"]
+
     better = [trial for trial in trials if is_clear(trial) or is_likely(trial)]
     return max(better, key=gain, default=None)
-
-
-def is_likely(trial: TrialResults) -> bool:
-    """Return whether a trial is probably better than the head."""
-    needed = 0.0 if folds_of(trial) > 1 else SLIGHT_EVIDENCE * trial["error"]
-    return gain(trial) > needed and trial["top1"] >= trial["head_top1"]
 
 
 def describe_trial(trial: TrialResults) -> str:

@@ -205,7 +205,10 @@ def check_resume(
     allowed = set(RESUME_CHANGES)
     if before.get("train", {}).get("shard"):  # sharded runs do not reduce memory use automatically
         allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may differ
-    extended = more_epochs(before, changed)
+    optim, (was, now) = before.get("optim", {}), changed.get("optim.epochs", (0, 0))
+    grows = isinstance(now, int) and isinstance(was, int) and now > was
+    constant = optim.get("schedule") == "constant" and not optim.get("warmup")
+    extended = {"optim.epochs"} if grows and constant else set[str]()
     if refused := {k: v for k, v in changed.items() if k not in allowed | extended}:
         raise refused_changes(path, refused, typed or {})
     environment = read_environment(path / "environment.json")
@@ -269,16 +272,3 @@ def refused_changes(
         f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
         fix=f"remove {listing(by_option)}, or start a new run without --resume{again}",
     )
-
-
-def more_epochs(before: Mapping[str, Any], changed: Mapping[str, tuple[Any, Any]]) -> set[str]:
-    """Return the names of the settings that may change to train for more epochs.
-
-    The set is {"optim.epochs"} if the number of epochs grows and the learning rate is constant;
-    otherwise, the set is empty.
-    """
-    optim = before.get("optim", {})
-    constant = optim.get("schedule") == "constant" and not optim.get("warmup")
-    was, now = changed.get("optim.epochs", (0, 0))
-    grows = constant and isinstance(now, int) and isinstance(was, int) and now > was
-    return {"optim.epochs"} if grows else set()

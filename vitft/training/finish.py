@@ -91,15 +91,17 @@ def evaluate_run(
     place = {row.path: i for i, row in enumerate(inputs.data.manifest.val)}
     heads = every[[place[row.path] for row in rows]]
     logits, labels = heads[:, 0], inputs.data.labels(rows).cpu()
-    results = with_last_block(results, heads, labels)
+    if heads.shape[1] > 1:  # the second head reads the last block
+        top1 = fraction_right(are_right(heads[:, 1], labels))
+        results = {**results, "head": {**results["head"], "last_block_top1": top1}}
     exact = logits.double()  # shared: with many classes, it is large
-    validation = ScoredSet(exact.numpy(), labels.numpy())
+    manifest, groups = inputs.data.manifest, inputs.data.user_groups(rows)
+    validation = ScoredSet(exact.numpy(), labels.numpy(), groups)
     fitted, training = inputs.data.group.main_only(
         lambda: calibrate(validation, inputs.data, scored)
     )
     if fitted.note:
         log.info(f"not calibrated: {fitted.note}")
-    manifest, groups = inputs.data.manifest, inputs.data.user_groups(rows)
     rule = DecisionRule.fit(validation, training, fitted) if manifest.labels else DecisionRule()
     measured = classification_metrics(
         logits, labels, manifest.outputs, thresholds=rule.held_out, groups=groups
@@ -128,17 +130,6 @@ def evaluate_run(
     if scored is not None and inputs.data.group.is_main:
         predicted = cross_validated_classes(inputs.data, scored)
     return FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
-
-
-def with_last_block(results: RunResults, heads: Tensor, labels: Tensor) -> RunResults:
-    """Return the results with the accuracy of the head that reads the last block, if there is one.
-
-    `heads` (n, H, C) are logits from `final_logits`, and `labels` (n,) are class indices.
-    """
-    if heads.shape[1] == 1:
-        return results
-    top1 = fraction_right(are_right(heads[:, 1], labels))
-    return {**results, "head": {**results["head"], "last_block_top1": top1}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +320,7 @@ def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEva
         write_model(run, model, replace(card, thresholds=calibrated.thresholds))
     arrays = {"logits": calibrated.logits.numpy()}
     if calibrated.training is not None:
-        probability, correct = confidence_and_correctness(*calibrated.training)
+        probability, correct = confidence_and_correctness(*calibrated.training[:2])
         if calibrated.thresholds:  # per label (m, C)
             probability = sigmoid(calibrated.training.logits)
             correct = calibrated.training.labels.astype(np.float64)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
-from vitft.metrics.budget_results import BudgetResults, StartTrials
+from vitft.metrics.budget_results import StartTrials
 from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.results import RunResults
 from vitft.models.lora import merge_adapters
@@ -37,7 +37,7 @@ from vitft.system.text import count
 from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
 from vitft.training.budget import choose_layers, record_start_trials, resume_budget
-from vitft.training.distributed import ProcessGroup, process_group
+from vitft.training.distributed import process_group
 from vitft.training.finish import (
     evaluate_run,
     model_card,
@@ -132,7 +132,11 @@ def run_finetuning(
             stack.enter_context(short_timeouts())
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
-        start, trials = set_up(config, group, out, resume=resume, started=started)
+        recorded = recorded_weights(RunDir(out).resume) if resume else None
+        setup = load_data_and_model(config, group, recorded, resume=resume)
+        start, trials = extract_and_split(setup, group), StartTrials()
+        if not resume:  # otherwise, config.toml contains the size that was chosen
+            start, trials = try_other_starts(start, started=started)
         setup = start.setup
         run = stack.enter_context(open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
@@ -158,21 +162,6 @@ def run_finetuning(
         trackers.finish(result.status, result.figures)
         group.barrier()
     return result
-
-
-def set_up(
-    config: Config, group: ProcessGroup, out: Path, *, resume: bool, started: float
-) -> tuple[Start, StartTrials]:
-    """Return the start of a run, at a larger input size if a time budget allows and it is better.
-
-    The trials of the larger size and of other weights are returned as well.
-    """
-    recorded = recorded_weights(RunDir(out).resume) if resume else None
-    setup = load_data_and_model(config, group, recorded, resume=resume)
-    start = extract_and_split(setup, group)
-    if resume:  # config.toml contains the size that was chosen
-        return start, {}
-    return try_other_starts(start, started=started)
 
 
 @contextlib.contextmanager
@@ -229,7 +218,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
                 if best.epochs:
                     write_model(run, model, card)
                     run.write_json(run.eval.name, best.results)
-                results = with_budget(best.results, context.budget)
+                results = {**best.results, "budget": b} if (b := context.budget) else best.results
         with console.quiet_step("evaluating the model"):
             scored = representative_scores(context, start.inputs)
             final = evaluate_run(
@@ -267,11 +256,6 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
         exit_code=exit_code,
         everything_s=start.full_training_s if config.solvable and not config.train.budget else None,
     )
-
-
-def with_budget(results: RunResults, budget: BudgetResults | None) -> RunResults:
-    """Return the results, with the trials added if the run has a time budget."""
-    return results if budget is None else {**results, "budget": budget}
 
 
 def load_saved(context: RunContext) -> State | None:

@@ -229,21 +229,13 @@ def read_state(path: Path) -> State | None:
         if metadata != state_metadata(text, tensors):
             return None
         facts = parse_json(text)
-        return State(tensors, checked_facts(facts) if facts else {})
+        if not facts:
+            return State(tensors, {})
+        found: StateFacts = structured(facts, StateFacts)
+        name = re.fullmatch(r"(best-\d+-\d+\.safetensors)?", found["best_file"])
+        return State(tensors, found) if name else None
     except (SafetensorError, OSError, ValueError):
         return None
-
-
-def checked_facts(facts: object) -> StateFacts:
-    """Return the facts of a state after checking their types and the name of the best-weights file.
-
-    Raises:
-        ValueError: A field is missing or has the wrong type, or the file name is not valid.
-    """
-    found: StateFacts = structured(facts, StateFacts)
-    if not re.fullmatch(r"(best-\d+-\d+\.safetensors)?", found["best_file"]):
-        raise ValueError(f"invalid best_file {found['best_file']!r}")
-    return found
 
 
 def best_file_of(path: Path) -> str | None:

@@ -121,8 +121,13 @@ def read_weights(
     for each, kind in zip(files, formats, strict=True):
         if kind == "safetensors":
             found, metadata = read_safetensors(each)
+        elif kind == "npz":
+            try:
+                found = {name: torch.from_numpy(a) for name, a in read_npz(each).items()}
+            except (OSError, ValueError) as error:
+                raise damaged_weights(".npz file", each, error) from error
         else:
-            found = read_npz_weights(each) if kind == "npz" else read_pickle(each)
+            found = read_pickle(each)
         every |= found
     tensors, others, notes = one_model(every, file, part, names)
     if "pickle" in formats:
@@ -237,18 +242,6 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
             return {name: file.get_tensor(name) for name in header.entries}, header.metadata
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise damaged_weights("safetensors file", path, error) from error
-
-
-def read_npz_weights(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a NumPy archive.
-
-    Raises:
-        WeightsError: The archive is damaged, or an array does not contain numbers.
-    """
-    try:
-        return {name: torch.from_numpy(array) for name, array in read_npz(path).items()}
-    except (OSError, ValueError) as error:
-        raise damaged_weights(".npz file", path, error) from error
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

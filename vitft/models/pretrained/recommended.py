@@ -4,7 +4,6 @@ Does not import torch. The recommendations are in the table `recommended` in `we
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -79,19 +78,15 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
             "weight file with --weights, or use --weights demo, which needs no network",
         )
     speed = machine_speed(device)
-    chosen = affordable(cached or choices, images, speed)
+    several = cached or choices
+    affordable = [one for one in several if one.seconds(images, speed) <= ACCEPTABLE_S]
+    chosen = affordable[-1] if affordable else several[0]
     seconds = chosen.seconds(images, speed)
     origin = "in the cache" if cached else f"a download of {chosen.megabytes:,} MB"
     return chosen.name, (
         f"{chosen.name}: {chosen.tier}, {chosen.entry.licence}, {origin}; about "
         f"{duration(max(1, seconds))} for {count(images, 'image')}"
     )
-
-
-def affordable(choices: Sequence[Recommendation], images: int, speed: float) -> Recommendation:
-    """Return the last choice whose pass takes at most `ACCEPTABLE_S`, or the first if none does."""
-    fitting = [one for one in choices if one.seconds(images, speed) <= ACCEPTABLE_S]
-    return fitting[-1] if fitting else choices[0]
 
 
 def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
