@@ -51,7 +51,7 @@ def right_at(*errors: float, images: int) -> Flags:
         pytest.param([2, 4, 8], [0.4, 0.2, 0.1], 0.05, id="three points"),
         pytest.param([2, 4, 8], [0.4, 0.2, 0.2], 0.2 * (1 - 2**-0.5), id="a line through all"),
         pytest.param([4, 8], [0.2, 0.1], None, id="two points"),
-        pytest.param([2, 4, 8], [0.2, 0.3, 0.3], 0.3 * (1 - 1.5**0.5), id="more do not help"),
+        pytest.param([2, 4, 8], [0.2, 0.3, 0.3], None, id="more images do not help"),
         pytest.param([2, 4, 8], [0.2, 0.2, 0.2], None, id="the error does not change"),
         pytest.param([1, 2, 4, 8], [0.2, 0.1, 0.0, 0.0], None, id="no errors left"),
         pytest.param([2, 4, 8], [0.1, 0.099, 0.098], 0.098 * (1 - 0.98**0.5), id="hardly any gain"),

@@ -225,7 +225,7 @@ def gain_from_twice(
     `right` (n, P) states which images are right at each point of the learning curve, `images` the
     training images of the points, in ascending order. A power law is fitted to the last three
     points. The 95% interval is that of a bootstrap over `groups` (n,). The result is None if there
-    are fewer than three points, if any error is zero, or if the same images are wrong at each.
+    are fewer than three points, if any error is zero, or if the interval is not above 0 at all.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """
@@ -243,7 +243,7 @@ def gain_from_twice(
     slopes = np.polyfit(np.log(images[-3:]), np.log(errors), 1)[0]
     gains = errors[-1] * (1 - 2**slopes)
     low, high = np.quantile(gains[1:], [0.025, 0.975]).tolist()
-    return (float(gains[0]), (low, high)) if high - low > 1e-9 else None
+    return (float(gains[0]), (low, high)) if high > 1e-9 else None
 
 
 def weakest_classes(
