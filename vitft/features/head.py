@@ -242,8 +242,8 @@ def gain_from_twice(
     errors = np.maximum(totals[:3], 0.5) / totals[3]
     slopes = np.polyfit(np.log(images[-3:]), np.log(errors), 1)[0]
     gains = errors[-1] * (1 - 2**slopes)
-    low, high = np.quantile(gains[1:], [0.025, 0.975]).tolist()
-    return (float(gains[0]), (low, high)) if high > 1e-9 else None
+    low, high = (np.quantile(gains[1:], [0.025, 0.975]).round(9) + 0.0).tolist()
+    return (float(gains[0]), (low, high)) if high > 0 else None
 
 
 def weakest_classes(
