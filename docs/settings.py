@@ -19,9 +19,10 @@ FILLED_IN = {"fixes_digest"}
 """Set by the run, not by its user."""
 HEAD = """# Settings
 
-Generated from `vitft/config/` by `make docs`, which a test checks. Each setting can be given in a
-recipe or TOML file under its section, or with `--set`, e.g. `--set optim.ema=0.999`.
-`vitft finetune ... --dry-run` prints the resolved settings of a run.
+Set any of these with `--set`, e.g. `--set optim.ema=0.999`, or in a TOML file for `--recipe`, under
+its section. `vitft finetune ... --dry-run` prints the settings of a run.
+
+`make docs` generates this page from `vitft/config/`.
 """
 
 
@@ -70,11 +71,11 @@ def page() -> str:
         lines.append("")
     lines.append("## Defaults by trained layers\n")
     lines.append(
-        "Defaults of SGD and AdamW that replace those above, by the last stage of `train.freeze`.\n"
-        "The learning rates are for models up to 192 wide; wider models use the rate times\n"
-        "192 / width for blocks, lora and none. A head alone (`train.freeze=head` without\n"
-        "augmentation) is fitted by L-BFGS, unless a setting of the training loop is given, such\n"
-        "as `optim.lr` or `optim.epochs`: it selects AdamW, and the run says so at its start.\n"
+        "Defaults of SGD and AdamW that replace the ones above, by the last stage of\n"
+        "`train.freeze`. The learning rates are for models up to 192 wide. For blocks, lora and\n"
+        "none, wider models use the rate times 192 / width.\n\n"
+        "A head alone is fitted by L-BFGS. If a setting of the training loop is given, such as\n"
+        "`optim.lr` or `optim.epochs`, or augmentation, AdamW trains it instead.\n"
     )
     lines += by_what_trains()
     return "\n".join(lines) + "\n"

@@ -25,53 +25,48 @@ class DataSpec:
     """Images and the validation split."""
 
     path: str = ""
-    """Dataset: an image folder with one folder per class, optionally inside train/ and val/; a
-    table of paths and labels (.csv, .tsv, .jsonl, .parquet or .xlsx); arrays (an .npz file, a
-    folder of IDX or CIFAR files, or `torchvision:CIFAR10`); tar shards (`wds:URL{00..99}.tar`);
-    or a Hugging Face dataset (`hf:NAME` or `hf:NAME:SPLIT`).
-    """
+    """Dataset. An image folder with one folder per class, optionally inside train/ and val/. A
+    table of paths and labels (.csv, .tsv, .jsonl, .parquet or .xlsx). Arrays (an .npz file, a
+    folder of IDX or CIFAR files, or `torchvision:CIFAR10`). Tar shards (`wds:URL{00..99}.tar`), or
+    a Hugging Face dataset (`hf:NAME` or `hf:NAME:SPLIT`)."""
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
     folder of the torchvision datasets (default: `data`)."""
     label: str = ""
-    """Column of a table that contains the class or the labels; or several columns separated by
-    commas, or `*` for all columns that have no other use; default: a column with a common name,
-    e.g. `label`, `class` or `labels`."""
+    """Column of a table that contains the class or the labels, several columns separated by commas,
+    or `*` for all columns without another use. Default: a column with a common name, e.g. `label`,
+    `class` or `labels`."""
     labels: Literal["auto", "one", "several"] = "auto"
     """Whether each image in a table has exactly `one` class, or any number of labels (`several`).
-    `auto` means `several` if a cell of the label column contains `data.separator` or a list, if the
-    column is named `labels` or `tags`, or if `data.label` names several columns, unless each image
-    has exactly one label; otherwise, `one`."""
+    `auto` means `several` if a cell contains `data.separator` or a list, if the column is named
+    `labels` or `tags`, or if `data.label` names several columns. If each image has exactly one
+    label, it means `one`."""
     separator: str = "|"
     """Text between the labels in a cell of a table, e.g. `,` or a blank."""
     path_column: str = ""
-    """Column of a table that contains the image paths; default: a column with a common name."""
+    """Column of a table that contains the image paths. Default: a column with a common name."""
     split_column: str = ""
-    """Column of a table that assigns images to train, val or test; default: a column with a common
-    name, e.g. `split`; `none` to ignore that column.
-    """
+    """Column of a table that assigns images to train, val or test. Default: a column with a common
+    name, e.g. `split`. `none` ignores that column."""
     group: str = ""
-    """Column of a table that names the group of each image, e.g. the patient or the video; default:
-    a column with a common name; `none` to ignore that column. A group is never divided between
-    training and validation.
-    """
+    """Column of a table that names the group of each image, e.g. the patient or the video. Default:
+    a column with a common name. `none` ignores that column. A group is never divided between
+    training and validation."""
     group_by: str = ""
     """Regular expression that captures the name of an image's group from its path with one pair of
-    parentheses, e.g. `patient([0-9]+)`; used instead of a group column (`data.group`).
-    """
+    parentheses, e.g. `patient([0-9]+)`. It replaces a group column (`data.group`)."""
     classes: str = ""
-    """Table that renames, merges and drops classes, with the columns `class` and `new_class`; an
+    """Table that renames, merges and drops classes, with the columns `class` and `new_class`. An
     empty `new_class` drops the class. The files are not changed."""
     split: Literal["content", "random", "reference"] = "content"
-    """Method for choosing the validation images: `content`, by a hash of each image's bytes, which
-    is stable when files are added, removed or renamed; `random`, by position in the sorted list of
-    images, as in earlier versions; or `reference`, like `read_split_data` in
-    WZMIAOMIAO/deep-learning-for-image-processing.
-    """
+    """How the validation images are chosen. `content` uses a hash of each image's bytes, which is
+    stable when files are added, removed or renamed. `random` uses the position in the sorted list
+    of images, as in earlier versions. `reference` works like `read_split_data` in
+    WZMIAOMIAO/deep-learning-for-image-processing."""
     val_from: Literal["auto", "test"] = "auto"
-    """Source of validation images for data with a test set but no validation set: `auto` to draw
-    them from the training set and evaluate the test images once, at the end; `test` to validate on
-    the test images."""
+    """Source of validation images for data with a test set but no validation set. `auto` draws them
+    from the training set and evaluates the test images once, at the end. `test` validates on the
+    test images."""
     like: str = ""
     """Directory of an earlier run. Its held-out images and their near-duplicates are held out
     again, and its training images are used for training again. New images are held out as required
@@ -82,7 +77,7 @@ class DataSpec:
     seed: WholeNumber = 0
     """Seed for the split."""
     max_pixels: PositiveInt = 100_000_000
-    """Maximum number of pixels of an image; larger images are rejected before they are decoded."""
+    """Maximum number of pixels of an image. Larger images are rejected before they are decoded."""
     allow_private_addresses: bool = False
     """Whether to fetch tar shards from this machine and its local network too."""
     allow_bad: bool = False
@@ -93,7 +88,7 @@ class DataSpec:
     fixes: str = ""
     """CSV file of images to drop or relabel, as written by `vitft check`."""
     fixes_digest: str = ""
-    """SHA-256 of the file `fixes`, recorded by the run; on resume, a changed file is rejected."""
+    """SHA-256 of the file `fixes`, recorded by the run. On resume, a changed file is rejected."""
 
     def __post_init__(self) -> None:
         check_values(self, "data")
@@ -130,15 +125,14 @@ class WeightsSpec:
     """Catalogue name (`vitft weights list`), path to a weight file, or `none` for a new model as
     described by `[model]`."""
     image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
-    """Height and width in pixels; default: the pretraining size or, for a new model, the size of
+    """Height and width in pixels. Default: the pretraining size or, for a new model, the size of
     the images."""
     fit: Literal["auto", "crop", "squash", "pad"] = "auto"
-    """How to fit an image to the input size: `crop` cuts off what does not fit, `squash` changes
-    the aspect ratio, and `pad` adds borders in the mean colour; `auto` fits images as in
-    pretraining. `vitft check` reports how much of the image area reaches the model.
-    """
+    """How to fit an image to the input size. `crop` cuts off what does not fit, `squash` changes
+    the aspect ratio, and `pad` adds borders in the mean colour. `auto` fits images as in
+    pretraining. `vitft check` reports how much of the image area reaches the model."""
     crop: Annotated[float | None, Range(gt=0, le=1)] = None
-    """Fraction of the resized image's side that the centre crop keeps; default: as in pretraining,
+    """Fraction of the resized image's side that the centre crop keeps. Default: as in pretraining,
     or 1 if `fit` is `squash` or `pad`."""
     pre_logits: Literal["keep", "drop"] = "drop"
     """Whether to `keep` or `drop` a Linear + Tanh layer before the pretrained head."""
@@ -146,9 +140,9 @@ class WeightsSpec:
     """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code.
     SigLIP 2 NaFlex always uses its own rule."""
     mean: tuple[float, ...] | None = None
-    """Channel means for normalisation, from 0 to 1; default: taken from the weights."""
+    """Channel means for normalisation, from 0 to 1. Default: taken from the weights."""
     std: tuple[float, ...] | None = None
-    """Channel standard deviations for normalisation; default: taken from the weights."""
+    """Channel standard deviations for normalisation. Default: taken from the weights."""
     allow_pickle: bool = False
     """Whether to read .pth files (with weights_only=True)."""
 
@@ -166,13 +160,13 @@ class ModelSpec:
     """A new Vision Transformer, for `--weights none`."""
 
     patch_size: Count = 4
-    """Side length of a patch in pixels; the image sides must be multiples of it."""
+    """Side length of a patch in pixels. The image sides must be multiples of it."""
     width: Count = 96
     """Token embedding dimension."""
     depth: Count = 6
     """Number of blocks."""
     heads: PositiveInt = 3
-    """Number of attention heads in each block; the width must be a multiple of this number."""
+    """Number of attention heads in each block. The width must be a multiple of this number."""
     mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
     """Width of the MLP's hidden layer as a multiple of the embedding dimension."""
     norm: Literal["pre", "post"] = "pre"
@@ -189,7 +183,7 @@ class ModelSpec:
     registers: Annotated[int, Range(ge=0, le=64)] = 0
     """Number of register tokens."""
     layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
-    """Initial LayerScale factor of every branch; 0 for none."""
+    """Initial LayerScale factor of every branch. 0 means none."""
     channels: Literal[0, 1, 3] = 0
     """Number of input channels: 3 for RGB, 1 for greyscale, 0 to match the images."""
 
@@ -225,15 +219,14 @@ class OptimSpec:
     """Solver, learning rate and length of training."""
 
     solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
-    """Optimiser: `lbfgs` fits a head on cached features; `sgd` and `adamw` train on
+    """Optimiser: `lbfgs` fits a head on cached features, and `sgd` and `adamw` train on
     mini-batches."""
     l2: NotNegative = 0.0
-    """L2 penalty of `lbfgs` on standardised features; 0 to choose it by cross-validation."""
+    """L2 penalty of `lbfgs` on standardised features. With 0, cross-validation chooses it."""
     class_weights: bool = False
     """Whether to give all classes the same total weight in the loss, regardless of their sizes."""
     lr: Annotated[float | None, Range(gt=0)] = None
-    """Peak learning rate, reached at the end of warm-up; default: depends on the trained
-    layers."""
+    """Peak learning rate, reached at the end of warm-up. Default: depends on the trained layers."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate schedule after warm-up."""
     final_lr: Fraction = 0.0
@@ -245,27 +238,27 @@ class OptimSpec:
     momentum: BelowOne = 0.9
     """Momentum of SGD."""
     weight_decay: NotNegative = 0.0
-    """Weight decay of matrices; norms, biases, position embeddings and tokens are not decayed."""
+    """Weight decay of matrices. Norms, biases, position embeddings and tokens are not decayed."""
     epochs: PositiveInt = 20
     """Number of passes over the training images."""
     batch_size: Annotated[int | None, Range(ge=1)] = None
-    """Number of images per step, over all processes and micro-batches; default: 8 to 32, depending
+    """Number of images per step, over all processes and micro-batches. Default: 8 to 32, depending
     on the trained layers and the number of training images, or 256 for a new model."""
     micro_batch: WholeNumber = 0
-    """Number of images per forward pass; 0 to use the whole batch unless memory runs out."""
+    """Number of images per forward pass. 0 means the whole batch, unless memory runs out."""
     clip: NotNegative = 0.0
-    """Maximum norm of the gradients; 0 for no clipping."""
+    """Maximum norm of the gradients. 0 means no clipping."""
     label_smoothing: BelowOne = 0.0
     """Label smoothing factor."""
     ema: BelowOne = 0.0
-    """Decay per step of an exponential moving average of the weights, e.g. 0.999; the average is
-    then validated and saved. 0 for none."""
+    """Decay per step of an exponential moving average of the weights, e.g. 0.999. The average is
+    then validated and saved. 0 means none."""
     interpolation: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Fraction of the trained weights in those that are validated and saved; the rest are those
-    before the stage (WiSE-FT). E.g. 0.5 for their mean, which may help with few images."""
+    """Fraction of the trained weights in those that are validated and saved. The rest are the
+    weights before the stage (WiSE-FT). 0.5 is their mean, which may help with few images."""
     patience: WholeNumber = 0
-    """Number of epochs without improvement after which to stop; 0 to train all epochs. If
-    accuracies differ by less than their standard error, the validation losses are compared."""
+    """Number of epochs without improvement after which to stop. 0 trains all epochs. If accuracies
+    differ by less than their standard error, the validation losses are compared."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
@@ -286,34 +279,33 @@ class TrainSpec:
 
     freeze: str = "head"
     """Layers to train: `head`, `pre_logits` (with the head), `blocks:N` (the last N blocks and the
-    head), `lora` (low-rank adapters in all blocks, and the head) or `none` (nothing is frozen: all
-    layers are trained); or several stages separated by commas, e.g. `head,none`, each of which
-    starts from the result of the previous one."""
+    head), `lora` (low-rank adapters in all blocks, and the head) or `none` (nothing is frozen).
+    Several stages are separated by commas, e.g. `head,none`. Each starts from the result of the
+    previous one."""
     augment: Literal["none", "crop", "rand", "shift"] = "none"
-    """Augmentation: `crop`, a new random crop and flip of each image in each epoch; `rand`, the
-    same with RandAugment; or `shift`, a shift by a few pixels and a flip, for small images."""
+    """Augmentation. `crop` is a new random crop and flip of each image in each epoch. `rand` is the
+    same with RandAugment. `shift` is a shift by a few pixels and a flip, for small images."""
     padding: Annotated[int, Range(ge=0, le=512)] = 0
-    """Maximum shift in pixels for `augment=shift`; 0 for an eighth of the image's side."""
+    """Maximum shift in pixels for `augment=shift`. 0 means an eighth of the image's side."""
     flip: Fraction = 0.5
-    """Probability that augmentation mirrors an image; use 0 if left and right differ in meaning,
+    """Probability that augmentation mirrors an image. Use 0 if left and right differ in meaning,
     e.g. for text or arrows."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
     """Minimum area of a random crop, as a fraction of the image area."""
     mixup: NotNegative = 0.0
-    """Alpha of mixup, e.g. 0.2; 0 for none."""
+    """Alpha of mixup, e.g. 0.2. 0 means none."""
     cutmix: NotNegative = 0.0
-    """Alpha of CutMix, e.g. 1.0; 0 for none. With mixup, one of the two is chosen per batch."""
+    """Alpha of CutMix, e.g. 1.0. 0 means none. With mixup, one of the two is chosen per batch."""
     erasing: Fraction = 0.0
     """Probability of random erasing."""
     drop_path: BelowOne = 0.0
-    """Stochastic depth rate of the last block; it is 0 in the first block and grows linearly."""
+    """Stochastic depth rate of the last block. It is 0 in the first block and grows linearly."""
     sampling: Literal["shuffled", "balanced"] = "shuffled"
-    """Images used in each epoch: `shuffled` uses every image once; `balanced` uses the
-    same number of images from each class, and about the same total as `shuffled`."""
+    """Images used in each epoch: `shuffled` uses every image once. `balanced` uses the same number
+    of images from each class, and about the same total as `shuffled`."""
     budget: str = ""
-    """Time budget for the whole run, e.g. `10m`: the head is fitted first, and more layers are then
-    trained if trials on the training images show a gain. Empty to train the layers that
-    train.freeze specifies."""
+    """Time budget for the whole run, e.g. `10m`: the head is fitted first, and more layers are
+    trained if trials on the training images show a gain. If empty, train.freeze decides."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the original."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
@@ -321,19 +313,18 @@ class TrainSpec:
     Cross-validation on the training images decides whether the head uses all of them or only the
     last block. 0 for the largest number that can be fitted quickly, up to 6."""
     cache: str = ""
-    """Folder of cached features; `none` disables the cache. Default: `features` in VITFT_CACHE, or
-    `vitft/features` in XDG_CACHE_HOME or ~/.cache.
-    """
+    """Folder of cached features. `none` disables the cache. Default: `features` in VITFT_CACHE, or
+    `vitft/features` in XDG_CACHE_HOME or ~/.cache."""
     seed: WholeNumber = 0
     """Seed for random initial weights, the batch order and the augmentation."""
     device: str = "auto"
     """Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Compute precision; `auto` is bf16 where it is supported natively, else fp16 on GPUs with
+    """Compute precision. `auto` is bf16 where it is supported natively, else fp16 on GPUs with
     tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
     """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
-    always done for fp32; this doubles the decoding time. Otherwise, a pixel of a JPEG may be off by
+    always done for fp32. This doubles the decoding time. Otherwise, a pixel of a JPEG may be off by
     up to two grey levels (out of 255)."""
     compile: bool = False
     """Whether to use torch.compile, which pays off on a GPU after a few minutes."""
@@ -349,12 +340,11 @@ class TrainSpec:
     """Whether to use activation checkpointing, which saves memory but takes a third more time."""
     shard: bool = False
     """Whether to shard weights, gradients and optimiser state over the processes of torchrun
-    (FSDP2), for models that would otherwise not fit in memory; this adds communication to every
+    (FSDP2), for models that would otherwise not fit in memory. This adds communication to every
     step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
-    """Time in seconds after which an unresponsive torchrun process is considered lost; a process
-    that exits is detected immediately.
-    """
+    """Time in seconds after which an unresponsive torchrun process is considered lost. A process
+    that exits is detected immediately."""
     tracker: str = ""
     """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
 
@@ -394,7 +384,7 @@ class TrainSpec:
 
     @property
     def budget_s(self) -> float:
-        """Time budget in seconds; 0 if there is none."""
+        """Time budget in seconds, or 0."""
         return parse_duration(self.budget) or 0.0
 
     @property
