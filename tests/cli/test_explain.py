@@ -169,18 +169,6 @@ def test_distances_are_taken_over_the_runs_own_validation_images(
     assert "distance.png" in files_in(Path("o"))
 
 
-def test_weights_without_a_head_show_their_attention(
-    run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    image = str(image_folder / "red" / "000.png")
-    command = ["explain", image, "--weights", str(tiny_weights)]
-
-    assert main([*command, "--method", "rollout"]) == 0
-    assert main(command) == 2
-
-    assert "relevance needs a model with classes" in capsys.readouterr().err
-
-
 def test_patches_and_tokens_are_drawn(
     run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,20 +187,6 @@ def test_patches_and_tokens_are_drawn(
     assert "patches and tokens of 1 image written to a/" in out
     assert "error: " in out
     assert ("drawing: 2/2" in err, "drawing: 1/1" in err) == (True, True)
-
-
-def test_pictures_for_slides_are_larger_and_have_a_legend(run: Path, image_folder: Path) -> None:
-    command = ["explain", str(image_folder / "red" / "000.png"), "--run", str(run)]
-
-    assert main([*command, "--size", "500", "--out", "large"]) == 0
-    assert main([*command, "--size", "500", "--legend", "--out", "legend"]) == 0
-
-    with Image.open("large/001-000.png") as large, Image.open("legend/001-000.png") as legend:
-        assert large.size == (512, 512)  # 32 x 16 pixels
-        assert legend.width == 512
-        assert legend.crop((0, 0, 512, 512)).tobytes() == large.tobytes()
-        bar = np.asarray(legend)[512:, :, :].reshape(-1, 512, 3)[15].astype(int)
-        assert bar[20].sum() < bar[490].sum()  # from dark to bright
 
 
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])

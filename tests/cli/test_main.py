@@ -119,19 +119,6 @@ def test_a_wrong_path_or_setting_is_refused_before_torch_is_imported(
     assert "loading" not in done.stderr
 
 
-def test_cached_features_are_listed_and_deleted(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["cache", "list"]) == 0
-    assert "pooled" in capsys.readouterr().out
-
-    assert main(["cache", "clean"]) == 0
-    assert "MB deleted" in capsys.readouterr().out
-    main(["cache", "list"])
-    assert "pooled" not in capsys.readouterr().out
-
-
 def test_an_unexpected_error_is_called_a_bug_with_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -19,9 +18,7 @@ from PIL import Image
 from tests.data.test_images import chunk, encoded, gradient, png_header
 from vitft.cli.main import main
 from vitft.data import EvalTransform
-from vitft.features import REFERENCE_FILE, fit_reference
 from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
-from vitft.system import RunDir
 
 CLASSES = ("blue", "green", "red")
 
@@ -268,51 +265,6 @@ def test_several_processes_predict_every_image_once_in_order(
     capsys.readouterr()
     assert predict(*common) == 2
     assert "use --out FILE.jsonl" in capsys.readouterr().err
-
-
-def test_unsure_and_out_of_distribution_images_are_noted(
-    photos: list[str], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from vitft.predict import Predictor
-
-    predictor = Predictor.from_run("run", device="cpu")
-    views = np.stack([predictor.view(Path(name).read_bytes(), name) for name in photos])
-    features = predictor.scores(views).features
-    every = np.ones(50, np.bool_)
-    reference, _ = fit_reference(features, np.arange(50) % 2, every, np.arange(50), trained=False)
-    assert reference is not None
-    RunDir(here / "run").write_arrays(REFERENCE_FILE, **reference.arrays())
-    Image.new("RGB", (20, 24), (255, 0, 0)).save("red.png")
-
-    found = rows(capsys, *photos, "red.png", "--threshold", "1")
-    table = predict("red.png")
-
-    assert all("not sure" in row["notes"] for row in found)
-    assert found[-1]["notes"] == [
-        "not sure",
-        "unlike the training images",
-        "blank: one uniform colour",
-    ]
-    assert sum(len(row["notes"]) > 1 for row in found[:-1]) <= 2
-    assert table == 0
-    assert "(unlike the training images, blank: one uniform colour)" in capsys.readouterr().out
-
-
-def test_after_resuming_only_the_new_rows_are_counted(
-    photos: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    predict(*photos, "--out", "whole.csv")
-    lines = Path("whole.csv").read_bytes().splitlines(keepends=True)
-    Path("o.csv.part").write_bytes(b"".join(lines[:41]))
-    capsys.readouterr()
-
-    predict(*photos, "--out", "o.csv", "--resume")
-
-    err = capsys.readouterr().err
-    first = int(re.findall(r"resuming after (\d+) rows", err)[0])
-    counted = re.findall(r"predicted after resuming: (.*)", err)[0]
-    assert 0 < first < 50
-    assert sum(map(int, re.findall(r"\d+", counted))) == 50 - first
 
 
 def test_tta_averages_with_the_mirror_image(

@@ -9,11 +9,8 @@ from vitft.system import (
     csv_line,
     duration,
     duration_fix,
-    escape_formula,
-    is_measurable,
     listing,
     parse_duration,
-    percent_or_bound,
     whole_percent,
 )
 
@@ -90,20 +87,3 @@ def test_a_duration_needs_a_unit(text: str, seconds: float | None, fix: str) -> 
 )
 def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("fraction", "text"),
-    [(0.0, "< 3.0%"), (0.00049, "< 3.0%"), (0.0005, "0.1%"), (0.02, "2.0%")],
-)
-def test_a_fraction_that_rounds_to_zero_is_stated_as_a_bound(fraction: float, text: str) -> None:
-    assert percent_or_bound(fraction, (0.0, 0.03)) == text
-    assert is_measurable(fraction) == (not text.startswith("<"))
-
-
-@pytest.mark.parametrize(
-    ("cell", "escaped"),
-    [("-1e3", "-1e3"), ("+5", "+5"), ("-5%", "'-5%"), ("a=b", "a=b"), ("", ""), ("=5", "'=5")],
-)
-def test_numbers_are_not_formulas(cell: str, escaped: str) -> None:
-    assert escape_formula(cell) == escaped

@@ -14,7 +14,6 @@ from .device import gpu_precision as gpu_precision
 from .device import one_thread as one_thread
 from .device import pick_device as pick_device
 from .device import torch_threads as torch_threads
-from .device import worker_threads as worker_threads
 from .errors import DataError as DataError
 from .errors import DivergedError as DivergedError
 from .errors import ImageError as ImageError
@@ -73,11 +72,9 @@ from .text import csv_line as csv_line
 from .text import duration as duration
 from .text import duration_fix as duration_fix
 from .text import escape_formula as escape_formula
-from .text import is_measurable as is_measurable
 from .text import listing as listing
 from .text import parse_duration as parse_duration
 from .text import percent as percent
-from .text import percent_or_bound as percent_or_bound
 from .text import points as points
 from .text import shell_join as shell_join
 from .text import whole_percent as whole_percent
