@@ -65,6 +65,7 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
     assert order(0, 1) != order(1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 3, 5])
 @pytest.mark.parametrize("freeze", ["none", "blocks:1"])
 def test_a_balanced_training_is_resumed_bit_for_bit(

@@ -82,6 +82,7 @@ def test_new_adapters_are_drawn_from_the_seed(tiny_config: ViTConfig) -> None:
     assert not torch.equal(drawn[0], drawn[2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_lora_run_is_resumed_bit_for_bit(
     few: Path,  # noqa: F811 - the fixture

@@ -122,6 +122,7 @@ def test_a_run_stopped_by_a_signal_and_resumed_is_bit_identical(
         assert not (again.run / "resume").exists()
 
 
+@pytest.mark.long
 def test_a_run_stopped_again_and_again_is_bit_identical(
     few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

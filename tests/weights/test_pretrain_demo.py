@@ -24,6 +24,7 @@ def pretrain(out: Path) -> str:
     return done.stdout.splitlines()[-1].removeprefix(str(out))
 
 
+@pytest.mark.long
 def test_the_same_command_twice_gives_the_same_file_and_says_how_it_was_made(
     tmp_path: Path,
 ) -> None:
