@@ -20,7 +20,6 @@ from .dataset import Dataset as Dataset
 from .dataset import StageInputs as StageInputs
 from .demo import run_demo as run_demo
 from .distributed import ProcessGroup as ProcessGroup
-from .distributed import node_cores as node_cores
 from .distributed import process_group as process_group
 from .distributed import rendezvous_store as rendezvous_store
 from .distributed import report_lost_process as report_lost_process
