@@ -1,7 +1,11 @@
 """What every reader shows of about 60 small runs, against reviewed texts in `__snapshots__`.
 
-`make snapshots` writes the texts again; `git diff` then shows what users will see otherwise. A row
-of runs.toml has the keys `name`, `draw`, `text`, `build`, `before`, `run` and `exit` of
+`make snapshots` writes the texts again; `git diff` then shows what users will see otherwise. After
+a conflict in a text, take either side and do the same. A row must not rest on ties that another CPU
+breaks in another way: give it `optim.l2` if cross-validated losses hardly differ, or an SGD solver
+if gradients are near 0.
+
+A row of runs.toml has the keys `name`, `draw`, `text`, `build`, `before`, `run` and `exit` of
 `tests.contract.rows`, where the images are `DRAWN` by default, the first command of `before` writes
 to ../before, and `run` is a `finetune` command, which writes to ../run. `after` are more commands
 whose output is read with that of `run`. `readers` are added to those that read all runs, or to
