@@ -1,0 +1,1 @@
+"""Sequences of steps or commands and what they show, against reviewed texts."""
