@@ -133,7 +133,7 @@ def labelled(
     run: str | None = None,
 ) -> Iterator[AppClient]:
     """Serve the pictures of a folder as `vitft label` does."""
-    train = TrainSpec(cache="none", device="cpu")
+    train = TrainSpec(cache="none", device="cpu", precision="fp32")
     pool = load_pool(find_pictures(Path(folder)), weights=str(weights), run=run, train=train)
     with AnswerFile(table) as file:
         session = Session(pool, file, prefix=f"{folder}/", classes=classes)
