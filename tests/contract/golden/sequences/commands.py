@@ -61,7 +61,8 @@ def plans() -> Iterator[str]:
     draw_data()
     known: set[str] = set()
     for options in (
-        "", "--freeze blocks:1", "--freeze none", "--freeze lora", "--freeze pre_logits --pre-logits keep",
+        "", "--freeze blocks:1", "--freeze none", "--freeze lora",
+        "--freeze pre_logits --pre-logits keep",
         "--freeze head,none --epochs 2", "--budget 1h", "--max-time 2h", "--set train.augment=crop",
         "--freeze blocks:1 --set train.views=3", "--set train.views=3", "--freeze blocks:3",
         "--freeze none --set train.sampling=balanced", "--data groups.csv",
