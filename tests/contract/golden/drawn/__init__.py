@@ -1,0 +1,1 @@
+"""Figures, pictures and images that are drawn, as numbers, against reviewed texts."""
