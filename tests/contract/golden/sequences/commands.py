@@ -6,8 +6,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from tests.contract.golden.readers import flat_lines, shown
 from tests.contract.golden.sequences.sessions import WEIGHTS, draw_leaves
+from vitft.features import JoinedStore, key_of, open_store
 
 FINETUNE = f"finetune --weights {WEIGHTS} --device cpu --set train.precision=fp32 --out"
 SETTING = re.compile(r"^(?:\w+ = .*|\[\w+\]|    .*|\]|)\n", re.MULTILINE)
@@ -97,3 +100,23 @@ def cache() -> Iterator[str]:
     for line in ("list", "clean --to-gb 1", "clean --to-gb -1", "clean", "list"):
         (text,) = all_shown(f"cache {line} --cache ../cache")
         yield "\n".join(sorted(text.splitlines()))  # the order follows the times of last use
+    yield from known_rows()
+
+
+def known_rows() -> Iterator[str]:
+    """Rows that two stores and both as one contain, before and after they are written."""
+    sizes = {"leading": 2, "rest": 3}
+    first, second = (
+        open_store(Path("../rows"), {"part": name}, (size,), "float32")
+        for name, size in sizes.items()
+    )
+    joined = JoinedStore(first, second)
+    joined.add({key_of("both"): np.arange(5, dtype=np.float32)})
+    first.add({key_of("first only"): np.array([7, 8], np.float32)})
+    for when in ("added", "written"):
+        for name in ("both", "first only", "none"):
+            found = [
+                (key_of(name) in one, one.get(key_of(name))) for one in (first, second, joined)
+            ]
+            yield f"{when}, {name}: {', '.join(f'{known} {row}' for known, row in found)}"
+        joined.flush()
