@@ -27,6 +27,7 @@ from tests.contract.rows import draw, expand, run
 from vitft.data import FLOWERS_BY_KIND, draw_demo
 
 WEIGHTS = "--weights ../w.safetensors --device cpu"
+FP32 = "--cache none --set train.precision=fp32"
 
 
 def done(line: str) -> None:
@@ -92,7 +93,7 @@ def figure_lines(figure: Figure) -> Iterator[str]:
 
 
 def figures() -> Iterator[str]:
-    """Figures of `explain --model`, `explain --patches` and `study`."""
+    """Figures of `explain --model`, `explain --patches`, `study` and `compare`."""
     for path in expand("set/cat/{0-5}.jpg") + expand("set/dog/{0-5}.jpg"):
         draw(Path(path), 40, 32)
     saved: list[str] = []
@@ -106,6 +107,11 @@ def figures() -> Iterator[str]:
         done(f"explain --model set/cat/0.jpg {WEIGHTS} --out ../m")
         done(f"explain --patches set/cat/0.jpg {WEIGHTS} --out ../p")
         done(f"study --data set {WEIGHTS} --shots 1 3 --seeds 2 --out ../s --cache none")
+        for name in ("a", "b"):
+            done(
+                f"finetune --data set {WEIGHTS} {FP32} --freeze blocks:1 --epochs 2 --out ../{name}"
+            )
+        done("compare ../a ../b --out ../c.png")
     yield from saved
 
 
@@ -123,9 +129,8 @@ def exports() -> Iterator[str]:
     """Pictures of a hub page, overlays, and test vectors of the preprocessing."""
     for path in expand("set/cat/{0-9}.jpg") + expand("set/dog/{0-9}.jpg"):
         draw(Path(path), 40, 32)
-    fp32 = "--cache none --set train.precision=fp32"
     hub = "--push-to-hub me/pets --dry-run --licence mit --image-licence cc0-1.0"
-    done(f"finetune --data set {WEIGHTS} --out ../run {fp32}")
+    done(f"finetune --data set {WEIGHTS} --out ../run {FP32}")
     done("explain set/cat/0.jpg --run ../run --out ../x --legend --device cpu")
     done(f"export --safetensors --run ../run --out ../hub {hub}")
     pictures = Path("../hub/confusion.png"), Path("../hub/examples.jpg")
