@@ -53,7 +53,7 @@ def test_one_part_of_a_table_with_a_split_is_listed(
 ) -> None:
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (tmp_path / name).touch()
-    rows = ["path,label,split", "a.jpg,cat,train", "b.jpg,cat,valid", "c.jpg,dog,training"]
+    rows = ["path,label,split", "a.jpg,cat,train", "b.jpg,cat,valid", "c.jpg,dog,train"]
     (tmp_path / "t.csv").write_text("\n".join(rows))
 
     found = find_labelled(tmp_path / "t.csv", subset=subset)
