@@ -220,7 +220,18 @@ def port(shelf: Path) -> Iterator[int]:
         yield client.port
 
 
-@pytest.mark.parametrize("page", [page for page, found in EVERY.items() if {*found} - {*LISTED}])
+WALKS = ("docs/first_hour.md", "docs/teach.md")
+"""Pages whose commands train as they stand there."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if page in WALKS else [])
+        for page, found in EVERY.items()
+        if {*found} - {*LISTED}
+    ],
+)
 def test_the_commands_of_a_page_run(
     page: str, shelf: Path, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

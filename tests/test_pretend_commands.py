@@ -18,6 +18,8 @@ from vitft.cli.main import main
 from vitft.predict import Predictor
 from vitft.system import to_device
 
+pytestmark = pytest.mark.long
+
 GPU = torch.device("cuda")
 
 

@@ -9,6 +9,8 @@ from tests.support.reference_run import make_reference_run
 from vitft.cli.main import main
 from vitft.models import VisionTransformer, load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.long
+
 DATA = "--data data --weights w.safetensors"
 DIVERGED = "training diverged: the loss is"
 FEATURES = "the features computed with these weights are infinite, NaN or above"

@@ -69,6 +69,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fault"), CASES)
 def test_a_command_outlasts_a_faulty_stream(
     home: Path, forked: Launcher, name: str, fault: str

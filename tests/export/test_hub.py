@@ -14,6 +14,8 @@ from tests.models.pretrained.test_fetch import in_child
 from tests.support.export_run import make_run
 from tests.support.hub_server import HubServer, Repo
 
+pytestmark = pytest.mark.long
+
 WRITER = "hf_mayWrite"
 
 # argv[1] is a list of commands; a first word with = sets a variable for the rest.

@@ -19,6 +19,8 @@ from vitft.cli.main import main
 from vitft.export import EXPORT_FORMATS, export_run, plan_export
 from vitft.models import ViTConfig, load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.long
+
 # Runs the programs in argv[1], each in its folder, and classifies photo.jpg and the files in
 # argv[2] with each.
 RUNNER = """

@@ -297,6 +297,7 @@ def test_a_damaged_model_is_not_served(run: Path, capsys: pytest.CaptureFixture[
     assert "sha256" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
     run: Path,
 ) -> None:
@@ -325,6 +326,7 @@ def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
     assert seconds < 12  # 5 s, and what a busy machine adds; the body alone may take 15 s
 
 
+@pytest.mark.long
 def test_open_connections_may_still_send_a_request_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -353,6 +355,7 @@ def ignore_sigint() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@pytest.mark.long
 def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()

@@ -78,6 +78,7 @@ def test_only_a_broken_connection_is_reported_as_a_lost_process(
     assert type(caught.value) is expected
 
 
+@pytest.mark.long
 def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = ["--nproc-per-node", "2", "-m", "tests.support.batchnorm_steps", str(tmp_path)]
@@ -195,6 +196,7 @@ def check_same_run(run: Path, whole: Path) -> None:
     assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
 
 
+@pytest.mark.long
 def test_two_processes_take_the_steps_of_one_and_log_once(
     home: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_run_resumed_with_another_number_of_processes_takes_the_remaining_step
     assert "differ in rounding from" in note
 
 
+@pytest.mark.long
 def test_two_processes_share_features_and_a_solved_head(home: Path) -> None:
     out = home / "solved"
     done = launch(home, *options_of(home, out))

@@ -96,7 +96,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(settings, id=name, marks=[pytest.mark.long] if number > 1 else [])
+        pytest.param(settings, id=name, marks=[pytest.mark.long] if number else [])
         for number, (name, settings) in enumerate(KINDS.items())
     ],
 )

@@ -75,6 +75,7 @@ def rows(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_labels_survive_kill_9_and_train_a_classifier(
     tmp_path: Path, pictures: Path, tiny_weights: Path
 ) -> None:
