@@ -43,6 +43,9 @@ from .pretrained.read import one_model as one_model
 from .pretrained.read import read_weights as read_weights
 from .pretrained.recommended import Recommendation as Recommendation
 from .pretrained.report import inspect as inspect
+from .pretrained.sidecar import SidecarFacts as SidecarFacts
+from .pretrained.sidecar import read_sidecar as read_sidecar
+from .pretrained.sidecar import read_table_file as read_table_file
 from .pretrained.weights import PretrainedWeights as PretrainedWeights
 from .pretrained.weights import descended as descended
 from .pretrained.weights import open_pretrained as open_pretrained
