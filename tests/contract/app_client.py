@@ -1,15 +1,14 @@
 """Requests to an ASGI application in this process, without sockets and threads of its own."""
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from starlette.types import ASGIApp, Message
 
+from tests.support.serving import Reply
 from vitft.config import TrainSpec
 from vitft.predict import Postprocess, open_engine
 from vitft.serve import (
@@ -26,19 +25,6 @@ from vitft.serve import (
 
 KEY = "k"
 """Key of the labelling server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """Response of an application."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 class AppClient:
@@ -70,13 +56,13 @@ class AppClient:
 
     def ask(
         self, method: str, address: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> Response:
+    ) -> Reply:
         """Send a request to a path with a query; the host is 127.0.0.1 unless it is given."""
         return self.runner.run(self.answer(method, address, body, headers or {}))
 
     async def answer(
         self, method: str, address: str, body: bytes, headers: Mapping[str, str]
-    ) -> Response:
+    ) -> Reply:
         path, _, query = address.partition("?")
         length = {"content-length": str(len(body))} if body else {}
         sent = {"host": "127.0.0.1", **length, **{k.lower(): v for k, v in headers.items()}}
@@ -100,7 +86,7 @@ class AppClient:
         await self.app(scope, receive, send)
         head = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
         content = b"".join(message.get("body", b"") for message in messages[1:])
-        return Response(messages[0]["status"], head, content)
+        return Reply(messages[0]["status"], head, content)
 
 
 def form(*files: tuple[str, bytes], field: str = "images") -> tuple[bytes, dict[str, str]]:

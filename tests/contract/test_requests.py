@@ -30,10 +30,11 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.contract.app_client import KEY, AppClient, Response, form, labelled, served
+from tests.contract.app_client import KEY, AppClient, form, labelled, served
 from tests.contract.built.weights import state
 from tests.contract.rows import draw, expand
 from tests.contract.samples import stdout_of
+from tests.support.serving import Reply
 from vitft.serve import ServeLimits
 
 ROWS = tomllib.loads(Path(__file__).with_name("requests.toml").read_text())["request"]
@@ -152,7 +153,7 @@ def test_a_request_is_answered_as_its_row_says(
     check_safety(answer)
 
 
-def check_safety(answer: Response) -> None:
+def check_safety(answer: Reply) -> None:
     """Check what holds for every answer: no other site reads it, and an error has a reason."""
     safe = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     assert safe.items() <= answer.headers.items()
@@ -163,7 +164,7 @@ def check_safety(answer: Response) -> None:
         assert "Traceback" not in answer.json["error"]
 
 
-def ask(client: AppClient, row: Mapping[str, Any], contents: Mapping[str, bytes]) -> Response:
+def ask(client: AppClient, row: Mapping[str, Any], contents: Mapping[str, bytes]) -> Reply:
     """Send the request of a row."""
     method, address = row["ask"].split(" ", 1)
     body, headers = row.get("text", "").encode("latin-1") * row.get("times", 1), {}

@@ -54,23 +54,14 @@ ROWS = [Golden(**row) for row in tomllib.loads((HERE / "runs.toml").read_text())
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the texts have paths of other systems")
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_run(
-    row: Golden,
-    snapshot: SnapshotAssertion,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "T").mkdir()
-    monkeypatch.chdir(tmp_path / "T")
-    (tmp_path / "w.safetensors").write_bytes(tiny_weights.read_bytes())
+def test_run(row: Golden, snapshot: SnapshotAssertion, home: Path) -> None:
     extension = type("Tolerant", (TextExtension,), {"relative": row.tolerance})
     recorded = snapshot.use_extension(extension)
 
     changed = [
         "\n".join([f"\n=== {row.name}/{name}.txt", *recorded.get_assert_diff()])
         for name, text in texts_of(row, Path("../w.safetensors"))
-        if recorded(name=name) != scrub(text, tmp_path)
+        if recorded(name=name) != scrub(text, home)
     ]
 
     assert not changed, "\n".join(changed)

@@ -155,18 +155,7 @@ DRAWN: Mapping[str, Callable[[], Iterator[str]]] = {
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the texts have paths of other systems")
 @pytest.mark.parametrize("name", DRAWN)
-def test_run(
-    name: str,
-    snapshot: SnapshotAssertion,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "T").mkdir()
-    monkeypatch.chdir(tmp_path / "T")
-    (tmp_path / "w.safetensors").write_bytes(tiny_weights.read_bytes())
-
-    text = scrub("\n".join(DRAWN[name]()), tmp_path)
-
+def test_run(name: str, snapshot: SnapshotAssertion, home: Path) -> None:
     recorded = snapshot.use_extension(TextExtension)
+    text = scrub("\n".join(DRAWN[name]()), home)
     assert recorded(name="shown") == text, "\n".join(recorded.get_assert_diff())

@@ -11,11 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.golden.sequences.commands import cache, plans, studies
-from tests.contract.golden.sequences.sessions import (
-    WEIGHTS,
-    all_kinds_of_answers,
-    honest_answers,
-)
+from tests.contract.golden.sequences.sessions import all_kinds_of_answers, honest_answers
 from tests.contract.golden.snapshots import TextExtension, scrub
 
 SEQUENCES: dict[str, Callable[[], Iterator[str]]] = {
@@ -29,16 +25,7 @@ SEQUENCES: dict[str, Callable[[], Iterator[str]]] = {
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the texts have paths of other systems")
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_run(
-    name: str,
-    snapshot: SnapshotAssertion,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "T").mkdir()
-    monkeypatch.chdir(tmp_path / "T")
-    Path(WEIGHTS).write_bytes(tiny_weights.read_bytes())
+def test_run(name: str, snapshot: SnapshotAssertion, home: Path) -> None:
     recorded = snapshot.use_extension(TextExtension)
-    text = scrub("\n".join(SEQUENCES[name]()), tmp_path)
+    text = scrub("\n".join(SEQUENCES[name]()), home)
     assert recorded(name="shown") == text, "\n".join(recorded.get_assert_diff())
