@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.children import started
 from tests.support.limits import HANG_S
 from vitft.data import File, Pixels, decode_images, in_order
 from vitft.system import ImageError
@@ -105,14 +105,8 @@ def test_ctrl_c_ends_a_long_decode_immediately(numbered: list[str]) -> None:
         "for n, _ in enumerate(images):\n"
         "    if n == 50: print('on', flush=True)"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, *numbered],
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with child:
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with started([sys.executable, "-c", code, *numbered], env=environment) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "on\n"
 
@@ -128,19 +122,14 @@ def test_a_signal_ends_a_command_whose_read_has_stalled(
     image_folder: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     stalled = (
-        "import time\nfrom vitft.data import inspection\n"
-        "def stall(*_, **__):\n    print('on', flush=True)\n    time.sleep(600)\n"
+        "import os, time\nfrom vitft.data import inspection\n"
+        "def stall(*_, **__):\n    os.write(1, b'on\\n')\n    time.sleep(600)\n"  # of each thread
         "inspection.read_bytes = stall\n"
         "from vitft.__main__ import run\nrun()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", stalled, "check", str(image_folder)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", stalled, "check", str(image_folder)]
+    with started(command, cwd=tmp_path, env=environment) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "on\n"
 

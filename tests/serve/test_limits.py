@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.server import ServerState
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
+from tests.support.children import started
 from tests.support.serving import Client, Reply, answered, form, read_all, serving
 from vitft.cli.main import main
 from vitft.data import EvalTransform
@@ -303,13 +303,7 @@ def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
 ) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as child:
+    with started(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
         assert child.stdout is not None
         found = re.search(r":(\d+)/", child.stdout.readline())
         assert found, child.communicate()
@@ -330,9 +324,7 @@ def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
 def test_open_connections_may_still_send_a_request_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    with started(command) as child:
         assert child.stdout is not None
         found = re.search(r":(\d+)/", child.stdout.readline())
         assert found, child.communicate()
@@ -359,20 +351,10 @@ def ignore_sigint() -> None:
 def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
     command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()
-    children = {
-        number: subprocess.Popen(
-            [*command, "--host", "127.0.0.1"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=ignored,
-        )
-        for number, ignored in ((signal.SIGTERM, None), (signal.SIGINT, ignore_sigint))
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        with children[number] as child:
+    for number, code, ignored in ((signal.SIGTERM, 143, None), (signal.SIGINT, 130, ignore_sigint)):
+        with started(command, env=environment, preexec_fn=ignored) as child:
             assert child.stdout is not None
             found = re.search(r":(\d+)/", child.stdout.readline())
             assert found, child.communicate()

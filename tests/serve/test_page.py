@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import started
 from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.serving import Client
@@ -78,20 +79,12 @@ def flagging(tmp_path: Path, tiny_vit: VisionTransformer) -> Iterator[Client]:
     """The command `vitft serve --threshold 0.99` for a run that flags foreign images."""
     run = make_reference_run(tmp_path, tiny_vit)
     options = ["--run", str(run), "--port", "0", "--threshold", "0.99", "--device", "cpu"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "vitft", "serve", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as child:
-        try:
-            assert child.stdout is not None
-            found = re.search(r":(\d+)/", child.stdout.readline())
-            assert found, child.poll()
-            yield Client(int(found[1]))
-        finally:
-            child.terminate()
+    command = [sys.executable, "-m", "vitft", "serve", *options]
+    with started(command, stderr=None, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
+        assert child.stdout is not None
+        found = re.search(r":(\d+)/", child.stdout.readline())
+        assert found, child.poll()
+        yield Client(int(found[1]))
 
 
 def opened(client: Client, folder: Path, *files: Path) -> dict[str, Any]:

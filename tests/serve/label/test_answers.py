@@ -1,13 +1,12 @@
 """The file of answers: appending, undoing, recovery after a crash, and files of other programs."""
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import started
 from vitft.serve import Answer, AnswerFile
 from vitft.system import DataError, LockedError, ResourceError
 
@@ -158,13 +157,11 @@ with AnswerFile(Path(sys.argv[1])) as file:
 
 def test_a_killed_process_loses_no_confirmed_answer(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True
-    ) as child:
+    with started([sys.executable, "-c", KILLED, str(path)], stderr=None) as child:
         assert child.stdout is not None
         for _ in range(20):
             child.stdout.readline()
-        os.kill(child.pid, signal.SIGKILL)
+        child.kill()
         confirmed = 20 + len(child.stdout.readlines())
 
     with AnswerFile(path) as file:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import started
 from tests.support.limits import HANG_S
 from tests.support.serving import Client, Reply
 from vitft.cli.label import paths_in_table
@@ -26,21 +27,12 @@ KEY = re.compile(r":(\d+)/\?key=([\w-]+)")
 @contextmanager
 def labelling(home: Path, *options: str) -> Iterator[tuple[Client, str, "subprocess.Popen[str]"]]:
     """Run the command in `home`, and yield a client, the key and the process."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "vitft", "label", *options, "--port", "0", "--device", "cpu"],
-        cwd=home,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as child:
-        try:
-            assert child.stdout is not None
-            found = KEY.search(child.stdout.readline())
-            assert found, child.stderr and child.stderr.read()
-            yield Client(int(found[1])), found[2], child
-        finally:
-            child.terminate()
+    command = [sys.executable, "-m", "vitft", "label", *options, "--port", "0", "--device", "cpu"]
+    with started(command, cwd=home, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
+        assert child.stdout is not None
+        found = KEY.search(child.stdout.readline())
+        assert found, child.stderr and child.stderr.read()
+        yield Client(int(found[1])), found[2], child
 
 
 @pytest.fixture
