@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import draw_folder
 from tests.report.test_report import check_harmless
 from tests.support.chromium import Chromium
+from tests.support.limits import HANG_S
 from tests.support.run_files import HOSTILE, make_run
 from vitft.cli.main import main
 from vitft.config import config_from_table, read_toml, to_toml
@@ -51,7 +52,7 @@ def saved(browser: Chromium, folder: Path) -> bytes:
     folder.mkdir(exist_ok=True)
     browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     browser.evaluate("document.getElementById('save').click()")
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_S
     while not (found := [p for p in sorted(folder.glob("fixes*.csv")) if p.stat().st_size]):
         assert time.monotonic() < end, "nothing was saved"
         time.sleep(0.05)

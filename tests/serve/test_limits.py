@@ -330,12 +330,14 @@ def test_open_connections_may_still_send_a_request_after_a_signal(run: Path) -> 
         assert found, child.communicate()
         client = Client(int(found[1]))
         with client.raw(b"") as fresh, client.raw(request) as used:
-            assert "connection" not in answered(used).headers
+            last = answered(used)
+            assert "connection" not in last.headers
             child.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            for connection in (fresh, used):
-                connection.sendall(request)
-                answer = answered(connection)
+            while "connection" not in last.headers:  # until the signal has arrived
+                used.sendall(request)
+                last = answered(used)
+            fresh.sendall(request)
+            for answer in (last, answered(fresh)):
                 assert (answer.status, answer.headers["connection"]) == (200, "close")
         child.wait(timeout=30)
 

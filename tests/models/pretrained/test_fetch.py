@@ -286,7 +286,7 @@ def test_offline_is_said_as_such_without_a_retry(
     assert answer["problem"].startswith("a model (test/plain) is not in the cache, and ")
     assert why in answer["problem"]
     assert answer["code"] == 4
-    assert answer["seconds"] < 2  # huggingface_hub alone takes 24
+    assert answer["seconds"] < 12  # huggingface_hub alone takes 24
 
 
 def test_an_unreachable_hub_does_not_matter_to_what_is_in_the_cache(
