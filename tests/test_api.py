@@ -567,7 +567,7 @@ def test_a_model_says_where_it_came_from(trained: Trained) -> None:
     assert f"{parameters:,}" in shown
     assert "model.explain" in shown
     assert trained.path == trained.folder / "model.safetensors"
-    assert trained.run.name == "run"
+    assert trained.results.name == "run"
     assert (trained.classes, trained.thresholds) == (("blue", "green", "red"), ())
 
 

@@ -6,12 +6,13 @@ from .api import Trained as Trained
 from .api import finetune as finetune
 from .api import load as load
 from .data.transforms import EvalTransform as EvalTransform
+from .metrics.summary import Estimate as Estimate
+from .metrics.summary import Results as Results
 from .models.pretrained.load import load_pretrained as load_pretrained
 from .models.pretrained.report import LoadReport as LoadReport
 from .models.registry import create_model as create_model
 from .models.vit import VisionTransformer as VisionTransformer
 from .predict.prediction import Prediction as Prediction
-from .predict.run_info import RunInfo as RunInfo
 from .report.notebook import Explanation as Explanation
 from .report.notebook import Predictions as Predictions
 from .system.errors import VitftError as VitftError

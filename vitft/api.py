@@ -30,6 +30,7 @@ from vitft.explain.method import (
     chosen_method,
 )
 from vitft.explain.model import class_index
+from vitft.metrics.summary import Results
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine
@@ -43,7 +44,6 @@ from vitft.predict.pictures import (
 )
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.request import check_threshold, requested_thresholds
-from vitft.predict.run_info import RunInfo
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
@@ -200,7 +200,7 @@ class Trained:
         facts["files"] = str(self.folder)
         facts["next"] = 'model.predict("photo.jpg")'
         facts["next"] += ', model.explain("photo.jpg")' if can_explain else ""
-        return trained_card(self.run, self.classes, [*facts.items()])
+        return trained_card(self.postprocess.describe(), self.classes, [*facts.items()])
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -220,8 +220,8 @@ class Trained:
         return self.engine.transform
 
     @property
-    def run(self) -> RunInfo:
-        """Name, accuracy and age of the run."""
+    def results(self) -> Results:
+        """Name and time of the run, its accuracy (`headline`) and what else it measured."""
         assert self.postprocess.run is not None
         return self.postprocess.run
 

@@ -209,6 +209,6 @@ def add_exports(samples: Samples) -> None:
     for graph in sorted(Path().glob("export*/*/model.onnx")):
         facts = {entry.key: entry.value for entry in onnx.load(graph).metadata_props}
         samples.add("graph", json.loads(facts["vitft"]))
-        samples.add("run_facts", json.loads(facts["vitft"])["run"])
+        samples.add("results", json.loads(facts["vitft"])["run"])
     for config in Path().glob("export*/transformers/config.json"):
-        samples.add("run_facts", json.loads(config.read_text())["vitft_run"])
+        samples.add("results", json.loads(config.read_text())["vitft_run"])

@@ -25,10 +25,9 @@ RARE = {
     "graph": {"grey_range"},
     "metrics": {"cv_classes"},
     "preprocessing": {"grey_range"},
-    "run_facts": {"rounded", "tested_groups"},
 }
-"""Fields that the samples lack, because they need many classes, 16-bit images, a graph of 8 bits,
-groups of test images or a resumed run with other arithmetic. Trials of a budget are left out."""
+"""Fields that the samples lack, because they need many classes, 16-bit images or a resumed run with
+other arithmetic. Trials of a budget are left out."""
 
 
 @pytest.fixture(scope="module")

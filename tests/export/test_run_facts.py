@@ -12,7 +12,7 @@ from vitft.cli.main import main
 from vitft.export import export_run, plan_export
 from vitft.models import RUN_KEY
 
-FACTS = "3 classes, accuracy 50.0% (20.0 to 80.0%) on 6 validation images"
+FACTS = "trained 3 days ago, accuracy 50%"
 OPENED = ("safetensors", "timm", "transformers", "transformers-js", "onnx", "int8")
 """Formats that `vitft predict` opens."""
 
@@ -43,12 +43,12 @@ def said_by_predict(model: Path, run: Path, capsys: pytest.CaptureFixture[str]) 
 def test_predict_knows_the_accuracy_and_the_age_of_the_run_that_was_exported(
     run: Path, exports: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    assert f"run run: {FACTS}, 3 days old" in said_by_predict(run, run, capsys)
+    assert f"(photos, {FACTS})" in said_by_predict(run, run, capsys)
 
     said = said_by_predict(exports / form, run, capsys)
 
     rounded = " before rounding to 8 bits" * (form == "int8")
-    assert f"run run (exported): {FACTS}{rounded}, 3 days old" in said
+    assert f"(photos, {FACTS}{rounded})" in said
 
 
 def test_an_export_of_an_export_keeps_the_facts(
@@ -59,11 +59,12 @@ def test_an_export_of_an_export_keeps_the_facts(
     again = export_run(source, plan_export(["timm"], str(tmp_path / "again"))).folder
 
     said = said_by_predict(again, run, capsys)
-    assert f"run run (exported): {FACTS}, 3 days old" in said
+    assert f"(photos, {FACTS})" in said
 
 
 @pytest.mark.parametrize(
-    "damage", [None, 5, {"top1": "high"}, {"images": -1}, {"top1_interval": [1]}]
+    "damage",
+    [None, 5, {"name": 5}, {"headline": {"value": "high"}}, {"weakest": [1]}, {"unknown": 1}],
 )
 def test_damaged_facts_are_unknown_and_change_no_prediction(
     run: Path, exports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any
@@ -78,4 +79,4 @@ def test_damaged_facts_are_unknown_and_change_no_prediction(
 
     said = said_by_predict(copied, run, capsys)
 
-    assert "run copied: 3 classes, accuracy unknown, file 0 minutes old" in said
+    assert "copied (file 0 minutes old, accuracy unknown)" in said

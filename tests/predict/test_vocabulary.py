@@ -68,7 +68,7 @@ def test_every_format_has_the_same_names_values_and_notes(
     tables["server"] = [flat(row) for row in served]
     answers = model.predict(IMAGES, top_k=2, threshold=0.99)
     rows = [*json.loads(Path("o.json").read_text()), *served]
-    assert {row["run"] for row in rows} == {model.run.name} == {"run"}
+    assert {row["run"] for row in rows} == {model.results.name} == {"run"}
     tables["python"] = [flat(dict(answer.to_dict())) for answer in answers]
 
     names = ["path", "class", "probability", "class_2", "probability_2", "notes", "error"]
@@ -127,11 +127,11 @@ def test_every_command_states_whether_foreign_images_are_flagged(
 ) -> None:
     Path("labels.csv").write_text("path,label\n0.png,red\n")
 
-    assert main([*words.split(), "--run", "run"]) == 0
+    assert main([*words.split(), "--run", "run", "-v"]) == 0
     flagging = " ".join(capsys.readouterr().err.split())
     (run / REFERENCE_FILE).unlink()
     shutil.rmtree("evaluation", ignore_errors=True)
-    assert main([*words.split(), "--run", "run"]) == 0
+    assert main([*words.split(), "--run", "run", "-v"]) == 0
 
     assert NO_CHECK not in flagging
     assert NO_CHECK in " ".join(capsys.readouterr().err.split())
@@ -154,7 +154,7 @@ def test_explain_shows_the_same_classes_probabilities_and_notes(
         assert explained[row["path"]].startswith(answer)
     assert f"({FOREIGN}, {BLANK_REMARK})" in explained["foreign.png"]
     assert FOREIGN not in explained["0.png"]
-    assert "run run: 3 classes" in printed.err
+    assert "Using run (" in printed.err
 
 
 def test_a_blank_image_is_called_blank_by_every_command(

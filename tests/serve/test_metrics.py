@@ -11,7 +11,8 @@ import pytest
 from tests.serve.test_serve import make_predictor, png
 from tests.support.limits import HANG_S
 from tests.support.serving import Client, serving
-from vitft.predict import Postprocess, RunInfo
+from vitft.metrics import Results
+from vitft.predict import Postprocess
 from vitft.serve import request_log
 
 NAME = 'a "run"\\\n\udcff'
@@ -21,8 +22,9 @@ LINE = re.compile(r'vitft_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(,\w+="(?:[^"\\\n]|\\.)*"
 @pytest.fixture
 def client() -> Iterator[Client]:
     predictor = make_predictor()
-    run = RunInfo(name=NAME, classes=3, top1=None, images=0, trained_at=0.0, at_chance="")
-    with serving(predictor, postprocess=Postprocess(classes=predictor.classes, run=run)) as found:
+    with serving(
+        predictor, postprocess=Postprocess(classes=predictor.classes, run=Results(name=NAME))
+    ) as found:
         yield found
 
 

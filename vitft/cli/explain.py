@@ -187,7 +187,7 @@ def draw_images(
     postprocess = Postprocess(classes=model.classes)
     if args.weights is None and model.classes:
         postprocess = Postprocess.for_run(args.run, model)
-        output.note(postprocess.describe())
+        postprocess.announce()
     job = Explainer(
         model=model,
         method=method,

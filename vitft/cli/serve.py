@@ -113,7 +113,7 @@ def serve_command(args: argparse.Namespace) -> int:
             threshold=threshold,
             thresholds=thresholds,
         )
-        output.note(postprocess.describe())
+        postprocess.announce()
         server = make_server(engine, postprocess, limits, access)
         if not is_loopback(args.host):
             output.warn(

@@ -1,7 +1,7 @@
 """Loading of the model to explain, from a run or from pretrained weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,13 +11,13 @@ from vitft.data.loading import Pixels
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference, read_reference
+from vitft.metrics.summary import Results
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.classifier import load_classifier, log_assumptions
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import locate
 from vitft.models.pretrained.weights import open_pretrained
-from vitft.models.run_facts import RunFacts
 from vitft.models.timm_model import Model
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError
@@ -38,8 +38,8 @@ class ExplainedModel:
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class."""
-    facts: RunFacts = field(default_factory=RunFacts)
-    """Facts about the run that the model file contains."""
+    results: Results | None = None
+    """Numbers of the run that the model file contains."""
     reference: Reference | None = None
     """Statistics of the run's training features, if it has them."""
 
@@ -88,7 +88,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         classes=output_names(net.config.num_classes, card.classes),
         run=folder,
         thresholds=card.thresholds,
-        facts=card.run,
+        results=card.run,
         reference=read_reference(path.parent, net.feature_size, net.config),
     )
 

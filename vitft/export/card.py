@@ -8,22 +8,19 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
 from vitft.export.compare import ExportComparison
 from vitft.export.eight_bits import eight_bit_accuracy, is_eight_bits
 from vitft.export.facts import (
-    accuracy_sentence,
     catalog_origin,
     class_figures,
-    data_name,
     data_sentence,
     licence_sentence,
     model_sentence,
     pretrained_licence,
-    results_of,
     view_sentence,
 )
 from vitft.export.formats.timm import timm_obstacle
@@ -45,16 +42,14 @@ from vitft.export.snippets import (
 )
 from vitft.export.trained import (
     TrainedRun,
-    last_block_accuracy,
     last_block_reason,
-    unfinished_status,
 )
-from vitft.metrics.chance import chance_level
-from vitft.metrics.results import RunResults
+from vitft.messages.results import accuracy_text, chance_clause, measured_on
+from vitft.metrics.summary import Estimate
 from vitft.metrics.values import Interval
 from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval, scored_images, shell_quote
+from vitft.system.text import count, interval, shell_quote
 
 MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file lists every class."""
@@ -109,20 +104,19 @@ def write_readme(
         plan: Options of the export.
         second: Comparison of the folder's additional 8-bit graph, if it has one.
     """
-    card, results = trained.card, results_of(trained)
+    card, results, found = trained.card, trained.results, trained.measured
     small = row if is_eight_bits(row) else second
     transform, classes, several = card.transform, card.classes, bool(card.thresholds)
-    by_class = last_block_accuracy(card, results) is None
-    clause = chance_level(results) if results else ""
+    by_class, data = not trained.is_narrow, results.data or "images"
     kind, kinds = ("label", "labels") if several else ("class", "classes")
-    confusion = confusion_png(classes, results) if plan.repo and results and by_class else None
+    confusion = confusion_png(classes, found) if plan.repo and found and by_class else None
     if confusion is not None:
         write_atomically(folder / CONFUSION_FILE, confusion)
     examples = example_images(trained) if plan.image_licence else None
     if examples is not None:
         write_atomically(folder / EXAMPLES_FILE, examples[0])
     hidden = len(classes) - MAX_CLASSES_LISTED
-    metadata = header_of(card, row, results, data_name(trained.run), plan)
+    metadata = header_of(trained, row, data, plan)
     text = program(
         "readme",
         header=yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6),
@@ -131,7 +125,7 @@ def write_readme(
         kind=kind,
         kinds=kinds,
         model=model_sentence(card, markdown_text),
-        at_chance=markdown_text(clause),
+        at_chance=markdown_text(chance_clause(results)),
         view=view_sentence(card),
         form=row.name,
         row=row,
@@ -141,15 +135,15 @@ def write_readme(
         is_rounded=is_eight_bits(row),
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
         snippets=usage_snippets(card, row.name, plan),
-        limits=limits_of(trained.run, [*map(markdown_text, classes)], results, by_class=by_class),
+        limits=limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
         narrow_reason="" if by_class else last_block_reason(trained.run),
-        unfinished=unfinished_status(trained.run),
-        accuracy=accuracy_sentence(results) if results else "",
-        data=data_sentence(trained, markdown_text, results),
+        unfinished=results.status,
+        accuracy=accuracy_text(results),
+        data=data_sentence(trained, markdown_text),
         table=[
-            (markdown_text(name), cells[: 4 if results and by_class else 2])
-            for name, *cells in class_figures(trained, results)[:MAX_CLASSES_LISTED]
+            (markdown_text(name), cells[: 4 if found and by_class else 2])
+            for name, *cells in class_figures(trained)[:MAX_CLASSES_LISTED]
         ],
         hidden=hidden,
         hidden_text=count(hidden, f"more {kind}", f"more {kinds}"),
@@ -170,12 +164,12 @@ def write_readme(
 
 
 def header_of(
-    card: Card, row: ExportComparison, results: RunResults | None, data: str, plan: ExportPlan
+    trained: TrainedRun, row: ExportComparison, data: str, plan: ExportPlan
 ) -> dict[str, Any]:
     """Return the metadata for the hub: library, task, licence, base model and results."""
     from huggingface_hub import ModelCardData
 
-    form, measured = row.name, evaluation_of(card, row, results, data)
+    form, card, measured = row.name, trained.card, evaluation_of(trained, row, data)
     library = LIBRARIES.get(form, "vitft")
     if form == "safetensors" and not timm_obstacle(card):
         library = "timm"
@@ -206,9 +200,7 @@ def base_model(weights: Provenance) -> str:
     return entry.repo if entry else ""
 
 
-def evaluation_of(
-    card: Card, row: ExportComparison, results: RunResults | None, data: str
-) -> list[Any]:
+def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list[Any]:
     """Return the accuracies as `EvalResult` objects of huggingface_hub.
 
     With 8-bit weights, only the accuracy measured by the export is known. If the exported head
@@ -222,10 +214,8 @@ def evaluation_of(
         name = "accuracy (all labels right)" if row.several_labels else "accuracy"
         accuracy = row.correct[1] / row.images
         metrics = [("accuracy", f"{name} with 8-bit weights", accuracy, row.interval)]
-    elif results:
-        part = "test" if "test" in results else part
-        found = cast("RunResults", results.get("test", results))
-        metrics, on = run_metrics(card, found), scored_images(found, f"{part} image")
+    elif one := trained.results.estimate("test", "validation"):
+        part, metrics, on = one.kind, run_metrics(trained, one), measured_on(one)
     return [
         EvalResult(
             task_type="image-classification",
@@ -242,19 +232,19 @@ def evaluation_of(
 
 
 def run_metrics(
-    card: Card, results: RunResults
+    trained: TrainedRun, one: Estimate
 ) -> Sequence[tuple[str, str, float | None, Interval | None]]:
     """Return kind, name, value and interval of each metric that holds for the exported head."""
-    is_whole = last_block_accuracy(card, results) is None
-    metrics: list[tuple[str, str, float | None, Interval | None]] = [
-        ("accuracy", "accuracy", results["top1"], results["top1_interval"]),
-        ("balanced_accuracy", "mean recall", results["balanced"], results["balanced_interval"]),
-        ("top5_accuracy", "top-5 accuracy", results["top5"], results["top5_interval"]),
+    known = (one.measure.replace(" ", "_"), one.measure, one.value, one.interval)
+    found = trained.measured
+    if found is None or trained.is_narrow or one.measure != "accuracy":
+        return [known]
+    part = found["test"] if one.kind == "test" else found
+    return [
+        known,
+        ("balanced_accuracy", "mean recall", part["balanced"], part["balanced_interval"]),
+        ("top5_accuracy", "top-5 accuracy", part["top5"], part["top5_interval"]),
     ]
-    if found := results.get("labels"):
-        name = "mean average precision"
-        metrics = [("mean_average_precision", name, found["map"], found["map_interval"])]
-    return metrics[: None if is_whole else 1]
 
 
 def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:

@@ -10,45 +10,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitft.config.run import read_run_config
-from vitft.data.remote.places import short_name
 from vitft.data.split import run_manifest
 from vitft.export.snippets import program
-from vitft.export.trained import TrainedRun, read_head_results
-from vitft.metrics.estimate import (
-    better_estimate,
-    cross_validated_text,
-    difference_text,
-    tested_text,
-)
-from vitft.metrics.results import RunResults
+from vitft.export.trained import TrainedRun
 from vitft.models.card import Card, Provenance
 from vitft.models.licences import obligation
 from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, entries_by_name
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_config import TimmConfig
-from vitft.system.text import percent, scored_images
+from vitft.system.text import percent
 
 Literal = Callable[[str], str]
 """Function that converts a name to text that is displayed literally."""
-
-
-def results_of(trained: TrainedRun) -> RunResults | None:
-    """Return the results of a run, measured with the exported head, or None if it has none.
-
-    Raises:
-        RunError: The file eval.json is damaged.
-    """
-    return read_head_results(trained.run, trained.card)
-
-
-def data_name(run: Path) -> str:
-    """Return the name of the data without its path, or `images` if it is unknown."""
-    settings = read_run_config(run) if (run / "config.toml").is_file() else {}
-    if name := Path(short_name(str(settings.get("data", {}).get("path", "")))).name:
-        return name
-    manifest = run_manifest(run)
-    return manifest.root.name if manifest and manifest.root.name else "images"
 
 
 def count_images(run: Path) -> dict[str, Counter[str]]:
@@ -86,23 +59,23 @@ def view_sentence(card: Card) -> str:
     return program("facts", about="view", transform=card.transform)
 
 
-def data_sentence(trained: TrainedRun, literal: Literal, results: RunResults | None = None) -> str:
-    """Return a sentence about the name and size of the data, given the contents of eval.json."""
-    images = count_images(trained.run)
-    test = results.get("test") if results else None
+def data_sentence(trained: TrainedRun, literal: Literal) -> str:
+    """Return a sentence about the name and size of the data."""
+    images, found = count_images(trained.run), trained.measured
+    test = found.get("test") if found else None
     return program(
         "facts",
         about="data",
-        data=literal(data_name(trained.run)),
+        data=literal(trained.results.data or "images"),
         sizes={part: images[part][""] for part in images},
         left_out=test["left_out"] if test else 0,
     )
 
 
-def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple[str, ...]]:
+def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:
     """Return a row per class: name, training images, validation images, recall and precision."""
     images = count_images(trained.run)
-    figures: Mapping[str, Any] = {} if results is None else results.get("per_class", {})
+    figures: Mapping[str, Any] = trained.measured["per_class"] if trained.measured else {}
     return [
         (
             name,
@@ -113,20 +86,6 @@ def class_figures(trained: TrainedRun, results: RunResults | None) -> list[tuple
         )
         for name in trained.card.classes
     ]
-
-
-def accuracy_sentence(results: RunResults) -> str:
-    """Return sentences about the accuracy on the test and validation images, with intervals."""
-    test, more = results.get("test"), better_estimate(results)
-    return program(
-        "facts",
-        about="accuracy",
-        results=results,
-        tested=tested_text(test)[1:] if test else "",
-        crossed=more and cross_validated_text(more),
-        scored_images=scored_images,
-        difference_text=difference_text,
-    ).rstrip()
 
 
 def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:

@@ -28,7 +28,6 @@ from vitft.export.trained import (
     last_block_reason,
     load_trained,
     num_comparison_images,
-    unfinished_status,
 )
 from vitft.system import console
 from vitft.system.errors import RunError
@@ -210,7 +209,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
         RunError: Images resized by the graph differ too much from those resized by vitft.
     """
     notes = [row.cost for row in rows if row.cost]
-    if status := unfinished_status(trained.run):
+    if status := trained.results.status:
         notes.append(
             f"the run has not finished (status: {status}); to export the finished model, run "
             f"`{resume_command(trained.run)}` first"

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from vitft.config.run import checked_run_config
 from vitft.data.fixes import settled_paths
 from vitft.data.proposals import is_leak
 from vitft.export.snippets import program
+from vitft.export.trained import TrainedRun
 from vitft.features.reference import REFERENCE_FILE
-from vitft.metrics.chance import chance_level
 from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.results import AuditResults, ClassMetrics, RunResults
 from vitft.system.run_content import read_run_json
@@ -45,24 +44,21 @@ def most_confused(results: RunResults) -> list[ClassPair]:
     return sorted(pairs, key=lambda pair: -pair.images)[:MOST_MENTIONED]
 
 
-def limits_of(
-    run: Path, names: Sequence[str], results: RunResults | None, *, by_class: bool = True
-) -> list[str]:
+def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
     """Return Markdown sentences about the intended use of the model and its limits.
 
     Problems of the data are those that the audit of the run found, without the labels that its
     fixes keep.
 
     Args:
-        run: Run directory.
+        trained: The exported run. With a head that reads fewer blocks than the run's head, the
+            results by class, the confusions and the calibration are left out.
         names: Class names, escaped for Markdown, in the order of the model's outputs.
-        results: Results of the run, if there are any.
-        by_class: Whether the results by class, the confusions and the calibration are those of the
-            exported head; otherwise they are left out.
 
     Raises:
         RunError: A file of the run is damaged.
     """
+    run, results, by_class = trained.run, trained.measured, not trained.is_narrow
     audit = read_run_json(run / "audit.json", AuditResults) if results else None
     leaks = wrong = few = 0
     if audit:
@@ -70,7 +66,7 @@ def limits_of(
         kept = settled_paths(checked_run_config(run).data) if has_settings else ()
         leaks = sum(map(is_leak, audit["duplicates"]))
         wrong = sum(item["path"] not in kept for item in audit["mislabels"])
-    at_chance = chance_level(results) if results else ""
+    at_chance = trained.results.at_chance
     ascending = list[tuple[float, str, ClassMetrics]]()
     if results and by_class and not at_chance:
         few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -19,16 +18,16 @@ from torch import Tensor
 
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Row, run_manifest
-from vitft.metrics.chance import balanced_evidence
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import RunResults, read_results
+from vitft.metrics.summary import Results
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
-from vitft.predict.run_info import environment_of, facts_of_run
+from vitft.predict.run_info import run_results
 from vitft.system.errors import ImageError, RunError
 from vitft.system.text import percent
 
@@ -52,6 +51,25 @@ class TrainedRun:
         return build_model(dict(self.state), self.card.architecture)
 
     @cached_property
+    def measured(self) -> RunResults | None:
+        """Contents of the run's eval.json, measured with the run's head; None if there are none.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        return read_results(self.run / "eval.json")
+
+    @property
+    def results(self) -> Results:
+        """Numbers of the run, measured with the exported head."""
+        return self.card.run or Results()
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the exported head reads fewer blocks than the run's head."""
+        return _last_block_accuracy(self.card, self.measured) is not None
+
+    @cached_property
     def of_last_block(self) -> "TrainedRun":
         """This run with the head that reads only the last block, as other libraries require."""
         shape = self.card.architecture
@@ -61,7 +79,7 @@ class TrainedRun:
         for part in ("weight", "bias"):
             state[f"head.{part}"] = self.state[f"last_head.{part}"]
         card = replace(self.card, architecture=replace(shape, read_blocks=1))
-        return TrainedRun(self.run, state, with_run_facts(card, self.run))
+        return TrainedRun(self.run, state, _with_results(card, self.run))
 
 
 def load_trained(run: str | None) -> TrainedRun:
@@ -78,7 +96,7 @@ def load_trained(run: str | None) -> TrainedRun:
             "the checkpoint contains a backbone without classes",
             fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
         )
-    card = with_run_facts(without_paths(card), source.parent)
+    card = _with_results(without_paths(card), source.parent)
     return TrainedRun(source.parent, state, card)
 
 
@@ -90,59 +108,48 @@ def without_paths(card: Card) -> Card:
     return replace(card, weights={**card.weights, "source": Path(source).name})
 
 
-def with_run_facts(card: Card, run: Path) -> Card:
-    """Return the card with the facts about a run that `vitft predict` shows.
+def _with_results(card: Card, run: Path) -> Card:
+    """Return the card with the numbers of a run, which `vitft predict` shows.
 
-    A folder without results, such as an export that is exported again, keeps the facts of its card.
-
-    Raises:
-        RunError: The file eval.json is damaged.
-    """
-    results = read_head_results(run, card)
-    facts = facts_of_run(environment_of(run), results)
-    if name := card.weights.get("name"):
-        facts["weights"] = name
-    if results is None:
-        return replace(card, run={**card.run, **facts})
-    return replace(card, run={**facts, "name": run.resolve().name})
-
-
-def unfinished_status(run: Path) -> str:
-    """Return the status of a run that has not finished, e.g. `interrupted`, otherwise ""."""
-    environment = environment_of(run)
-    status = environment["status"] if environment else "finished"
-    return "" if status == "finished" else status
-
-
-def read_head_results(run: Path, card: Card) -> RunResults | None:
-    """Return the results of a run, or None if it has none.
-
-    The accuracy is measured with the exported head, which may read fewer blocks than the original;
-    the cross-validation and the test of the original head are then left out.
+    They are those of the exported head: if it reads fewer blocks than the run's head, only its
+    accuracy on the validation images is known. A folder without results, such as an export that is
+    exported again, keeps the numbers of its card.
 
     Raises:
         RunError: The file eval.json is damaged.
     """
-    results = read_results(run / "eval.json")
-    top1 = last_block_accuracy(card, results)
-    if not results or top1 is None:
-        return results
-    images, (low, high) = results["images"], results["top1_interval"]
-    usual = wilson_interval(round(results["top1"] * images), images)
-    effect = ((high - low) / (usual[1] - usual[0])) ** 2  # of groups, as with the run's head
-    bounds = wilson_interval(round(top1 * images), images, max(1.0, effect))
-    own = {k: value for k, value in results.items() if k not in ("cross_validation", "test")}
-    if known := balanced_evidence(results):  # both heads are at chance level, or none is
-        own["balanced_interval"] = known.lowest, known.interval[1]
-    return cast("RunResults", {**own, "top1": top1, "top1_interval": bounds})
+    found = read_results(run / "eval.json")
+    results = run_results(run, found, card.run)
+    if found and (top1 := _last_block_accuracy(card, found)) is not None:
+        validation = results.estimate("validation")
+        assert validation is not None
+        images, (low, high) = validation.images, found["top1_interval"]
+        usual = wilson_interval(round(found["top1"] * images), images)
+        effect = ((high - low) / (usual[1] - usual[0])) ** 2  # of groups, as with the run's head
+        bounds = wilson_interval(round(top1 * images), images, max(1.0, effect))
+        results = replace(
+            results,  # both heads are at chance level, or none is
+            headline=replace(validation, value=top1, interval=bounds),
+            supporting=(),
+            weakest=(),
+            growth=None,
+        )
+    return replace(
+        card,
+        run=replace(
+            results,
+            name=results.name or run.resolve().name,
+            weights=card.weights.get("name", results.weights),
+        ),
+    )
 
 
-def last_block_accuracy(card: Card, results: RunResults | None) -> float | None:
+def _last_block_accuracy(card: Card, found: RunResults | None) -> float | None:
     """Return the accuracy of an exported head that reads fewer blocks than the head of the run.
 
     The result is None if the exported head is the run's head, with which all results were measured.
     """
-    shape, choice = card.architecture, results.get("head") if results else None
+    shape, choice = card.architecture, found.get("head") if found else None
     if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
         return None
     return choice["last_block_top1"]

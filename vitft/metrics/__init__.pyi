@@ -65,6 +65,8 @@ from .results import OodResults as OodResults
 from .results import RunResults as RunResults
 from .results import check_confusion as check_confusion
 from .results import read_results as read_results
+from .summary import Estimate as Estimate
+from .summary import Results as Results
 from .targets import DEFAULT_LOSS as DEFAULT_LOSS
 from .targets import TrainingLoss as TrainingLoss
 from .targets import are_right as are_right

@@ -13,6 +13,7 @@ from .checkpoint_file import checkpoint_metadata as checkpoint_metadata
 from .checkpoint_file import content_digest as content_digest
 from .checkpoint_file import open_checkpoint as open_checkpoint
 from .classifier import load_classifier as load_classifier
+from .config_json import RUN_KEY as RUN_KEY
 from .find import find_model as find_model
 from .freeze import freeze_model as freeze_model
 from .freeze import frozen_blocks as frozen_blocks
@@ -53,7 +54,6 @@ from .registry import architecture_config as architecture_config
 from .registry import architecture_names as architecture_names
 from .registry import create_model as create_model
 from .rope import Rotary as Rotary
-from .run_facts import RUN_KEY as RUN_KEY
 from .shapes import vit_shapes as vit_shapes
 from .stem import DropPath as DropPath
 from .stem import StdConv2d as StdConv2d

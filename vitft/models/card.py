@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, TypedDict
 
 from vitft.data.transforms import EvalTransform
-from vitft.models.run_facts import RunFacts
+from vitft.metrics.summary import Results
 from vitft.models.shapes import vit_shapes
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import ViTConfig
@@ -57,8 +57,8 @@ class Card:
     thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class. Labels have independent probabilities (sigmoid)."""
-    run: RunFacts = field(default_factory=RunFacts)
-    """Facts about the run, in the card of an export. Empty in a run directory, whose other files
+    run: Results | None = None
+    """Numbers of the run, in the card of an export. None in a run directory, whose other files
     contain them."""
 
     def to_json(self) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitft.metrics.summary import Results
 from vitft.models.card import Card
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.checkpoint_file import lacks_card
+from vitft.models.config_json import RUN_KEY, config_beside, foreign_thresholds
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
-from vitft.models.run_facts import facts_beside, foreign_thresholds
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.text import shell_quote
 
@@ -58,7 +59,7 @@ def load_classifier(
         classes=weights.classes,
         weights=weights.provenance,
         thresholds=foreign_thresholds(path),
-        run=facts_beside(path),
+        run=Results.from_json(config_beside(path).get(RUN_KEY)),
     )
     return weights.tensors, card
 

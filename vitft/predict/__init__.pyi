@@ -25,7 +25,7 @@ from .rows import RowWriter as RowWriter
 from .run_images import COPY_NOTE as COPY_NOTE
 from .run_images import GROUP_NOTE as GROUP_NOTE
 from .run_images import PATH_NOTE as PATH_NOTE
-from .run_info import RunInfo as RunInfo
+from .run_info import run_results as run_results
 from .run_labels import as_in_run as as_in_run
 from .threshold import Answers as Answers
 from .threshold import Threshold as Threshold

@@ -1,8 +1,8 @@
 """Detection of multi-label models from their files, without importing torch."""
 
 from vitft.models.checkpoint_file import lacks_card, open_checkpoint
+from vitft.models.config_json import foreign_thresholds
 from vitft.models.find import find_model
-from vitft.models.run_facts import foreign_thresholds
 from vitft.predict.onnx_engine import OnnxEngine
 
 

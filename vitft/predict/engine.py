@@ -20,10 +20,9 @@ from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference
 from vitft.metrics.intervals import wilson_interval
-from vitft.models.run_facts import RunFacts
+from vitft.metrics.summary import Results
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.prediction import Prediction
-from vitft.predict.run_info import RunInfo
 from vitft.system.errors import ImageError
 from vitft.system.text import count
 
@@ -51,8 +50,8 @@ class Engine(Protocol):
     thresholds: tuple[float, ...]
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
-    facts: RunFacts
-    """Facts about the run that the model file contains; empty for the model of a run directory."""
+    results: Results | None
+    """Numbers of the run that the model file contains; None for the model of a run directory."""
     reference: Reference | None
     """Statistics of the run's training features; None if there are none."""
 
@@ -249,7 +248,7 @@ class MirroredEngine:
         self.batch, self.workers = engine.batch, engine.workers
         self.in_workers, self.transform = engine.in_workers, engine.transform
         self.classes, self.reference = engine.classes, engine.reference
-        self.thresholds, self.facts = engine.thresholds, engine.facts
+        self.thresholds, self.results = engine.thresholds, engine.results
         self.view, self.view_of = engine.view, engine.view_of
         self.enter_worker = engine.enter_worker
         self.running = engine.running
@@ -271,14 +270,15 @@ class MirroredEngine:
 
         return finish
 
-    def warning(self, run: RunInfo | None) -> str:
+    def warning(self, run: Results | None) -> str:
         """Return a warning if mirror images seem to differ in meaning from the images.
 
         If they meant the same, an image and its mirror image would have different classes only
         where one of them is misclassified. The result is empty for a multi-label model.
         """
-        bounds = run and (run.cross_validated_interval or run.top1_interval)
+        known = run and run.estimate("cross-validation", "validation")
         changed, total = sum(self.differs), len(self.differs)
+        bounds = known and known.interval
         is_rare = wilson_interval(changed, total)[0] <= 2 * (1 - bounds[0]) if bounds else True
         if is_rare or self.thresholds:
             return ""

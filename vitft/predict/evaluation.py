@@ -140,7 +140,7 @@ def evaluate(
     index = targets_by_label(data, classes, several=bool(engine.thresholds))
     least, each = requested_thresholds(threshold, precision, folder, engine)
     postprocess = Postprocess.for_run(run, engine, threshold=least, thresholds=each)
-    log.info(postprocess.describe())
+    postprocess.announce()
     predictions, logits, digests, validated, relabelled = score_labelled(
         data, engine, known, index, postprocess
     )

@@ -106,7 +106,7 @@ def run_prediction(
         return done
     with open_destination(request, shard, images, write, labels, options) as (rows, remaining):
         if shard.rank == 0:
-            log.info(postprocess.describe())
+            postprocess.announce()
         predictions = pipeline.predict(remaining)
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)

@@ -39,7 +39,7 @@ class NumpyEngine(CpuEngine):
     ) -> None:
         self.opened, self.model, self.feature_size = opened, model, model.feature_size
         self.transform, self.classes = opened.card.transform, opened.card.classes
-        self.thresholds, self.facts = opened.card.thresholds, opened.card.run
+        self.thresholds, self.results = opened.card.thresholds, opened.card.run
         self.reference = reference
         self.intermediate = reference.intermediate_blocks if reference else 0
         self.workers = min(FEW_IMAGES, MAX_THREADS)

@@ -16,9 +16,9 @@ from PIL import Image
 from vitft.data.images import MAX_PIXELS, read_image
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference
+from vitft.metrics.summary import Results
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
-from vitft.models.run_facts import parse_facts
 from vitft.predict.engine import CpuEngine, Views
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError, UsageError
@@ -51,7 +51,7 @@ class OnnxEngine(CpuEngine):
             self.transform = EvalTransform.from_json(facts["transform"])
             self.split = str(facts.get("split", ""))
             self.thresholds = tuple(map(float, facts.get("thresholds", ())))
-            self.facts = parse_facts(facts.get("run", {}))
+            self.results = Results.from_json(facts.get("run"))
             self.input = str(facts["input"]["name"])
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:

@@ -6,6 +6,7 @@ the validation predictions of the report.
 Notation: B images, C classes, D dimensions of a feature, k classes per prediction.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
@@ -14,13 +15,17 @@ import numpy as np
 
 from vitft.data.fingerprint import BLANK_REMARK, is_blank_view
 from vitft.features.reference import Reference
+from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
+from vitft.metrics.summary import Results
 from vitft.models.find import find_model
-from vitft.models.run_facts import RunFacts
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
-from vitft.predict.run_info import RunInfo
+from vitft.predict.run_info import place_of_model, results_of_model
 from vitft.system.errors import RunError
+from vitft.system.text import count
+
+log = logging.getLogger(__name__)
 
 ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
 Targets = Sequence[int] | Flags
@@ -46,7 +51,7 @@ class Trained(Protocol):
     @property
     def thresholds(self) -> tuple[float, ...]: ...
     @property
-    def facts(self) -> RunFacts: ...
+    def results(self) -> Results | None: ...
     @property
     def reference(self) -> Reference | None: ...
 
@@ -65,8 +70,12 @@ class Postprocess:
     models."""
     reference: Reference | None = None
     """Statistics of the training features, or None to omit out-of-distribution notes."""
-    run: RunInfo | None = None
-    """The run that produced the model, or None if unknown."""
+    run: Results | None = None
+    """Numbers of the run that produced the model, or None if unknown."""
+    place: str = ""
+    """Where the model was found (see `run_info.place_of_model`)."""
+    file_time: float = 0.0
+    """Time of the model file in seconds since 1970."""
 
     @classmethod
     def for_run(
@@ -100,7 +109,9 @@ class Postprocess:
             threshold=threshold,
             thresholds=engine.thresholds if thresholds is None else thresholds,
             reference=engine.reference,
-            run=RunInfo.read(run, checkpoint, len(engine.classes), engine.facts),
+            run=results_of_model(run, checkpoint, engine.results),
+            place=place_of_model(run, checkpoint),
+            file_time=checkpoint.stat().st_mtime,
         )
 
     @property
@@ -109,14 +120,19 @@ class Postprocess:
         return "" if self.run is None else self.run.name
 
     def describe(self) -> str:
-        """Return a line that describes the run, or an empty string if the run is unknown."""
+        """Return a line on the model and its accuracy, or an empty string if the run is unknown."""
+        return using(self.run, self.place, self.file_time) if self.run else ""
+
+    def announce(self) -> None:
+        """Log `describe()` and, for `-v`, a line with all that is known about the run."""
         if self.run is None:
-            return ""
-        if self.reference is None:
-            return f"{self.run.line()}; no images are flagged as unlike the training images"
-        power = self.reference.power()
-        note = f"; {power}" if power else ""
-        return self.run.line() + note
+            return
+        log.info(self.describe())
+        kinds = ("label",) if self.thresholds else ("class", "classes")
+        flags = "no images are flagged as unlike the training images"
+        flags = self.reference.power() if self.reference else flags
+        texts = (run_details(self.run), count(len(self.classes), *kinds), flags)
+        log.debug("; ".join(filter(None, texts)))
 
     def __call__(
         self,

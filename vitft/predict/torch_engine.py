@@ -92,7 +92,7 @@ class Predictor:
         if card.thresholds and precision != "fp32":
             raise one_class_only(f"--dtype {precision}")
         self.classes, self.transform, self.split = card.classes, card.transform, card.split
-        self.thresholds, self.facts = card.thresholds, card.run
+        self.thresholds, self.results = card.thresholds, card.run
         self.feature_size, self.reference = model.feature_size, reference
         self.intermediate = reference.intermediate_blocks if reference else 0
         self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()

@@ -17,7 +17,6 @@ from PIL import Image
 from vitft.data.thumbnail import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
 from vitft.metrics.verdict import verdict
 from vitft.predict.prediction import Prediction
-from vitft.predict.run_info import RunInfo
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
 from vitft.report.first_screen import weakest_sentence
@@ -139,10 +138,10 @@ def result_card(folder: Path) -> str:
     )
 
 
-def trained_card(run: RunInfo, classes: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
-    """Return a model's name, accuracy and classes, and `facts` as pairs (name, value)."""
+def trained_card(line: str, classes: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
+    """Return a line about a model, its classes, and `facts` as pairs (name, value)."""
     names = listing(classes, most=MAX_CLASSES)
-    return notebook_part("model", line=run.line(), classes=names, facts=facts)
+    return notebook_part("model", line=line, classes=names, facts=facts)
 
 
 def data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:

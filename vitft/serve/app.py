@@ -5,7 +5,6 @@ import http
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
 from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
@@ -18,9 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitft.messages.results import chance_clause, estimate_text
 from vitft.metrics.chance import distinguishes
-from vitft.models.model_names import weights_name
-from vitft.predict.run_info import RunInfo
+from vitft.metrics.summary import Results
 from vitft.serve.access import Access, host_name, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError
 from vitft.serve.limits import ANSWER_SECONDS
@@ -92,33 +91,18 @@ class Handlers:
     async def labels(self) -> Response:
         """Return facts about the model, such as the class names, and the limits of the server."""
         postprocess, thresholds = self.queue.pipeline.postprocess, self.queue.thresholds
-        run = postprocess.run
-        number = count(
-            len(self.queue.classes), *(("label",) if thresholds else ("class", "classes"))
-        )
+        results = postprocess.run or Results()
+        kinds = ("label",) if thresholds else ("class", "classes")
+        clause = chance_clause(results)
         fields = {
             "purpose": distinguishes(
-                f"Run {run.name}" if run else "This model", number, run.at_chance if run else ""
+                f"Run {results.name}" if results.name else "This model",
+                count(len(self.queue.classes), *kinds),
+                clause,
             ),
-            "run": run and run.name,
-            "top1": run and run.top1,
-            "top1_interval": run and run.top1_interval,
-            "cross_validated": run and run.cross_validated_top1,
-            "cross_validated_interval": run and run.cross_validated_interval,
-            "cross_validated_images": run and run.cross_validated_images,
-            "cross_validated_text": run.cross_validated if run else "",
-            "tested": run and run.tested_top1,
-            "tested_interval": run and run.tested_interval,
-            "tested_images": run and run.tested_images,
-            "tested_text": run.tested if run else "",
-            "majority": run and run.majority,
-            "mean_ap": run and run.mean_ap,
-            "images": run and run.images,
-            "at_chance": run.at_chance if run else "",
-            "rounded": bool(run and run.rounded),
-            "status": run.status if run else "",
-            "weights": weights_name(run.weights) if run else "",
-            "trained": trained_on(run),
+            "summary": [*map(estimate_text, results.estimates)],
+            "caution": clause and f"Do not rely on this model: it {clause}.",
+            "results": results.to_json(),
             "threshold": postprocess.threshold or None,
             "notes_unlike": postprocess.reference is not None,
             "classes": self.queue.classes,
@@ -201,13 +185,6 @@ class Handlers:
             del body
             with self.queue.admit(len(files)):
                 yield files
-
-
-def trained_on(run: RunInfo | None) -> str | None:
-    """Return the date of the end of a run, or None if it is unknown."""
-    if run is None or run.is_file_age:
-        return None
-    return datetime.fromtimestamp(run.trained_at).date().isoformat()
 
 
 class SecurityMiddleware:

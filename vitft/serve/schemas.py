@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from vitft.metrics.summary import Results
+
 
 class JsonResponse(Response):
     """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
@@ -64,56 +66,17 @@ class ErrorSchema(BaseModel):
 class LabelsSchema(BaseModel):
     """Facts about the model, and the limits of the server."""
 
-    run: str | None = Field(description="name of the run that produced the model")
     purpose: str = Field(
         description="what the model distinguishes, e.g. `Run flowers distinguishes 3 classes`; of "
         "a model at chance level, what it was trained to distinguish"
     )
-    top1: float | None = Field(description="accuracy of the run on its validation images")
-    top1_interval: list[float] | None = Field(None, description="95% interval of `top1`")
-    cross_validated: float | None = Field(
-        None,
-        description="accuracy by cross-validation, where it is more precise than `top1`",
+    summary: list[str] = Field(
+        description="every estimate of the accuracy in words, first the one to quote"
     )
-    cross_validated_interval: list[float] | None = Field(
-        None, description="95% interval of `cross_validated`"
+    caution: str = Field(
+        "", description="why not to rely on the model, if it is at chance level; otherwise empty"
     )
-    cross_validated_images: int | None = Field(
-        None, description="number of cross-validated images; 0 if `cross_validated` is null"
-    )
-    cross_validated_text: str = Field(
-        "", description="`cross_validated` in words, as in the report; empty if it is null"
-    )
-    tested: float | None = Field(
-        None,
-        description="accuracy on the test images, which influenced no decision (multi-label: mean "
-        "average precision); null without test images",
-    )
-    tested_interval: list[float] | None = Field(None, description="95% interval of `tested`")
-    tested_images: int | None = Field(
-        None, description="number of test images; 0 if `tested` is null"
-    )
-    tested_text: str = Field("", description="`tested` in words; empty if it is null")
-    majority: float | None = Field(
-        None, description="accuracy of always predicting the largest class or label set"
-    )
-    mean_ap: float | None = Field(
-        None, description="mean average precision of a multi-label model on its validation images"
-    )
-    images: int | None = Field(None, description="number of validation images; 0 if unknown")
-    at_chance: str = Field(
-        "", description="phrase such as `always predicts 7` for a model at chance level"
-    )
-    rounded: bool = Field(
-        False, description="whether weights were rounded to 8 bits after the accuracy was measured"
-    )
-    status: str = Field(
-        "", description="status of a run that has not finished, such as `interrupted`, or empty"
-    )
-    weights: str = Field("", description="name of the pretrained weights; empty if unknown")
-    trained: str | None = Field(
-        None, description="date of the end of the run, as YYYY-MM-DD; null if unknown"
-    )
+    results: Results = Field(description="the numbers of the run; what is unknown is null or empty")
     threshold: float | None = Field(
         None, description="probability below which a prediction has the note `not sure`"
     )

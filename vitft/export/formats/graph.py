@@ -108,7 +108,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
             "split": trained.card.split,
             "made_by": f"vitft {version('vitft')}",
             **({"thresholds": list(trained.card.thresholds)} if trained.card.thresholds else {}),
-            **({"run": dict(trained.card.run)} if trained.card.run else {}),
+            **({"run": trained.card.run.to_json()} if trained.card.run else {}),
         },
         allow_nan=False,
     )

@@ -19,13 +19,10 @@ from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.facts import (
-    accuracy_sentence,
     class_figures,
-    data_name,
     data_sentence,
     licence_sentence,
     model_sentence,
-    results_of,
     view_sentence,
 )
 from vitft.export.formats.base import (
@@ -47,8 +44,8 @@ from vitft.export.formats.onnx_resize import RESIZED
 from vitft.export.page import exported_page, read_page
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.reference import Reference, read_reference
+from vitft.messages.results import accuracy_text, chance_clause
 from vitft.metrics.calibration import sigmoid, softmax
-from vitft.metrics.chance import chance_level
 from vitft.metrics.intervals import Flags
 from vitft.models.card import Card
 from vitft.models.find import PAGE_FILE
@@ -328,9 +325,8 @@ def page_facts(
     trained: TrainedRun, reference: Reference | None, precision: Precision, licence: str
 ) -> dict[str, Any]:
     """Return the facts that the page shows about the model."""
-    card, results = trained.card, results_of(trained)
-    accuracy = accuracy_sentence(results) if results else "Not measured."
-    clause = chance_level(results) if results else ""
+    card, results = trained.card, trained.results
+    accuracy, clause = accuracy_text(results) or "Not measured.", chance_clause(results)
     power = reference.power() if reference else ""
     flagged = f"{power}.".capitalize() if power else (
         "Flagged; how many images of unknown classes are flagged is not known."
@@ -341,19 +337,19 @@ def page_facts(
     names = ("label", "labels") if several else ("class", "classes")
     classes = count(len(card.classes), *names)
     return {
-        "title": f"{data_name(trained.run)}: image classifier",
+        "title": f"{results.data or 'images'}: image classifier",
         "summary": f"{classes}: {listing(card.classes, 12)}. {accuracy}",
         "caution": f"This model is at chance level: it {clause}." if clause else "",
         "licence": f"Licence of the model: {licensed} Code of this page: {PROGRAM_LICENCE}.",
         "facts": [
             ("Model", model_sentence(card, str)),
             ("Images", view_sentence(card)),
-            ("Data", data_sentence(trained, str, results)),
+            ("Data", data_sentence(trained, str)),
             ("Accuracy", accuracy),
             ("Images unlike the training images", flagged),
             ("Weights", f"{precision.reason[0].upper()}{precision.reason[1:]}."),
             ("Licence", licensed),
         ],
         "table_title": f"{names[1].capitalize()}, with validation results",
-        "table": class_figures(trained, results),
+        "table": class_figures(trained),
     }

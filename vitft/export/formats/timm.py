@@ -22,8 +22,8 @@ from vitft.export.formats.base import (
 from vitft.export.trained import TrainedRun
 from vitft.models.card import AnyConfig, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
+from vitft.models.config_json import RUN_KEY
 from vitft.models.pretrained.sidecar import timm_pool
-from vitft.models.run_facts import RUN_KEY
 from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.timm_names import split_gates, to_eva_names
@@ -76,8 +76,8 @@ class TimmFormat(SafetensorsFormat):
         tensors = {name: tensor.contiguous() for name, tensor in rename(trained.state).items()}
         content = to_safetensors(tensors, metadata={"format": "pt"})
         write_atomically(folder / MODEL, content)
-        facts = {RUN_KEY: dict(trained.card.run)} if trained.card.run else {}  # no card states them
-        write_json(folder / "config.json", timm_config(trained) | facts)
+        results = {RUN_KEY: trained.results.to_json()}  # no card states them
+        write_json(folder / "config.json", timm_config(trained) | results)
 
     def open(self, folder: Path) -> OpenedModel:
         import timm

@@ -20,7 +20,7 @@ from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupport
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
-from vitft.models.run_facts import RUN_KEY, SEVERAL, THRESHOLDS
+from vitft.models.config_json import RUN_KEY, SEVERAL, THRESHOLDS
 from vitft.models.timm_config import TimmConfig
 from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json
@@ -149,7 +149,7 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
         "problem_type": SEVERAL if card.thresholds else "single_label_classification",
         "dtype": "float32",
         **({THRESHOLDS: list(card.thresholds)} if card.thresholds else {}),
-        **({RUN_KEY: dict(card.run)} if card.run else {}),
+        **({RUN_KEY: card.run.to_json()} if card.run else {}),
     }
 
 

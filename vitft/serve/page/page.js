@@ -56,10 +56,8 @@ const MOST_NAMES = 40;
 
 function addAll(id, nodes) { document.getElementById(id).append(...nodes); }
 
-function bounds([low, high]) { return (100 * low).toFixed(1) + " to " + percent(high); }
-
 // A bar from 0 to 100% with a value, its interval and a baseline.
-function scoreBar({ top1, top1_interval: ends, majority }) {
+function scoreBar({ value, interval, baseline }) {
   const bar = make("div", "score-bar");
   const part = (name, left, width) => {
     const piece = make("span", name);
@@ -67,35 +65,34 @@ function scoreBar({ top1, top1_interval: ends, majority }) {
     if (width !== undefined) piece.style.width = 100 * width + "%";
     bar.append(piece);
   };
-  if (ends) part("band", ends[0], ends[1] - ends[0]);
-  if (typeof majority === "number") part("baseline", majority);
-  part("value", top1);
+  if (interval) part("band", interval[0], interval[1] - interval[0]);
+  if (baseline !== null) part("baseline", baseline);
+  part("value", value);
   return bar;
 }
 
 function showModel(model) {
-  const { classes, thresholds, run, top1, top1_interval: ends, images, weights, trained, majority } = model;
-  const several = Boolean(thresholds), on = images ? " on " + images.toLocaleString("en") + " validation images" + (model.rounded ? " before rounding to 8 bits" : "") : "";
+  const { classes, thresholds, results, summary } = model;
+  const several = Boolean(thresholds), { headline } = results;
   const kind = several ? (classes.length === 1 ? " label" : " labels") : classes.length === 1 ? " class" : " classes";
-  const known = typeof top1 === "number";
   document.getElementById("known").textContent = visible(
-    model.purpose + (known ? "; accuracy " + percent(top1) + on : "") + ".");
-  if (known) {
-    const number = make("p", "number", percent(top1));
-    const text = (several ? "of the images get exactly their labels" : "accuracy") + on + (ends ? "; 95% interval: " + bounds(ends) : "");
-    const more = [model.tested_text, model.cross_validated_text].filter(Boolean).map((text) => make("p", "muted crossed", text));
-    addAll("score", [number, make("p", "muted", text), ...more, scoreBar(model)]);
-    if (typeof majority === "number") {
-      addAll("score", [make("p", "muted baseline-text", "mark at " + percent(majority) + ": always the most frequent " + (several ? "labels" : "class"))]);
+    model.purpose + (headline ? "; " + headline.measure + " " + percent(headline.value) : "") + ".");
+  if (headline) {
+    const number = make("p", "number", percent(headline.value));
+    const [first, ...more] = summary.map((text) => make("p", "muted crossed", text));
+    if (results.rounded) first.textContent += ", before rounding to 8 bits";
+    addAll("score", [number, first, ...more, scoreBar(headline)]);
+    if (headline.baseline !== null) {
+      const text = headline.measure === "accuracy" ? "always the most frequent class" : "random scores";
+      addAll("score", [make("p", "muted baseline-text", "mark at " + percent(headline.baseline) + ": " + text)]);
     }
   }
-  if (model.at_chance) {
+  if (model.caution) {
     const caution = document.getElementById("caution");
-    caution.textContent = visible("Do not rely on this model: it " + model.at_chance + ".");
+    caution.textContent = visible(model.caution);
     caution.hidden = false;
   }
-  const facts = [["run", run], ["trained", trained], ["weights", weights], ["input", model.image_size.join(" × ") + " pixels"]];
-  if (typeof model.mean_ap === "number") facts.push(["mean average precision", percent(model.mean_ap)]);
+  const facts = [["run", results.name], ["trained", results.ended.slice(0, 10)], ["weights", results.weights], ["input", model.image_size.join(" × ") + " pixels"]];
   for (const [name, value] of facts) if (value) addAll("facts", [make("dt", "", name), make("dd", "", value)]);
   document.getElementById("names").textContent = classes.length + kind;
   for (const name of classes.slice(0, MOST_NAMES)) {
@@ -107,7 +104,7 @@ function showModel(model) {
   const notes = [model.notes_unlike
     ? "“unlike the training images”: the image differs from all training images, so its class may be wrong."
     : "Images that are unlike the training images are not flagged" + (several ? "." : ": any image gets one of the classes.")];
-  if (model.status) notes.push("The run has not finished (status: " + model.status + ").");
+  if (results.status) notes.push("The run has not finished (status: " + results.status + ").");
   if (model.threshold) notes.push("“not sure”: the probability is below " + percent(model.threshold) + ".");
   addAll("notes", notes.map((text) => make("li", "", text)));
   const shares = classes.length > 2 ? [0.86, 0.1, 0.04] : [0.9, 0.1];

@@ -1,0 +1,5 @@
+"""Sentences about numbers and findings, for every screen, page and file."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,361 @@
+"""Every number about a run that people are told, derived once from eval.json: `Results`.
+
+The terminal, the pages, the files of exports, the server and notebooks read these numbers, and
+`vitft.messages` puts them into words. All values and intervals are fractions from 0 to 1. Does not
+import torch.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self, cast
+
+from vitft.metrics.confusions import class_pair_counts, most_frequent
+from vitft.metrics.intervals import proportions_differ, wilson_interval
+from vitft.metrics.results import CrossValidation, Metrics, RunResults
+from vitft.metrics.values import Interval
+from vitft.system.structure import AtLeastOne, Natural, Share, structured
+
+Kind = Literal["test", "cross-validation", "validation"]
+Measure = Literal["accuracy", "mean average precision", "all labels right"]
+
+MORE_IMAGES = 3
+"""Cross-validation on this many times as many images tells more than the validation images."""
+MAX_WEAKEST = 3
+RARE = 0.1
+"""Predictions are nearly constant if all other classes together are predicted at most this many
+times as often as they occur."""
+CHANCE_MARGIN = 1 / 3
+"""Fraction by which the lower half of the interval of a cross-validated balanced accuracy is
+widened for the comparison with guessing: where there is nothing to learn, heads fitted to the same
+images make the same mistakes. With shuffled labels of 40 to 240 photos of two classes, 35 of 550
+intervals were above the accuracy of guessing without it, and 9 with it (expected: 14)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A measured fraction, its 95% interval, and the images on which it rests."""
+
+    value: Share
+    interval: Interval | None
+    """95% interval (low, high); None if there are too few images for one."""
+    images: AtLeastOne
+    groups: Natural = 0
+    """Number of groups (patients, videos, ...), which the interval counts instead of images; 0 if
+    the images have none."""
+    kind: Kind
+    """`test` for images that influenced no decision, `cross-validation` for images predicted by
+    heads that were not fitted to them, `validation` for images that may have selected the epoch."""
+    measure: Measure = "accuracy"
+    baseline: Share | None = None
+    """The same measure on the same images of always predicting the largest class or label set, or
+    of random scores for mean average precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassEstimate:
+    """A class with its recall, or a label with its average precision."""
+
+    name: str
+    value: Share
+    interval: Interval | None
+    images: Natural
+    """Number of images of the class; for a label, of all images."""
+    kind: Kind
+    taken_for: str = ""
+    """Most frequent wrong prediction; empty if unknown, and for labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtChance:
+    """On what a model is not measurably better than guessing."""
+
+    kind: Kind
+    images: Natural
+    too_few: bool = False
+    """Whether not even an accuracy of 100% on so few images would be better than guessing."""
+    predicts: str = ""
+    """Class predicted for nearly all validation images; empty if there is none."""
+    fraction: Share = 0.0
+    """Fraction of the validation images for which `predicts` is predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The numbers of a run. What is unknown is None or empty.
+
+    Exports contain them in JSON (`to_json`), so that their users learn what the run measured.
+    """
+
+    name: str = ""
+    """Name of the run directory."""
+    data: str = ""
+    """Name of the folder or file with the data."""
+    weights: str = ""
+    """Name of the pretrained weights, or the path of their file."""
+    ended: str = ""
+    """Time at which the run ended, in ISO 8601."""
+    status: str = ""
+    """Status of a run that has not finished, e.g. `interrupted`; otherwise empty."""
+    headline: Estimate | None = None
+    """The number to quote: the accuracy (of a multi-label model: the mean average precision) on the
+    test images, if there are any, because they are used only once. Otherwise, that of
+    cross-validation, if it tells more than the validation images. Otherwise, that on the validation
+    images."""
+    supporting: tuple[Estimate, ...] = ()
+    """All other estimates. For a multi-label model, they include the fraction of images with
+    exactly the right labels."""
+    selected_on_validation: bool = False
+    """Whether the epoch was selected on the validation images, so that their result is slightly
+    optimistic."""
+    at_chance: AtChance | None = None
+    """None for a model that is measurably better than guessing."""
+    weakest: tuple[ClassEstimate, ...] = ()
+    """Up to three classes or labels with the lowest recall or average precision below 100%, lowest
+    first, in cross-validation or else on the validation images."""
+    growth: Interval | None = None
+    """95% interval of the gain in accuracy from twice as many images, extrapolated."""
+    rounded: bool = False
+    """Whether the weights were rounded to 8 bits after the measurement."""
+
+    @classmethod
+    def of(cls, found: RunResults | None, environment: Mapping[str, Any] | None = None) -> Self:
+        """Derive the numbers from the contents of eval.json and environment.json."""
+        environment = environment or {}
+        status = environment.get("status", "finished").replace("finished", "")
+        known = cls(ended=environment.get("ended", ""), status=status)
+        if found is None:
+            return known
+        test, more = found.get("test"), own_cross_validation(found)
+        validation, exact = _estimates(found, "validation")
+        tested, tested_exact = _estimates(test, "test") if test else (None, None)
+        crossed = None
+        if more and "labels" not in found:
+            crossed = _estimate(more, "cross-validation")
+        tells_more = crossed and _tells_more(found, crossed, validation)
+        headline = tested or (crossed if tells_more else validation)
+        others = (tested, crossed, validation, tested_exact, exact)
+        gain = more.get("gain_interval") if more else None
+        weak = sorted(_weak_classes(found, more), key=lambda one: one.value)
+        return replace(
+            known,
+            headline=headline,
+            supporting=tuple(one for one in others if one and one is not headline),
+            selected_on_validation=found.get("selected_on_validation", False),
+            at_chance=_at_chance(found),
+            weakest=tuple(weak[:MAX_WEAKEST]),
+            growth=(max(0.0, gain[0]), max(0.0, gain[1])) if gain else None,  # more do no harm
+        )
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        """Return results read from JSON (`to_json`), or None if they are missing or not valid.
+
+        Predictions do not depend on them, so a damaged copy is treated as a missing one.
+        """
+        try:
+            return cast("Self", structured(value, cls))
+        except ValueError:
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as a JSON object; `docs/schemas/results.json` describes it."""
+        return asdict(self)
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """The headline, followed by the supporting estimates; empty if nothing was measured."""
+        return (self.headline, *self.supporting) if self.headline else ()
+
+    def estimate(self, *kinds: Kind) -> Estimate | None:
+        """Return the estimate of the first of these kinds that the run has."""
+        found = {one.kind: one for one in reversed(self.estimates)}  # exact labels come last
+        return next((found[kind] for kind in kinds if kind in found), None)
+
+    @property
+    def exact(self) -> Estimate | None:
+        """Fraction of images with exactly the right labels, of a multi-label model."""
+        return next((one for one in self.estimates if one.measure == "all labels right"), None)
+
+    @property
+    def difference(self) -> tuple[Estimate, Estimate] | None:
+        """Test or validation images, and other images on which the accuracy differs significantly.
+
+        The other images are those of the cross-validation, if there is one, or else the validation
+        images.
+        """
+        held = self.estimate("test", "validation")
+        other = self.estimate("cross-validation", "validation")
+        if held is None or other is None or held is other or self.exact or not _differ(held, other):
+            return None
+        return held, other
+
+
+def own_cross_validation(found: RunResults) -> CrossValidation | None:
+    """Return the cross-validation of a run, or None if its model is not the cross-validated head.
+
+    The results of a fitted head are kept even if the run then trained further layers.
+    """
+    is_head = found.get("best_epoch") == 1  # the fitted head counts as the first epoch
+    return found.get("cross_validation") if is_head else None
+
+
+def _estimate(
+    found: CrossValidation | Metrics, kind: Kind, measure: Measure = "accuracy"
+) -> Estimate:
+    """Return the accuracy in results of one kind."""
+    return Estimate(
+        value=found["top1"],
+        interval=found["top1_interval"],
+        images=found["images"],
+        groups=found.get("groups", 0),
+        kind=kind,
+        measure=measure,
+        baseline=found["majority"],
+    )
+
+
+def _estimates(found: Metrics, kind: Kind) -> tuple[Estimate, Estimate | None]:
+    """Return the accuracy, or the mean average precision and the fraction with exact labels."""
+    labels = found.get("labels")
+    if labels is None:
+        return _estimate(found, kind), None
+    exact = _estimate(found, kind, "all labels right")
+    mean_ap = replace(
+        exact,
+        value=labels["map"],
+        interval=labels["map_interval"],
+        measure="mean average precision",
+        baseline=labels["chance_map"],
+    )
+    return mean_ap, exact
+
+
+def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> bool:
+    """Return whether cross-validation tells more about the model than the validation images.
+
+    At least `MORE_IMAGES` times as many images must have been scored, and neither the accuracies
+    may differ (a validation set from another place may be harder) nor, in a finished run, the
+    losses (`calibration.are_comparable`).
+    """
+    calibration = found.get("calibration")
+    is_comparable = "seconds" not in found or bool(
+        calibration and calibration.get("cross_validated")
+    )
+    is_larger = crossed.images >= MORE_IMAGES * validation.images
+    return is_larger and is_comparable and not _differ(crossed, validation)
+
+
+def _differ(one: Estimate, other: Estimate) -> bool:
+    """Return whether the accuracies of two sets of images differ significantly.
+
+    If validation images are among the cross-validated ones, this is rarer than 1 in 20 by chance.
+    """
+    if one.interval is None or other.interval is None:
+        return False
+    return proportions_differ((one.value, one.interval), (other.value, other.interval))
+
+
+def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[ClassEstimate]:
+    """Return the classes or labels below 100%, in the order of the model's outputs."""
+    if labels := found.get("labels"):
+        return [
+            ClassEstimate(
+                name=name,
+                value=row["ap"],
+                interval=row["ap_interval"],
+                images=found["images"],
+                kind="validation",
+            )
+            for name, row in labels["per_label"].items()
+            if row["ap"] is not None and row["ap"] < 1
+        ]
+    crossed = [
+        ClassEstimate(
+            name=weak["class"],
+            value=weak["recall"],
+            interval=weak["recall_interval"],
+            images=weak["images"],
+            kind="cross-validation",
+            taken_for=weak["taken_for"] or "",
+        )
+        for weak in (more["weak_spots"] if more else ())
+        if weak["recall"] < 1
+    ]
+    if crossed:
+        return crossed
+    names, confused = list(found["per_class"]), dict[int, Counter[str]]()
+    for (true, predicted), images in class_pair_counts(found).items():
+        if true != predicted:
+            confused.setdefault(true, Counter())[names[predicted]] += images
+    return [
+        ClassEstimate(
+            name=name,
+            value=row["recall"],
+            interval=row["recall_interval"],
+            images=row["images"],
+            kind="validation",
+            taken_for=most_frequent(confused.get(i, {})) or "",
+        )
+        for i, (name, row) in enumerate(found["per_class"].items())
+        if row["images"] and row["recall"] is not None and row["recall"] < 1
+    ]
+
+
+def _at_chance(found: RunResults) -> AtChance | None:
+    """Return on what a model is not measurably better than guessing, or None if it is better.
+
+    It is unless the 95% interval of its balanced accuracy, on the largest set of images on which
+    this was measured, is above that of guessing, 1 / classes. A multi-label model is unless the
+    interval of its mean average precision is above that of random scores.
+    """
+    if labels := found.get("labels"):
+        bounds = labels["map_interval"]
+        if bounds is None or bounds[0] > labels["chance_map"]:
+            return None
+        return AtChance(kind="validation", images=found["images"])
+    low, guessing, kind, images = lowest_balanced(found)
+    if low > guessing:
+        return None
+    predicts, fraction = _constant_class(found) or ("", 0.0)
+    return AtChance(
+        kind=kind,
+        images=images,
+        too_few=wilson_interval(images, images)[0] <= guessing,
+        predicts=predicts,
+        fraction=fraction,
+    )
+
+
+def lowest_balanced(found: RunResults) -> tuple[float, float, Kind, int]:
+    """Return the lowest plausible balanced accuracy, from the most images that measured it.
+
+    With it come the balanced accuracy of guessing, and the kind and the number of the images.
+    """
+    sets = list[tuple[float, float, Kind, int]]()
+    parts: tuple[tuple[Kind, Metrics | None], ...]
+    parts = (("validation", found), ("test", found.get("test")))
+    for kind, one in parts:
+        if one and (classes := sum(row["images"] > 0 for row in one["per_class"].values())):
+            sets.append((one["balanced_interval"][0], 1 / classes, kind, one["images"]))
+    if more := own_cross_validation(found):
+        low = more["balanced_interval"][0]
+        low -= CHANCE_MARGIN * (more["balanced"] - low)
+        sets.append((low, 1 / more["classes"], "cross-validation", more["images"]))
+    return max(sets, key=lambda one: one[-1])
+
+
+def _constant_class(found: Metrics) -> tuple[str, float] | None:
+    """Return the class predicted for nearly all images (see `RARE`), and the fraction of these.
+
+    The result is None if there are fewer than two classes.
+    """
+    names, counts, truth = list(found["per_class"]), Counter[int](), Counter[int]()
+    for (true, predicted), images in class_pair_counts(found).items():
+        counts[predicted] += images
+        truth[true] += images
+    if len(names) < 2:
+        return None
+    best, total = max(counts, key=counts.__getitem__), counts.total()
+    is_constant = total - counts[best] <= RARE * (total - truth[best])
+    return (names[best], counts[best] / total) if is_constant else None
