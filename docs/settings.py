@@ -42,7 +42,7 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def by_what_trains() -> Iterator[str]:
-    """Yield the lines of the table of defaults that depend on train.freeze."""
+    """Yield the lines of the table of defaults that depend on train.layers."""
     by_stage: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         **defaults.STAGE_DEFAULTS,
         "weights none": defaults.FROM_SCRATCH,
@@ -72,7 +72,7 @@ def page() -> str:
     lines.append("## Defaults by trained layers\n")
     lines.append(
         "Defaults of SGD and AdamW that replace the ones above, by the last stage of\n"
-        "`train.freeze`. The learning rates are for models up to 192 wide. For blocks, lora and\n"
+        "`train.layers`. The learning rates are for models up to 192 wide. For blocks, lora and\n"
         "none, wider models use the rate times 192 / width.\n\n"
         "A head alone is fitted by L-BFGS. If a setting of the training loop is given, such as\n"
         "`optim.lr` or `optim.epochs`, or augmentation, AdamW trains it instead.\n"

@@ -263,12 +263,12 @@ def test_options_and_settings_are_applied(
 ) -> None:
     result = vitft.finetune(
         data=image_folder, weights=tiny_weights, out=tmp_path / "r",
-        freeze="blocks:1", epochs=1, lr=1e-3, solver="adamw", settings={"optim.batch_size": 8},
+        train="blocks:1", epochs=1, lr=1e-3, solver="adamw", settings={"optim.batch_size": 8},
     )  # fmt: skip
 
     assert "<title>" in (result.run / "report.html").read_text(encoding="utf-8")
     text = (result.run / "config.toml").read_text()
-    for line in ('freeze = "blocks:1"', "lr = 0.001", 'solver = "adamw"', "batch_size = 8"):
+    for line in ('layers = "blocks:1"', "lr = 0.001", 'solver = "adamw"', "batch_size = 8"):
         assert line in text
 
 
@@ -304,7 +304,7 @@ def test_the_signature_has_the_options_of_the_command() -> None:
     ("arguments", "fix"),
     [
         ({"epoch": 5}, "use epochs"),
-        ({"frezee": "head"}, "use freeze"),
+        ({"frezee": "head"}, "use train"),
         ({"learning_rate": 0.1}, "use lr"),
         ({"val_split": 0.2}, r'use settings={"data.val_rate": ...}'),
         ({"ema": 0.9}, r'use settings={"optim.ema": ...}'),
@@ -361,9 +361,9 @@ def state():
 
 torch.set_num_threads(3)
 before = state()
-data, weights, freeze = sys.argv[1:]
+data, weights, layers = sys.argv[1:]
 result = vitft.finetune(
-    data=data, weights=weights, out="run", freeze=freeze, epochs=1 if freeze != "head" else None
+    data=data, weights=weights, out="run", train=layers, epochs=1 if layers != "head" else None
 )
 model = vitft.load(result.run)
 model.predict(data + "/red/000.png")
@@ -376,12 +376,12 @@ for name in before:
 """
 
 
-@pytest.mark.parametrize("freeze", ["head", "head,none"])
+@pytest.mark.parametrize("layers", ["head", "head,all"])
 def test_the_library_is_silent_and_restores_the_state_of_the_process(
-    freeze: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
+    layers: str, image_folder: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", STATE, str(image_folder), str(tiny_weights), freeze],
+        [sys.executable, "-W", "error", "-c", STATE, str(image_folder), str(tiny_weights), layers],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -470,8 +470,8 @@ def test_without_weights_the_demo_chooses_its_own(
             "optim.epochs is set both by an argument and by `settings`",
         ),
         (
-            {"data": "x", "freeze": "none", "settings": {"train.freeze": "head"}},
-            "train.freeze is set both by an argument and by `settings`",
+            {"data": "x", "train": "all", "settings": {"train.layers": "head"}},
+            "train.layers is set both by an argument and by `settings`",
         ),
     ],
 )

@@ -168,7 +168,7 @@ OURS = {
     r"\b(torchvision:MNIST|mnist\.npz|FOLDER_WITH_IDX_FILES)\b": "MNIST.npz",
 }
 """What stands in the pages, and what takes its place."""
-LONG = {"--recipe", "--freeze", "--budget", "--image-size"}
+LONG = {"--recipe", "--train", "--budget", "--image-size"}
 """Options of commands that train more than a head, or longer."""
 FEW = ("--shots", "2", "--seeds", "1", "--no-baselines")
 

@@ -134,7 +134,7 @@ def test_a_timm_model_is_cut_and_predicts_on_a_gpu(tmp_path: Path) -> None:
     data = draw_folder(tmp_path / "data", per_class=8)
     with pretend_gpu():
         words = finetune(data, weights, tmp_path / "run")
-        assert main([*words, "--freeze", "blocks:1", "--epochs", "1"]) == 0
+        assert main([*words, "--train", "blocks:1", "--epochs", "1"]) == 0
         rows = tmp_path / "rows.csv"
         words = ["predict", str(data), "--run", str(tmp_path / "run"), "--out", str(rows)]
         assert main([*words, "--device", "cuda", "--dtype", "bf16"]) == 0

@@ -21,7 +21,7 @@ from vitft.training import Batch, Trainer
 
 pytestmark = pytest.mark.long
 
-FREEZE = ["head", "blocks:1", "lora", "none", "head,none"]
+FREEZE = ["head", "blocks:1", "lora", "all", "head,all"]
 
 
 def figures(run: Path) -> dict[str, Any]:
@@ -29,19 +29,19 @@ def figures(run: Path) -> dict[str, Any]:
     return found
 
 
-def settings(freeze: str, **train: Any) -> dict[str, dict[str, Any]]:
+def settings(layers: str, **train: Any) -> dict[str, dict[str, Any]]:
     """Return settings of a short run; the head alone is solved, the rest takes steps."""
-    optim = {"solver": "lbfgs"} if freeze == "head" else {"epochs": 2, "ema": 0.5, "clip": 1.0}
-    return {"optim": optim, "train": {"freeze": freeze, "cache": "none", **train}}
+    optim = {"solver": "lbfgs"} if layers == "head" else {"epochs": 2, "ema": 0.5, "clip": 1.0}
+    return {"optim": optim, "train": {"layers": layers, "cache": "none", **train}}
 
 
-@pytest.mark.parametrize("freeze", FREEZE)
+@pytest.mark.parametrize("layers", FREEZE)
 def test_a_run_on_a_gpu_answers_like_one_on_the_cpu(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, layers: str
 ) -> None:
-    on_cpu = run_it(image_folder, tiny_weights, tmp_path / "cpu", **settings(freeze))
+    on_cpu = run_it(image_folder, tiny_weights, tmp_path / "cpu", **settings(layers))
     for precision in ("fp32", "bf16", "fp16"):
-        options = settings(freeze, precision=precision, device="cuda")
+        options = settings(layers, precision=precision, device="cuda")
         with pretend_gpu() as counts:
             done = run_it(image_folder, tiny_weights, tmp_path / precision, **options)
 
@@ -49,12 +49,12 @@ def test_a_run_on_a_gpu_answers_like_one_on_the_cpu(
         assert figures(done.run)["top1"] == figures(on_cpu.run)["top1"]
 
 
-@pytest.mark.parametrize("freeze", ["head", "none"])
+@pytest.mark.parametrize("layers", ["head", "all"])
 def test_a_timm_model_with_batchnorm_is_trained_on_a_gpu(
-    image_folder: Path, tmp_path: Path, freeze: str
+    image_folder: Path, tmp_path: Path, layers: str
 ) -> None:
     weights = saved(tmp_path / "weights.safetensors", random_model())
-    options = settings(freeze, device="cuda", precision="fp32")
+    options = settings(layers, device="cuda", precision="fp32")
     with pretend_gpu() as counts:
         done = run_it(image_folder, weights, tmp_path / "run", **options)
 
@@ -62,11 +62,11 @@ def test_a_timm_model_with_batchnorm_is_trained_on_a_gpu(
     assert figures(done.run)["images"] == 6
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1", "none"])
+@pytest.mark.parametrize("layers", ["head", "blocks:1", "all"])
 def test_memory_that_runs_out_anywhere_halves_the_images_and_changes_no_answer(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, layers: str
 ) -> None:
-    options = settings(freeze, device="cuda", precision="bf16")
+    options = settings(layers, device="cuda", precision="bf16")
     with pretend_gpu():
         roomy = run_it(image_folder, tiny_weights, tmp_path / "roomy", **options)
     with pretend_gpu(most_images=3) as counts:
@@ -85,7 +85,7 @@ def test_memory_that_runs_out_anywhere_halves_the_images_and_changes_no_answer(
 def test_predictions_and_heat_maps_of_a_gpu_are_those_of_the_cpu(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, precision: str
 ) -> None:
-    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("none")).run
+    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("all")).run
     names = [str(path) for path in sorted(image_folder.rglob("*.png"))]
 
     def answers(device: str) -> tuple[list[str], Any]:
@@ -107,7 +107,7 @@ def test_predictions_and_heat_maps_of_a_gpu_are_those_of_the_cpu(
 def test_validation_images_are_scored_on_a_gpu(
     image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("none")).run
+    run = run_it(image_folder, tiny_weights, tmp_path / "run", **settings("all")).run
     with pretend_gpu() as counts:
         code = main(
             ["evaluate", "--data", str(image_folder), "--run", str(run), "--device", "cuda"]
@@ -122,7 +122,7 @@ def test_a_gpu_without_bf16_trains_in_fp16(
 ) -> None:
     with pretend_gpu(has_bf16=False):
         done = run_it(
-            image_folder, tiny_weights, tmp_path / "run", **settings("none", device="cuda")
+            image_folder, tiny_weights, tmp_path / "run", **settings("all", device="cuda")
         )
 
     assert json.loads((done.run / "environment.json").read_text())["precision"] == "fp16"

@@ -40,7 +40,7 @@ def run(*arguments):
 def main_path():
     start = ["finetune", "--data", "flowers", "--weights", "demo", "--cache", "cache"]
     run(*start)
-    run(*start, "--freeze", "blocks:1", "--epochs", "1")
+    run(*start, "--train", "blocks:1", "--epochs", "1")
     run("predict", "flowers/rose", "--format", "csv", "--out", "answers.csv")
     run("predict", "flowers/rose", "--format", "csv", "--out", "answers.csv", "--resume")
     run("evaluate", "--data", "flowers", "--out", "evaluated", "--run", "runs/latest")

@@ -75,7 +75,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     allow_pickle: bool | None = None,
-    freeze: str | None = None,
+    train: str | None = None,
     budget: str | None = None,
     solver: Literal["lbfgs", "sgd", "adamw"] | None = None,
     epochs: int | None = None,
@@ -118,8 +118,8 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         mean: Channel means for normalisation, from 0 to 1.
         std: Channel standard deviations for normalisation.
         allow_pickle: Whether to read .pth files (with weights_only=True).
-        freeze: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `none` (nothing is
-            frozen), or consecutive stages separated by commas, e.g. `head,none`.
+        train: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `all`, or consecutive
+            stages separated by commas, e.g. `head,all`.
         budget: Time budget for the whole run, e.g. `10m`; layers other than the head are also
             trained if trials on the training images show a gain.
         solver: Optimiser: `lbfgs` (only for a head on cached features), `sgd` or `adamw`.
@@ -127,7 +127,7 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
         batch_size: Number of images per step.
         lr: Peak learning rate.
         views: Number of augmented views of each training image to cache.
-        keep_adapter: Whether to also write the LoRA adapter for peft (with `freeze="lora"`).
+        keep_adapter: Whether to also write the LoRA adapter for peft (with `train="lora"`).
         device: Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         cache: Folder of cached features, or `none` to disable the cache.
         tracker: Experiment trackers to log to: `tensorboard`, `mlflow`, `wandb`.

@@ -74,7 +74,7 @@ def exported(model: VisionTransformer, images: Tensor) -> dict[str, float | None
 def merged(model: VisionTransformer, images: Tensor) -> float:
     """Return the largest difference of a logit that merging adapters makes; changes the model."""
     before = model(images)
-    add_adapters(model, TrainSpec(freeze="lora", lora_rank=4))
+    add_adapters(model, TrainSpec(layers="lora", lora_rank=4))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.normal_(std=0.1)

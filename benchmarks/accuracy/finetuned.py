@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.finetuned --weights FILE --data DIR [DIR ...] [--seeds 3] [--log FILE]
 
 Ways: the head alone (solved), the last four blocks, LoRA, everything from a zero head, and everything from
-the solved head, each with the defaults of `vitft finetune --freeze ...` and the epochs in the table. "Short"
+the solved head, each with the defaults of `vitft finetune --train ...` and the epochs in the table. "Short"
 rows take about the time of two epochs of full fine-tuning (four for a folder of 400 images), "long" rows
 three times that. Ways with epochs are scored after the last one, so nothing is selected on validation images.
 Seconds are CPU seconds of all threads over the number of cores: the time on an idle machine. Finished
@@ -26,14 +26,14 @@ ARMS: dict[str, tuple[str, float]] = {
     "head": ("head", 0),
     "blocks:4, short": ("blocks:4", 3),
     "LoRA, short": ("lora", 1.5),
-    "everything, short": ("none", 1),
-    "head, then everything, short": ("head,none", 1),
-    "head, then everything, long": ("head,none", 3),
-    "everything, long": ("none", 3),
+    "everything, short": ("all", 1),
+    "head, then everything, short": ("head,all", 1),
+    "head, then everything, long": ("head,all", 3),
+    "everything, long": ("all", 3),
     "LoRA, long": ("lora", 3),
     "blocks:4, long": ("blocks:4", 6),
 }
-"""--freeze, and the epochs relative to a short full fine-tuning."""
+"""--train, and the epochs relative to a short full fine-tuning."""
 
 
 def epochs_of(data: Path, relative: float) -> int:
@@ -44,9 +44,9 @@ def epochs_of(data: Path, relative: float) -> int:
 
 def run(data: Path, weights: Path, arm: str, seed: int, into: Path) -> dict[str, Any]:
     """Run one arm; return its epochs, top-1 accuracy and CPU seconds per core."""
-    freeze, relative = ARMS[arm]
+    layers, relative = ARMS[arm]
     epochs = epochs_of(data, relative)
-    settings = {"train": {"freeze": freeze, "seed": seed}}
+    settings = {"train": {"layers": layers, "seed": seed}}
     done = run_arm(
         arm, settings | ({"optim": {"epochs": epochs}} if epochs else {}), data, weights, seed, into
     )

@@ -166,7 +166,7 @@ def main() -> None:
         head = args.work / f"{name}-head"
         solved = finetune(head, *options)
         tuned = finetune(
-            args.work / f"{name}-blocks", *options, "--freeze", "head,blocks:2", "--epochs", "6"
+            args.work / f"{name}-blocks", *options, "--train", "head,blocks:2", "--epochs", "6"
         )
         print(f"{name}: {solved['images']} validation images, {len(solved['per_class'])} labels")
         for what, found in (("solved head", solved), ("last 2 blocks", tuned)):

@@ -30,9 +30,9 @@ from vitft.training.run import run_finetuning
 SCRATCH = {"patch_size": 4, "width": 64, "depth": 4, "heads": 4}
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "head": {},
-    "blocks:2": {"train": {"freeze": "blocks:2"}, "optim": {"epochs": 8}},
-    "LoRA": {"train": {"freeze": "lora"}, "optim": {"epochs": 4}},
-    "everything": {"train": {"freeze": "none"}, "optim": {"epochs": 4}},
+    "blocks:2": {"train": {"layers": "blocks:2"}, "optim": {"epochs": 8}},
+    "LoRA": {"train": {"layers": "lora"}, "optim": {"epochs": 4}},
+    "everything": {"train": {"layers": "all"}, "optim": {"epochs": 4}},
     "from scratch, 32 pixels": {
         "weights": {"name": "none", "image_size": [32, 32]},
         "model": SCRATCH,

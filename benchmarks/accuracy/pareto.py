@@ -40,11 +40,11 @@ def vitft_ways() -> dict[str, Settings]:
     ways |= {f"budget {budget}": {"train": {"budget": budget}} for budget in BUDGETS}
     for epochs in FIXED_EPOCHS:
         ways[f"last blocks, {epochs} epochs"] = {
-            "train": {"freeze": "head,blocks:4"},
+            "train": {"layers": "head,blocks:4"},
             "optim": {**LAST_BLOCKS, "epochs": epochs},
         }
         ways[f"all layers, {epochs} epochs"] = {
-            "train": {"freeze": "head,none", **CROPS},
+            "train": {"layers": "head,all", **CROPS},
             "optim": {**EVERYTHING, "epochs": epochs},
         }
     return ways

@@ -37,7 +37,7 @@ class Command:
         run = str(self.home / "whole")
         if self.name == "finetune":
             clear_unbegun(self.out)
-            options = ["--freeze", "head,none", "--epochs", "1", "--batch-size", "8"]
+            options = ["--train", "head,all", "--epochs", "1", "--batch-size", "8"]
             return command(self.home, self.out, *options)
         if self.name == "export":
             return ["export", "--safetensors", "--timm", "--run", run, "--out", str(self.out)]

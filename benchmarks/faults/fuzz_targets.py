@@ -377,8 +377,8 @@ def small_runs(home: Path) -> None:
                 main(
                     [
                         *given,
-                        "--freeze",
-                        "none",
+                        "--train",
+                        "all",
                         "--epochs",
                         "4",
                         "--batch-size",

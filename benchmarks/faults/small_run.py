@@ -24,8 +24,8 @@ LATE = (
     html.__name__,
 )
 """Modules that a run imports only when it needs them; torch's optimisers import the first."""
-AUGMENTED = ("--freeze", "none", "--set", "train.drop_path=0.1", "--set", "train.cutmix=1.0")
-TWO_STAGES = ("--freeze", "head,none", "--set", "train.drop_path=0.1")
+AUGMENTED = ("--train", "all", "--set", "train.drop_path=0.1", "--set", "train.cutmix=1.0")
+TWO_STAGES = ("--train", "head,all", "--set", "train.drop_path=0.1")
 TRAINING = ("--batch-size", "8", "--lr", "0.01", "--set", "optim.ema=0.9")
 
 

@@ -56,7 +56,7 @@ from vitft.predict.torch_engine import Predictor
 from vitft.training.loop import StepResult, Trainer
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=(8, 8), width=16, depth=1, heads=1, num_classes=0)
-FREEZE = ("head", "blocks:1", "lora", "none", "head,none")
+FREEZE = ("head", "blocks:1", "lora", "all", "head,all")
 PRECISIONS = ("fp32", "bf16", "fp16")
 IMAGES = 30
 
@@ -81,10 +81,10 @@ def counted_steps(counts: Counts) -> Iterator[list[int]]:
         yield waits
 
 
-def measure(home: Path, weights: Path, freeze: str, precision: str) -> list[str]:
+def measure(home: Path, weights: Path, layers: str, precision: str) -> list[str]:
     """Return the cells of a row of the table."""
-    optim: dict[str, Any] = {"solver": "lbfgs"} if freeze == "head" else {"epochs": 2}
-    train = {"freeze": freeze, "precision": precision, "cache": "none", "device": "cuda"}
+    optim: dict[str, Any] = {"solver": "lbfgs"} if layers == "head" else {"epochs": 2}
+    train = {"layers": layers, "precision": precision, "cache": "none", "device": "cuda"}
     out = Path(tempfile.mkdtemp(dir=home)) / "run"
     with pretend_gpu() as counts, counted_steps(counts) as waits:
         run = run_it(home / "data", weights, out, optim=optim, train=train).run
@@ -104,18 +104,18 @@ def measure(home: Path, weights: Path, freeze: str, precision: str) -> list[str]
 
 
 def matrix() -> None:
-    print("| model | --freeze | precision | waits per step | copies per image | waits per run | predict fp32 | predict bf16 |")  # fmt: skip
+    print("| model | --train | precision | waits per step | copies per image | waits per run | predict fp32 | predict bf16 |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         home = tiny_home(Path(temporary), per_class=IMAGES // 3)
         timm = saved(home / "timm.safetensors", random_model())
         for name, weights in (("ViT", home / "w.safetensors"), ("timm", timm)):
-            for freeze in FREEZE:
-                if name == "timm" and freeze == "lora":
+            for layers in FREEZE:
+                if name == "timm" and layers == "lora":
                     continue
                 for precision in PRECISIONS:
-                    cells = measure(home, weights, freeze, precision)
-                    print(f"| {' | '.join([name, freeze, precision, *cells])} |", flush=True)
+                    cells = measure(home, weights, layers, precision)
+                    print(f"| {' | '.join([name, layers, precision, *cells])} |", flush=True)
 
 
 # ---- throughput of the pipelines

@@ -6,7 +6,7 @@ warm    a second run with other hyperparameters over `--images` images, beside a
         imports what finetune imports
 kill    SIGKILL at 20 random moments of the pass, each time followed by another run; the rows in the
         end, bit for bit, against those of an undisturbed cache
-blocks  --freeze blocks:2 on cached features, and through the ordinary loop that runs the whole model
+blocks  --train blocks:2 on cached features, and through the ordinary loop that runs the whole model
         in each epoch, in float32 without augmentation: losses and seconds
 """
 
@@ -126,7 +126,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def blocks(data: Path, weights: Path, into: Path, epochs: int = 5) -> None:
-    words = ["finetune", "--data", str(data), "--weights", str(weights), "--freeze", "blocks:2"]
+    words = ["finetune", "--data", str(data), "--weights", str(weights), "--train", "blocks:2"]
     words += ["--epochs", str(epochs), "--batch-size", "16", "--lr", "1e-4"]
     words += ["--set", "train.precision=fp32", "--set", "optim.weight_decay=0.0"]
     begun = time.perf_counter()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.families [--only NAME ...] [--batch 8] [--repeats 7] [--threads 1]
 
-Random weights and the same random images, `num_classes=0`. vitft runs the prefix of `--freeze head` as `finetune`
+Random weights and the same random images, `num_classes=0`. vitft runs the prefix of `--train head` as `finetune`
 does, timm its whole forward with weights and images in bf16. The model with the same weights is built once in
 either library; both run in turn. Times are processor seconds of this process, so that other programs on the
 machine count as little as possible. Printed is the ratio vitft / timm: median and range of the repeats.

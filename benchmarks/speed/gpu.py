@@ -47,8 +47,8 @@ from vitft.training.run import run_finetuning
 MODELS = ("vit_tiny_patch16_224", "vit_base_patch16_224")
 QUICK_MODELS = ("vit_tiny_patch16_32",)
 RUNS = (
-    ("none", "cuda", "fp32"),
-    ("none", "cuda", "bf16"),
+    ("all", "cuda", "fp32"),
+    ("all", "cuda", "bf16"),
     ("head", "cpu", "fp32"),
     ("head", "cuda", "fp32"),
     ("head", "cuda", "bf16"),
@@ -180,22 +180,22 @@ def peak_of(job: Callable[[], object]) -> str:
 
 
 def accuracy(args: argparse.Namespace) -> Lines:
-    yield "| device | precision | --freeze | top-1 | classes like float32 on the CPU |"
+    yield "| device | precision | --train | top-1 | classes like float32 on the CPU |"
     yield "|---|---|---|---|---|"
     data = args.home / "flowers"
     draw_demo(data, per_class=args.per_class[0])
     names = sorted(str(path) for path in data.rglob("*.jpg"))
-    for freeze, device, precision in args.runs:
-        optim = {"epochs": 2} if freeze == "none" else {}
-        train = {"freeze": freeze, "device": device, "precision": precision, "cache": "none"}
+    for layers, device, precision in args.runs:
+        optim = {"epochs": 2} if layers == "all" else {}
+        train = {"layers": layers, "device": device, "precision": precision, "cache": "none"}
         table: dict[str, Any] = {"data": {"path": str(data)}, "weights": {"name": "demo"},
                                  "optim": optim, "train": train}  # fmt: skip
-        out = args.home / f"{freeze}-{device}-{precision}"
+        out = args.home / f"{layers}-{device}-{precision}"
         run = run_finetuning(config_from_table(table), out=out).run
         top1 = json.loads((run / "eval.json").read_text())["top1"]
         exact = classes_of(run, names, "cpu", "fp32")
         same = np.mean(np.array(exact) == classes_of(run, names, device, precision))
-        yield f"| {device} | {precision} | {freeze} | {top1:.1%} | {same:.1%} of {len(names)} |"
+        yield f"| {device} | {precision} | {layers} | {top1:.1%} | {same:.1%} of {len(names)} |"
 
 
 def classes_of(run: Path, names: list[str], device: str, precision: str) -> Any:

@@ -119,7 +119,7 @@ def test_a_disk_without_inodes_ends_a_run_with_6_and_the_way_out(
     for number in range(files):
         (few_inodes / f"{number}.txt").write_text("earlier")
     run = few_inodes / "run"
-    options = ["--weights", str(tiny_weights), "--freeze", "none", "--epochs", "1"]
+    options = ["--weights", str(tiny_weights), "--train", "all", "--epochs", "1"]
 
     code = main(["finetune", "--data", str(image_folder), "--out", str(run), *options])
 

@@ -66,7 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main([*given, "--out", "run"]) == 0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RunningMetrics, "add", stop_at)
-            steps = ["--freeze", "none", "--epochs", "9", "--batch-size", "8", "--out", "half"]
+            steps = ["--train", "all", "--epochs", "9", "--batch-size", "8", "--out", "half"]
             assert main([*given, *steps]) == 143
     finally:
         os.chdir(before)

@@ -36,9 +36,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransf
     [
         pytest.param(f"finetune {DATA}", 7, FEATURES, id="finetune"),
         pytest.param(f"finetune {DATA} --cache none", 7, FEATURES, id="finetune without a cache"),
-        pytest.param(f"finetune {DATA} --freeze blocks:1", 7, FEATURES, id="finetune a block"),
-        pytest.param(f"finetune {DATA} --freeze none --epochs 1", 7, DIVERGED, id="all layers"),
-        pytest.param(f"finetune {DATA} --freeze lora --epochs 1", 7, DIVERGED, id="LoRA"),
+        pytest.param(f"finetune {DATA} --train blocks:1", 7, FEATURES, id="finetune a block"),
+        pytest.param(f"finetune {DATA} --train all --epochs 1", 7, DIVERGED, id="all layers"),
+        pytest.param(f"finetune {DATA} --train lora --epochs 1", 7, DIVERGED, id="LoRA"),
         pytest.param(f"study {DATA} --shots 1 --seeds 1", 7, FEATURES, id="study"),
         pytest.param("check data --weights w.safetensors", 7, FEATURES, id="check"),
         pytest.param("label data --weights w.safetensors --port 0", 7, FEATURES, id="label"),

@@ -32,7 +32,7 @@ def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
     data = ["--data", str(image_folder), "--weights", str(tiny_weights), "--image-size", "16"]
     if read_recipe(name).get("weights", {}).get("name") == "none":  # it describes its own model
         data = ["--data", str(image_folder), "--image-size", "28"]  # in patches of 4 or 7
-    blocks = {"last-blocks": ["--freeze", "blocks:1"]}
+    blocks = {"last-blocks": ["--train", "blocks:1"]}
     before = sorted(tmp_path.rglob("*"))
 
     code, out, err = dry_run(capsys, "--recipe", name, *data, *blocks.get(name, []))
@@ -41,7 +41,7 @@ def test_every_recipe_can_be_dry_run_and_keeps_its_settings(
     printed = tomllib.loads(out)
     for section, settings in read_recipe(name).items():
         for key, value in settings.items():
-            if (section, key) not in {("weights", "image_size"), ("train", "freeze")} | NAMED:
+            if (section, key) not in {("weights", "image_size"), ("train", "layers")} | NAMED:
                 assert printed[section][key] == value, key
     config_from_table(printed)  # what it prints is a recipe itself
     assert "trainable parameters" in err
@@ -70,14 +70,14 @@ def test_a_dry_run_logs_what_each_stage_would_do(
 ) -> None:
     data = ["--data", str(image_folder), "--weights", f"random:{tiny_weights}"]
     place = ["--out", str(tmp_path / "run")]
-    steps = ["--freeze", "head,none", "--batch-size", "10", "--set", "train.sampling=balanced"]
+    steps = ["--train", "head,all", "--batch-size", "10", "--set", "train.sampling=balanced"]
 
     code, out, err = dry_run(capsys, *data, *place, *steps)
     assert f"parameters, random weights instead of {tiny_weights}" in err
 
     assert code == 0, err
     assert "30 images in 3 classes, not opened yet: about 24 for training and 6 for" in err
-    assert "--freeze head: 99 trainable parameters, fitted by L-BFGS" in err
+    assert "--train head: 99 trainable parameters, fitted by L-BFGS" in err
     assert (
         "adamw with learning rate 0.0005: 10 epochs, 3 steps per epoch, 10 images per step" in err
     )
@@ -91,7 +91,7 @@ def test_a_dry_run_logs_what_each_stage_would_do(
         pytest.param(["--data", "nowhere"], 3, "nowhere", id="no such folder"),
         pytest.param(["--weights", "nothing.npz"], 4, "weights not found", id="no such weights"),
         pytest.param(
-            ["--freeze", "blocks:9"], 2, "the model has only 2 blocks", id="too many blocks"
+            ["--train", "blocks:9"], 2, "the model has only 2 blocks", id="too many blocks"
         ),
         pytest.param(
             ["--resume", "x"], 2, "--dry-run and --resume cannot be combined", id="a run to resume"

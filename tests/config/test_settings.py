@@ -31,48 +31,48 @@ def documented(layers: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("freeze", "width", "lr"),
+    ("layers", "width", "lr"),
     [
-        pytest.param("none", 192, 5e-4, id="ViT-Ti, measured"),
-        pytest.param("none", 768, 1.25e-4, id="ViT-B: four times as wide, a quarter"),
-        pytest.param("none", 64, 5e-4, id="never more than measured"),
-        pytest.param("head,none", 192, 5e-4, id="the last stage decides"),
+        pytest.param("all", 192, 5e-4, id="ViT-Ti, measured"),
+        pytest.param("all", 768, 1.25e-4, id="ViT-B: four times as wide, a quarter"),
+        pytest.param("all", 64, 5e-4, id="never more than measured"),
+        pytest.param("head,all", 192, 5e-4, id="the last stage decides"),
         pytest.param("blocks:2", 384, 5e-5, id="some blocks"),
         pytest.param("lora", 384, 5e-4, id="adapters"),
         pytest.param("head", 768, 1e-2, id="a head does not depend on the width"),
         pytest.param("pre_logits", 768, 1e-3, id="nor does pre_logits"),
     ],
 )
-def test_wider_models_take_smaller_steps(freeze: str, width: int, lr: float) -> None:
-    assert default_lr(freeze, width) == pytest.approx(lr)
+def test_wider_models_take_smaller_steps(layers: str, width: int, lr: float) -> None:
+    assert default_lr(layers, width) == pytest.approx(lr)
 
 
 @pytest.mark.parametrize(
-    ("freeze", "images", "size"),
+    ("layers", "images", "size"),
     [
-        pytest.param("none", 20, 8, id="never below 8"),
-        pytest.param("head,none", 639, 8, id="39 steps of 16"),
+        pytest.param("all", 20, 8, id="never below 8"),
+        pytest.param("head,all", 639, 8, id="39 steps of 16"),
         pytest.param("lora", 640, 16, id="40 steps of 16"),
         pytest.param("blocks:4", 1279, 16, id="39 steps of 32"),
-        pytest.param("none", 1280, 32, id="40 steps of 32"),
-        pytest.param("none", 10**6, 32, id="never above 32"),
+        pytest.param("all", 1280, 32, id="40 steps of 32"),
+        pytest.param("all", 10**6, 32, id="never above 32"),
         pytest.param("head", 100, 32, id="a head does not depend on the images"),
         pytest.param("pre_logits", 100, 32, id="nor does pre_logits"),
     ],
 )
-def test_few_images_are_trained_in_small_batches(freeze: str, images: int, size: int) -> None:
-    assert default_batch_size(freeze, images, batch_norm=False) == size
-    assert default_batch_size(freeze, images, batch_norm=True) == 32
+def test_few_images_are_trained_in_small_batches(layers: str, images: int, size: int) -> None:
+    assert default_batch_size(layers, images, batch_norm=False) == size
+    assert default_batch_size(layers, images, batch_norm=True) == 32
 
 
 @pytest.mark.parametrize(
     ("layers", "given"),
     [
-        ("head", {"train": {"freeze": "head"}, "optim": {"solver": "adamw"}}),
-        ("pre_logits", {"train": {"freeze": "pre_logits"}, "weights": {"pre_logits": "keep"}}),
-        ("blocks", {"train": {"freeze": "head,blocks:3"}}),
-        ("none", {"train": {"freeze": "none"}}),
-        ("lora", {"train": {"freeze": "head,lora"}}),
+        ("head", {"train": {"layers": "head"}, "optim": {"solver": "adamw"}}),
+        ("pre_logits", {"train": {"layers": "pre_logits"}, "weights": {"pre_logits": "keep"}}),
+        ("blocks", {"train": {"layers": "head,blocks:3"}}),
+        ("all", {"train": {"layers": "all"}}),
+        ("lora", {"train": {"layers": "head,lora"}}),
         ("weights none", {"weights": {"name": "none"}}),
     ],
 )

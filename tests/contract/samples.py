@@ -104,7 +104,7 @@ def make_samples(samples: Samples, weights: Path) -> Iterator[None]:
         "solved": f"finetune {parts}",
         "several": "finetune --data several.csv --set data.label=rust,scab",
         "groups": "finetune --data groups.csv",
-        "trained": "finetune --data groups.csv --set data.group=none --freeze none --epochs 1",
+        "trained": "finetune --data groups.csv --set data.group=none --train all --epochs 1",
         "budget": f"finetune {parts} --budget 30s",
     }.items():
         stdout_of(f"{line} --out {out}{machine}")

@@ -37,9 +37,9 @@ def test_rand_augment_is_drawn_by_the_key_alone_in_any_thread() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        TrainSpec(freeze="none", mixup=0.4),
-        TrainSpec(freeze="none", cutmix=1.0),
-        TrainSpec(freeze="none", mixup=0.4, cutmix=1.0, erasing=0.5),
+        TrainSpec(layers="all", mixup=0.4),
+        TrainSpec(layers="all", cutmix=1.0),
+        TrainSpec(layers="all", mixup=0.4, cutmix=1.0, erasing=0.5),
     ],
     ids=["mixup", "cutmix", "all"],
 )
@@ -62,7 +62,7 @@ def test_mixing_is_drawn_by_the_seed_and_labels_stay_shares(spec: TrainSpec) -> 
 
 
 def test_erasing_changes_some_images_and_no_label() -> None:
-    change = batch_augmentation(TrainSpec(freeze="none", erasing=0.5), 3)
+    change = batch_augmentation(TrainSpec(layers="all", erasing=0.5), 3)
     assert change is not None
     seed_everything(0, 0)
 
@@ -76,7 +76,7 @@ def test_erasing_changes_some_images_and_no_label() -> None:
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_mixing_is_that_of_torchvision_with_the_same_seed(name: str) -> None:
     kind = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
-    change = batch_augmentation(TrainSpec(freeze="none", **{name: 0.7}), 3)  # type: ignore[arg-type]
+    change = batch_augmentation(TrainSpec(layers="all", **{name: 0.7}), 3)  # type: ignore[arg-type]
     assert change is not None
     for seed in range(4):
         seed_everything(0, seed)
@@ -89,7 +89,7 @@ def test_mixing_is_that_of_torchvision_with_the_same_seed(name: str) -> None:
 
 
 def test_one_of_mixup_and_cutmix_is_drawn_for_each_batch() -> None:
-    change = batch_augmentation(TrainSpec(freeze="none", mixup=0.7, cutmix=0.7), 3)
+    change = batch_augmentation(TrainSpec(layers="all", mixup=0.7, cutmix=0.7), 3)
     assert change is not None
     drawn = Counter[bool]()
     for seed in range(40):
@@ -101,7 +101,7 @@ def test_one_of_mixup_and_cutmix_is_drawn_for_each_batch() -> None:
 
 
 def test_erasing_is_that_of_timm_with_the_same_seed() -> None:
-    change = batch_augmentation(TrainSpec(freeze="none", erasing=0.9), 3)
+    change = batch_augmentation(TrainSpec(layers="all", erasing=0.9), 3)
     assert change is not None
     seed_everything(0, 1)
     pixels, _ = change(PIXELS, LABELS)

@@ -13,7 +13,7 @@ from vitft.data import sample_order
 
 SKEWED = [0] * 20 + [1] * 7 + [2] * 3  # 30 images, 10 of each class in a balanced epoch
 BALANCED: dict[str, dict[str, Any]] = {
-    "train": {"freeze": "none", "augment": "crop", "sampling": "balanced"},
+    "train": {"layers": "all", "augment": "crop", "sampling": "balanced"},
     "optim": {"epochs": 3, "batch_size": 8, "lr": 1e-2},
 }
 
@@ -67,19 +67,19 @@ def test_the_order_belongs_to_seed_and_epoch() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [1, 3, 5])
-@pytest.mark.parametrize("freeze", ["none", "blocks:1"])
+@pytest.mark.parametrize("layers", ["all", "blocks:1"])
 def test_a_balanced_training_is_resumed_bit_for_bit(
     skewed: Path,
     tiny_weights: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    freeze: str,
+    layers: str,
     count: int,
 ) -> None:
-    augment = "crop" if freeze == "none" else "none"  # the last block reads kept tokens
+    augment = "crop" if layers == "all" else "none"  # the last block reads kept tokens
     settings: dict[str, dict[str, Any]] = {
         **BALANCED,
-        "train": {"freeze": freeze, "augment": augment, "sampling": "balanced"},
+        "train": {"layers": layers, "augment": augment, "sampling": "balanced"},
     }
     whole = start(skewed, tiny_weights, tmp_path / "whole", settings)
 

@@ -179,7 +179,7 @@ def test_a_fine_tuned_hybrid_from_a_file_of_timm_goes_back_to_timm(tmp_path: Pat
     original = timm.create_model(name, num_classes=0, img_size=32)
     file, run, out = tmp_path / f"{name}.safetensors", tmp_path / "run", tmp_path / "out"
     save_model(original, str(file))
-    words = ["--weights", str(file), "--image-size", "32", "--freeze", "none", "--epochs", "1"]
+    words = ["--weights", str(file), "--image-size", "32", "--train", "all", "--epochs", "1"]
 
     assert main(["finetune", "--data", str(data), *words, "--out", str(run)]) == 0
     assert main(["export", "--timm", "--run", str(run), "--out", str(out)]) == 0

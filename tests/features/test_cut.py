@@ -19,11 +19,11 @@ from vitft.models import TimmConfig, TimmModel, VisionTransformer, ViTConfig, fr
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
-def test_suffix_after_prefix_is_the_model(tiny_vit: VisionTransformer, freeze: str) -> None:
+@pytest.mark.parametrize("layers", ["head", "blocks:1", "blocks:2"])
+def test_suffix_after_prefix_is_the_model(tiny_vit: VisionTransformer, layers: str) -> None:
     tiny_vit.head.weight.data.normal_()
-    freeze_model(tiny_vit, freeze)
-    cut = cut_model(tiny_vit, freeze)
+    freeze_model(tiny_vit, layers)
+    cut = cut_model(tiny_vit, layers)
     assert cut.prefix is not None
 
     inputs = run_prefix(cut.prefix, PIXELS).clone()
@@ -33,8 +33,8 @@ def test_suffix_after_prefix_is_the_model(tiny_vit: VisionTransformer, freeze: s
 
 
 def test_without_a_frozen_part_there_is_no_prefix(tiny_vit: VisionTransformer) -> None:
-    freeze_model(tiny_vit, "none")
-    cut = cut_model(tiny_vit, "none")
+    freeze_model(tiny_vit, "all")
+    cut = cut_model(tiny_vit, "all")
 
     assert cut.prefix is None
     torch.testing.assert_close(cut.suffix(PIXELS), tiny_vit(PIXELS), atol=1e-6, rtol=0)
@@ -66,9 +66,9 @@ def test_drop_path_of_the_trained_blocks_is_active_only_during_training(
     assert not torch.equal(cut.suffix.train()(inputs), cut.suffix.eval()(inputs))
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
-def test_a_bf16_prefix_differs_by_rounding_only(tiny_vit: VisionTransformer, freeze: str) -> None:
-    cut = cut_model(tiny_vit, freeze)
+@pytest.mark.parametrize("layers", ["head", "blocks:1"])
+def test_a_bf16_prefix_differs_by_rounding_only(tiny_vit: VisionTransformer, layers: str) -> None:
+    cut = cut_model(tiny_vit, layers)
     assert cut.prefix is not None
 
     exact = run_prefix(cut.prefix, PIXELS)
@@ -79,12 +79,12 @@ def test_a_bf16_prefix_differs_by_rounding_only(tiny_vit: VisionTransformer, fre
     assert ((lean.float() - exact).norm() / exact.norm()).item() < 0.02  # 8 bits, a few layers
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
+@pytest.mark.parametrize("layers", ["head", "blocks:1", "blocks:2"])
 def test_the_digest_changes_with_the_function_of_the_prefix_only(
-    tiny_vit: VisionTransformer, freeze: str
+    tiny_vit: VisionTransformer, layers: str
 ) -> None:
     def digest() -> str:
-        prefix = cut_model(tiny_vit, freeze).prefix
+        prefix = cut_model(tiny_vit, layers).prefix
         assert prefix is not None
         return prefix.digest()
 
@@ -98,21 +98,21 @@ def test_the_digest_changes_with_the_function_of_the_prefix_only(
 
     assert unchanged == before
     assert changed != before
-    assert (last != changed) == (freeze == "head")
+    assert (last != changed) == (layers == "head")
 
 
-@pytest.mark.parametrize("freeze", ["blocks:1", "blocks:2", "none"])
+@pytest.mark.parametrize("layers", ["blocks:1", "blocks:2", "all"])
 def test_checkpointing_stores_fewer_activations_and_changes_no_gradient(
-    tiny_config: ViTConfig, freeze: str
+    tiny_config: ViTConfig, layers: str
 ) -> None:
     stored, gradients = [], []
     for enabled in (False, True):
         torch.manual_seed(0)
         model = VisionTransformer(tiny_config)
         model.head.weight.data.normal_()
-        freeze_model(model, freeze)
+        freeze_model(model, layers)
         set_checkpointing(model, enabled)
-        cut = cut_model(model, freeze)
+        cut = cut_model(model, layers)
         inputs = PIXELS if cut.prefix is None else run_prefix(cut.prefix, PIXELS).clone()
         sizes: list[int] = []
 
@@ -137,11 +137,11 @@ def timm_vit() -> TimmModel:
     return TimmModel(config).eval()
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1", "blocks:2"])
-def test_a_timm_model_is_cut_at_the_same_places(timm_vit: TimmModel, freeze: str) -> None:
+@pytest.mark.parametrize("layers", ["head", "blocks:1", "blocks:2"])
+def test_a_timm_model_is_cut_at_the_same_places(timm_vit: TimmModel, layers: str) -> None:
     pixels = torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))
-    freeze_model(timm_vit, freeze)
-    cut = cut_model(timm_vit, freeze)
+    freeze_model(timm_vit, layers)
+    cut = cut_model(timm_vit, layers)
     assert cut.prefix is not None
 
     inputs = run_prefix(cut.prefix, pixels).clone()
@@ -211,15 +211,15 @@ def test_feature_maps_of_a_timm_model_are_cut_in_their_own_shape() -> None:
     assert 0 < len(trained) < sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.net.modules())
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+@pytest.mark.parametrize("layers", ["head", "blocks:1"])
 def test_the_last_norm_belongs_to_pooled_features_only(
-    tiny_vit: VisionTransformer, freeze: str
+    tiny_vit: VisionTransformer, layers: str
 ) -> None:
     digests = []
     for _ in range(2):
-        prefix = cut_model(tiny_vit, freeze).prefix
+        prefix = cut_model(tiny_vit, layers).prefix
         assert prefix is not None
         digests.append(prefix.digest())
         tiny_vit.norm.weight.data += 1
 
-    assert (digests[0] != digests[1]) == (freeze == "head")
+    assert (digests[0] != digests[1]) == (layers == "head")

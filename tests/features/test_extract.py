@@ -22,9 +22,9 @@ CROP = CropTransform(image_size=TRANSFORM.image_size)
 
 
 def extractor_of(
-    model: VisionTransformer, cache: Path | None, precision: str = "fp32", freeze: str = "head"
+    model: VisionTransformer, cache: Path | None, precision: str = "fp32", layers: str = "head"
 ) -> Extractor:
-    prefix = cut_model(model, freeze).prefix
+    prefix = cut_model(model, layers).prefix
     assert prefix is not None
     return Extractor(prefix, folder=cache, precision=precision, max_pixels=10**8)
 
@@ -36,12 +36,12 @@ def digests(extractor: Extractor, folder: Path) -> list[str]:
     return [file.sha256 for file in checked.good]
 
 
-@pytest.mark.parametrize("freeze", ["head", "blocks:1"])
+@pytest.mark.parametrize("layers", ["head", "blocks:1"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_rows_are_what_the_prefix_makes_of_the_documented_view(
-    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path, freeze: str, precision: str
+    tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path, layers: str, precision: str
 ) -> None:
-    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision, freeze)
+    extractor = extractor_of(tiny_vit, tmp_path / "cache", precision, layers)
     found = extractor.rows(digests(extractor, image_folder), eval_view(TRANSFORM))
 
     files = scan(image_folder).files
@@ -71,8 +71,8 @@ def test_other_weights_another_cut_and_another_view_compute_afresh(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
     digests(extractor_of(tiny_vit, tmp_path / "cache"), image_folder)
-    for precision, freeze in [("bf16", "head"), ("fp32", "blocks:1")]:
-        other = extractor_of(tiny_vit, tmp_path / "cache", precision, freeze)
+    for precision, layers in [("bf16", "head"), ("fp32", "blocks:1")]:
+        other = extractor_of(tiny_vit, tmp_path / "cache", precision, layers)
         digests(other, image_folder)
         assert other.computed == 30
 

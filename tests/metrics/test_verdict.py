@@ -83,21 +83,21 @@ def test_the_budget_is_rounded_up_to_minutes(seconds: float, minutes: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("best", "freeze", "planned", "words"),
+    ("best", "layers", "planned", "words"),
     [
         pytest.param(3, "blocks:2", 20, "epoch 3 of 20", id="one stage"),
         pytest.param(3, "none", 0, "epoch 3", id="unknown number of epochs"),
-        pytest.param(1, "head,none", 20, "the fitted head", id="head"),
-        pytest.param(4, "head,none", 20, "epoch 3 of 20 after fitting the head", id="after head"),
-        pytest.param(5, "head,blocks:1,none", 4, "epoch 4 of 8 after fitting the head", id="three"),
-        pytest.param(5, "blocks:1,none", 4, "epoch 5 of 8", id="two stages"),
+        pytest.param(1, "head,all", 20, "the fitted head", id="head"),
+        pytest.param(4, "head,all", 20, "epoch 3 of 20 after fitting the head", id="after head"),
+        pytest.param(5, "head,blocks:1,all", 4, "epoch 4 of 8 after fitting the head", id="three"),
+        pytest.param(5, "blocks:1,all", 4, "epoch 5 of 8", id="two stages"),
     ],
 )
 def test_the_selected_epoch_is_counted_without_the_fitted_head(
-    best: int, freeze: str, planned: int, words: str
+    best: int, layers: str, planned: int, words: str
 ) -> None:
     found = cast("RunResults", {"best_epoch": best})
 
-    assert selected_epoch(found, freeze, planned) == words
-    assert selected_epoch(found, freeze) == selected_epoch(found, freeze, 0)
-    assert " of " not in selected_epoch(found, freeze)
+    assert selected_epoch(found, layers, planned) == words
+    assert selected_epoch(found, layers) == selected_epoch(found, layers, 0)
+    assert " of " not in selected_epoch(found, layers)

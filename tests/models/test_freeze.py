@@ -1,4 +1,4 @@
-"""Which parameters each way to freeze a model trains."""
+"""Which parameters each way to train a model trains."""
 
 from dataclasses import replace
 
@@ -14,23 +14,23 @@ def meta_model(config: ViTConfig) -> VisionTransformer:
 
 
 @pytest.mark.parametrize(
-    ("freeze", "frozen"),
+    ("layers", "frozen"),
     [
         ("head", 12),
         ("pre_logits", 12),
-        ("none", None),
+        ("all", None),
         ("lora", None),
         ("blocks:1", 11),
         ("blocks:11", 1),
         ("blocks:12", 0),
     ],
 )
-def test_the_first_blocks_are_frozen(freeze: str, frozen: int | None) -> None:
-    assert frozen_blocks(freeze, 12) == frozen
+def test_the_first_blocks_are_frozen(layers: str, frozen: int | None) -> None:
+    assert frozen_blocks(layers, 12) == frozen
 
 
 @pytest.mark.parametrize(
-    ("fields", "freeze", "parts"),
+    ("fields", "layers", "parts"),
     [
         ({}, "head", {"head"}),
         ({"distilled": True}, "head", {"head", "head_dist"}),
@@ -44,19 +44,19 @@ def test_the_first_blocks_are_frozen(freeze: str, frozen: int | None) -> None:
         ({"pre_logits": True}, "blocks:1", {"blocks.1", "norm", "pre_logits", "head"}),
         (
             {"embed_norm": True},
-            "none",
+            "all",
             {"cls_token", "pos_embed", "patch_embed", "norm_pre", "blocks.0", "blocks.1", "norm",
              "head"},
         ),
     ],
 )  # fmt: skip
 def test_exactly_the_last_layers_are_trained(
-    fields: dict[str, object], freeze: str, parts: set[str], tiny_config: ViTConfig
+    fields: dict[str, object], layers: str, parts: set[str], tiny_config: ViTConfig
 ) -> None:
     model = meta_model(replace(tiny_config, **fields))  # type: ignore[arg-type]
     trained: list[str] = []
 
-    for name in (freeze, "head" if freeze == "none" else "none", freeze):  # nothing is left over
+    for name in (layers, "head" if layers == "all" else "all", layers):  # nothing is left over
         trained = freeze_model(model, name)
 
     every = [name for name, _ in model.named_parameters()]

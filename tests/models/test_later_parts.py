@@ -97,7 +97,7 @@ def test_merging_lora_into_every_part_keeps_the_logits(fields: dict[str, Any]) -
     names = [*model.state_dict()]
     pixels, before = pixels_for(model), model(pixels_for(model))
 
-    add_adapters(model, TrainSpec(freeze="lora", lora_rank=4))
+    add_adapters(model, TrainSpec(layers="lora", lora_rank=4))
     assert torch.allclose(model(pixels), before, atol=1e-5)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -174,10 +174,10 @@ def test_relevance_of_attention_pooling_ignores_a_patch_that_is_not_pooled() -> 
 def test_every_way_to_freeze_trains_attention_pooling_with_the_last_blocks_only() -> None:
     model = random_model(pool="map")
 
-    trained = {name: freeze_model(model, name) for name in ("head", "blocks:1", "none")}
+    trained = {name: freeze_model(model, name) for name in ("head", "blocks:1", "all")}
 
     pooling = {name: sum("attn_pool" in n for n in names) for name, names in trained.items()}
-    assert pooling == {"head": 0, "blocks:1": 13, "none": 13}
+    assert pooling == {"head": 0, "blocks:1": 13, "all": 13}
     assert layer_numbers(model)["attn_pool.q.weight"] == layer_numbers(model)["norm.weight"] == 3
 
 

@@ -28,7 +28,7 @@ from vitft.models import (
     save_checkpoint,
 )
 
-SPEC = TrainSpec(freeze="lora", lora_rank=4)
+SPEC = TrainSpec(layers="lora", lora_rank=4)
 PIXELS = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -92,7 +92,7 @@ def test_a_lora_run_is_resumed_bit_for_bit(
     count: int,
 ) -> None:
     settings: dict[str, dict[str, Any]] = {
-        "train": {"freeze": "lora"},
+        "train": {"layers": "lora"},
         "optim": {"epochs": 2, "batch_size": 8},
     }
     whole = start(few, tiny_weights, tmp_path / "whole", settings)
@@ -104,9 +104,9 @@ def test_a_lora_run_is_resumed_bit_for_bit(
     assert outcome(resumed(stopped.run).run) == outcome(whole.run)
 
 
-@pytest.mark.parametrize("freeze", ["lora", "head,lora"])
+@pytest.mark.parametrize("layers", ["lora", "head,lora"])
 def test_peft_reproduces_the_run_from_its_adapter(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, freeze: str
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, layers: str
 ) -> None:
     from peft import PeftModel
 
@@ -114,7 +114,7 @@ def test_peft_reproduces_the_run_from_its_adapter(
         image_folder,
         tiny_weights,
         tmp_path / "run",
-        train={"freeze": freeze, "keep_adapter": True, "lora_rank": 4},
+        train={"layers": layers, "keep_adapter": True, "lora_rank": 4},
         optim={"lr": 1e-2},
     )
 
@@ -157,7 +157,7 @@ def test_the_adapter_applies_to_the_model_of_timm(
     )
     save_checkpoint(weights, net.state_dict(), card)
     done = run_it(
-        image_folder, weights, tmp_path / "run", train={"freeze": "lora", "keep_adapter": True}
+        image_folder, weights, tmp_path / "run", train={"layers": "lora", "keep_adapter": True}
     )
 
     base = timm.models.VisionTransformer(**shape, depth=2, num_classes=3)

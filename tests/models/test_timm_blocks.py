@@ -40,8 +40,8 @@ def images(model: TimmModel, count: int = 3) -> Tensor:
     return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(2))
 
 
-def cut_of(model: TimmModel, freeze: str) -> tuple[list[str], Cut]:
-    return freeze_model(model, freeze), cut_model(model, freeze)
+def cut_of(model: TimmModel, layers: str) -> tuple[list[str], Cut]:
+    return freeze_model(model, layers), cut_model(model, layers)
 
 
 @pytest.mark.parametrize(("name", "blocks"), KINDS.items(), ids=[*KINDS])

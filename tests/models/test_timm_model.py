@@ -112,7 +112,7 @@ def measured(top1: float) -> Metrics:
 
 def test_running_statistics_belong_to_the_best_weights() -> None:
     model = random_model()
-    freeze_model(model, "none")
+    freeze_model(model, "all")
     best = BestWeights(model)
     best.update(measured(1.0))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -164,9 +164,9 @@ def test_an_earlier_run_is_weights_for_the_next(tmp_path: Path) -> None:
     [
         {"optim": {"solver": "lbfgs"}},
         {"optim": {"solver": "sgd", "epochs": 2}, "train": {"augment": "crop"}},
-        {"train": {"freeze": "none"}, "optim": {"epochs": 2}},
-        {"train": {"freeze": "head,blocks:2"}, "optim": {"epochs": 2}},
-        {"train": {"freeze": "blocks:1", "augment": "crop"}, "optim": {"epochs": 2}},
+        {"train": {"layers": "all"}, "optim": {"epochs": 2}},
+        {"train": {"layers": "head,blocks:2"}, "optim": {"epochs": 2}},
+        {"train": {"layers": "blocks:1", "augment": "crop"}, "optim": {"epochs": 2}},
     ],
     ids=["solved", "stepped", "everything", "head, then blocks", "blocks of augmented images"],
 )

@@ -445,9 +445,9 @@ def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
     "settings",
     [
         pytest.param({}, id="as it comes"),
-        pytest.param({"train": {"freeze": "blocks:2"}, "optim": {"epochs": 3}}, id="two blocks"),
-        pytest.param({"train": {"freeze": "none", "augment": "crop"}}, id="everything"),
-        pytest.param({"train": {"freeze": "head,blocks:1"}}, id="in stages"),
+        pytest.param({"train": {"layers": "blocks:2"}, "optim": {"epochs": 3}}, id="two blocks"),
+        pytest.param({"train": {"layers": "all", "augment": "crop"}}, id="everything"),
+        pytest.param({"train": {"layers": "head,blocks:1"}}, id="in stages"),
         pytest.param({"optim": {"solver": "adamw", "lr": 0.5, "batch_size": 8}}, id="steps"),
         pytest.param({"optim": {"l2": 0.25, "class_weights": True}}, id="a penalty"),
         pytest.param(

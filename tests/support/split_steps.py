@@ -28,16 +28,16 @@ SIZES = [7, 7, 3, 1, 7]
 """Images of each step; odd numbers leave one process with fewer images, or with none."""
 
 
-def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, Trainer]:
+def begun(layers: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, Trainer]:
     """Return the trainable suffix and its trainer."""
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=3, heads=2, num_classes=3
     )
     model = VisionTransformer(config)
-    freeze_model(model, freeze)
-    suffix = cut_model(model, freeze).suffix
-    solver: Literal["sgd", "adamw"] = "sgd" if freeze.startswith("blocks") else "adamw"
+    freeze_model(model, layers)
+    suffix = cut_model(model, layers).suffix
+    solver: Literal["sgd", "adamw"] = "sgd" if layers.startswith("blocks") else "adamw"
     spec = OptimSpec(
         solver=solver,
         lr=0.01,
@@ -52,12 +52,12 @@ def begun(freeze: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, 
     return suffix, Trainer(trained, spec, steps_per_epoch=STEPS, group=group, sharded=split)
 
 
-def batches(freeze: str, group: ProcessGroup) -> list[Batch]:
+def batches(layers: str, group: ProcessGroup) -> list[Batch]:
     """Return this process's part of each batch; the batches are the same in all processes."""
     made = []
     generator = torch.Generator().manual_seed(1)
     for size in SIZES:
-        shape = (size, 17, 32) if freeze.startswith("blocks") else (size, 3, 16, 16)
+        shape = (size, 17, 32) if layers.startswith("blocks") else (size, 3, 16, 16)
         inputs = torch.randn(shape, generator=generator)
         labels = torch.randint(0, 3, (size,), generator=generator)
         own = group.batch_slice(size)
@@ -73,22 +73,22 @@ def end(suffix: nn.Module, trainer: Trainer, *, split: bool) -> dict[str, Tensor
         return {name: p.detach().clone() for name, p in suffix.named_parameters()}
 
 
-def main(freeze: str, out: Path) -> None:
+def main(layers: str, out: Path) -> None:
     with process_group() as group:
-        fed = batches(freeze, group)
+        fed = batches(layers, group)
         found: dict[str, Tensor] = {}
         for name, split in (("whole", False), ("split", True)):
-            suffix, trainer = begun(freeze, group, split=split)
+            suffix, trainer = begun(layers, group, split=split)
             losses = [trainer.step(batch).loss for batch in fed]
             found |= {
                 f"{name}/{key}": value for key, value in end(suffix, trainer, split=split).items()
             }
             found[f"{name} losses"] = torch.tensor(losses)
-        suffix, trainer = begun(freeze, group, split=True)
+        suffix, trainer = begun(layers, group, split=True)
         for batch in fed[:2]:
             trainer.step(batch)
         box = group.broadcast(trainer_state(trainer))
-        suffix, trainer = begun(freeze, group, split=True)
+        suffix, trainer = begun(layers, group, split=True)
         load_trainer_state(trainer, *box)
         for batch in fed[2:]:
             trainer.step(batch)

@@ -41,7 +41,7 @@ def cut_of(*, prefix: bool, pooled: bool = False) -> Cut:
 
 @pytest.mark.parametrize(("augment", "rand"), [("crop", False), ("rand", True)])
 def test_the_crop_of_training_covers_at_least_the_configured_area(augment: str, rand: bool) -> None:
-    train = TrainSpec(freeze="none", augment=augment, crop_scale=0.4)  # type: ignore[arg-type]
+    train = TrainSpec(layers="all", augment=augment, crop_scale=0.4)  # type: ignore[arg-type]
 
     crop = training_crop(TRANSFORM, train)
 
@@ -51,7 +51,7 @@ def test_the_crop_of_training_covers_at_least_the_configured_area(augment: str, 
 
 @pytest.mark.parametrize(("sampling", "size"), [("shuffled", 7), ("balanced", 6)])
 def test_an_epoch_has_every_image_or_as_many_of_each_class(sampling: str, size: int) -> None:
-    train = TrainSpec(freeze="none", sampling=sampling, seed=3)  # type: ignore[arg-type]
+    train = TrainSpec(layers="all", sampling=sampling, seed=3)  # type: ignore[arg-type]
 
     order = epoch_order(ROWS, train, 0)
 
@@ -151,7 +151,7 @@ def joined(batches: Sequence[Batch]) -> Tensor:
 
 def test_each_use_of_an_image_in_an_epoch_has_its_own_crop(folder: Path) -> None:
     data = stored(folder)  # three blue and green images each, and one red
-    train = TrainSpec(freeze="none", augment="crop", sampling="balanced")
+    train = TrainSpec(layers="all", augment="crop", sampling="balanced")
     batches = training_batches(train, OptimSpec(batch_size=8), from_files(data))
 
     (found,) = batches(0, 0)
@@ -174,7 +174,7 @@ def test_images_are_shifted_by_at_most_the_padding(
     folder: Path, in_memory: bool, padding: int
 ) -> None:
     data = stored(folder)
-    train = TrainSpec(freeze="none", augment="shift", padding=padding, flip=0.4, seed=6)
+    train = TrainSpec(layers="all", augment="shift", padding=padding, flip=0.4, seed=6)
     inputs = replace(from_files(data), images=data.load_images() if in_memory else None)
 
     found = list(training_batches(train, OptimSpec(batch_size=3), inputs)(1, 0))

@@ -25,7 +25,7 @@ from vitft.training import (
 )
 
 RESULTS: TrialResults = {
-    "layers": "none", "epochs": 3, "images": 200, "held_out": 100, "top1": 0.9, "head_top1": 0.8,
+    "layers": "all", "epochs": 3, "images": 200, "held_out": 100, "top1": 0.9, "head_top1": 0.8,
     "loss": 0.3, "head_loss": 0.5, "error": 0.05, "seconds": 10.0, "final_seconds": 20.0,
 }  # fmt: skip
 
@@ -94,14 +94,14 @@ BETTER = {"loss": 0.1, "head_loss": 0.5, "error": 0.1}
 @pytest.mark.parametrize(
     ("changes", "layers"),
     [
-        pytest.param([{}], "none", id="four standard errors below the head"),
+        pytest.param([{}], "all", id="four standard errors below the head"),
         pytest.param([{"loss": 0.46, "top1": 0.79}], None, id="ahead, but less accurate"),
-        pytest.param([{"loss": 0.44}], "none", id="ahead by more than one standard error"),
+        pytest.param([{"loss": 0.44}], "all", id="ahead by more than one standard error"),
         pytest.param([{"loss": 0.46}], None, id="ahead by less"),
         pytest.param([{"loss": 0.6, "top1": 0.99}], None, id="the loss decides, not the accuracy"),
-        pytest.param([{"layers": "blocks:4", "loss": 0.31}, {}], "none", id="the larger gain wins"),
+        pytest.param([{"layers": "blocks:4", "loss": 0.31}, {}], "all", id="the larger gain wins"),
         pytest.param([{"layers": "blocks:4", "loss": 0.2}, {}], "blocks:4", id="in either order"),
-        pytest.param([{"loss": 0.49, "folds": 2}], "none", id="ahead after it was repeated"),
+        pytest.param([{"loss": 0.49, "folds": 2}], "all", id="ahead after it was repeated"),
         pytest.param([{"loss": 0.51, "folds": 5}], None, id="behind after it was repeated"),
         pytest.param([{"loss": 0.41, "top1": 0.79, "folds": 3}], None, id="less accurate"),
         pytest.param([], None, id="no trial"),
@@ -123,34 +123,34 @@ BLOCKS = {"layers": "blocks:4"}
 @pytest.mark.parametrize(
     ("changes", "layers"),
     [
-        pytest.param([{"loss": 0.45}], ["none"], id="ahead, but not clearly"),
+        pytest.param([{"loss": 0.45}], ["all"], id="ahead, but not clearly"),
         pytest.param([{"loss": 0.45, "folds": 5}], [], id="repeated as often as possible"),
-        pytest.param([{"loss": 0.55}], ["none"], id="behind the head, but not clearly"),
+        pytest.param([{"loss": 0.55}], ["all"], id="behind the head, but not clearly"),
         pytest.param([{"loss": 0.61}], [], id="clearly behind the head"),
         pytest.param([{}, {**BLOCKS, "loss": 0.45, "error": 0.02}], [], id="a clear leader"),
         pytest.param(
             [{}, {**BLOCKS, "loss": 0.45}],
-            ["none", "blocks:4"],
+            ["all", "blocks:4"],
             id="a trial that may be better than the leader",
         ),
         pytest.param(
             [{}, {**BLOCKS, "loss": 0.45, "folds": 4}],
-            ["none", "blocks:4"],
+            ["all", "blocks:4"],
             id="the leader has fewer folds",
         ),
         pytest.param(
             [{"folds": 4}, {**BLOCKS, "loss": 0.45}],
-            ["blocks:4", "none"],
+            ["blocks:4", "all"],
             id="the leader has more folds",
         ),
         pytest.param(
             [{}, {**BLOCKS, "loss": 0.45, "folds": 5}],
-            ["none"],
+            ["all"],
             id="a rival that has held out every image",
         ),
         pytest.param(
             [{"loss": 0.42}, {**BLOCKS, "loss": 0.43, "error": 0.06}],
-            ["blocks:4", "none"],
+            ["blocks:4", "all"],
             id="the larger possible gain is first",
         ),
         pytest.param([], [], id="no trial"),
@@ -209,7 +209,7 @@ def test_few_training_images_get_a_head_without_trials(tmp_path: Path) -> None:
     [
         ({"budget": "soon"}, {}, "train.budget=soon"),
         ({"budget": "0m"}, {}, "train.budget=0m"),
-        ({"budget": "5m", "freeze": "none"}, {}, "already choose"),
+        ({"budget": "5m", "layers": "all"}, {}, "already choose"),
         ({"budget": "5m"}, {"epochs": 3}, "already choose"),
         ({"budget": "5m", "augment": "crop"}, {}, "already choose"),
     ],

@@ -23,7 +23,7 @@ from vitft.system import ResourceError
 from vitft.training import ProcessGroup, rendezvous_store, report_lost_process
 
 EXACT = [
-    *("--freeze", "none", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),
+    *("--train", "all", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),
     *("--set", "train.precision=fp32"),
 ]
 

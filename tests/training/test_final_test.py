@@ -65,18 +65,18 @@ def test_a_test_folder_is_evaluated_once_and_validation_is_drawn_from_train(
     assert test["top1"] == right / 12
 
 
-@pytest.mark.parametrize("freeze", ["head", "none"])
+@pytest.mark.parametrize("layers", ["head", "all"])
 def test_the_test_images_change_nothing_but_their_own_results(
-    freeze: str, parts: Path, tiny_weights: Path, tmp_path: Path
+    layers: str, parts: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
-    optim = SOLVED if freeze == "head" else {"epochs": 2}
-    first = run_it(parts, tiny_weights, tmp_path / "one", optim=optim, train={"freeze": freeze})
+    optim = SOLVED if layers == "head" else {"epochs": 2}
+    first = run_it(parts, tiny_weights, tmp_path / "one", optim=optim, train={"layers": layers})
     names = sorted(folder.name for folder in (parts / "test").iterdir())
     for path in sorted((parts / "test").rglob("*.png")):  # every label becomes wrong
         other = names[(names.index(path.parent.name) + 1) % 3]
         path.rename(parts / "test" / other / f"{path.stem}-{path.parent.name}.png")
 
-    second = run_it(parts, tiny_weights, tmp_path / "two", optim=optim, train={"freeze": freeze})
+    second = run_it(parts, tiny_weights, tmp_path / "two", optim=optim, train={"layers": layers})
 
     one, two = (
         {k: v for k, v in r.figures.items() if k not in ("test", "seconds")}

@@ -125,7 +125,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RUN = (
-    *("--data", "data", "--weights", "w.safetensors", "--freeze", "head,none", "--lr", "0.01"),
+    *("--data", "data", "--weights", "w.safetensors", "--train", "head,all", "--lr", "0.01"),
     *(
         "--epochs",
         "12",

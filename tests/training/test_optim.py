@@ -37,12 +37,12 @@ def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
 def test_missing_settings_of_a_training_loop_depend_on_the_model_and_the_images(
     tiny_vit: VisionTransformer,
 ) -> None:
-    few = with_step_defaults(OptimSpec(), "head,none", tiny_vit, 100)
-    many = with_step_defaults(OptimSpec(), "none", tiny_vit, 5000)
-    given = with_step_defaults(OptimSpec(lr=0.3, batch_size=5), "none", tiny_vit, 5000)
+    few = with_step_defaults(OptimSpec(), "head,all", tiny_vit, 100)
+    many = with_step_defaults(OptimSpec(), "all", tiny_vit, 5000)
+    given = with_step_defaults(OptimSpec(lr=0.3, batch_size=5), "all", tiny_vit, 5000)
     normed: Any = nn.Sequential(nn.BatchNorm1d(3))
     normed.blocks, normed.config = [nn.Linear(3, 3)], tiny_vit.config
-    with_norm = with_step_defaults(OptimSpec(lr=0.3), "none", normed, 100)
+    with_norm = with_step_defaults(OptimSpec(lr=0.3), "all", normed, 100)
 
     assert (few.lr, few.batch_size) == (5e-4, 8)
     assert (many.lr, many.batch_size) == (5e-4, 32)
@@ -57,33 +57,33 @@ def test_running_statistics_are_the_means_and_variances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freeze", "blocks"),
+    ("layers", "blocks"),
     [
         pytest.param("head", 12, id="the whole encoder"),
         pytest.param("pre_logits", 12, id="the same cut"),
         pytest.param("blocks:2", 10, id="all but two"),
         pytest.param("blocks:12", 0, id="only the embedding"),
-        pytest.param("none", None, id="nothing, not even the embedding"),
+        pytest.param("all", None, id="nothing, not even the embedding"),
     ],
 )
 def test_the_freeze_mode_determines_the_number_of_frozen_blocks(
-    freeze: str, blocks: int | None
+    layers: str, blocks: int | None
 ) -> None:
-    assert frozen_blocks(freeze, 12) == blocks
+    assert frozen_blocks(layers, 12) == blocks
 
 
 @pytest.mark.parametrize(
-    ("freeze", "first", "count"),
+    ("layers", "first", "count"),
     [
         pytest.param("head", "head.weight", 2, id="the head"),
         pytest.param("blocks:1", "blocks.1.norm1.weight", 16, id="the last block, norm and head"),
-        pytest.param("none", "cls_token", 32, id="everything"),
+        pytest.param("all", "cls_token", 32, id="everything"),
     ],
 )
 def test_only_parameters_behind_the_boundary_train(
-    tiny_vit: VisionTransformer, freeze: str, first: str, count: int
+    tiny_vit: VisionTransformer, layers: str, first: str, count: int
 ) -> None:
-    trained = freeze_model(tiny_vit, freeze)
+    trained = freeze_model(tiny_vit, layers)
 
     assert trained[0] == first
     assert len(trained) == count

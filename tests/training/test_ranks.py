@@ -27,7 +27,7 @@ if os.environ["RANK"] == os.environ.get("BROKEN_RANK"):
 sys.exit(main(sys.argv[1:]))
 """
 Process = subprocess.Popen[str]
-OPTIONS = ["--data", "data", "--weights", "w.safetensors", "--freeze", "none", "--epochs", "1"]
+OPTIONS = ["--data", "data", "--weights", "w.safetensors", "--train", "all", "--epochs", "1"]
 
 
 @pytest.fixture

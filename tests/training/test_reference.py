@@ -25,9 +25,9 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("pre_logits", {"pre_logits": "keep"}, {}),
     ("blocks:1", {}, {}),
     ("lora", {}, {"lora_rank": 2}),
-    ("none", {}, {}),
-    ("head,none", {}, {}),
-    ("none", {"name": "none"}, {}),
+    ("all", {}, {}),
+    ("head,all", {}, {}),
+    ("all", {"name": "none"}, {}),
 ]
 
 
@@ -48,7 +48,7 @@ def both_features(model: Trained, images: list[str]) -> tuple[Features, Features
 def train(data: Path, weights: Path, out: Path, stages: str, /, **more: Any) -> dict[str, Any]:
     """Train for an epoch and return audit.json."""
     optim = {"solver": "lbfgs"} if stages == "head" else {"epochs": 1}
-    settings = {"optim": optim, "train": {"freeze": stages, "cache": str(out.parent / "cache")}}
+    settings = {"optim": optim, "train": {"layers": stages, "cache": str(out.parent / "cache")}}
     for section, values in more.items():
         settings.setdefault(section, {}).update(values)
     run_it(data, weights, out, **settings)
@@ -100,7 +100,7 @@ def test_the_reference_describes_the_features_of_the_trained_model(
     many: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     lr = {"optim": {"lr": 3e-2}}
-    train(many, tiny_weights, tmp_path / "run", "head,none", **lr)
+    train(many, tiny_weights, tmp_path / "run", "head,all", **lr)
 
     model = vitft.load(tmp_path / "run", device="cpu")
     assert model.postprocess.reference is not None
@@ -133,12 +133,12 @@ def test_the_intermediate_feature_comes_after_three_quarters_of_the_blocks(
         image_size=(4, 4), patch_size=(4, 4), width=4, heads=1, depth=depth, read_blocks=read
     )
     model = VisionTransformer(config)
-    cut = cut_model(model, "none") if frozen is None else Cut(Prefix(model, frozen), nn.Identity())
+    cut = cut_model(model, "all") if frozen is None else Cut(Prefix(model, frozen), nn.Identity())
 
     assert intermediate_blocks(cut, model) == expected
 
 
-@pytest.mark.parametrize("stages", ["head", "none"])
+@pytest.mark.parametrize("stages", ["head", "all"])
 def test_a_timm_model_notes_foreign_images_too(many: Path, tmp_path: Path, stages: str) -> None:
     weights = saved(tmp_path / "w.safetensors", random_model())
 

@@ -100,19 +100,19 @@ def test_only_what_trains_has_changed(finished: Result, tiny_weights: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("freeze", "augment", "pre_logits", "moved"),
+    ("layers", "augment", "pre_logits", "moved"),
     [
         pytest.param("head", "crop", "drop", "head.weight", id="frozen, fresh crops"),
         pytest.param("pre_logits", "none", "keep", "pre_logits.fc.weight", id="pre_logits"),
         pytest.param("blocks:1", "none", "drop", "blocks.1.mlp.fc1.weight", id="last block"),
-        pytest.param("none", "crop", "drop", "patch_embed.proj.weight", id="everything"),
+        pytest.param("all", "crop", "drop", "patch_embed.proj.weight", id="everything"),
     ],
 )
 def test_every_freeze_boundary_trains_through_the_same_loop(
     image_folder: Path,
     tiny_weights: Path,
     tmp_path: Path,
-    freeze: str,
+    layers: str,
     augment: str,
     pre_logits: str,
     moved: str,
@@ -121,7 +121,7 @@ def test_every_freeze_boundary_trains_through_the_same_loop(
         image_folder,
         tiny_weights,
         tmp_path / "run",
-        train={"freeze": freeze, "augment": augment},
+        train={"layers": layers, "augment": augment},
         weights={"pre_logits": pre_logits},
         optim={"lr": 1e-3},
     )
@@ -176,7 +176,7 @@ def test_an_absurd_learning_rate_is_a_divergence_error(
             image_folder,
             tiny_weights,
             tmp_path / "run",
-            train={"freeze": "none"},
+            train={"layers": "all"},
             optim={"solver": "sgd", "lr": 1e30, "warmup": 0.0},
         )
 
@@ -283,7 +283,7 @@ def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     solver, split = {"solver": "lbfgs"}, {"split": "random"}
-    train = {"freeze": "head,blocks:1"}
+    train = {"layers": "head,blocks:1"}
     steps = {"solver": "adamw", "epochs": 1}
     first = run_it(
         image_folder, tiny_weights, tmp_path / "one", optim=steps, data=split, train=train

@@ -20,7 +20,7 @@ OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     data = draw_folder(tmp_path / "few", per_class=7)
-    trained = ["--freeze", "blocks:1", "--epochs", "2", "--batch-size", "8", "--lr", "0.01"]
+    trained = ["--train", "blocks:1", "--epochs", "2", "--batch-size", "8", "--lr", "0.01"]
     return ["finetune", "--data", str(data), *trained]
 
 

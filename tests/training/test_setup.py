@@ -41,7 +41,7 @@ def settings_of(data: Path, weights: Path, **table: Any) -> Any:
 def test_the_next_stage_trains_more_layers_on_what_the_frozen_ones_compute(
     image_folder: Path, tiny_weights: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train = {"freeze": "head,blocks:1", "precision": "fp32", "cache": "none"}
+    train = {"layers": "head,blocks:1", "precision": "fp32", "cache": "none"}
     config = settings_of(image_folder, tiny_weights, train=train)
 
     with caplog.at_level("DEBUG", "vitft"):
@@ -56,7 +56,7 @@ def test_the_next_stage_trains_more_layers_on_what_the_frozen_ones_compute(
     assert "training:   the head (99 parameters) on cpu" in caplog.text
     total = sum(p.numel() for p in model.parameters())
     assert f"trained:    99 of {total:,} parameters" in caplog.text
-    assert "next stage: --freeze blocks:1" in caplog.text
+    assert "next stage: --train blocks:1" in caplog.text
     assert caplog.text.count("caching the tokens of the frozen blocks in ") == 1
     assert trained == {"head.weight", "head.bias"}
     assert start.inputs.cut.pooled
@@ -75,7 +75,7 @@ def test_a_dry_run_counts_the_images_parameters_and_steps_of_each_stage(
     parts = tmp_path / "parts"
     for part, each in (("train", 4), ("val", 2), ("test", 1)):
         draw_folder(parts / part, per_class=each)
-    train = {"freeze": "head,lora", "sampling": "balanced", "lora_rank": 2}
+    train = {"layers": "head,lora", "sampling": "balanced", "lora_rank": 2}
     config = settings_of(parts, tiny_weights, train=train)
 
     with caplog.at_level("INFO", "vitft"):
@@ -92,13 +92,13 @@ def test_a_dry_run_counts_the_images_parameters_and_steps_of_each_stage(
     counted = "21 images in 3 classes, not opened yet: about 12 for training and 6 for validation"
     assert f"{counted}, and 3 for the final test" in caplog.messages
     assert any(line.startswith("balanced sampling: each epoch") for line in caplog.messages)
-    lines = [line for line in caplog.messages if line.startswith("--freeze")]
+    lines = [line for line in caplog.messages if line.startswith("--train")]
     assert lines[0] == (
-        "--freeze head: 99 trainable parameters, fitted by L-BFGS without a training loop"
+        "--train head: 99 trainable parameters, fitted by L-BFGS without a training loop"
     )
     adapters = 2 * 2 * (32 + 96 + 32 + 32 + 2 * (32 + 128))  # two blocks, rank 2
     assert lines[1] == (
-        f"--freeze lora: {99 + adapters:,} trainable parameters, adamw with learning rate 0.001: "
+        f"--train lora: {99 + adapters:,} trainable parameters, adamw with learning rate 0.001: "
         "10 epochs, 2 steps per epoch, 8 images per step"
     )
     assert caplog.messages[-1].endswith(f"the run would be written to {tmp_path / 'run'}")

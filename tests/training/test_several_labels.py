@@ -152,9 +152,9 @@ def test_evaluation_of_the_run_agrees_with_its_validation(
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--freeze", "head,blocks:1"), id="blocks"),
-        pytest.param(("--freeze", "lora"), id="lora"),
-        pytest.param(("--freeze", "none", "--set", "train.mixup=0.2"), id="all layers, with mixup"),
+        pytest.param(("--train", "head,blocks:1"), id="blocks"),
+        pytest.param(("--train", "lora"), id="lora"),
+        pytest.param(("--train", "all", "--set", "train.mixup=0.2"), id="all layers, with mixup"),
         pytest.param(("--solver", "sgd", "--set", "optim.label_smoothing=0.1"), id="a head by SGD"),
     ],
 )

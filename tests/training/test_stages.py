@@ -19,7 +19,7 @@ from vitft.system import LockedError, RunDir, RunError, locked
 from vitft.training import Result, StepResult, StepStage, run_finetuning
 
 EVERYTHING: dict[str, dict[str, Any]] = {
-    "train": {"freeze": "none", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
+    "train": {"layers": "all", "drop_path": 0.2, "mixup": 0.2, "cutmix": 1.0, "erasing": 0.25},
     "optim": {"epochs": 3, "batch_size": 8, "ema": 0.9, "lr": 1e-2},
 }
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
@@ -29,19 +29,19 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "optim": {"solver": "sgd", "epochs": 3, "batch_size": 8},
     },
     "the last block": {
-        "train": {"freeze": "blocks:1"},
+        "train": {"layers": "blocks:1"},
         "optim": {"epochs": 3, "batch_size": 8, "label_smoothing": 0.1},
     },
     "a solved head, then everything": {
-        "train": {"freeze": "head,none"},
+        "train": {"layers": "head,all"},
         "optim": {"epochs": 2, "batch_size": 8, "class_weights": True},
     },
     "half of the change in the weights": {
-        "train": {"freeze": "head,blocks:1"},
+        "train": {"layers": "head,blocks:1"},
         "optim": {"epochs": 2, "batch_size": 8, "ema": 0.9, "interpolation": 0.5},
     },
     "a solved head that remains the best": {
-        "train": {"freeze": "head,none"},
+        "train": {"layers": "head,all"},
         "optim": {"solver": "sgd", "lr": 3.0, "epochs": 2, "batch_size": 8},
     },
 }
@@ -184,10 +184,10 @@ def test_a_worse_second_stage_keeps_the_solved_head(
     few: Path, tiny_weights: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, dict[str, Any]] = {
-        "train": {"freeze": "head,none"},
+        "train": {"layers": "head,all"},
         "optim": {"solver": "sgd", "lr": 3.0, "epochs": 1, "batch_size": 8},
     }
-    probe = start(few, tiny_weights, tmp_path / "probe", {"train": {"freeze": "head"}})
+    probe = start(few, tiny_weights, tmp_path / "probe", {"train": {"layers": "head"}})
 
     done = start(few, tiny_weights, tmp_path / "run", settings)
 

@@ -40,7 +40,7 @@ def train(data: Path, weights: Path, out: Path, /, **settings: dict[str, Any]) -
     return run_finetuning(config_from_table(table), out=out)
 
 
-ALL_LAYERS = {"train": {"freeze": "none", "augment": "crop"}, "optim": {"epochs": 2}}
+ALL_LAYERS = {"train": {"layers": "all", "augment": "crop"}, "optim": {"epochs": 2}}
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from vitft.training import (
 pytestmark = pytest.mark.long
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "train": {"freeze": "none"},
+    "train": {"layers": "all"},
     "optim": {"epochs": 3, "batch_size": 2, "lr": 1e-2},
 }
 STEPS = 9  # an epoch: 18 images, two at a time

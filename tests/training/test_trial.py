@@ -41,7 +41,7 @@ def clusters() -> tuple[Any, Tensor, Tensor]:
 def test_the_results_are_those_of_the_best_fraction_of_the_trained_weights() -> None:
     context, _, _ = clusters()
     held = hold_out(context, HeadMethod(l2=0.1, read=3), 1)
-    trial = Trial(context, LayerSettings(layers="none"), held, seconds=1, times=(0.0, 0.1))
+    trial = Trial(context, LayerSettings(layers="all"), held, seconds=1, times=(0.0, 0.1))
     y = torch.tensor([one.label for one in held.manifest.val])
     generator = torch.Generator().manual_seed(1)
     good = 2 * torch.eye(3)[y] + torch.randn(len(y), 3, generator=generator)
@@ -68,7 +68,7 @@ def test_combined_accuracies_are_those_of_all_held_out_images() -> None:
     def results(held_out: int, top1: float, head: float, folds: int) -> Any:
         own = {"top1": top1, "loss": 0.5, "error": 0.1}
         return {
-            **own, "layers": "none", "epochs": 3, "folds": folds, "images": 10, "head_loss": 0.7,
+            **own, "layers": "all", "epochs": 3, "folds": folds, "images": 10, "head_loss": 0.7,
             "held_out": held_out, "head_top1": head, "seconds": 1.0, "final_seconds": 2.0,
             "interpolation": 0.5, "tried": [{**own, "fraction": 0.5}],
         }  # fmt: skip

@@ -25,7 +25,7 @@ from vitft.system.text import duration, duration_fix, parse_duration
 
 HEAD_ALONE: Mapping[str, frozenset[str]] = {
     "optim": STEP_SETTINGS | LBFGS_SETTINGS | {"solver"},
-    "train": frozenset({"freeze", "head_blocks", "views", "augment", "crop_scale"}),
+    "train": frozenset({"layers", "head_blocks", "views", "augment", "crop_scale"}),
 }
 """Settings, by section, that a run of a head does not pass on to the training of all layers."""
 
@@ -38,6 +38,7 @@ def add_finetune(parser: Parser) -> None:
     }
     for option in FINETUNE_OPTIONS:
         add_option(groups[option.group], option)
+    parser.add_argument("--freeze", dest="train", help=argparse.SUPPRESS)  # former name of --train
     run = groups["run"]  # options that do not correspond to a single setting
     run.add_argument(
         "--seed",
@@ -126,7 +127,7 @@ def finetune_command(args: argparse.Namespace) -> int:
         command = command_of(own)
         output.note(
             "training all layers, starting from this head, would take about "
-            f"{duration(result.everything_s)} on this machine: {command} --freeze head,none"
+            f"{duration(result.everything_s)} on this machine: {command} --train head,all"
         )
     return result.exit_code
 

@@ -173,12 +173,12 @@ def print_test(metrics: RunResults) -> None:
 def print_selection(metrics: RunResults, config: Config) -> None:
     """Print how the epoch was selected and, for a run with a time budget, its trials."""
     if metrics["selected_on_validation"]:
-        selected = selected_epoch(metrics, config.train.freeze, config.optim.epochs)
+        selected = selected_epoch(metrics, config.train.layers, config.optim.epochs)
         output.note(
             f"the validation {'results are' if 'labels' in metrics else 'accuracy is'} slightly "
             f"optimistic: {selected} was selected on the same images"
         )
-        if metrics["best_epoch"] == 1 and config.train.freeze.startswith("head,"):
+        if metrics["best_epoch"] == 1 and config.train.layers.startswith("head,"):
             output.note(
                 "the saved model is the fitted head alone: on the validation images, no epoch of "
                 "training further layers was better"

@@ -15,14 +15,14 @@ FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
 }
 FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
     "optim": {**ADAMW, "lr": 1e-3, "epochs": 100, "batch_size": 256, "warmup": 0.05},
-    "train": {"freeze": "none", "augment": "shift"},
+    "train": {"layers": "all", "augment": "shift"},
 }
 """Defaults for `--weights none`: many epochs, no layer decay (Touvron et al. 2021, 2012.12877)."""
 STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "head": {"optim": {"solver": "adamw"}},
     "pre_logits": {"optim": {"solver": "adamw"}},
     "blocks": {"optim": {"solver": "adamw", "weight_decay": 0.05, "epochs": 10}},
-    "none": FINE_TUNING,
+    "all": FINE_TUNING,
     "lora": {
         **FINE_TUNING,
         "optim": {**FINE_TUNING["optim"], "layer_decay": 1.0, "weight_decay": 0.0},
@@ -31,7 +31,7 @@ STAGE_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Defaults for SGD and AdamW, by the kind of the last training stage. For a head alone, the default
 solver is L-BFGS."""
 
-LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "none": 5e-4}
+LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "all": 5e-4}
 """Peak learning rates for a model of width 192, by kind of the last stage."""
 
 BATCH_SIZES = (8, 32)
@@ -48,17 +48,17 @@ LBFGS_SETTINGS = frozenset({"l2"})
 """Settings of `[optim]` that apply only to L-BFGS."""
 
 
-def default_lr(freeze: str, width: int) -> float:
+def default_lr(layers: str, width: int) -> float:
     """Return the default peak learning rate of the last stage for a model of a given width.
 
     Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
     table 3); a head or a pre_logits layer on frozen features does not.
     """
-    lr = LEARNING_RATES[kind := last_stage_kind(freeze)]
-    return lr * 192 / max(192, width) if kind in ("blocks", "lora", "none") else lr
+    lr = LEARNING_RATES[kind := last_stage_kind(layers)]
+    return lr * 192 / max(192, width) if kind in ("blocks", "lora", "all") else lr
 
 
-def default_batch_size(freeze: str, images: int, *, batch_norm: bool) -> int:
+def default_batch_size(layers: str, images: int, *, batch_norm: bool) -> int:
     """Return the default batch size of the last stage.
 
     With few images, more steps on smaller batches reach a lower loss in the same time than larger
@@ -68,7 +68,7 @@ def default_batch_size(freeze: str, images: int, *, batch_norm: bool) -> int:
     largest.
     """
     smallest, largest = BATCH_SIZES
-    if batch_norm or last_stage_kind(freeze) not in ("blocks", "lora", "none"):
+    if batch_norm or last_stage_kind(layers) not in ("blocks", "lora", "all"):
         return largest
     size = largest
     while size > smallest and images < STEPS_PER_EPOCH * size:
@@ -76,9 +76,9 @@ def default_batch_size(freeze: str, images: int, *, batch_norm: bool) -> int:
     return size
 
 
-def last_stage_kind(freeze: str) -> str:
+def last_stage_kind(layers: str) -> str:
     """Return the kind of the last stage, such as `blocks` for `head,blocks:2`."""
-    return freeze.rpartition(",")[2].strip().partition(":")[0]
+    return layers.rpartition(",")[2].strip().partition(":")[0]
 
 
 def without_effect(solver: str, stages: int) -> frozenset[str]:
@@ -102,13 +102,13 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     weights = table.get("weights", {})
     if isinstance(weights, Mapping) and weights.get("name") == "none":
         return with_defaults(table, FROM_SCRATCH)
-    freeze = str(train.get("freeze", "head"))
+    layers = str(train.get("layers", "head"))
     plain_head = (
-        freeze == "head" and train.get("augment", "none") == "none" and not STEP_SETTINGS & {*optim}
+        layers == "head" and train.get("augment", "none") == "none" and not STEP_SETTINGS & {*optim}
     )
     if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
         return table
-    return with_defaults(table, STAGE_DEFAULTS.get(last_stage_kind(freeze), {}))
+    return with_defaults(table, STAGE_DEFAULTS.get(last_stage_kind(layers), {}))
 
 
 def with_defaults(

@@ -1,7 +1,9 @@
 """Names of all settings, and suggestions for unknown names."""
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from vitft.config.schema import setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
@@ -35,7 +37,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "weights.fit": ("crop_mode", "resize_mode", "letterbox"),
     "weights.crop": ("crop_pct", "crop_fraction", "center_crop"),
     "model.width": ("embed_dim", "hidden_size", "hidden_dim", "dim"),
-    "model.depth": ("num_layers", "num_hidden_layers", "layers", "num_blocks"),
+    "model.depth": ("num_layers", "num_hidden_layers", "num_blocks"),
     "model.heads": ("num_heads", "num_attention_heads"),
     "model.registers": ("reg_tokens", "num_register_tokens"),
     "model.layer_scale": ("init_values", "layerscale_value"),
@@ -55,6 +57,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "optim.ema": ("model_ema", "model_ema_decay", "ema_decay"),
     "optim.patience": ("early_stopping", "early_stopping_patience"),
     "optim.class_weights": ("class_weight", "balanced"),
+    "train.layers": ("freeze", "unfreeze", "trainable_layers", "freeze_layers"),
     "train.augment": ("augmentation", "transforms", "auto_augment", "aa"),
     "train.erasing": ("random_erasing", "reprob"),
     "train.drop_path": ("dropout", "drop_rate", "drop_path_rate", "stochastic_depth"),
@@ -69,6 +72,19 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "train.tracker": ("logger", "loggers", "report_to", "log_with"),
 }
 """Names that other tools use for the settings."""
+
+FORMER_NAMES: Mapping[str, str] = {"train.freeze": "train.layers"}
+"""Former names of settings, which still work."""
+
+
+def current_setting(key: str, value: Any) -> tuple[str, Any]:  # noqa: ANN401
+    """Return a setting under its current name, and with the current word for its value."""
+    key = FORMER_NAMES.get(key, key)
+    if key == "train.layers" and isinstance(value, str):
+        value = re.sub(r"\bnone\b", "all", value)
+    return key, value
+
+
 SHORT_NAME = 3
 """Number of characters up to which a name is short, and similar to others by chance."""
 CLOSE = 0.8

@@ -158,17 +158,18 @@ FINETUNE_OPTIONS = (
     ),
     Option("weights.allow_pickle", "allow .pth files, which are pickles"),
     Option(
-        "train.freeze",
-        "layers to train: head, pre_logits, blocks:N (the last N blocks), lora, or none to freeze "
-        "nothing; or consecutive stages separated by commas, e.g. head,none",
+        "train.layers",
+        "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or stages "
+        "in turn, e.g. head,all",
         metavar="LAYERS",
+        name="train",
     ),
     Option(
         "train.budget",
         "time budget for the whole run, e.g. 10m; layers other than the head are also trained if "
         "trials on the training images show a gain",
         metavar="TIME",
-        default="no budget; train the layers given by --freeze",
+        default="no budget; train the layers given by --train",
     ),
     Option(
         "optim.solver",
@@ -191,7 +192,7 @@ FINETUNE_OPTIONS = (
         default="depends on the trained layers; see docs/settings.md",
     ),
     Option("train.views", "number of augmented views of each training image to cache"),
-    Option("train.keep_adapter", "also write the LoRA adapter for peft (with --freeze lora)"),
+    Option("train.keep_adapter", "also write the LoRA adapter for peft (with --train lora)"),
     Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
         "train.cache",
@@ -248,6 +249,8 @@ def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Giv
 
     @wraps(function)
     def checked(*args: Given.args, **arguments: Given.kwargs) -> Outcome:
+        if "freeze" in arguments and "train" not in arguments:  # its former name
+            arguments["train"] = arguments.pop("freeze")
         if args:
             named = (  # a table is not printed
                 f"{name}={'...' if hasattr(value, 'columns') else repr(value)}"

@@ -51,7 +51,7 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
                 fix=f"remove it, or use --solver {other}",
             )
         if key in idle and value:  # a flip of 0 is obeyed without augmentation, too
-            other = "--freeze none --set train.augment=shift"
+            other = "--train all --set train.augment=shift"
             raise UsageError(
                 f"{key} has no effect with train.augment={train.augment}",
                 fix=f"remove it, or add {other if key == 'train.padding' else '--views 3'}",

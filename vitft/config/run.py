@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from vitft.config.defaults import with_stage_defaults
-from vitft.config.names import SECTIONS, SETTINGS, suggest_setting
+from vitft.config.names import SECTIONS, SETTINGS, current_setting, suggest_setting
 from vitft.config.schema import invalid, require, setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
@@ -45,26 +45,26 @@ class Config:
         Raises:
             UsageError: These settings are incompatible.
         """
-        is_new, freeze = self.weights.name == "none", self.train.freeze
+        is_new, layers = self.weights.name == "none", self.train.layers
         if is_new and self.weights.image_size:
             check_patches(self.weights.image_size, self.model.patch_size)
         require(
-            not is_new or freeze == "none",
-            f"train.freeze={freeze} would freeze randomly initialised weights",
-            fix="use --freeze none with --weights none",
+            not is_new or layers == "all",
+            f"train.layers={layers} would leave randomly initialised weights untrained",
+            fix="use --train all with --weights none",
         )
         if not is_new and self.weights.name and self.model != ModelSpec():
             raise model_without_effect(self.weights.name)
         require(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
-            f"train.freeze={freeze} needs the pre_logits layer, but weights.pre_logits=drop "
+            f"train.layers={layers} needs the pre_logits layer, but weights.pre_logits=drop "
             "removes it",
             fix="add --pre-logits keep",
         )
         require(
             "lora" not in self.train.stages[:-1],
-            f"train.freeze={freeze} has a stage after lora, which must be the last stage",
-            fix="use lora as the last stage, e.g. --freeze head,lora",
+            f"train.layers={layers} has a stage after lora, which must be the last stage",
+            fix="use lora as the last stage, e.g. --train head,lora",
         )
 
     def check_solver(self) -> None:
@@ -76,15 +76,15 @@ class Config:
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
             not is_lbfgs or self.solvable,
-            "optim.solver=lbfgs can only fit a head on cached features (train.freeze=head, "
+            "optim.solver=lbfgs can only fit a head on cached features (train.layers=head, "
             "train.augment=none)",
-            fix="use --solver adamw or sgd, or --freeze head without augmentation",
+            fix="use --solver adamw or sgd, or --train head without augmentation",
         )
         require(
             not self.train.budget or is_lbfgs,
             f"train.budget={self.train.budget} chooses the layers to train, but other settings "
             "already choose them",
-            fix="remove the budget, or remove --freeze, --solver and settings of the training loop "
+            fix="remove the budget, or remove --train, --solver and settings of the training loop "
             "such as --epochs",
         )
         require(
@@ -105,25 +105,25 @@ class Config:
             UsageError: These settings are incompatible.
         """
         train = self.train
-        trains_all_blocks = train.stages[-1] in ("none", "lora")
+        trains_all_blocks = train.stages[-1] in ("all", "lora")
         is_cached = len(train.stages) == 1 and not trains_all_blocks and train.augment == "none"
         require(
             train.views == 0 or is_cached,
             f"train.views={train.views} needs cached features",
-            fix="remove it, or use --freeze head, pre_logits or blocks:N with train.augment=none",
+            fix="remove it, or use --train head, pre_logits or blocks:N with train.augment=none",
         )
         require(
             train.augment != "shift" or trains_all_blocks,
             "train.augment=shift cannot be combined with the frozen layers of "
-            f"train.freeze={train.freeze}",
-            fix="use train.augment=crop, or --freeze none",
+            f"train.layers={train.layers}",
+            fix="use train.augment=crop, or --train all",
         )
         for name in ("mixup", "cutmix", "erasing", "drop_path"):
             require(
                 not getattr(train, name) or trains_all_blocks,
                 f"train.{name}={getattr(train, name)} cannot be combined with the frozen layers "
-                f"of train.freeze={train.freeze}, whose outputs are computed only once",
-                fix="remove it, or use --freeze none or lora",
+                f"of train.layers={train.layers}, whose outputs are computed only once",
+                fix="remove it, or use --train all or lora",
             )
 
     @property
@@ -134,11 +134,11 @@ class Config:
     @property
     def solvable(self) -> bool:
         """Whether only a linear head is trained, on features that never change."""
-        return self.train.freeze == "head" and self.train.augment == "none"
+        return self.train.layers == "head" and self.train.augment == "none"
 
     def solves(self, stage: str) -> bool:
         """Return whether L-BFGS fits a stage; it always fits a head that precedes other stages."""
-        return stage == "head" and (self.optim.solver == "lbfgs" or self.train.freeze != "head")
+        return stage == "head" and (self.optim.solver == "lbfgs" or self.train.layers != "head")
 
 
 def check_patches(image_size: tuple[int, int], patch: int) -> None:
@@ -213,13 +213,13 @@ def section_from_table(section: str, values: Mapping[str, Any]) -> Any:  # noqa:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file as nested tables.
+    """Return the contents of a TOML file as nested tables, with settings under current names.
 
     Raises:
         UsageError: The file cannot be read or is not valid TOML in UTF-8.
     """
     try:
-        return tomllib.loads(read_regular(path, limit=MAX_TOML_BYTES).decode("utf-8"))
+        table = tomllib.loads(read_regular(path, limit=MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {describe_os_error(error)}", fix="check the path"
@@ -227,8 +227,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not valid TOML: {error}",
-            fix='correct the file; text needs quotes, e.g. freeze = "blocks:1"',
+            fix='correct the file; text needs quotes, e.g. layers = "blocks:1"',
         ) from error
+    if isinstance(train := table.get("train"), dict):
+        named = (current_setting(f"train.{name}", value) for name, value in train.items())
+        table["train"] = {key.removeprefix("train."): value for key, value in named}
+    return table
 
 
 def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
@@ -312,7 +316,8 @@ def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]])
         UsageError: A name is unknown.
     """
     result = {k: dict(v) if isinstance(v, Mapping) else v for k, v in base.items()}
-    for key, value in settings:
+    for given, setting in settings:
+        key, value = current_setting(given, setting)
         section, _, name = key.partition(".")
         if key not in SETTINGS:
             raise UsageError(f"unknown setting {key}", fix=suggest_setting(key))

@@ -277,10 +277,10 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 class TrainSpec:
     """Trained layers, augmentation, device and distribution."""
 
-    freeze: str = "head"
+    layers: str = "head"
     """Layers to train: `head`, `pre_logits` (with the head), `blocks:N` (the last N blocks and the
-    head), `lora` (low-rank adapters in all blocks, and the head) or `none` (nothing is frozen).
-    Several stages are separated by commas, e.g. `head,none`. Each starts from the result of the
+    head), `lora` (low-rank adapters in all blocks, and the head) or `all`.
+    Several stages are separated by commas, e.g. `head,all`. Each starts from the result of the
     previous one."""
     augment: Literal["none", "crop", "rand", "shift"] = "none"
     """Augmentation. `crop` is a new random crop and flip of each image in each epoch. `rand` is the
@@ -305,7 +305,7 @@ class TrainSpec:
     of images from each class, and about the same total as `shuffled`."""
     budget: str = ""
     """Time budget for the whole run, e.g. `10m`: the head is fitted first, and more layers are
-    trained if trials on the training images show a gain. If empty, train.freeze decides."""
+    trained if trials on the training images show a gain. If empty, train.layers decides."""
     views: Annotated[int, Range(ge=0, le=1000)] = 0
     """Number of augmented views of each training image to cache in addition to the original."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
@@ -350,22 +350,22 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "train")
-        if not is_valid(self.freeze):
-            meant = meant_stages(self.freeze)
+        if not is_valid(self.layers):
+            meant = meant_stages(self.layers)
             raise invalid(
-                "train.freeze",
-                self.freeze,
-                f"--freeze {meant}"
+                "train.layers",
+                self.layers,
+                f"--train {meant}"
                 if meant
-                else "head, pre_logits, blocks:N, lora or none, or several of them in ascending "
-                "order of trained parameters, e.g. head,none",
+                else "head, pre_logits, blocks:N, lora or all, or several of them in ascending "
+                "order of trained parameters, e.g. head,all",
             )
         if not re.fullmatch(r"\w+(,\w+)*", self.lora_targets):
             raise invalid("train.lora_targets", self.lora_targets, "layer names, e.g. qkv,proj")
         require(
             not self.keep_adapter or self.stages[-1] == "lora",
-            f"train.keep_adapter=true needs train.freeze=lora, not {self.freeze}",
-            fix="use --freeze lora, or remove --keep-adapter",
+            f"train.keep_adapter=true needs train.layers=lora, not {self.layers}",
+            fix="use --train lora, or remove --keep-adapter",
         )
         if self.budget and self.budget_s == 0:
             raise invalid("train.budget", self.budget, duration_fix(self.budget))
@@ -374,8 +374,8 @@ class TrainSpec:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages of training, in the notation of train.freeze."""
-        return tuple(part.strip() for part in self.freeze.split(","))
+        """Stages of training, in the notation of train.layers."""
+        return tuple(part.strip() for part in self.layers.split(","))
 
     @property
     def mirrors(self) -> bool:
@@ -398,4 +398,4 @@ def layers_text(stage: str) -> str:
     number = stage.removeprefix("blocks:")
     if number != stage:
         return "the last block" if number == "1" else f"the last {number} blocks"
-    return {"none": "all layers", "lora": "LoRA adapters"}.get(stage, f"the {stage}")
+    return {"all": "all layers", "lora": "LoRA adapters"}.get(stage, f"the {stage}")

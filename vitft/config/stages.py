@@ -1,16 +1,16 @@
-"""Stages of training, in the notation of train.freeze: their order, and misspelt ones."""
+"""Stages of training, in the notation of train.layers: their order, and misspelt ones."""
 
 import math
 import re
 from difflib import get_close_matches
 
-NAMES = ("head", "pre_logits", "lora", "none")
+NAMES = ("head", "pre_logits", "lora", "all")
 """Stages without a number."""
 
 
-def is_valid(freeze: str) -> bool:
+def is_valid(layers: str) -> bool:
     """Return whether all stages are valid, and in ascending order of trained parameters."""
-    ranks = [stage_rank(stage.strip()) for stage in freeze.split(",")]
+    ranks = [stage_rank(stage.strip()) for stage in layers.split(",")]
     return min(ranks) >= 0 and ranks == sorted({*ranks})
 
 
@@ -19,13 +19,13 @@ def stage_rank(stage: str) -> float:
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:
         return 2 + int(number)
-    return {"head": 0, "pre_logits": 1, "lora": 1.5, "none": math.inf}.get(stage, -1)
+    return {"head": 0, "pre_logits": 1, "lora": 1.5, "all": math.inf}.get(stage, -1)
 
 
-def meant_stages(freeze: str) -> str:
+def meant_stages(layers: str) -> str:
     """Return the value that an invalid one probably meant, e.g. `blocks:2` for `block:2`, or ""."""
     meant = []
-    for stage in freeze.lower().split(","):
+    for stage in layers.lower().replace("none", "all").split(","):
         numbered = re.fullmatch(r"\s*([a-z]+)[\W_]*(\d+)\s*", stage)
         is_blocks = numbered and get_close_matches(numbered[1], ["blocks"], cutoff=0.7)
         near = get_close_matches(stage.strip(), NAMES, cutoff=0.7)

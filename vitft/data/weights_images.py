@@ -36,7 +36,7 @@ def images_of_weights(weights: str) -> AbstractSet[str]:
             config = read_run_config(run)  # after --budget, it has the settings that were chosen
         except RunError:
             break
-        if config.get("train", {}).get("freeze", "head") != "head":
+        if config.get("train", {}).get("layers", "head") != "head":
             found |= {row.sha256 for row in manifest.train}
         name = config.get("weights", {}).get("name")
         weights = name if isinstance(name, str) else ""

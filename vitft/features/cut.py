@@ -178,9 +178,9 @@ class Cut(NamedTuple):
         return self.prefix is not None and self.prefix.pooled
 
 
-def cut_model(model: Model, freeze: str) -> Cut:
-    """Cut a model that `models.freeze.freeze_model` has frozen with the same value of `freeze`."""
-    frozen = frozen_blocks(freeze, len(model.blocks))
+def cut_model(model: Model, layers: str) -> Cut:
+    """Cut a model that `models.freeze.freeze_model` has frozen with the same value of `layers`."""
+    frozen = frozen_blocks(layers, len(model.blocks))
     if frozen is None:
         return Cut(None, Whole(model))
     return Cut(Prefix(model, frozen), Suffix(model, frozen))

@@ -184,8 +184,8 @@ def build_pipeline(
     set_checkpointing(model, spec.checkpointing)
     require(
         not (isinstance(model, TimmModel) and spec.checkpointing and stage.startswith("blocks:")),
-        f"train.checkpointing=true cannot be combined with --freeze {stage} for timm models",
-        fix="remove train.checkpointing, or use --freeze none",
+        f"train.checkpointing=true cannot be combined with --train {stage} for timm models",
+        fix="remove train.checkpointing, or use --train all",
     )
     if stage == "lora":
         add_adapters(model, spec)
@@ -300,6 +300,6 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
         raise ResourceError(
             f"caching the tokens of the frozen blocks takes {words}, but {extractor.folder} has "
             f"only {format_bytes(free)} of free space",
-            fix="choose a cache folder with more space (--cache DIR), or use --freeze head "
-            "(caches one feature vector per image) or --freeze none (caches nothing)",
+            fix="choose a cache folder with more space (--cache DIR), or use --train head "
+            "(caches one feature vector per image) or --train all (caches nothing)",
         )

@@ -21,7 +21,7 @@ class TrialResults(TypedDict):
     If the trial was repeated with other held-out images, the results cover all of them.
     """
 
-    layers: str  # in the notation of `train.freeze`
+    layers: str  # in the notation of `train.layers`
     epochs: AtLeastOne
     folds: NotRequired[AtLeastOne]  # number of times that the layers were trained, 1 if absent
     images: Natural  # number of images trained on each time

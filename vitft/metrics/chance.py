@@ -130,5 +130,5 @@ def chance_remedy(weights: str, solver: str, *, mirrored: bool = False) -> str:
     if weights == "none" or weights.startswith("random:"):
         return "train longer or start from pretrained weights"
     if solver == "lbfgs":
-        return "use more images or other weights, or train more layers, e.g. with --freeze blocks:2"
+        return "use more images or other weights, or train more layers, e.g. with --train blocks:2"
     return "train longer, with another learning rate, or on more images"

@@ -61,18 +61,18 @@ def verdict(results: RunResults) -> str:
     return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how}).{differs}"
 
 
-def selected_epoch(results: RunResults, freeze: str, planned: int = 0) -> str:
+def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
     """Return the epoch of the saved weights in words, e.g. `epoch 3 of 20`.
 
     As in the table of epochs, a head that was fitted before the first epoch is not counted.
 
     Args:
         results: Results of the run, which count such a head as the first epoch.
-        freeze: Trained layers, e.g. `head,none`.
+        layers: Trained layers, e.g. `head,all`.
         planned: Number of epochs of each stage; 0 to leave out the total.
     """
-    number, stages, after = results["best_epoch"], len(freeze.split(",")), ""
-    if freeze.startswith("head,"):
+    number, stages, after = results["best_epoch"], len(layers.split(",")), ""
+    if layers.startswith("head,"):
         number, stages, after = number - 1, stages - 1, " after fitting the head"
     if not number:
         return "the fitted head"

@@ -32,7 +32,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
         UsageError: peft is not installed, the model has none of these layers, or `spec` requests an
             adapter folder for a timm model.
     """
-    require_extra("lora", feature="train.freeze=lora")
+    require_extra("lora", feature="train.layers=lora")
     from peft import LoraConfig, inject_adapter_in_model
 
     if spec.keep_adapter and isinstance(model, TimmModel):

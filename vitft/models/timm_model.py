@@ -146,9 +146,9 @@ class TimmModel(nn.Module):
             self.net.train(was_training)
             if isinstance(found, str):
                 raise UsageError(
-                    f"train.freeze=blocks:{len(self.block_names) - start} cannot be used with "
+                    f"train.layers=blocks:{len(self.block_names) - start} cannot be used with "
                     f"timm's {self.config.timm}: {found}",
-                    fix="use --freeze head (linear probe), --freeze lora or --freeze none (whole "
+                    fix="use --train head (linear probe), --train lora or --train all (whole "
                     "model)",
                 )
             self.cuts[start] = frozenset(f"net.{name}" for name in found)

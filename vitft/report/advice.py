@@ -301,7 +301,7 @@ def more_images(run: Run) -> Advice | None:
         command=command_of(  # the other settings are for a head alone
             {
                 **{name: run.config.get(name, {}) for name in ("data", "weights")},
-                "train": {"freeze": "blocks:2"},
+                "train": {"layers": "blocks:2"},
             }
         ),
     )

@@ -51,11 +51,11 @@ def epochs_section(run: Run) -> ChartSection | None:
         text = f"The run stopped early, after {len(log)} of {planned} epochs: no improvement in "
         text += f"{patience}."
     if run.results.get("best_epoch"):
-        freeze = str(run.setting("train", "freeze") or "")
-        text += f" The saved weights come from {selected_epoch(run.results, freeze)}"
+        layers = str(run.setting("train", "layers") or "")
+        text += f" The saved weights come from {selected_epoch(run.results, layers)}"
         how = f", the best on the validation images: {BEST_RULE}"
         text += f"{how if run.results.get('selected_on_validation') else ''}."
-        text += remeasured(run, log, freeze)
+        text += remeasured(run, log, layers)
     return ChartSection(
         title="Training curves",
         text=text,
@@ -81,7 +81,7 @@ def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
 
 def epochs_not_trained(run: Run, trained: int) -> int:
     """Return the planned number of epochs if a finished run stopped early, otherwise 0."""
-    stages = [s for s in str(run.setting("train", "freeze") or "").split(",") if s != "head"]
+    stages = [s for s in str(run.setting("train", "layers") or "").split(",") if s != "head"]
     planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
     is_finished = run.environment.get("status") == "finished"
     is_early = bool(run.setting("optim", "patience")) and trained < planned
@@ -138,13 +138,13 @@ def fitted_head(run: Run) -> str:
     )
 
 
-def remeasured(run: Run, log: Sequence[LogLine], freeze: str) -> str:
+def remeasured(run: Run, log: Sequence[LogLine], layers: str) -> str:
     """Return a sentence if the saved epoch's accuracy differs from the final one, or "".
 
     `log` contains the lines of the epochs.
     """
     precision = str(run.environment.get("precision", "fp32"))
-    index = run.results["best_epoch"] - 1 - freeze.startswith("head,")
+    index = run.results["best_epoch"] - 1 - layers.startswith("head,")
     if (
         run.several
         or precision == "fp32"

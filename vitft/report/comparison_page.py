@@ -93,10 +93,10 @@ def run_descriptions(runs: Sequence[Run]) -> list[str]:
 
 def start_and_layers(run: Run) -> tuple[str, str]:
     """Return the weights from which a run started, and the layers that it trained, as text."""
-    weights, freeze = run.setting("weights", "name"), run.setting("train", "freeze")
+    weights, layers = run.setting("weights", "name"), run.setting("train", "layers")
     if weights == "none":
         return "from scratch", ""
-    layers = "all layers" if freeze == "none" else str(freeze or "")
+    layers = "all layers" if layers == "all" else str(layers or "")
     return weights_name(str(weights or "")), layers
 
 

@@ -13,7 +13,7 @@ from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 from vitft.system.text import count, shell_join, shell_quote
 
-DECISIVE = ("train.freeze", "train.augment", "optim.solver")
+DECISIVE = ("train.layers", "train.augment", "optim.solver")
 """Settings on which the defaults of other settings depend."""
 
 SHAPE_FIELDS = {
@@ -79,9 +79,9 @@ def effective_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     The settings of the training loop, such as the epochs, have none if L-BFGS fits the head.
     """
     settings = dotted(config)
-    if not {"optim.solver", "train.freeze"} <= settings.keys():
+    if not {"optim.solver", "train.layers"} <= settings.keys():
         return settings
-    stages = str(settings["train.freeze"]).split(",")
+    stages = str(settings["train.layers"]).split(",")
     unused = without_effect(str(settings["optim.solver"]), len(stages))
     unused |= idle_augmentation(settings.get("train.augment", ""), settings.get("train.views", 0))
     return {key: value for key, value in settings.items() if key not in unused}
@@ -177,10 +177,10 @@ def own_defaults(run: Run) -> dict[str, Any]:
     shape = run.card.architecture if run.card else None
     if not isinstance(shape, ViTConfig):
         return found
-    freeze, images = found["train.freeze"], sum(row.split == "train" for row in run.rows)
-    batch_size = default_batch_size(freeze, images, batch_norm=False)
+    layers, images = found["train.layers"], sum(row.split == "train" for row in run.rows)
+    batch_size = default_batch_size(layers, images, batch_norm=False)
     return {
-        "optim.lr": default_lr(freeze, shape.width),
+        "optim.lr": default_lr(layers, shape.width),
         **found,
         "optim.batch_size": found.get("optim.batch_size") or batch_size,
     }

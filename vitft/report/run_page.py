@@ -164,8 +164,8 @@ def run_page(run: Run) -> dict[str, object]:
 
 def unchecked(run: Run) -> str:
     """Return a sentence about what the data audit of a run left out, or an empty string."""
-    freeze, crossed = str(run.setting("train", "freeze") or ""), run.results.get("cross_validation")
-    if freeze.split(",")[0] not in ("head", "pre_logits"):
+    layers, crossed = str(run.setting("train", "layers") or ""), run.results.get("cross_validation")
+    if layers.split(",")[0] not in ("head", "pre_logits"):
         return (
             "Because the features changed during training, this run checked only for identical, "
             "unreadable and unusual files. vitft check also finds probable label errors and "

@@ -35,11 +35,11 @@ from vitft.system.text import (
     scored_images,
 )
 
-WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.freeze`
+WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
     "head": "only a new linear head was trained",
     "pre_logits": "only its pre_logits layer and a new head were trained",
     "lora": "LoRA adapters and a new head were trained",
-    "none": "all of its layers were trained",
+    "all": "all of its layers were trained",
 }
 
 
@@ -104,7 +104,7 @@ def describe_model(run: Run) -> str:
     origin = f"was pretrained (weights: {weights_name(name) or 'unknown'})"
     if name == "none" or name.startswith("random:"):
         origin = "was initialised at random"
-    trained = describe_training(str(run.setting("train", "freeze") or ""))
+    trained = describe_training(str(run.setting("train", "layers") or ""))
     pixels = shape.image_size if shape else ()
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
     view = run.audit.get("view")
@@ -115,10 +115,10 @@ def describe_model(run: Run) -> str:
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 
 
-def describe_training(freeze: str) -> str:
-    """Describe which layers were trained, with one clause for each stage of `train.freeze`."""
+def describe_training(layers: str) -> str:
+    """Describe which layers were trained, with one clause for each stage of `train.layers`."""
     words = []
-    for stage in filter(None, freeze.split(",")):
+    for stage in filter(None, layers.split(",")):
         blocks = stage.removeprefix("blocks:")
         if blocks != stage:
             last = "its last block" if blocks == "1" else f"its last {blocks} blocks"
@@ -197,7 +197,7 @@ def cautions(run: Run) -> str:
         )
     if run.results.get("selected_on_validation"):
         planned = int(run.setting("optim", "epochs") or 0)
-        selected = selected_epoch(run.results, str(run.setting("train", "freeze") or ""), planned)
+        selected = selected_epoch(run.results, str(run.setting("train", "layers") or ""), planned)
         texts.append(
             f"{selected[0].upper()}{selected[1:]} was selected on the validation images, so the "
             "accuracy is slightly optimistic."

@@ -1,6 +1,6 @@
 """Image features for a study: backbone features, small images and colour histograms.
 
-Backbone features use the same pipeline and cache as `finetune --freeze head`, so features are not
+Backbone features use the same pipeline and cache as `finetune --train head`, so features are not
 computed twice.
 """
 

@@ -17,18 +17,18 @@ from vitft.features.cut import last_block_size
 from vitft.models.timm_model import Model, TimmModel
 
 
-def with_step_defaults(spec: OptimSpec, freeze: str, model: Model, images: int) -> OptimSpec:
+def with_step_defaults(spec: OptimSpec, layers: str, model: Model, images: int) -> OptimSpec:
     """Return the settings with the default learning rate and batch size in place of missing ones.
 
     Args:
         spec: Settings for SGD or AdamW.
-        freeze: Trained layers in the notation of `train.freeze`.
+        layers: Trained layers in the notation of `train.layers`.
         model: Model to train.
         images: Number of training images.
     """
-    lr = default_lr(freeze, last_block_size(model)) if spec.lr is None else spec.lr
+    lr = default_lr(layers, last_block_size(model)) if spec.lr is None else spec.lr
     batch_norm = bool(running_statistics(model))
-    size = spec.batch_size or default_batch_size(freeze, images, batch_norm=batch_norm)
+    size = spec.batch_size or default_batch_size(layers, images, batch_norm=batch_norm)
     return replace(spec, lr=lr, batch_size=size)
 
 

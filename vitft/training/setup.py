@@ -147,7 +147,7 @@ def load_data_and_model(
     model, precision = pipeline.model, pipeline.precision
     if config.optim.solver != "lbfgs":
         images = len(expected_training_labels(folder, config.data))
-        optim = with_step_defaults(config.optim, config.train.freeze, model, images)
+        optim = with_step_defaults(config.optim, config.train.layers, model, images)
         config = replace(config, optim=optim)
     if config.train.shard:
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
@@ -328,7 +328,7 @@ def next_inputs(
     model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
 ) -> StageInputs:
     """Unfreeze the parameters that the next stage trains, and return the inputs to that stage."""
-    log.info(f"next stage: --freeze {stage}, starting from the weights of the previous stage")
+    log.info(f"next stage: --train {stage}, starting from the weights of the previous stage")
     data, train = inputs.data, config.train
     pipeline = build_pipeline(
         model, data.transform, stage, train, device=data.device, precision=precision
@@ -363,7 +363,7 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
             add_adapters(model, config.train)
         trained = count_parameters(model, freeze_model(model, stage))
         solver = describe_solver(config, stage, labels, cut_model(model, stage).suffix)
-        plan += (f"--freeze {stage}: {trained:,} trainable parameters, {solver}",)
+        plan += (f"--train {stage}: {trained:,} trainable parameters, {solver}",)
     show(to_toml(replace(config, data=replace(config.data, path=data))))
     for text in filter(None, (*folder.warnings, check_folder_classes(folder))):
         log.warning(text)

@@ -67,7 +67,7 @@ class LayerSettings:
     """Candidate of a run with a time budget: layers to train after the head, and their settings."""
 
     layers: str
-    """Layers in the notation of `train.freeze`."""
+    """Layers in the notation of `train.layers`."""
     optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -83,7 +83,7 @@ class LayerSettings:
             images: Number of training images of the run, which determines the batch size.
             fraction: Fraction of the trained weights in those that are saved.
         """
-        freeze = f"head,{self.layers}"
+        layers = f"head,{self.layers}"
         optim: dict[str, Any] = {
             "solver": "adamw",
             "lr": None,
@@ -91,10 +91,10 @@ class LayerSettings:
             "interpolation": fraction,
             **self.optim,
         }
-        train = {"freeze": freeze, "views": 0, "budget": "", **self.train}
+        train = {"layers": layers, "views": 0, "budget": "", **self.train}
         return replace(
             config,
-            optim=with_step_defaults(replace(config.optim, **optim), freeze, model, images),
+            optim=with_step_defaults(replace(config.optim, **optim), layers, model, images),
             train=replace(config.train, **train),
         )
 

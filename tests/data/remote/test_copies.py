@@ -111,7 +111,7 @@ def test_a_stopped_run_refuses_changed_shards(
 ) -> None:
     contents = shards_of(draw_folder(tmp_path / "data", per_class=8))
     data = write_shards(tmp_path / "shards", contents)
-    options = ("--freeze", "none", "--epochs", "5000", "--max-time", "1s")
+    options = ("--train", "all", "--epochs", "5000", "--max-time", "1s")
     train(data, tiny_weights, tmp_path / "run", *options)
     capsys.readouterr()
 

@@ -109,7 +109,7 @@ def figures() -> Iterator[str]:
         done(f"study --data set {WEIGHTS} --shots 1 3 --seeds 2 --out ../s --cache none")
         for name in ("a", "b"):
             done(
-                f"finetune --data set {WEIGHTS} {FP32} --freeze blocks:1 --epochs 2 --out ../{name}"
+                f"finetune --data set {WEIGHTS} {FP32} --train blocks:1 --epochs 2 --out ../{name}"
             )
         done("compare ../a ../b --out ../c.png")
     yield from saved

@@ -50,7 +50,7 @@ def studies() -> Iterator[str]:
     """Studies of folders and of a table with groups, also with weights that know some images."""
     draw_data()
     list(all_shown(
-        f"{FINETUNE} tuned --data groups.csv --freeze none --epochs 1 --cache none",
+        f"{FINETUNE} tuned --data groups.csv --train all --epochs 1 --cache none",
         f"{FINETUNE} solved --data groups.csv --cache none",
     ))  # fmt: skip
     yield from study("a", f"--data classes --weights {WEIGHTS} none --shots 2 5 99 --seeds 2")
@@ -64,12 +64,12 @@ def plans() -> Iterator[str]:
     draw_data()
     known: set[str] = set()
     for options in (
-        "", "--freeze blocks:1", "--freeze none", "--freeze lora",
-        "--freeze pre_logits --pre-logits keep",
-        "--freeze head,none --epochs 2", "--budget 1h", "--max-time 2h", "--set train.augment=crop",
-        "--freeze blocks:1 --set train.views=3", "--set train.views=3", "--freeze blocks:3",
-        "--freeze none --set train.sampling=balanced", "--data groups.csv",
-        "--data several.csv --set data.label=rust,scab", "--freeze none --set optim.batch_size=5",
+        "", "--train blocks:1", "--train all", "--train lora",
+        "--train pre_logits --pre-logits keep",
+        "--train head,all --epochs 2", "--budget 1h", "--max-time 2h", "--set train.augment=crop",
+        "--train blocks:1 --set train.views=3", "--set train.views=3", "--train blocks:3",
+        "--train all --set train.sampling=balanced", "--data groups.csv",
+        "--data several.csv --set data.label=rust,scab", "--train all --set optim.batch_size=5",
         "--weights none --image-size 16",
     ):  # fmt: skip
         data = "" if "--data" in options else "--data classes"
@@ -83,7 +83,7 @@ def plans() -> Iterator[str]:
 def cache() -> Iterator[str]:
     """Lines about the cache of runs that share features, and commands on it."""
     draw_data()
-    blocks = "--data groups.csv --freeze blocks:1 --epochs 1 --lr 0.003 --cache ../cache"
+    blocks = "--data groups.csv --train blocks:1 --epochs 1 --lr 0.003 --cache ../cache"
     for line in (
         f"{FINETUNE} one --data classes --cache ../cache",
         f"{FINETUNE} two --data groups.csv --cache ../cache",
