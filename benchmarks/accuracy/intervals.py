@@ -6,7 +6,7 @@
 First form: logits of six classes, and of four labels, are drawn; in each group, the evidence for the true class is stronger
 or weaker by a normal term, so that the images of a group are right or wrong together. The truth is that of 200,000 images,
 each of its own group. Each cell is the percentage of draws (for classes and labels: of draws
-and classes) whose interval contains the truth. `--draws 400` has a standard error of 1.1 at 95%.
+and classes) whose interval contains the truth, or `none` if no interval is shown. `--draws 400` has a standard error of 1.1 at 95%.
 
 Second form: the cross-validated accuracy on real photos. For each draw, so many images are chosen, a fifth is held out, the
 head is solved on the others as `vitft finetune` solves it, and all are cross-validated. The truth is the accuracy of that head
@@ -183,7 +183,7 @@ def simulate(groups: int, images: list[int], draws: int, spread: float) -> None:
     print(f"| interval | {' | '.join(f'{n:,} images' for n in images)} |")
     print(f"|---|{'---|' * len(images)}")
     for name, columns in table.items():
-        cells = [f"{100 * np.mean(columns[n]):.1f}" for n in images]
+        cells = [f"{100 * np.mean(columns[n]):.1f}" if columns[n] else "none" for n in images]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

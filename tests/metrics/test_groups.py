@@ -86,7 +86,7 @@ def test_few_groups_widen_the_interval_as_students_t_does() -> None:
 
 
 @pytest.mark.parametrize(("groups", "share"), [(30, 0.8), (30, 0.9), (10, 0.8), (3, 0.9)])
-@pytest.mark.parametrize("correlation", [0.05, 0.2])
+@pytest.mark.parametrize("correlation", [0.05, 0.2, 0.4])
 def test_intervals_of_groups_cover_the_truth(groups: int, share: float, correlation: float) -> None:
     random = np.random.default_rng(groups)
     inside = 0
@@ -112,8 +112,8 @@ def test_the_error_of_a_mean_counts_groups() -> None:
 
 def test_every_interval_of_the_results_is_wider_with_groups() -> None:
     random = np.random.default_rng(0)
-    groups = np.repeat(np.arange(12), 20)
-    shift = random.normal(0, 1.5, 12)[groups]
+    groups = np.repeat(np.arange(40), 6)
+    shift = random.normal(0, 2.5, 40)[groups]
     labels = random.integers(0, 7, 240)
     logits = random.normal(0, 1, (240, 7))
     logits[np.arange(240), labels] += 2 + shift
@@ -125,7 +125,7 @@ def test_every_interval_of_the_results_is_wider_with_groups() -> None:
         **probability_metrics(logits, y, groups=groups),
     }
 
-    assert grouped.pop("groups") == 12
+    assert grouped.pop("groups") == 40
     wide, narrow = (
         [
             *(found[f"{name}_interval"] for name in ("top1", "top5", "balanced", "loss")),
@@ -138,6 +138,27 @@ def test_every_interval_of_the_results_is_wider_with_groups() -> None:
     )
     for one, other in zip(wide, narrow, strict=True):
         assert one[1] - one[0] > 1.1 * (other[1] - other[0])
+
+
+@pytest.mark.parametrize(("groups", "has_interval"), [(29, False), (30, True), (240, True)])
+def test_losses_of_few_groups_have_no_interval(groups: int, has_interval: bool) -> None:
+    random = np.random.default_rng(0)
+    scores, labels = random.normal(0, 1, (240, 3)), torch.from_numpy(random.integers(0, 3, 240))
+
+    found: Any = probability_metrics(scores, labels, groups=np.arange(240) % groups)
+
+    assert (found["loss_interval"] is not None) == has_interval
+    assert (found["calibration"]["ece_interval"] is not None) == has_interval
+
+
+def test_one_group_that_has_most_images_counts_as_few_groups() -> None:
+    sizes = [81, *[1] * 19]
+    groups, right = np.repeat(np.arange(20), sizes), np.arange(100) % 5 > 0
+
+    low, high = accuracy_interval(right, groups)
+    equal = accuracy_interval(right, np.arange(100) // 5)
+
+    assert high - low > 2 * (equal[1] - equal[0])
 
 
 def test_intervals_of_several_labels_count_groups() -> None:

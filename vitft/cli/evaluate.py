@@ -16,12 +16,11 @@ from vitft.predict.request import check_threshold
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import (
-    MIN_CALIBRATION_IMAGES,
-    TOO_FEW_TO_CALIBRATE,
     csv_line,
     interval,
     is_measurable,
     is_scaled,
+    not_calibrated,
     percent,
     percent_or_bound,
     scored_images,
@@ -162,21 +161,21 @@ def print_tables(results: Mapping[str, Any]) -> None:
         kept_title = f"kept at threshold {percent(kept['threshold'])}"
         rows.append((kept_title, percent(kept["fraction"]), interval(kept["fraction_interval"])))
         rows.append(("  accuracy of these", percent(kept["top1"]), interval(kept["top1_interval"])))
-    low, high = results["loss_interval"]
-    rows.append(("log-loss (nats)", f"{results['loss']:.3f}", f"{low:.3f} to {high:.3f}"))
-    error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
-    is_measured = results["images"] >= MIN_CALIBRATION_IMAGES
-    if is_measured:
+    bounds = results["loss_interval"]
+    shown = f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups"
+    rows.append(("log-loss (nats)", f"{results['loss']:.3f}", shown))
+    if not (doubt := not_calibrated(results)):
+        error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
         rows.append(("calibration error", error, interval(calibration["ece_interval"])))
     temperature = calibration["temperature"]
-    if is_measured and is_scaled(temperature) and calibration["ece_before"] is not None:
+    if not doubt and is_scaled(temperature) and calibration["ece_before"] is not None:
         at = "" if temperature is None else f"at temperature 1 instead of {temperature:.2f}"
         before = calibration["ece_before"]
         shown = percent(before) if is_measurable(before) else "too small to measure"
         rows.append(("  before scaling", shown, at))
     output.table((scored_images(results), "", "95% interval"), rows, numbers=2)
-    if not is_measured:
-        output.note(TOO_FEW_TO_CALIBRATE)
+    if doubt:
+        output.note(doubt)
     output.result("")
     print_classes(results["per_class"])
     if results.get("labels"):

@@ -35,11 +35,10 @@ from vitft.predict.validation import (
 )
 from vitft.system.run_content import read_run_json
 from vitft.system.text import (
-    MIN_CALIBRATION_IMAGES,
-    TOO_FEW_TO_CALIBRATE,
     count,
     interval,
     is_measurable,
+    not_calibrated,
     percent,
     percent_or_bound,
     scored_images,
@@ -75,7 +74,7 @@ def print_summary(
         output.result(f"baseline (largest class): {percent(metrics['majority'])}")
     print_selection(metrics, config)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
-        output.result(calibration_text(calibration, metrics["images"]))
+        output.result(not_calibrated(metrics) or calibration_text(calibration))
     if "labels" in metrics:
         print_weakest_label(metrics["labels"], metrics["images"])
     elif own := model_cross_validation(metrics):
@@ -214,16 +213,14 @@ def print_budget(budget: BudgetResults) -> None:
         output.note(describe_skipped(skipped))
 
 
-def calibration_text(calibration: CalibrationMetrics, images: int) -> str:
+def calibration_text(calibration: CalibrationMetrics) -> str:
     """Return the calibration error; one that is too small to be measured has no interval."""
-    if images < MIN_CALIBRATION_IMAGES:
-        return TOO_FEW_TO_CALIBRATE
     bounds = calibration["ece_interval"]
     error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
     if not is_measurable(calibration["ece"]):
         return f"{error} (too small to be measured on these images)"
     before, shown = calibration["ece_before"], f"{error} (95% interval {interval(bounds)})"
-    if before is not None and bounds[0] <= before < calibration["ece"]:
+    if before is not None and bounds and bounds[0] <= before < calibration["ece"]:
         return f"{shown}, not measurably different before calibration"
     return f"{shown}, {percent(before)} before calibration"
 

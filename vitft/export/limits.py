@@ -13,7 +13,7 @@ from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.confusions import class_pair_counts
 from vitft.metrics.results import AuditResults, ClassMetrics, RunResults
 from vitft.system.run_content import read_run_json
-from vitft.system.text import MIN_CALIBRATION_IMAGES, TOO_FEW_TO_CALIBRATE, is_measurable
+from vitft.system.text import is_measurable, not_calibrated
 
 FEW_PER_CLASS = 10
 """Number of validation images below which the recall of a class is unreliable."""
@@ -92,8 +92,7 @@ def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
         few=few,
         few_per_class=FEW_PER_CLASS,
         confused=most_confused(results) if results else [],
-        min_calibration=MIN_CALIBRATION_IMAGES,
-        too_few=TOO_FEW_TO_CALIBRATE,
+        too_few=not_calibrated(results) if results and results.get("calibration") else "",
         is_measurable=is_measurable,
         leaks=leaks,
         wrong=wrong,

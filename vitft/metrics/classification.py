@@ -27,6 +27,7 @@ from vitft.metrics.intervals import (
     f1_with_interval,
     mean_fraction_interval,
     mean_interval,
+    too_few,
     wilson_interval,
 )
 from vitft.metrics.label_metrics import label_results
@@ -230,7 +231,7 @@ def probability_metrics(
     `scores` (n, C) are logits that have already been divided by the temperature. The result also
     contains the optional arguments: `ece_before`, the calibration error before temperature scaling;
     `temperature`; and `note`, the reason why no temperature was fitted. The intervals count the
-    `groups` (n,), if there are any.
+    `groups` (n,), if there are any, and are None if these are too few.
     """
     truth = labels.numpy()
     loss = log_losses(scores, truth)
@@ -244,7 +245,7 @@ def probability_metrics(
         "loss_interval": mean_interval(loss, groups),
         "calibration": {
             "ece": error,
-            "ece_interval": interval,
+            "ece_interval": None if too_few(groups) else interval,
             "ece_binned": bins.gap,
             "ece_before": ece_before,
             "temperature": temperature,

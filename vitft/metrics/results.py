@@ -43,7 +43,7 @@ class CalibrationMetrics(TypedDict):
     ece: Annotated[
         float, Range(ge=-1, le=1)
     ]  # expected calibration error, corrected for the bias of small samples
-    ece_interval: Interval
+    ece_interval: Interval | None  # None if there are too few groups
     ece_binned: Share  # the usual plug-in estimate, without the correction
     ece_before: Annotated[float | None, Range(ge=-1, le=1)]
     """Corrected expected calibration error before temperature scaling; None if unknown."""

@@ -11,12 +11,11 @@ from vitft.metrics.verdict import BEST_RULE, selected_epoch
 from vitft.report import charts
 from vitft.report.run_files import Run
 from vitft.system.text import (
-    MIN_CALIBRATION_IMAGES,
-    TOO_FEW_TO_CALIBRATE,
     count,
     interval,
     is_measurable,
     is_scaled,
+    not_calibrated,
     percent,
     points,
     scored_images,
@@ -181,9 +180,8 @@ def confidence_section(run: Run) -> ChartSection | None:
         text = "No difference between confidence and accuracy could be measured"
     text += f" (95% interval: {bounds})." if bounds else "."
     text += " Chance alone makes the bins below differ, too: it has been subtracted."
-    is_measured = run.results["images"] >= MIN_CALIBRATION_IMAGES
-    if not is_measured:
-        text = f"{TOO_FEW_TO_CALIBRATE.capitalize()}."
+    if doubt := not_calibrated(run.results):
+        text = f"{doubt.capitalize()}."
     before, temperature = calibration.get("ece_before"), calibration.get("temperature")
     if before is not None and temperature is not None and is_scaled(temperature):
         text += (
@@ -194,7 +192,7 @@ def confidence_section(run: Run) -> ChartSection | None:
         if not is_measurable(before):
             shown = "no difference could be measured"
         without = f"; without it, {shown}."
-        text += without if is_measured else "."
+        text += "." if doubt else without
     return ChartSection(
         title="Is the confidence reliable?",
         text=text,

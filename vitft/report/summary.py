@@ -11,7 +11,6 @@ from vitft.features.ood import TOO_HIGH, alarms_text
 from vitft.features.reference import power_text
 from vitft.metrics.chance import chance_level, distinguishes
 from vitft.metrics.estimate import model_cross_validation, tested_number
-from vitft.metrics.results import CalibrationMetrics
 from vitft.metrics.values import Interval
 from vitft.metrics.verdict import (
     describe_interpolation,
@@ -25,11 +24,11 @@ from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
 from vitft.system.text import (
-    MIN_CALIBRATION_IMAGES,
     count,
     duration,
     interval,
     listing,
+    not_calibrated,
     percent,
     percent_or_bound,
     scored_images,
@@ -254,19 +253,10 @@ def key_figures(run: Run) -> list[KeyFigure]:
         KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
         for name, v, ends, text in fractions
     ]
-    if results["images"] >= MIN_CALIBRATION_IMAGES:
-        figures += calibration_figure(results.get("calibration"))
+    calibration = results.get("calibration")
+    if calibration and not not_calibrated(results):
+        bounds = calibration["ece_interval"]
+        value = percent_or_bound(calibration["ece"], bounds)
+        meaning = "mean difference between confidence and accuracy"
+        figures.append(KeyFigure("calibration error", value, interval(bounds), meaning))
     return figures
-
-
-def calibration_figure(calibration: CalibrationMetrics | None) -> list[KeyFigure]:
-    """Return the calibration error, or an empty list if the error or its interval is unknown.
-
-    An error too small to be measured is given as the upper end of its interval.
-    """
-    bounds = calibration.get("ece_interval") if calibration else None
-    if calibration is None or calibration.get("ece") is None or not bounds:
-        return []
-    value = percent_or_bound(calibration["ece"], bounds)
-    meaning = "mean difference between confidence and accuracy"
-    return [KeyFigure("calibration error", value, interval(bounds), meaning)]

@@ -45,12 +45,21 @@ MIN_CALIBRATION_IMAGES = 20
 """Minimum number of images for a calibration error to be shown. Of fewer images, one changes the
 accuracy by more than 5 points; even if all are right, up to 3 / 20 may be wrong in truth (the 95%
 bound), so a small error would be false comfort."""
-TOO_FEW_TO_CALIBRATE = "too few images to measure the calibration error"
 
 
-def percent_or_bound(fraction: float, bounds: Sequence[float]) -> str:
+def not_calibrated(results: Mapping[str, Any]) -> str:
+    """Return why the calibration error of some results is not shown, or an empty string."""
+    if results["images"] < MIN_CALIBRATION_IMAGES:
+        return "too few images to measure the calibration error"
+    has_interval = results["calibration"]["ece_interval"] is not None
+    return "" if has_interval else "too few groups to measure the calibration error"
+
+
+def percent_or_bound(fraction: float, bounds: Sequence[float] | None) -> str:
     """Format a nonnegative fraction; one that is too small to be measured as `< upper bound`."""
-    return percent(fraction) if is_measurable(fraction) else f"< {percent(bounds[1])}"
+    return (
+        f"< {percent(bounds[1])}" if bounds and not is_measurable(fraction) else percent(fraction)
+    )
 
 
 def interval(bounds: Sequence[float] | None, digits: int = 1) -> str:
