@@ -38,17 +38,10 @@ def add_check(parser: Parser) -> None:
     parser.add_argument(
         "data",
         metavar="DIR|TABLE",
-        help="image folder with one folder per class, table with the columns path and label, tar "
-        "shards (wds:URL{00..99}.tar) or Hugging Face dataset (hf:NAME)",
+        help="folder with one folder per class, table with the columns path and label, hf:NAME or "
+        "wds:URL",
     )
-    add_table_settings(parser)
-    parser.add_argument(
-        "--fixes",
-        metavar="CSV",
-        help="decisions to apply before the check, as written by an earlier check (default: those "
-        "of the run, if --run is used)",
-    )
-    labels = parser.add_argument_group("label errors")
+    results, labels = parser.section("common options"), parser.section("label errors")
     source = labels.add_mutually_exclusive_group()
     source.add_argument(
         "--weights", metavar="NAME", help="pretrained weights for checking the labels"
@@ -59,7 +52,6 @@ def add_check(parser: Parser) -> None:
         help="run directory that provides the pretrained weights and the split",
     )
     add_shared(labels, "--cache", "--device")
-    results = parser.add_argument_group("output")
     results.add_argument(
         "--out",
         default=".",
@@ -67,6 +59,13 @@ def add_check(parser: Parser) -> None:
         help="folder in which to write check.html and fixes.csv (default: .)",
     )
     add_shared(results, "--format")
+    data = parser.section("data options")
+    data.add_argument(
+        "--fixes",
+        metavar="CSV",
+        help="decisions of an earlier check to apply first (default: those of --run)",
+    )
+    add_table_settings(data)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=check_command)
 

@@ -22,8 +22,8 @@ def add_compare(parser: Parser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="HTML page to write, with curves and the images on which the runs disagree, or, if "
-        "it ends with .png, a figure of accuracies and curves (default: none)",
+        help="HTML page to write, with curves and the images on which the runs disagree, or figure "
+        "(.png)",
     )
     add_shared(parser, "--format")
     parser.set_defaults(command=compare_command)

@@ -18,7 +18,8 @@ def add_data(parser: Parser) -> None:
         "name", metavar="NAME", nargs="?", help="name of a known dataset (available: flower_photos)"
     )
     fetch.add_argument("--url", metavar="URL", help="URL of a .tar, .tar.gz or .zip file")
-    fetch.add_argument("--to", metavar="DIR", help="folder to create (default: ./NAME)")
+    fetch.add_argument("--out", metavar="DIR", help="folder to create (default: ./NAME)")
+    fetch.add_argument("--to", dest="out", help=argparse.SUPPRESS)  # former name of --out
     fetch.add_argument("--sha256", metavar="HEX", help="expected SHA-256 of the archive")
     fetch.add_argument(
         "--allow-private-addresses",
@@ -32,10 +33,10 @@ def fetch_data(args: argparse.Namespace) -> int:
     """Download and unpack an archive, and print a summary of its contents."""
     from vitft.data.download.fetch import fetch_folder, select_archive
 
-    archive = select_archive(args.name, url=args.url, folder=args.to, sha256=args.sha256)
-    target = Path(args.to).expanduser() if args.to else Path(archive.name)
+    archive = select_archive(args.name, url=args.url, folder=args.out, sha256=args.sha256)
+    target = Path(args.out).expanduser() if args.out else Path(archive.name)
     if not target.name or target.name == "..":
-        raise UsageError(f"invalid --to {args.to}", fix="use the name of a new folder")
+        raise UsageError(f"invalid --out {args.out}", fix="use the name of a new folder")
     if archive.what:
         licence = f" (licence: {archive.licence})" if archive.licence else ""
         output.note(f"{archive.name}: {archive.what}{licence}")

@@ -30,72 +30,71 @@ if TYPE_CHECKING:
 def add_explain(parser: Parser) -> None:
     """Add the options of `vitft explain`."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
-    add_shared(parser, "--run", help="run directory or checkpoint (default: runs/latest)")
-    parser.add_argument(
+    common, drawn = parser.section("common options"), parser.section("pictures")
+    add_shared(common, "--run", help="run directory or checkpoint (default: runs/latest)")
+    common.add_argument(
         "--weights", metavar="NAME", help="pretrained weights to explain instead of a run"
     )
-    add_shared(parser, "--allow-pickle")
-    parser.add_argument(
-        "--method",
-        metavar=f"{{{','.join(METHODS)}}}",  # `Method` checks it
-        help="attribution method (default: relevance, which is specific to a class)",
-    )
-    parser.add_argument(
+    common.add_argument(
         "--class",
         dest="about",
         metavar="NAME",
         help="class to explain (default: the most probable one)",
     )
-    parser.add_argument(
+    common.add_argument(
+        "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
+    )
+    common.add_argument(
+        "--model",
+        action="store_true",
+        help="plot a ViT's filters, position embeddings and attention distances, without images",
+    )
+    common.add_argument(
+        "--patches",
+        action="store_true",
+        help="draw how a ViT cuts each image into patches and turns them into tokens",
+    )
+    advanced = parser.section("advanced options")
+    advanced.add_argument(
+        "--method",
+        metavar=f"{{{','.join(METHODS)}}}",  # `Method` checks it
+        help="attribution method (default: relevance, which is specific to a class)",
+    )
+    advanced.add_argument(
         "--fusion", choices=FUSIONS, help="how to combine the attention heads (default: mean)"
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--discard",
         type=float,
         metavar="FRACTION",
         help="fraction of the attention weights that rollout discards, smallest first (default: 0)",
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--block",
         type=int,
         metavar="N",
         help="block for --method attention, counting from 0 (default: the last)",
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--head",
         type=int,
         metavar="N",
         help="head for --method attention, counting from 0 (default: all)",
     )
-    parser.add_argument(
-        "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
-    )
-    parser.add_argument(
-        "--arrays", action="store_true", help="also write attribution maps and logits to .npz files"
-    )
-    parser.add_argument(
-        "--model",
-        action="store_true",
-        help="plot a ViT's filters, position embeddings and attention distances instead of "
-        "explaining images",
-    )
-    parser.add_argument(
-        "--patches",
-        action="store_true",
-        help="draw how a ViT cuts each image into patches and turns them into tokens, instead of "
-        "explaining images",
-    )
-    parser.add_argument(
+    add_shared(advanced, "--device", default="auto")
+    add_shared(advanced, "--allow-pickle")
+    drawn.add_argument(
         "--size",
         type=int,
         metavar="N",
-        help="minimum length of the shorter side of the pictures, in pixels "
-        f"(default: {MIN_SIDE_PX})",
+        help=f"minimum length of the pictures' shorter side in pixels (default: {MIN_SIDE_PX})",
     )
-    parser.add_argument(
+    drawn.add_argument(
         "--legend", action="store_true", help="add a colour bar to each picture, e.g. for slides"
     )
-    add_shared(parser, "--device", default="auto")
+    drawn.add_argument(
+        "--arrays", action="store_true", help="also write attribution maps and logits to .npz files"
+    )
     parser.set_defaults(command=explain_command)
 
 

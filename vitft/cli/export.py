@@ -83,14 +83,13 @@ def add_export(parser: Parser) -> None:
     hub.add_argument(
         "--dry-run",
         action="store_true",
-        help="write the folder for the Hub for review; use no network and upload nothing",
+        help="write the folder for the Hub for review, without network or upload",
     )
     hub.add_argument(
         "--image-licence",
         metavar="NAME",
         default="",
-        help="licence of your images; if it permits publication, the model page on the Hub shows "
-        "one image per class",
+        help="licence of your images, which lets the model page show one image per class",
     )
     hub.add_argument(
         "--image-credit", metavar="TEXT", default="", help="authors and source of your images"

@@ -32,43 +32,38 @@ HEAD_ALONE: Mapping[str, frozenset[str]] = {
 
 def add_finetune(parser: Parser) -> None:
     """Add the options of `vitft finetune`."""
-    groups = {
-        title: parser.add_argument_group(title)
-        for title in dict.fromkeys(option.group for option in FINETUNE_OPTIONS)
-    }
+    common, run = parser.section("common options"), parser.section("run options")
+    parser.section("data options")
+    parser.usage = "vitft finetune --data PATH [options]"
     for option in FINETUNE_OPTIONS:
-        add_option(groups[option.group], option)
+        add_option(parser.section(option.group), option)
     parser.add_argument("--freeze", dest="train", help=argparse.SUPPRESS)  # former name of --train
-    run = groups["run"]  # options that do not correspond to a single setting
-    run.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed for the split and the training; --set train.seed=N keeps the split (default: 0)",
+    common.add_argument("--recipe", metavar="NAME", help="recipe, or TOML file with settings")
+    common.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting (see docs/settings.md), e.g. data.val_rate=0.1 (may be repeated)",
     )
     run.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
-    run.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to resume")
+    run.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to continue")
     run.add_argument(
         "--max-time",
         metavar="TIME",
-        help="time limit, e.g. 90s, 10m or 2h; the run can be continued with --resume "
-        "(default: no limit)",
+        help="stop after a time, e.g. 90s, 10m or 2h, to continue with --resume (--budget plans "
+        "trials by the time)",
     )
     run.add_argument(
         "--dry-run",
         action="store_true",
         help="check all inputs, print the settings and what would be trained, and exit",
     )
-    settings = parser.add_argument_group("settings")
-    settings.add_argument(
-        "--recipe", metavar="NAME", help="name of a recipe, or TOML file with settings"
-    )
-    settings.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any setting (see docs/settings.md), e.g. data.val_rate=0.1; may be repeated",
+    run.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed for split and training (--set train.seed=N keeps the split, default: 0)",
     )
     parser.set_defaults(command=finetune_command)
 

@@ -35,20 +35,18 @@ MIN_PER_CLASS = 2
 def add_label(parser: Parser) -> None:
     """Add the options of `vitft label`."""
     parser.description = (
-        "Label pictures on a web page. The page asks about the most informative pictures, "
+        "Label images on a web page. The page asks about the most informative images, "
         "guesses the rest and measures the accuracy on a random sample. Each answer is "
         "immediately appended to a table for vitft finetune --data. Press Ctrl-C to stop, and "
         "run the same command again to continue."
     )
-    parser.add_argument(
-        "data", metavar="DIR", help="folder of pictures, with or without subfolders"
-    )
+    parser.add_argument("data", metavar="DIR", help="folder of images, with or without subfolders")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--weights",
         metavar="NAME",
-        help=f"pretrained weights for computing the features (default: {BUNDLED}, which is "
-        "bundled; larger models need fewer answers)",
+        help=f"pretrained weights for the features, of which larger ones need fewer answers "
+        f"(default: {BUNDLED})",
     )
     source.add_argument(
         "--run",
@@ -60,7 +58,7 @@ def add_label(parser: Parser) -> None:
         "--classes",
         default="",
         metavar="A,B,...",
-        help="class names, separated by commas; more can be added on the page",
+        help="class names, separated by commas (the page can add more)",
     )
     parser.add_argument(
         "--out",

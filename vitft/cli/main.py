@@ -13,31 +13,12 @@ import sys
 from collections.abc import Sequence
 
 from vitft.cli import output
+from vitft.cli.guide import COMMAND_GROUPS
 from vitft.cli.parser import Commands, Parser
 from vitft.cli.streams import StdoutLostError
 from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper
-
-COMMANDS = {
-    "finetune": "train a classifier from image folders and pretrained weights",
-    "check": "find unreadable files, duplicates, leakage and label errors in a folder",
-    "data": "download public image datasets",
-    "predict": "predict the classes of images",
-    "explain": "show which image regions a model uses",
-    "evaluate": "evaluate a trained model on labelled images",
-    "export": "export a trained model to other formats",
-    "serve": "serve a trained model over HTTP, with a web page for uploading images",
-    "label": "label unsorted pictures on a web page, the most informative ones first",
-    "weights": "list, inspect and download pretrained weights",
-    "recipes": "list recipes: tested settings with their results",
-    "cache": "list or delete cached features",
-    "report": "write the HTML report of a run",
-    "compare": "compare runs on the validation images they share",
-    "study": "compare pretrained weights by their few-shot accuracy",
-    "demo": "fine-tune, predict and export on synthetic images, offline",
-}
-"""One-line help for each command; `add_NAME` in `cli.NAME` adds the options of a command."""
 
 OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
 
@@ -147,9 +128,9 @@ def build_parser(command: str | None = None) -> Parser:
     parser = Parser(
         prog="vitft",
         description="Fine-tune a Vision Transformer on a folder of images.",
-        epilog="Run `vitft COMMAND --help` for the options of a command. Every command accepts "
-        "-v (--verbose) for more detail, -q (--quiet) for results and warnings only, and --debug "
-        "for the traceback of an error.",
+        epilog="`vitft COMMAND --help` lists the options of a command. Every command accepts\n"
+        "-v (--verbose) for more detail, -q (--quiet) for results and warnings only, and\n"
+        "--debug for the traceback of an error.",
     )
     parser.add_argument(
         "--version",
@@ -159,10 +140,12 @@ def build_parser(command: str | None = None) -> Parser:
         help="show the version and exit",
     )
     commands = Commands(parser, "commands")
-    for name, text in COMMANDS.items():
-        added = commands.add_parser(name, help=text)
-        if command in {None, name}:
-            getattr(importlib.import_module(f"vitft.cli.{name}"), f"add_{name}")(added)
+    for title, group in COMMAND_GROUPS.items():
+        for name, text in group.items():
+            added = commands.add_parser(name, help=text)
+            if command in {None, name}:
+                getattr(importlib.import_module(f"vitft.cli.{name}"), f"add_{name}")(added)
+        commands.name_group(title, group)
     return parser
 
 

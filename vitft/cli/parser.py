@@ -3,6 +3,8 @@
 import argparse
 import os
 import re
+import shutil
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -61,12 +63,78 @@ class Parser(argparse.ArgumentParser):
     """ArgumentParser that raises a UsageError instead of exiting."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(
+            **options,
+            allow_abbrev=False,
+            add_help=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.sections: dict[str, argparse._ArgumentGroup] = {}
+        self.command_groups: dict[str, Collection[str]] = {}
         self.commands: dict[str, Parser] = {}
+        self.summary = ""
+        """One-line help of a subcommand."""
         self.settable: Collection[str] = ()
         """Settings that `--set` accepts in place of an unknown option."""
         self.typed: Sequence[str] = ()
         """All arguments of the command line, beginning with the command."""
+
+    def section(self, title: str) -> argparse._ArgumentGroup:
+        """Return the group of options with a title, which is added if it is new."""
+        if title not in self.sections:
+            self.sections[title] = self.add_argument_group(title)
+        return self.sections[title]
+
+    def format_help(self) -> str:
+        """Return usage, description, examples, options by group, and the page to read."""
+        from vitft.cli.guide import GUIDES
+
+        guide = GUIDES.get(self.prog.partition(" ")[2].partition(" ")[0])
+        width = max(40, shutil.get_terminal_size().columns - 2)
+        needed = [self.shown_usage(one) for one in self._actions if one.required]
+        needed += [
+            self.shown_usage(one)
+            for one in self._get_positional_actions()
+            if not one.required and one.help != argparse.SUPPRESS
+        ]
+        options = ["[options]"] * any(
+            not self.commands and one.help != argparse.SUPPRESS for one in self.options()
+        )
+        blocks = [
+            f"usage: {self.usage or ' '.join([self.prog, *needed, *options])}",
+            textwrap.fill(self.description or "", width),
+        ]
+        if guide and guide.examples:
+            longest = max(map(len, guide.examples))
+            lines = (f"  {words:<{longest}}  {does}" for words, does in guide.examples.items())
+            blocks.append("\n".join(["examples:", *lines]))
+        for title, names in self.command_groups.items():
+            lines = (f"  {name:<9} {self.commands[name].summary}" for name in names)
+            blocks.append("\n".join([f"{title}:", *lines]))
+        formatter = self._get_formatter()
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            if not (self.command_groups and group is self._subparsers):
+                formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        blocks += [formatter.format_help().strip(), (self.epilog or "").strip()]
+        blocks += [f"More in {guide.page}."] if guide else []
+        return "\n\n".join(filter(None, blocks)) + "\n"
+
+    def options(self) -> list[argparse.Action]:
+        """Return the options, without positional arguments."""
+        return list(dict.fromkeys(self._option_string_actions.values()))
+
+    @staticmethod
+    def shown_usage(action: argparse.Action) -> str:
+        """Return an argument as in a usage line, e.g. `[IMAGE ...]` or `--data PATH`."""
+        name = str(action.metavar or action.dest)
+        if action.option_strings:
+            return f"{action.option_strings[-1]} {name}"
+        forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ...", "A...": f"{name} ..."}
+        return forms.get(str(action.nargs), name)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
@@ -165,7 +233,8 @@ class Parser(argparse.ArgumentParser):
 
     def words(self) -> set[str]:
         """Return the names of all options and commands, including those of subcommands."""
-        words = {*re.findall(r"--[a-z][a-z-]*", self.format_help()), *self.commands}
+        shown = (one for one in self.options() if one.help != argparse.SUPPRESS)
+        words = {*self.commands, "--help"}.union(*(one.option_strings for one in shown))
         return words.union(*(command.words() for command in self.commands.values()))
 
 
@@ -198,25 +267,28 @@ class Commands:
         """Add a subcommand and return its parser."""
         options.setdefault("description", f"{help[0].upper()}{help[1:]}.")
         command = self.action.add_parser(name, help=help, **options)
+        command.summary = help
         self.parser.commands[name] = command
         return command
 
+    def name_group(self, title: str, names: Collection[str]) -> None:
+        """Show some of the commands under a title in the help."""
+        self.parser.command_groups[title] = names
 
-def add_threshold_options(parser: Parser) -> None:
+
+def add_threshold_options(group: OptionGroup) -> None:
     """Add the options for the threshold below which predictions are marked `not sure`."""
-    parser.add_argument(
+    group.add_argument(
         "--threshold",
         type=float,
         metavar="P",
-        help='probability below which predictions are marked "not sure"; for several labels per '
-        "image, the probability from which a label is predicted",
+        help='mark predictions as "not sure" if their probability is below P (several labels: '
+        "the probability that predicts a label)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--precision",
         type=float,
         metavar="P",
-        help="choose the lowest threshold with an expected precision of at least P, the fraction "
-        'of correct predictions among those not marked "not sure": of n validation images and '
-        "cross-validated training images at or above it, the mistakes expected from the calibrated "
-        "probabilities, plus one, are at most (1 - P) n, and the mistakes made do not contradict P",
+        help='choose the threshold: mark predictions as "not sure" so that about P of the others '
+        "are correct",
     )

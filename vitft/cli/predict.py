@@ -51,67 +51,66 @@ large jobs:
 def add_predict(parser: Parser) -> None:
     """Add the options of `vitft predict`."""
     parser.epilog = INPUTS
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    common, advanced = parser.section("common options"), parser.section("advanced options")
     parser.add_argument(
         "images", nargs="*", metavar="IMAGE", help="file, folder, pattern, URL or - (see below)"
     )
-    parser.add_argument(
-        "--list",
-        action="append",
-        default=[],
-        dest="lists",
-        metavar="FILE",
-        help="file with a list of images; may be repeated",
+    add_shared(common, "--run")
+    common.add_argument(
+        "--format",
+        choices=ROW_FORMATS,
+        help="format of the rows (default: inferred from the suffix of --out, otherwise table)",
     )
-    parser.add_argument(
-        "--allow-private-addresses",
-        action="store_true",
-        help="also download images from this machine and its local network",
-    )
-    add_shared(parser, "--run")
-    add_shared(parser, "--device", default="auto")
-    parser.add_argument(
+    common.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
+    common.add_argument(
         "--top-k",
         type=int,
         default=1,
         metavar="K",
         help="number of classes per image (default: 1)",
     )
-    parser.add_argument(
-        "--format",
-        choices=ROW_FORMATS,
-        help="format of the rows (default: inferred from the suffix of --out, otherwise table)",
+    add_threshold_options(common)
+    common.add_argument(
+        "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
     )
-    parser.add_argument(
+    common.add_argument("--resume", action="store_true", help="continue an unfinished output file")
+    advanced.add_argument(
+        "--list",
+        action="append",
+        default=[],
+        dest="lists",
+        metavar="FILE",
+        help="file with a list of images (may be repeated)",
+    )
+    advanced.add_argument(
+        "--allow-private-addresses",
+        action="store_true",
+        help="also download images from this machine and its local network",
+    )
+    add_shared(advanced, "--device", default="auto")
+    advanced.add_argument(
         "--bom",
         action="store_true",
         help="begin CSV with a byte order mark, so that Excel reads it as UTF-8",
     )
-    parser.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
-    parser.add_argument("--resume", action="store_true", help="continue an unfinished output file")
-    add_threshold_options(parser)
-    parser.add_argument(
+    advanced.add_argument(
         "--tta",
         action="store_true",
         help="average the predictions for each image and its mirror image",
     )
-    parser.add_argument(
-        "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
-    )
-    parser.add_argument(
+    advanced.add_argument(
         "--dtype",
         choices=PREDICT_DTYPES,
         default="auto",
-        help="floating-point precision: bf16 changes probabilities slightly, but no classes, "
-        "because close calls are recomputed in fp32; auto (default) is bf16 where that is faster, "
-        "and fp32 for a few images and with thresholds, --tta or --explain",
+        help="number format: bf16 changes probabilities slightly, but no classes (default: auto, "
+        "which is bf16 where faster)",
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="inference engine: numpy starts faster because it does not import torch; auto "
-        "(default) uses numpy for a few images on a CPU",
+        help="numpy starts faster, without torch (default: auto, which is numpy for a few images "
+        "on a CPU)",
     )
     parser.set_defaults(command=predict_command)
 

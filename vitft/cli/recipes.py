@@ -19,9 +19,9 @@ def add_recipes(parser: Parser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("text", "json"),
-        default="text",
-        help="format of the list (default: text)",
+        choices=("table", "json"),
+        default="table",
+        help="format of the list (default: table)",
     )
     parser.set_defaults(command=recipes_command)
 

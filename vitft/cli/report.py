@@ -23,8 +23,7 @@ def add_report(parser: Parser) -> None:
     parser.add_argument(
         "--charts",
         metavar="DIR",
-        help="new folder for the charts of the page as SVG files, e.g. for slides; the page itself "
-        "is then written only if --out is given",
+        help="new folder for the charts as SVG files (without --out, the page is not written)",
     )
     parser.set_defaults(command=report_command)
 

@@ -31,23 +31,25 @@ def add_serve(parser: Parser) -> None:
         "password: for other users, put it behind a reverse proxy (docs/export.md). Press Ctrl-C "
         "to stop it."
     )
-    parser.add_argument(
+    common, advanced = parser.section("common options"), parser.section("advanced options")
+    common.add_argument(
         "--run",
         metavar="RUN",
         help="run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME "
         "(default: runs/latest)",
     )
-    add_shared(parser, "--device", default="auto")
-    add_shared(parser, "--host")
-    add_shared(parser, "--port", default=8000)
-    parser.add_argument(
+    add_shared(common, "--host")
+    add_shared(common, "--port", default=8000)
+    add_threshold_options(common)
+    add_shared(common, "--device", default="auto")
+    advanced.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="additional host name to accept, e.g. of a reverse proxy; may be repeated",
+        help="additional host name to accept, e.g. of a reverse proxy (may be repeated)",
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--max-bytes",
         type=byte_count,
         default=ServeLimits().max_bytes,
@@ -55,19 +57,18 @@ def add_serve(parser: Parser) -> None:
         help="maximum size of a request in bytes, e.g. 20MB or 500000 (default: "
         f"{ServeLimits().max_bytes})",
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--queue",
         type=int,
         default=ServeLimits().queue,
         metavar="N",
         help=f"maximum number of queued images (default: {ServeLimits().queue})",
     )
-    parser.add_argument(
+    advanced.add_argument(
         "--access-log",
         action="store_true",
         help="print a line per request to stderr: time, client, method, path, status, duration",
     )
-    add_threshold_options(parser)
     parser.set_defaults(command=serve_command)
 
 

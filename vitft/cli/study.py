@@ -25,9 +25,8 @@ def add_study(parser: Parser) -> None:
         required=True,
         nargs="+",
         metavar="NAME",
-        help="weights as for vitft finetune; 'random:NAME' for the architecture of NAME with "
-        "random weights; or 'none' for the architecture of the first weights with random "
-        "weights",
+        help="weights as for vitft finetune, random:NAME (random weights), or none (random "
+        "weights of the first architecture)",
     )
     experiment.add_argument(
         "--shots",

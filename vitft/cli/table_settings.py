@@ -27,7 +27,7 @@ def add_table_settings(group: OptionGroup) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="setting for reading a table of labels, e.g. data.label=species; may be repeated",
+        help="how to read a table of labels, e.g. data.label=species (may be repeated)",
     )
 
 

@@ -21,8 +21,8 @@ def add_weights(parser: Parser) -> None:
     listed.add_argument(
         "--licence",
         metavar="NAME",
-        help="list only weights with this licence, e.g. apache-2.0; 'open' selects licences "
-        "without additional terms, and 'commercial' selects those that allow commercial use",
+        help="list only weights with this licence: open (no further terms), commercial (allows "
+        "commercial use) or e.g. apache-2.0",
     )
     listed.add_argument(
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"

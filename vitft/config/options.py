@@ -28,6 +28,8 @@ class Option:
     """Default shown in the help, if it differs from the setting's default; `-` to show none."""
     name: str = ""
     """Argument of `vitft.finetune`, if it differs from the last part of the setting's name."""
+    common: bool = False
+    """Whether the help shows the option first."""
 
     @property
     def keyword(self) -> str:
@@ -49,9 +51,11 @@ class Option:
     def group(self) -> str:
         """Title of the option's group in the help."""
         section, _, name = self.setting.partition(".")
-        if name in ("device", "cache", "tracker"):
-            return "run"
-        return {"data": "images", "weights": "weights"}.get(section, "training")
+        if self.common:
+            return "common options"
+        if name == "device":
+            return "run options"
+        return "data options" if section == "data" else "advanced options"
 
     @property
     def placeholder(self) -> str:
@@ -76,37 +80,70 @@ SEED_SETTINGS = ("data.seed", "train.seed")
 FINETUNE_OPTIONS = (
     Option(
         "data.path",
-        "image folder with one folder per class, table of paths and labels (.csv, .tsv, .jsonl, "
-        ".parquet, .xlsx), .npz file, torchvision:CIFAR10, tar shards (wds:URL{00..99}.tar), "
-        "Hugging Face dataset (hf:NAME), or demo",
+        "folder with one folder per class, table of paths and labels, hf:NAME, wds:URL, "
+        "torchvision:NAME, .npz file or demo",
         metavar="PATH",
         default="-",
         name="data",
+        common=True,
     ),
     Option(
-        "data.classes",
-        "table with the columns class and new_class that renames and merges classes, and drops "
-        "those whose new_class is empty; files are not changed",
-        metavar="TABLE",
-        default="-",
+        "weights.name",
+        "catalogue name (`vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, demo, or "
+        "none to train from scratch",
+        metavar="NAME",
+        default="chosen by the number of images",
+        name="weights",
+        common=True,
+    ),
+    Option(
+        "train.layers",
+        "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or stages "
+        "in turn: head,all",
+        metavar="LAYERS",
+        name="train",
+        common=True,
+    ),
+    Option(
+        "train.budget",
+        "time to spend, e.g. 10m: trains more layers if trials show a gain (--max-time only stops)",
+        metavar="TIME",
+        default="no budget",
+        common=True,
+    ),
+    Option(
+        "optim.epochs",
+        "passes over the training images (switches a head from the solver to steps)",
+        default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
+        common=True,
+    ),
+    Option(
+        "optim.batch_size",
+        "images per step (switches a head from the solver to steps)",
+        default="8 to 32 by the number of images, 256 from scratch",
+        common=True,
+    ),
+    Option(
+        "optim.lr",
+        "peak learning rate (switches a head from the solver to steps)",
+        default="depends on the trained layers, see docs/settings.md",
+        common=True,
     ),
     Option(
         "data.split",
-        "how to choose the validation images: content (stable when files are added, removed or "
-        "renamed), random (as in earlier versions), or reference (as in "
-        "WZMIAOMIAO/deep-learning-for-image-processing)",
+        "how to choose validation images: by content (stable when you add files), at random, or as "
+        "in the reference experiment",
     ),
     Option(
         "data.like",
-        "directory of an earlier run whose held-out images are held out again, e.g. after images "
-        "were added",
+        "earlier run whose held-out images are held out again, e.g. after you added images",
         metavar="RUN",
         default="-",
     ),
     Option(
         "data.val_from",
-        "source of validation images if the data has a test set but no validation set: auto draws "
-        "them from the training set, test uses the test set",
+        "if the data has a test set only: draw validation images from training images (auto) or "
+        "use the test set",
     ),
     Option(
         "data.fixes",
@@ -114,21 +151,19 @@ FINETUNE_OPTIONS = (
         metavar="CSV",
         default="-",
     ),
+    Option(
+        "data.classes",
+        "table with the columns class and new_class that renames, merges or drops classes",
+        metavar="TABLE",
+        default="-",
+    ),
     Option("data.group_duplicates", "keep near-duplicates on the same side of the split"),
     Option(
         "data.group_by",
-        "regular expression whose parentheses capture an image's group (patient, video, camera) "
-        "from its path; a group is never divided between training and validation",
+        "regular expression that captures the group (patient, video) in a path, whose images "
+        "stay together",
         metavar="PATTERN",
         default="-",
-    ),
-    Option(
-        "weights.name",
-        "catalogue name (see `vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
-        "demo, or none to train from scratch",
-        metavar="NAME",
-        default="-",
-        name="weights",
     ),
     Option(
         "weights.image_size",
@@ -138,14 +173,10 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "weights.fit",
-        "how to fit an image to the input size: crop, squash (changes the aspect ratio) or pad "
-        "(adds borders)",
+        "how images fit the input: crop, squash (changes the aspect ratio) or pad (adds borders)",
         default="as in pretraining",
     ),
-    Option(
-        "weights.pre_logits",
-        "whether to keep or drop a Linear + Tanh layer before the pretrained head",
-    ),
+    Option("weights.pre_logits", "keep or drop a Linear + Tanh layer before the pretrained head"),
     Option(
         "weights.mean",
         "channel means for normalisation, from 0 to 1",
@@ -158,40 +189,11 @@ FINETUNE_OPTIONS = (
     ),
     Option("weights.allow_pickle", "allow .pth files, which are pickles"),
     Option(
-        "train.layers",
-        "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or stages "
-        "in turn, e.g. head,all",
-        metavar="LAYERS",
-        name="train",
-    ),
-    Option(
-        "train.budget",
-        "time budget for the whole run, e.g. 10m; layers other than the head are also trained if "
-        "trials on the training images show a gain",
-        metavar="TIME",
-        default="no budget; train the layers given by --train",
-    ),
-    Option(
         "optim.solver",
-        "optimiser: lbfgs fits a head on cached features, sgd and adamw train on mini-batches",
+        "lbfgs solves a head on cached features without steps, sgd and adamw train in steps",
         default="lbfgs for a head alone, else adamw",
     ),
-    Option(
-        "optim.epochs",
-        "number of passes over the training images",
-        default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
-    ),
-    Option(
-        "optim.batch_size",
-        "number of images per step",
-        default="8 to 32, depending on the number of images, or 256 from scratch",
-    ),
-    Option(
-        "optim.lr",
-        "peak learning rate",
-        default="depends on the trained layers; see docs/settings.md",
-    ),
-    Option("train.views", "number of augmented views of each training image to cache"),
+    Option("train.views", "augmented copies of each training image to cache"),
     Option("train.keep_adapter", "also write the LoRA adapter for peft (with --train lora)"),
     Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
     Option(
@@ -202,7 +204,7 @@ FINETUNE_OPTIONS = (
     ),
     Option(
         "train.tracker",
-        "experiment tracker to log to: tensorboard, mlflow or wandb; may be repeated",
+        "experiment tracker: tensorboard, mlflow or wandb (may be repeated)",
         metavar="NAME",
         default="none",
     ),

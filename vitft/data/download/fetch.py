@@ -97,7 +97,7 @@ def check_target(target: Path) -> None:
         raise RunError(
             f"{target} already exists; nothing was fetched or overwritten",
             fix=f"use it with --data {shell_quote(str(target))}, or choose another folder with "
-            "--to DIR",
+            "--out DIR",
         )
 
 
@@ -208,7 +208,7 @@ def folder_name(url: str) -> str:
     name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
         raise UsageError(
-            f"cannot derive a folder name from {url}", fix="choose a folder with --to DIR"
+            f"cannot derive a folder name from {url}", fix="choose a folder with --out DIR"
         )
     return name
 
