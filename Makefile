@@ -91,8 +91,8 @@ $(VENV)/.testing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs,test]'
 	touch $@
 
-docs: $(VENV)/.installed  ## write docs/settings.md from the settings in the code
-	$(BIN)/python docs/settings.py
+docs: $(VENV)/.installed  ## write docs/settings.md and docs/options.md from the declarations in the code
+	$(BIN)/python docs/reference.py
 
 docs-site: $(VENV)/.testing  ## build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -88,7 +88,7 @@ def test_a_run_has_the_documented_defaults_of_the_layers_that_it_trains(
 
 
 def test_the_settings_page_is_current() -> None:
-    page = runpy.run_path(str(SETTINGS_PAGE.with_suffix(".py")))["page"]
+    page = runpy.run_path(str(SETTINGS_PAGE.with_name("reference.py")))["settings_page"]
 
     assert page() == SETTINGS_PAGE.read_text()  # otherwise: make docs
 

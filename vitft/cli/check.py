@@ -63,7 +63,7 @@ def add_check(parser: Parser) -> None:
     data.add_argument(
         "--fixes",
         metavar="CSV",
-        help="decisions of an earlier check to apply first (default: those of --run)",
+        help="decisions of an earlier check to apply first (default: as in --run)",
     )
     add_table_settings(data)
     parser.settable = TABLE_SETTINGS

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def add_explain(parser: Parser) -> None:
     """Add the options of `vitft explain`."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
-    common, drawn = parser.section("common options"), parser.section("pictures")
+    common, drawn = parser.section("common options"), parser.section("output options")
     add_shared(common, "--run", help="run directory or checkpoint (default: runs/latest)")
     common.add_argument(
         "--weights", metavar="NAME", help="pretrained weights to explain instead of a run"
@@ -42,7 +42,7 @@ def add_explain(parser: Parser) -> None:
         help="class to explain (default: the most probable one)",
     )
     common.add_argument(
-        "--out", metavar="DIR", help="new folder for the pictures (default: explained)"
+        "--out", metavar="DIR", help="new folder for the images (default: explained)"
     )
     common.add_argument(
         "--model",
@@ -87,10 +87,10 @@ def add_explain(parser: Parser) -> None:
         "--size",
         type=int,
         metavar="N",
-        help=f"minimum length of the pictures' shorter side in pixels (default: {MIN_SIDE_PX})",
+        help=f"minimum shorter side of the results in pixels (default: {MIN_SIDE_PX})",
     )
     drawn.add_argument(
-        "--legend", action="store_true", help="add a colour bar to each picture, e.g. for slides"
+        "--legend", action="store_true", help="add a colour bar to each image, e.g. for slides"
     )
     drawn.add_argument(
         "--arrays", action="store_true", help="also write attribution maps and logits to .npz files"

@@ -86,25 +86,21 @@ class Parser(argparse.ArgumentParser):
             self.sections[title] = self.add_argument_group(title)
         return self.sections[title]
 
+    def format_usage(self) -> str:
+        """Return the usage line, without the options that can be left out."""
+        positional = self._get_positional_actions()
+        needed = [one for one in self._actions if one.required and one not in positional]
+        words = [self.prog, *map(self.shown_usage, [*needed, *positional])]
+        words += ["[options]"] * (not self.commands and len(self.shown_actions()) > len(words) - 1)
+        return f"usage: {self.usage or ' '.join(words)}\n"
+
     def format_help(self) -> str:
         """Return usage, description, examples, options by group, and the page to read."""
         from vitft.cli.guide import GUIDES
 
         guide = GUIDES.get(self.prog.partition(" ")[2].partition(" ")[0])
         width = max(40, shutil.get_terminal_size().columns - 2)
-        needed = [self.shown_usage(one) for one in self._actions if one.required]
-        needed += [
-            self.shown_usage(one)
-            for one in self._get_positional_actions()
-            if not one.required and one.help != argparse.SUPPRESS
-        ]
-        options = ["[options]"] * any(
-            not self.commands and one.help != argparse.SUPPRESS for one in self.options()
-        )
-        blocks = [
-            f"usage: {self.usage or ' '.join([self.prog, *needed, *options])}",
-            textwrap.fill(self.description or "", width),
-        ]
+        blocks = [self.format_usage().rstrip(), textwrap.fill(self.description or "", width)]
         if guide and guide.examples:
             longest = max(map(len, guide.examples))
             lines = (f"  {words:<{longest}}  {does}" for words, does in guide.examples.items())
@@ -123,16 +119,22 @@ class Parser(argparse.ArgumentParser):
         blocks += [f"More in {guide.page}."] if guide else []
         return "\n\n".join(filter(None, blocks)) + "\n"
 
-    def options(self) -> list[argparse.Action]:
-        """Return the options, without positional arguments."""
-        return list(dict.fromkeys(self._option_string_actions.values()))
+    def shown_actions(self) -> list[argparse.Action]:
+        """Return the arguments that the help shows, group by group."""
+        every = (action for group in self._action_groups for action in group._group_actions)
+        return [action for action in every if action.help != argparse.SUPPRESS]
+
+    def help_of(self, action: argparse.Action) -> str:
+        """Return the help of an argument, with its default."""
+        return self._get_formatter()._expand_help(action) if action.help else ""
 
     @staticmethod
     def shown_usage(action: argparse.Action) -> str:
         """Return an argument as in a usage line, e.g. `[IMAGE ...]` or `--data PATH`."""
-        name = str(action.metavar or action.dest)
+        choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+        name = str(action.metavar or choices or action.dest.upper())
         if action.option_strings:
-            return f"{action.option_strings[-1]} {name}"
+            return " ".join([action.option_strings[-1], *([] if action.nargs == 0 else [name])])
         forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ...", "A...": f"{name} ..."}
         return forms.get(str(action.nargs), name)
 
@@ -233,8 +235,7 @@ class Parser(argparse.ArgumentParser):
 
     def words(self) -> set[str]:
         """Return the names of all options and commands, including those of subcommands."""
-        shown = (one for one in self.options() if one.help != argparse.SUPPRESS)
-        words = {*self.commands, "--help"}.union(*(one.option_strings for one in shown))
+        words = {*self.commands, "--help"}.union(*(a.option_strings for a in self.shown_actions()))
         return words.union(*(command.words() for command in self.commands.values()))
 
 

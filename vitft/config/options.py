@@ -169,7 +169,7 @@ FINETUNE_OPTIONS = (
         "weights.image_size",
         "input size in pixels: one side, or height and width",
         metavar="PX",
-        default="the pretraining size, or from scratch that of the images",
+        default="as in pretraining, or the size of the images (from scratch)",
     ),
     Option(
         "weights.fit",

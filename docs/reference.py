@@ -1,6 +1,6 @@
-"""Generate docs/settings.md from the settings: names, allowed values, defaults and docstrings.
+"""Generate docs/settings.md and docs/options.md from the declarations of settings and options.
 
-python docs/settings.py          # or: make docs
+python docs/reference.py          # or: make docs
 """
 
 import ast
@@ -11,6 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vitft.cli.guide import GUIDES
+from vitft.cli.main import build_parser
+from vitft.cli.parser import Parser
 from vitft.config import defaults
 from vitft.config.names import SECTIONS
 from vitft.config.schema import setting_types
@@ -23,6 +26,13 @@ Set any of these with `--set`, e.g. `--set optim.ema=0.999`, or in a TOML file f
 its section. `vitft finetune ... --dry-run` prints the settings of a run.
 
 `make docs` generates this page from `vitft/config/`.
+"""
+OPTIONS_HEAD = """# Options
+
+All options of all commands. Every command also accepts `-v`, `-q` and `--debug`
+([commands](commands.md)).
+
+`make docs` generates this page from the help of the commands.
 """
 
 
@@ -59,7 +69,7 @@ def by_what_trains() -> Iterator[str]:
         yield f"| {what} | {', '.join(cells)} |"
 
 
-def page() -> str:
+def settings_page() -> str:
     """Return the content of docs/settings.md."""
     lines = [HEAD]
     for table, spec in SECTIONS.items():
@@ -73,7 +83,7 @@ def page() -> str:
     lines.append(
         "Defaults of SGD and AdamW that replace the ones above, by the last stage of\n"
         "`train.layers`. The learning rates are for models up to 192 wide. For blocks, lora and\n"
-        "none, wider models use the rate times 192 / width.\n\n"
+        "all, wider models use the rate times 192 / width.\n\n"
         "A head alone is fitted by L-BFGS. If a setting of the training loop is given, such as\n"
         "`optim.lr` or `optim.epochs`, or augmentation, AdamW trains it instead.\n"
     )
@@ -81,5 +91,27 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def options_page() -> str:
+    """Return the content of docs/options.md."""
+    return OPTIONS_HEAD + "".join(described(build_parser()))
+
+
+def described(parser: Parser) -> Iterator[str]:
+    """Yield the sections of the page on the commands of a parser."""
+    for command in parser.commands.values():
+        if not command.commands:
+            guide = GUIDES[command.prog.split()[1]]
+            usage, page = command.format_usage(), guide.page.removeprefix("docs/")
+            yield f"\n## {command.prog}\n\n`{usage.removeprefix('usage: ').rstrip()}`\n\n"
+            yield f"{command.description} More in [{page}]({page}).\n"
+            actions = command.shown_actions()
+            yield "\n| option | meaning |\n|---|---|\n" * bool(actions)
+            for action in actions:
+                text = command.help_of(action).replace("|", "\\|")
+                yield f"| `{command.shown_usage(action)}` | {text} |\n"
+        yield from described(command)
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("settings.md").write_text(page())
+    for name, text in (("settings.md", settings_page()), ("options.md", options_page())):
+        Path(__file__).with_name(name).write_text(text)
