@@ -61,7 +61,7 @@ def test_every_format_has_one_row_per_input_and_an_error_row_for_a_bad_one(
 
     out, err = capsys.readouterr()
     assert code == 3
-    line = r"Using runs/latest \(colours, trained 0 minutes ago, accuracy [\d.]+%\)"
+    line = r"Using runs/latest \(colours, trained \d+ minutes? ago, accuracy [\d.]+%\)"
     assert re.search(line, err)
     if style == "csv":
         header, good, bad = csv.reader(io.StringIO(out))

@@ -79,4 +79,5 @@ def test_damaged_facts_are_unknown_and_change_no_prediction(
 
     said = said_by_predict(copied, run, capsys)
 
-    assert "copied (file 0 minutes old, accuracy unknown)" in said
+    assert "copied (file " in said
+    assert "accuracy unknown" in said

@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from vitft.metrics import RunResults, chance_level, mean_fraction_interval, wilson_interval
+from vitft.messages import chance_clause
+from vitft.metrics import Results, RunResults, mean_fraction_interval, wilson_interval
 
 
 def results(matrix: list[list[int]]) -> RunResults:
@@ -21,7 +22,14 @@ def results(matrix: list[list[int]]) -> RunResults:
                 [(row[i], sum(row)) for i, row in enumerate(matrix) if sum(row)]
             ),
             "majority": max(map(sum, matrix)) / total,
-            "per_class": {"abcdefgh"[i]: {"images": sum(row)} for i, row in enumerate(matrix)},
+            "per_class": {
+                "abcdefgh"[i]: {
+                    "images": sum(row),
+                    "recall": row[i] / sum(row) if sum(row) else None,
+                    "recall_interval": wilson_interval(row[i], sum(row)) if sum(row) else None,
+                }
+                for i, row in enumerate(matrix)
+            },
             "confusion": matrix,
         },
     )
@@ -57,7 +65,7 @@ def results(matrix: list[list[int]]) -> RunResults:
 def test_a_model_is_at_chance_level_unless_its_balanced_accuracy_is_above_guessing(
     matrix: list[list[int]], clause: str
 ) -> None:
-    assert chance_level(results(matrix)) == clause
+    assert chance_clause(Results.of(results(matrix))) == clause
 
 
 @pytest.mark.parametrize(("low", "is_at_chance"), [(0.55, True), (0.6, False)])
@@ -65,16 +73,18 @@ def test_cross_validation_on_more_images_decides_whether_a_model_is_at_chance_le
     low: float, is_at_chance: bool
 ) -> None:
     more: dict[str, Any] = {"images": 100, "top1": 0.9, "top1_interval": (0.8, 0.95)}
-    more |= {"balanced": 0.75, "balanced_interval": (low, 0.9), "classes": 2}
+    more |= {"balanced": 0.75, "balanced_interval": (low, 0.9), "classes": 2, "majority": 0.5}
+    more |= {"weak_spots": [], "gain_interval": None}
     perfect, guesses = (
         {**results(m), "best_epoch": 1} for m in ([[18, 0], [0, 2]], [[9, 9], [1, 1]])
     )
 
     for few in (perfect, guesses):
         found = {**few, "cross_validation": more}
-        assert bool(chance_level(cast("RunResults", found))) == is_at_chance
+        assert bool(Results.of(cast("RunResults", found)).at_chance) == is_at_chance
         later = {**found, "best_epoch": 2}  # the model is not the cross-validated head
-        assert chance_level(cast("RunResults", later)) == chance_level(cast("RunResults", few))
+        alone = Results.of(cast("RunResults", few)).at_chance
+        assert Results.of(cast("RunResults", later)).at_chance == alone
 
 
 @pytest.mark.parametrize(
@@ -84,9 +94,14 @@ def test_cross_validation_on_more_images_decides_whether_a_model_is_at_chance_le
 def test_a_multi_label_model_is_at_chance_level_unless_it_ranks_better_than_random_scores(
     interval: tuple[float, float] | None, is_at_chance: bool
 ) -> None:
-    labels = {"map": 0.4, "map_interval": interval, "chance_map": 0.3}
+    labels: dict[str, Any] = {
+        "map": 0.4,
+        "map_interval": interval,
+        "chance_map": 0.3,
+        "per_label": {},
+    }
     found = {**results([[50, 0], [50, 0]]), "labels": labels}
 
-    assert chance_level(cast("RunResults", found)) == (
+    assert chance_clause(Results.of(cast("RunResults", found))) == (
         "does not rank images measurably better than random scores" if is_at_chance else ""
     )

@@ -5,14 +5,8 @@ from typing import Any, cast
 import pytest
 
 from tests.metrics.test_chance import results
-from vitft.metrics import (
-    RunResults,
-    better_estimate,
-    needed_budget,
-    selected_epoch,
-    verdict,
-    wilson_interval,
-)
+from vitft.messages import needed_budget, selected_epoch, verdict
+from vitft.metrics import Results, RunResults, wilson_interval
 
 
 def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any) -> RunResults:
@@ -22,6 +16,12 @@ def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any)
         "of": scored,
         "top1": right / scored,
         "top1_interval": wilson_interval(right, scored),
+        "balanced": right / scored,
+        "balanced_interval": wilson_interval(right, scored),
+        "classes": 2,
+        "majority": 0.5,
+        "weak_spots": [],
+        "gain_interval": None,
     }
     found = {
         **results(matrix),
@@ -34,14 +34,24 @@ def crossed(matrix: list[list[int]], *, right: int, scored: int, **changes: Any)
     return cast("RunResults", {**found, **changes})
 
 
+def quoted(found: RunResults) -> str:
+    """Return the kind of images of the number to quote."""
+    headline = Results.of(found).headline
+    assert headline is not None
+    return headline.kind
+
+
+LABELS = {"map": 0.9, "map_interval": (0.8, 0.95), "chance_map": 0.3, "per_label": {}}
+
+
 def test_few_validation_images_yield_to_cross_validation_on_many() -> None:
     lucky = crossed([[15, 1], [2, 15]], right=172, scored=202)
 
-    assert verdict(lucky) == (
-        "About 15% of new images will be misclassified (11 to 20%; cross-validated on 202 images)."
+    assert verdict(Results.of(lucky)) == (
+        "About 15% of new images will be misclassified (11 to 20%, cross-validated on 202 images)."
     )
     perfect = crossed([[16, 0], [0, 17]], right=202, scored=202)
-    assert verdict(perfect) == (
+    assert verdict(Results.of(perfect)) == (
         "All 202 images were classified correctly in cross-validation, but up to 2% of new images "
         "may be misclassified."
     )
@@ -54,7 +64,7 @@ def test_few_validation_images_yield_to_cross_validation_on_many() -> None:
         pytest.param({"calibration": {"cross_validated": 0}}, id="the validation is harder"),
         pytest.param({"calibration": None}, id="no calibration"),
         pytest.param({"images": 68}, id="validation images are not few"),
-        pytest.param({"labels": {}}, id="several labels"),
+        pytest.param({"labels": LABELS}, id="several labels"),
         pytest.param({"top1": 0.69, "top1_interval": (0.53, 0.82)}, id="the accuracy is lower"),
         pytest.param({"cross_validation": None}, id="not cross-validated"),
     ],
@@ -64,8 +74,8 @@ def test_cross_validation_that_tells_less_does_not_change_the_verdict(
 ) -> None:
     matrix = [[15, 1], [2, 15]]
 
-    assert better_estimate(crossed(matrix, right=172, scored=202)) is not None
-    assert better_estimate(crossed(matrix, right=172, scored=202, **changes)) is None
+    assert quoted(crossed(matrix, right=172, scored=202)) == "cross-validation"
+    assert quoted(crossed(matrix, right=172, scored=202, **changes)) == "validation"
 
 
 @pytest.mark.parametrize(("scored", "is_used"), [pytest.param(201, True), pytest.param(200, False)])
@@ -74,7 +84,7 @@ def test_cross_validation_on_three_times_as_many_images_tells_more(
 ) -> None:
     found = crossed([[30, 3], [4, 30]], right=170, scored=scored)  # 67 validation images
 
-    assert (better_estimate(found) is not None) == is_used
+    assert (quoted(found) == "cross-validation") == is_used
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (60.5, 2), (120, 2), (3601, 61)])

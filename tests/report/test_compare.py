@@ -191,8 +191,11 @@ def test_a_run_without_cross_validated_accuracy_does_not_hide_that_of_others(
     assert main(["compare", "a", "b", "--out", "page.html"]) == 0
     printed = capsys.readouterr().out
 
-    assert [run["cross_validated"] for run in runs] == [0.625, None]
-    assert [run["cross_validated_interval"] for run in runs] == [[0.5, 0.75], None]
+    crossed = [
+        [(one["value"], one["interval"]) for one in estimates if one["kind"] == "cross-validation"]
+        for estimates in ([r["results"]["headline"], *r["results"]["supporting"]] for r in runs)
+    ]
+    assert crossed == [[(0.625, [0.5, 0.75])], []]
     assert "cross-validated" in printed
     assert re.search(r"A a .* 62\.5% +50\.0 to 75\.0%\n", printed)
     assert re.search(r"B b .* –\s*\n", printed)

@@ -205,12 +205,17 @@ def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
             "of": 30,
             "top1": 0.8,
             "top1_interval": [0.62, 0.9],
+            "balanced": 0.8,
+            "balanced_interval": [0.62, 0.9],
+            "classes": 3,
+            "majority": 0.34,
             "curve": [
-                {"images": 6, "top1": 0.6},
-                {"images": 12, "top1": 0.7},
-                {"images": 24, "top1": 0.8},
+                {"images": 6, "top1": 0.6, "top1_interval": [0.4, 0.8]},
+                {"images": 12, "top1": 0.7, "top1_interval": [0.5, 0.8]},
+                {"images": 24, "top1": 0.8, "top1_interval": [0.62, 0.9]},
             ],
             "gain_from_twice": 0.06,
+            "gain_interval": [0.01, 0.1],
             "weak_spots": [],
         },
     }
@@ -224,6 +229,8 @@ def audit(rows: Sequence[Row], classes: Sequence[str]) -> dict[str, Any]:
     ]
     return {
         "images": len(rows),
+        "unused": [],
+        "notes": [],
         "bad": [{"path": "0/broken.jpg", "reason": "empty file"}],
         "odd": [{"path": first.path, "reason": "rotated by EXIF"}],
         "duplicates": [

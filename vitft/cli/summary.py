@@ -1,33 +1,27 @@
 """The result that `vitft finetune` prints: accuracy, selection, calibration, weakest classes."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.config.sections import layers_text
-from vitft.metrics.budget_results import BudgetResults
-from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import growth_text, model_cross_validation
-from vitft.metrics.results import (
-    AuditResults,
-    CalibrationMetrics,
-    ClassMetrics,
-    CrossValidation,
-    LabelResults,
-    Metrics,
-    RunResults,
-    read_results,
+from vitft.messages.results import (
+    baseline_text,
+    estimate_text,
+    growth_text,
+    verdict,
+    weak_text,
 )
-from vitft.metrics.verdict import (
+from vitft.messages.training import (
     describe_interpolation,
     describe_skipped,
     describe_start,
     selected_epoch,
     start_trials,
-    verdict,
-    weakest_label,
 )
+from vitft.metrics.budget_results import BudgetResults
+from vitft.metrics.results import AuditResults, CalibrationMetrics, RunResults, read_results
+from vitft.metrics.summary import Results
 from vitft.predict.validation import (
     accuracy_without_copies,
     read_groups,
@@ -41,7 +35,6 @@ from vitft.system.text import (
     not_calibrated,
     percent,
     percent_or_bound,
-    scored_images,
     shell_join,
     shell_quote,
 )
@@ -60,37 +53,59 @@ def print_summary(
     if not metrics:
         return
     output.rule()
-    print_test(metrics)
-    if "labels" in metrics:
-        print_label_metrics(metrics["labels"], metrics, "validation image")
-    else:
-        output.result(
-            f"accuracy {percent(metrics['top1'])} (95% interval "
-            f"{interval(metrics['top1_interval'])}) on "
-            f"{scored_images(metrics, 'validation image')}",
-            style="" if "test" in metrics else "bold",
-        )
-        output.result(verdict(metrics))
-        output.result(f"baseline (largest class): {percent(metrics['majority'])}")
+    results = Results.of(metrics)
+    print_estimates(metrics, results)
     print_selection(metrics, config)
     if (calibration := metrics["calibration"]) and calibration["temperature"] != 1:
         output.result(not_calibrated(metrics) or calibration_text(calibration))
-    if "labels" in metrics:
-        print_weakest_label(metrics["labels"], metrics["images"])
-    elif own := model_cross_validation(metrics):
-        output.result(cross_validation_text(own, knn_top1=metrics["knn_top1"]))
-        print_growth(own, with_weakest=not chance_level(metrics))
-    else:
-        if earlier := metrics.get("cross_validation"):
-            text = cross_validation_text(earlier, knn_top1=metrics["knn_top1"])
-            output.result(f"the head alone, before further training: {text}")
-        if not chance_level(metrics):
-            print_weakest(metrics["per_class"])
+    print_further(metrics, results)
     print_copies(run)
     output.result(f"run: {run}")
     output.rule()
     if status == "finished":
         suggest_next_steps(run, config, which="" if is_latest else f" --run {folder}")
+
+
+def print_estimates(metrics: RunResults, results: Results) -> None:
+    """Print every estimate, in bold the one to quote, and what it means."""
+    for one in results.estimates:
+        text = estimate_text(one)
+        style = "bold" if one is results.headline else ""
+        output.result(f"{text[0].upper()}{text[1:]}", style=style)
+    output.result(verdict(results))
+    if results.headline:
+        output.result(baseline_text(results.headline))
+    test = metrics.get("test")
+    if test and test["left_out"]:
+        output.note(
+            f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
+            "training or validation image"
+        )
+    if "labels" in metrics:
+        found = metrics["labels"]
+        output.result(
+            f"mean F1 of the labels {percent(found['macro_f1'])} (95% CI "
+            f"{interval(found['macro_f1_interval'])})"
+        )
+
+
+def print_further(metrics: RunResults, results: Results) -> None:
+    """Print what else the run measured: other models, more images and the weakest classes."""
+    more = metrics.get("cross_validation")
+    if more and not (results.exact or results.estimate("cross-validation")):
+        output.result(
+            "the head alone, before further training, in cross-validation: "
+            f"{percent(more['top1'])} ({interval(more['top1_interval'])})"
+        )
+    if "knn_top1" in metrics and not results.exact:
+        known = percent(metrics["knn_top1"])
+        output.result(f"nearest neighbours on the validation images: {known}")
+    if gain := growth_text(results.growth) if not results.exact else "":
+        output.result(f"with twice as many images: {gain}")
+    ranks = ("weakest", "second-weakest") if not results.at_chance else ()
+    for rank, weak in zip(ranks, results.weakest, strict=False):
+        kind = "class" if weak.measure == "recall" else "label"
+        output.result(f"{rank} {kind}: {weak.name}, {weak_text(weak)}")
 
 
 def print_copies(run: Path) -> None:
@@ -123,50 +138,6 @@ def suggest_next_steps(run: Path, config: Config, *, which: str) -> None:
         steps.insert(0, f"{verb} {found} in {run / 'report.html'}")
     for number, step in enumerate(steps):
         output.note(f"{'       ' if number else 'next:  '}{step}")
-
-
-def print_label_metrics(found: LabelResults, metrics: Metrics, kind: str) -> None:
-    """Print the metrics of a multi-label model; `kind` is e.g. `validation image`."""
-    output.result(
-        f"mean average precision {percent(found['map'])} (95% interval "
-        f"{interval(found['map_interval'])}) on {scored_images(metrics, kind)}; random scores: "
-        f"{percent(found['chance_map'])}"
-    )
-    output.result(
-        f"mean F1 of the labels {percent(found['macro_f1'])} (95% interval "
-        f"{interval(found['macro_f1_interval'])}); all labels are right for "
-        f"{percent(metrics['top1'])} of the images"
-    )
-
-
-def print_weakest_label(found: LabelResults, images: int) -> None:
-    """Print the label with the lowest average precision on this number of validation images."""
-    if worst := weakest_label(found):
-        output.result(
-            f"weakest label: {worst.name}, average precision {percent(worst.value)} on "
-            f"{count(images, 'validation image')}"
-        )
-
-
-def print_test(metrics: RunResults) -> None:
-    """Print the metrics on the test images, if there are any."""
-    test = metrics.get("test")
-    if test is None:
-        return
-    if "labels" in test:
-        print_label_metrics(test["labels"], test, "test image")
-    else:
-        output.result(
-            f"test accuracy {percent(test['top1'])} (95% interval "
-            f"{interval(test['top1_interval'])}) on {scored_images(test, 'test image')}, "
-            "evaluated once",
-            style="bold",
-        )
-    if test["left_out"]:
-        output.note(
-            f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
-            "training or validation image"
-        )
 
 
 def print_selection(metrics: RunResults, config: Config) -> None:
@@ -223,39 +194,3 @@ def calibration_text(calibration: CalibrationMetrics) -> str:
     if before is not None and bounds and bounds[0] <= before < calibration["ece"]:
         return f"{shown}, not measurably different before calibration"
     return f"{shown}, {percent(before)} before calibration"
-
-
-def cross_validation_text(results: CrossValidation, *, knn_top1: float) -> str:
-    """Describe the cross-validated accuracy of a head, and that of nearest neighbours."""
-    scored, total = results["images"], results["of"]
-    some = "all" if scored == total else f"{scored:,} of"
-    images = f"{total:,} {scored_images(results).partition(' ')[2]}"
-    return (
-        f"cross-validated accuracy on {some} {images}: {percent(results['top1'])} "
-        f"({interval(results['top1_interval'])}); nearest neighbours on the "
-        f"validation images: {percent(knn_top1)}"
-    )
-
-
-def print_growth(results: CrossValidation, *, with_weakest: bool) -> None:
-    """Print the expected gain from more images, and the weakest classes in cross-validation."""
-    if gain := growth_text(results):
-        output.result(f"with twice as many images: {gain}")
-    ranks = ("weakest class", "second-weakest class") if with_weakest else ()
-    for rank, weak in zip(ranks, results["weak_spots"], strict=False):
-        if weak["recall"] < 1:
-            confused = weak["taken_for"]
-            also = f", most often predicted as {confused}" if confused else ""
-            output.result(
-                f"{rank}: {weak['class']}, recall {percent(weak['recall'])} on "
-                f"{count(weak['images'], 'image')} in cross-validation{also}"
-            )
-
-
-def print_weakest(per_class: Mapping[str, ClassMetrics]) -> None:
-    """Print the class with the lowest recall on the validation images, unless the recall is 1."""
-    recalls = {name: row["recall"] for name, row in per_class.items() if row["images"]}
-    name = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
-    if name is not None and (recall := recalls[name]) is not None and recall < 1:
-        on = count(per_class[name]["images"], "validation image")
-        output.result(f"weakest class: {name}, recall {percent(recall)} on {on}")

@@ -249,9 +249,12 @@ def gain_from_twice(
 def weakest_classes(
     logits: Tensor, y: Tensor, names: Sequence[str], units: Groups | None = None
 ) -> list[WeakClass]:
-    """Return the three classes with the lowest recall, each with its most frequent confusion."""
+    """Return the three classes with the lowest recall, each with its most frequent confusion.
+
+    For multi-label data, which is scored here without its thresholds, the result is empty.
+    """
     if y.ndim == 2:
-        return weakest_labels(logits, y, names)
+        return []
     best = logits.argmax(dim=-1)
     found: list[WeakClass] = []
     for label, name in enumerate(names):
@@ -273,16 +276,6 @@ def weakest_classes(
                 "taken_for": taken_for,
             }
         )
-    return sorted(found, key=lambda weak: weak["recall"])[:3]
-
-
-def weakest_labels(logits: Tensor, y: Tensor, names: Sequence[str]) -> list[WeakClass]:
-    """Return the three labels of several images with the lowest recall, for multi-label data."""
-    given, found = logits >= 0, list[WeakClass]()
-    for i, name in enumerate(names):
-        if (images := int(y[:, i].sum())) > 1:
-            recall = int((given[:, i] & y[:, i].bool()).sum()) / images
-            found.append({"class": name, "recall": recall, "images": images, "taken_for": None})
     return sorted(found, key=lambda weak: weak["recall"])[:3]
 
 

@@ -1,9 +1,18 @@
 """Public names of `vitft.messages`, imported on first use."""
 
 from .results import accuracy_text as accuracy_text
+from .results import baseline_text as baseline_text
 from .results import chance_clause as chance_clause
+from .results import chance_remedy as chance_remedy
 from .results import difference_text as difference_text
+from .results import distinguishes as distinguishes
 from .results import estimate_text as estimate_text
+from .results import growth_text as growth_text
+from .results import how_measured as how_measured
 from .results import measured_on as measured_on
 from .results import run_details as run_details
 from .results import using as using
+from .results import verdict as verdict
+from .results import weak_text as weak_text
+from .training import needed_budget as needed_budget
+from .training import selected_epoch as selected_epoch

@@ -4,7 +4,8 @@ import contextlib
 import time
 from datetime import datetime
 
-from vitft.metrics.summary import Estimate, Results
+from vitft.metrics.summary import ClassEstimate, Estimate, Results
+from vitft.metrics.values import Interval
 from vitft.system.text import count, days_and_hours, interval, percent, scored_images
 
 WIDE = 0.05
@@ -20,12 +21,79 @@ def measured_on(one: Estimate) -> str:
 def estimate_text(one: Estimate) -> str:
     """Return e.g. `accuracy 94.3% (95% CI 92.9 to 95.5%), cross-validated on 1,200 images`."""
     within = f" (95% CI {interval(one.interval)})" if one.interval else ""
-    how = {
+    return f"{one.measure} {percent(one.value)}{within}{how_measured(one)}"
+
+
+def how_measured(one: Estimate) -> str:
+    """Return e.g. `, cross-validated on 1,200 images`, which can follow a value."""
+    return {
         "test": f" on {measured_on(one)}, evaluated once",
         "cross-validation": f", cross-validated on {measured_on(one)}",
         "validation": f" on {measured_on(one)}",
     }[one.kind]
-    return f"{one.measure} {percent(one.value)}{within}{how}"
+
+
+def baseline_text(one: Estimate) -> str:
+    """Return e.g. `always the largest class: 20.0%`, or "" if it is unknown."""
+    name = (
+        "random scores" if one.measure == "mean average precision" else "always the largest class"
+    )
+    return "" if one.baseline is None else f"{name}: {percent(one.baseline)}"
+
+
+def verdict(results: Results) -> str:
+    """Return a sentence that states how many new images the model will probably misclassify.
+
+    Another sentence follows if other images are harder or easier (`difference_text`). In a
+    multi-label run, an image with a label that is missing or wrong counts as misclassified.
+    """
+    one = results.exact or results.headline
+    if one is None:
+        return ""
+    if clause := chance_clause(results):
+        return f"This model {clause}."
+    differs = f" {difference_text(results)}".rstrip()
+    least, most = (1 - bound for bound in reversed(one.interval or (0.0, 1.0)))
+    wrong = round(1 - one.value, 9)  # 7.5% is rounded up, also where it is 7.4999...%
+    digits = 0 if wrong >= 0.01 else 1
+    if wrong == 0 and not results.exact:
+        where = " in cross-validation" if one.kind == "cross-validation" else ""
+        return (
+            f"All {measured_on(one)} were classified correctly{where}, but up to "
+            f"{percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
+            f"{differs}"
+        )
+    how = ""
+    if one.kind != "validation":
+        how = how_measured(one).removesuffix(", evaluated once")
+        how = f",{how.removeprefix(',')}"
+    elif results.selected_on_validation:
+        how = ", probably more, because the epoch was selected on the same images"
+    what = "get wrong labels" if results.exact else "be misclassified"
+    bounds = interval([least, most], digits)
+    return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how}).{differs}"
+
+
+def growth_text(gain: Interval | None) -> str:
+    """Return e.g. `0.2 to 1.1 points higher (95% CI, extrapolated)`, or "" if unknown.
+
+    This is the accuracy with twice as many images. It is given even if the interval contains 0:
+    otherwise, only gains that seem large by chance would be shown.
+    """
+    if gain is None:
+        return ""
+    low, high = (100 * max(0.0, end) for end in gain)  # more images do no harm
+    return f"{low:.1f} to {high:.1f} points higher (95% CI, extrapolated)"
+
+
+def weak_text(one: ClassEstimate) -> str:
+    """Return e.g. `recall 75.0% (95% CI 44 to 92%) on 12 images, mostly taken for dog`."""
+    on = count(one.images, "validation image")
+    if one.kind == "cross-validation":
+        on = f"{count(one.images, 'image')} in cross-validation"
+    also = f", mostly taken for {one.taken_for}" if one.taken_for else ""
+    within = f" (95% CI {interval(one.interval, 0)})" if one.interval else ""
+    return f"{one.measure} {percent(one.value)}{within} on {on}{also}"
 
 
 def rough_percent(one: Estimate) -> str:
@@ -79,16 +147,39 @@ def accuracy_text(results: Results) -> str:
     if not (one := results.headline):
         return ""
     sentences = [f"{text[0].upper()}{text[1:]}." for text in map(estimate_text, results.estimates)]
-    if one.baseline is not None:
-        name = "Always predicting the largest class"
-        name = "Random scores" if one.measure == "mean average precision" else name
-        sentences.append(f"{name}: {percent(one.baseline)}.")
+    if text := baseline_text(one):
+        sentences.append(f"{text[0].upper()}{text[1:]}.")
     if results.selected_on_validation:
         sentences.append(
             "The epoch was selected on the validation images, so their result is slightly "
             "optimistic."
         )
     return " ".join(filter(None, [*sentences, difference_text(results)]))
+
+
+def distinguishes(model: str, classes: str, clause: str) -> str:
+    """Return what a model distinguishes, or what a model at chance level was trained for.
+
+    Args:
+        model: Subject of the sentence, e.g. `This model`.
+        classes: Number and names of the classes, e.g. `3 classes`.
+        clause: Result of `chance_clause`.
+    """
+    if clause:
+        return f"{model} was trained to distinguish {classes}, but it {clause}"
+    return f"{model} distinguishes {classes}"
+
+
+def chance_remedy(weights: str, solver: str, *, mirrored: bool = False) -> str:
+    """Return advice for a model at chance level, given its initial weights and its solver."""
+    if mirrored:
+        found = chance_remedy(weights, solver)
+        return f"{found}. If left and right differ in meaning, add --set train.flip=0"
+    if weights == "none" or weights.startswith("random:"):
+        return "train longer or start from pretrained weights"
+    if solver == "lbfgs":
+        return "use more images or other weights, or train more layers, e.g. with --train blocks:2"
+    return "train longer, with another learning rate, or on more images"
 
 
 def using(results: Results, place: str, file_time: float, now: float | None = None) -> str:

@@ -18,7 +18,6 @@ from .calibration import log_losses as log_losses
 from .calibration import logit_of as logit_of
 from .calibration import sigmoid as sigmoid
 from .calibration import softmax as softmax
-from .chance import chance_level as chance_level
 from .classification import calibrated_metrics as calibrated_metrics
 from .classification import classification_metrics as classification_metrics
 from .classification import confusion_matrix as confusion_matrix
@@ -27,7 +26,6 @@ from .classification import probability_metrics as probability_metrics
 from .comparison_results import ComparisonResults as ComparisonResults
 from .confusions import class_pair_counts as class_pair_counts
 from .confusions import most_frequent as most_frequent
-from .estimate import better_estimate as better_estimate
 from .intervals import Flags as Flags
 from .intervals import Floats as Floats
 from .intervals import PairedDifference as PairedDifference
@@ -65,6 +63,8 @@ from .results import OodResults as OodResults
 from .results import RunResults as RunResults
 from .results import check_confusion as check_confusion
 from .results import read_results as read_results
+from .summary import AtChance as AtChance
+from .summary import ClassEstimate as ClassEstimate
 from .summary import Estimate as Estimate
 from .summary import Results as Results
 from .targets import DEFAULT_LOSS as DEFAULT_LOSS
@@ -77,6 +77,3 @@ from .thresholds import fit_thresholds as fit_thresholds
 from .values import Interval as Interval
 from .values import Loss as Loss
 from .values import Positive as Positive
-from .verdict import needed_budget as needed_budget
-from .verdict import selected_epoch as selected_epoch
-from .verdict import verdict as verdict

@@ -17,11 +17,7 @@ class ComparedRun(TypedDict):
     name: str
     letter: str  # that stands for the run in sentences such as `conclusion`
     path: str
-    images: int | None  # number of validation images
-    top1: float | None
-    top1_interval: Interval | None
-    cross_validated: float | None  # None if the run has no cross-validated accuracy
-    cross_validated_interval: Interval | None
+    results: dict[str, Any]  # `metrics.summary.Results`
     shared_right: int  # number of shared images that the run classifies correctly
     shared_interval: Interval | None
     recall: dict[str, float]  # on the shared images, by class

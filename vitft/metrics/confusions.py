@@ -33,13 +33,13 @@ def most_frequent(counts: Mapping[str, int]) -> str | None:
 def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
     """Return the numbers of images by true and predicted class, omitting zeros.
 
-    The dictionary is empty for multi-label models and for older runs without a confusion matrix.
+    The dictionary is empty for multi-label models.
     """
     if pairs := results.get("confused_pairs"):
         return {(i, j): n for i, j, n in pairs}
     return {
         (i, j): n
-        for i, row in enumerate(results.get("confusion") or [])
+        for i, row in enumerate(results.get("confusion", []))
         for j, n in enumerate(row)
         if n
     }

@@ -2,7 +2,7 @@
 
 Fractions are from 0 to 1 and losses are in nats. All intervals are 95% intervals (low, high).
 Undefined values, such as the recall of a class without images, are None. Files are checked against
-these types (`system.run_content`), so every key that older runs lack must be NotRequired.
+these types (`system.run_content`).
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ class CalibrationMetrics(TypedDict):
     note: str | None  # reason why no temperature was fitted
     cross_validated: NotRequired[int]
     """Number of training images whose cross-validated logits were used to fit the temperature, in
-    addition to the validation images; absent from results of `vitft evaluate` and older runs."""
+    addition to the validation images; absent from results of `vitft evaluate`."""
     bins: list[CalibrationBin]
 
 
@@ -96,7 +96,7 @@ class Metrics(ProbabilityMetrics, ConfusionResults):
     images: Natural
     groups: NotRequired[AtLeastOne]
     """Number of groups (patients, videos, ...) of these images, which the intervals count instead
-    of images; absent if no image has a group, and from older runs."""
+    of images; absent if no image has a group."""
     top1: Share
     top1_interval: Interval
     top5: Share | None  # None for five or fewer classes, and for multi-label models
@@ -113,7 +113,7 @@ class LearningCurvePoint(TypedDict):
 
     images: AtLeastOne  # number of training images, averaged over the folds
     top1: Share
-    top1_interval: NotRequired[Interval]  # absent from older runs
+    top1_interval: Interval
 
 
 WeakClass = TypedDict(
@@ -121,7 +121,7 @@ WeakClass = TypedDict(
     {
         "class": str,  # a Python keyword, which requires the functional form
         "recall": Share,
-        "recall_interval": NotRequired[Interval],  # absent from older runs
+        "recall_interval": Interval,
         "images": Natural,
         "taken_for": str | None,  # most frequent wrong prediction
     },
@@ -151,14 +151,14 @@ class CrossValidation(TypedDict):
     of: Natural  # total number of images
     top1: Share
     top1_interval: Interval
-    balanced: NotRequired[Share]  # mean recall of the classes; absent from older runs
-    balanced_interval: NotRequired[Interval]
-    classes: NotRequired[AtLeastOne]  # number of classes that have images, as of `balanced`
-    majority: NotRequired[Share]  # fraction of the largest class; absent from older runs
+    balanced: Share  # mean recall of the classes
+    balanced_interval: Interval
+    classes: AtLeastOne  # number of classes that have images, as of `balanced`
+    majority: Share  # fraction of the largest class
     curve: list[LearningCurvePoint]  # in ascending order of `images`
     gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
     """Extrapolated gain in accuracy from doubling the number of images, if it is known."""
-    gain_interval: NotRequired[Interval | None]  # absent from older runs
+    gain_interval: Interval | None
     weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
 
 
@@ -213,7 +213,7 @@ class FileRemark(TypedDict):
 
     path: str  # path relative to the data folder, with slashes
     reason: str
-    label: NotRequired[str]  # absent for unreadable files, and from older runs
+    label: NotRequired[str]  # absent for unreadable files
 
 
 class EvaluatedData(TypedDict):
@@ -334,20 +334,17 @@ class AuditResults(TypedDict):
     """Contents of audit.json: possible problems in a labelled folder."""
 
     images: Natural  # number of readable images
-    unused: NotRequired[list[UnusedFiles]]
-    """Files that are neither images nor hidden, most frequent suffix first; absent from older
-    runs."""
-    notes: NotRequired[list[str]]
-    """Other notes on the folder, e.g. on images in subfolders; absent from older runs."""
+    unused: list[UnusedFiles]  # neither images nor hidden, most frequent suffix first
+    notes: list[str]  # other notes on the folder, e.g. on images in subfolders
     own_split: NotRequired[bool]
-    """Whether the data has a split of its own; absent if not, from `vitft check` and older runs."""
+    """Whether the data has a split of its own; absent if not, and from `vitft check`."""
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]
     mislabels: list[Mislabel]
     imbalance: Imbalance
-    view: NotRequired[ViewFacts]  # absent if there are no images, and from older runs
-    out_of_distribution: NotRequired[OodResults]  # absent from `vitft check` and older runs
+    view: NotRequired[ViewFacts]  # absent if there are no images
+    out_of_distribution: NotRequired[OodResults]  # absent from `vitft check`
 
 
 class LogLine(TypedDict, total=False):

@@ -64,6 +64,7 @@ class ClassEstimate:
     kind: Kind
     taken_for: str = ""
     """Most frequent wrong prediction; empty if unknown, and for labels."""
+    measure: Literal["recall", "average precision"] = "recall"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,10 @@ class AtChance:
 
     kind: Kind
     images: Natural
+    interval: Interval
+    """95% interval of the balanced accuracy, or of a multi-label model's mean average precision."""
+    guessing: Share
+    """Balanced accuracy of guessing, or mean average precision of random scores."""
     too_few: bool = False
     """Whether not even an accuracy of 100% on so few images would be better than guessing."""
     predicts: str = ""
@@ -135,7 +140,7 @@ class Results:
         tells_more = crossed and _tells_more(found, crossed, validation)
         headline = tested or (crossed if tells_more else validation)
         others = (tested, crossed, validation, tested_exact, exact)
-        gain = more.get("gain_interval") if more else None
+        gain = more["gain_interval"] if more else None
         weak = sorted(_weak_classes(found, more), key=lambda one: one.value)
         return replace(
             known,
@@ -266,6 +271,7 @@ def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[Class
                 interval=row["ap_interval"],
                 images=found["images"],
                 kind="validation",
+                measure="average precision",
             )
             for name, row in labels["per_label"].items()
             if row["ap"] is not None and row["ap"] < 1
@@ -310,39 +316,33 @@ def _at_chance(found: RunResults) -> AtChance | None:
     interval of its mean average precision is above that of random scores.
     """
     if labels := found.get("labels"):
-        bounds = labels["map_interval"]
-        if bounds is None or bounds[0] > labels["chance_map"]:
+        bounds, chance = labels["map_interval"], labels["chance_map"]
+        if bounds is None or bounds[0] > chance:
             return None
-        return AtChance(kind="validation", images=found["images"])
-    low, guessing, kind, images = lowest_balanced(found)
-    if low > guessing:
-        return None
-    predicts, fraction = _constant_class(found) or ("", 0.0)
-    return AtChance(
-        kind=kind,
-        images=images,
-        too_few=wilson_interval(images, images)[0] <= guessing,
-        predicts=predicts,
-        fraction=fraction,
-    )
-
-
-def lowest_balanced(found: RunResults) -> tuple[float, float, Kind, int]:
-    """Return the lowest plausible balanced accuracy, from the most images that measured it.
-
-    With it come the balanced accuracy of guessing, and the kind and the number of the images.
-    """
-    sets = list[tuple[float, float, Kind, int]]()
+        return AtChance(kind="validation", images=found["images"], interval=bounds, guessing=chance)
+    sets = list[tuple[float, AtChance]]()
     parts: tuple[tuple[Kind, Metrics | None], ...]
     parts = (("validation", found), ("test", found.get("test")))
     for kind, one in parts:
         if one and (classes := sum(row["images"] > 0 for row in one["per_class"].values())):
-            sets.append((one["balanced_interval"][0], 1 / classes, kind, one["images"]))
+            bounds = one["balanced_interval"]
+            known = AtChance(kind=kind, images=one["images"], interval=bounds, guessing=1 / classes)
+            sets.append((bounds[0], known))
     if more := own_cross_validation(found):
-        low = more["balanced_interval"][0]
-        low -= CHANCE_MARGIN * (more["balanced"] - low)
-        sets.append((low, 1 / more["classes"], "cross-validation", more["images"]))
-    return max(sets, key=lambda one: one[-1])
+        bounds = more["balanced_interval"]
+        known = AtChance(
+            kind="cross-validation",
+            images=more["images"],
+            interval=bounds,
+            guessing=1 / more["classes"],
+        )
+        sets.append((bounds[0] - CHANCE_MARGIN * (more["balanced"] - bounds[0]), known))
+    low, known = max(sets, key=lambda one: one[1].images)
+    if low > known.guessing:
+        return None
+    predicts, fraction = _constant_class(found) or ("", 0.0)
+    too_few = wilson_interval(known.images, known.images)[0] <= known.guessing
+    return replace(known, too_few=too_few, predicts=predicts, fraction=fraction)
 
 
 def _constant_class(found: Metrics) -> tuple[str, float] | None:

@@ -12,17 +12,9 @@ from dataclasses import dataclass
 
 from vitft.data.fixes import paths_settled_by
 from vitft.data.proposals import is_leak
-from vitft.metrics.chance import (
-    balanced_evidence,
-    chance_level,
-    chance_remedy,
-    constant_class,
-)
-from vitft.metrics.confusions import most_frequent
-from vitft.metrics.estimate import growth_text, model_cross_validation
-from vitft.metrics.intervals import binomial_tail, sample_size, wilson_interval
-from vitft.metrics.values import Interval
-from vitft.metrics.verdict import weakest_label
+from vitft.messages.results import chance_clause, chance_remedy, growth_text, weak_text
+from vitft.metrics.intervals import binomial_tail, sample_size
+from vitft.metrics.summary import ClassEstimate, own_cross_validation
 from vitft.predict.validation import accuracy_without_copies, mistakes
 from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_decisions import former_fixes
@@ -47,7 +39,7 @@ class Advice:
 
 def advise(run: Run) -> list[Advice]:
     """Return the next steps for a run, most urgent first, or an empty list without results."""
-    if not run.results:
+    if not run.results.headline:
         return []
     rules: tuple[Callable[[Run], Advice | None], ...] = (
         no_better_than_guessing,
@@ -55,37 +47,35 @@ def advise(run: Run) -> list[Advice]:
         doubtful_labels,
         few_validation_images,
     )
-    if not chance_level(run.results):
+    if not run.results.at_chance:
         rules = (*rules[:-1], confused_pair, weakest_class, more_images, rules[-1])
     return [advice for rule in rules if (advice := rule(run)) is not None]
 
 
 def no_better_than_guessing(run: Run) -> Advice | None:
     """Warn if the model may be no better than guessing."""
-    clause = chance_level(run.results)
-    if not clause:
+    found = run.results.at_chance
+    if found is None:
         return None
-    if "labels" in run.results:
-        found = run.results["labels"]
-        return Advice(
-            "Do not use this model yet.",
-            f"The 95% interval of its mean average precision ({interval(found['map_interval'])}) "
-            f"is not entirely above {percent(found['chance_map'])}, the value for random scores.",
-        )
     what, why = "Do not use this model yet.", ""
+    bounds, guessing = interval(found.interval), percent(found.guessing)
+    if run.results.exact:
+        return Advice(
+            what,
+            f"The 95% interval of its mean average precision ({bounds}) is not entirely above "
+            f"{guessing}, the value for random scores.",
+        )
     mirrored = bool(effective_settings(run.config).get("train.flip"))
-    constant = constant_class(run.results) is not None
-    if constant or mirrored:
+    if found.predicts or mirrored:
         weights, solver = run.setting("weights", "name"), run.setting("optim", "solver")
         remedy = chance_remedy(str(weights or ""), str(solver or ""), mirrored=mirrored)
         what = f"Do not use this model yet: {remedy}."
-        why = f"It {clause}. " if constant else ""
-    best = balanced_evidence(run.results)
-    bounds, guessing = (interval(best.interval), best.guessing) if best else ("", 0.0)
+        why = f"It {chance_clause(run.results)}. " if found.predicts else ""
+    where = " in cross-validation" if found.kind == "cross-validation" else ""
     return Advice(
         what,
-        f"{why}The 95% interval of its balanced accuracy{best.where if best else ''} ({bounds}) is "
-        f"not clearly above {percent(guessing)}, that of guessing.",
+        f"{why}The 95% interval of its balanced accuracy{where} ({bounds}) is not clearly above "
+        f"{guessing}, that of guessing.",
     )
 
 
@@ -149,23 +139,36 @@ def weakest_class(run: Run) -> Advice | None:
     """
     if advice := small_classes(run):
         return advice
-    if run.several:
-        return weakest_label_advice(run)
-    recalls, train = cross_validated_recalls(run) or validation_recalls(run), training_images(run)
-    known = [one for one in recalls if one.recall < 1 and train[one.name]]
+    train = training_images(run)
+    known = [one for one in run.results.weakest if train[one.name]]
     if not known or len(run.classes) < 2:
         return None
-    worst = min(known, key=lambda one: one.recall)
-    found = f"Its recall is {percent(worst.recall, 0)} on {worst.measured_on}, "
-    found += compared_with_accuracy(worst, measured_classes(run))
-    return Advice(f"If you collect more images, start with {worst.name}.", found)
+    worst, overall = known[0], run.results.estimate(known[0].kind)
+    kind, how = "label" if run.several else "class", ""
+    if overall and worst.measure == "recall":
+        classes = sum(number > 0 for number in train.values())
+        if worst.kind == "validation":
+            classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
+        how = f" {compared_with_accuracy(worst, overall.value, classes)}"
+    return Advice(
+        f"If you collect more images, start with {worst.name}.",
+        f"It is the weakest {kind}: {weak_text(worst)}.{how}",
+    )
 
 
-def measured_classes(run: Run) -> int:
-    """Return the number of classes whose recalls `weakest_class` compares."""
-    if cross_validated_recalls(run):
-        return sum(number > 0 for number in training_images(run).values())
-    return len(validation_recalls(run))
+def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) -> str:
+    """Return whether the lowest of the recalls of all classes is more than bad luck, as a sentence.
+
+    With many classes, one of them has a low recall by chance. The exact probability of a recall as
+    low as this at the overall accuracy is therefore multiplied by the number of classes
+    (Bonferroni's correction).
+    """
+    if worst.interval is None or worst.interval[1] >= accuracy:
+        return "Its interval is so wide that this may be due to chance."
+    wrong = worst.images - round(worst.value * worst.images)
+    if classes * binomial_tail(wrong, worst.images, 1 - accuracy) < 0.05:
+        return "This is clearly below the overall accuracy."
+    return f"The lowest of {classes} recalls can be as low as this by chance."
 
 
 def training_images(run: Run) -> Counter[str]:
@@ -197,102 +200,17 @@ def small_classes(run: Run) -> Advice | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ClassRecall:
-    """A class's recall and interval, and the images on which they were measured."""
-
-    name: str
-    recall: float
-    images: int
-    measured_on: str
-    """Number and kind of the images, such as `12 validation images`."""
-    interval: Interval
-    accuracy: float
-    """Accuracy over all classes, measured on the same images."""
-    taken_for: str = ""
-    """Most frequent wrong prediction; empty if unknown."""
-
-
-def compared_with_accuracy(worst: ClassRecall, classes: int) -> str:
-    """Return whether the lowest of the recalls of all classes is more than bad luck.
-
-    With many classes, one of them has a low recall by chance. The exact probability of a recall as
-    low as this at the overall accuracy is therefore multiplied by the number of classes
-    (Bonferroni's correction).
-    """
-    bounds = interval(worst.interval, 0)
-    if worst.interval[1] >= worst.accuracy:
-        return f"but its 95% interval ({bounds}) is so wide that this may be due to chance."
-    wrong = worst.images - round(worst.recall * worst.images)
-    if classes * binomial_tail(wrong, worst.images, 1 - worst.accuracy) < 0.05:
-        return "clearly below the overall accuracy."
-    return (
-        f"with a 95% interval of {bounds}. The lowest of {classes} recalls can be as low as this "
-        "by chance."
-    )
-
-
-def weakest_label_advice(run: Run) -> Advice | None:
-    """Advise collecting images with the label that has the lowest average precision."""
-    worst = weakest_label(run.results["labels"]) if "labels" in run.results else None
-    if worst is None or len(run.classes) < 2:
-        return None
-    within = f" (95% interval: {interval(worst.interval)})" if worst.interval else ""
-    return Advice(
-        f"If you collect more images, start with images that have the label {worst.name}.",
-        f"Its average precision is {percent(worst.value)}{within} on "
-        f"{count(run.results['images'], 'validation image')}, the lowest of all labels.",
-    )
-
-
-def cross_validated_recalls(run: Run) -> list[ClassRecall]:
-    """Return the recalls of the weakest classes in cross-validation, lowest first.
-
-    The result is empty for a multi-label model, which cross-validation scores without its
-    thresholds.
-    """
-    more = model_cross_validation(run.results)
-    if not more or run.several:
-        return []
-    recalls, top1 = [], more["top1"]
-    for weak in more.get("weak_spots") or []:
-        if images := weak.get("images"):
-            name, recall = str(weak["class"]), weak["recall"]
-            bounds = weak.get("recall_interval") or wilson_interval(round(recall * images), images)
-            on = f"{count(images, 'image')} in cross-validation"
-            taken_for = str(weak["taken_for"] or "")
-            recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))
-    return recalls
-
-
-def validation_recalls(run: Run) -> list[ClassRecall]:
-    """Return the recall of each class that has validation images, lowest first."""
-    recalls = []
-    confused: dict[str, Counter[str]] = {}
-    for one in () if run.several else mistakes(run.predictions):
-        confused.setdefault(one.label, Counter())[one.predicted] += 1
-    for name, row in run.results.get("per_class", {}).items():
-        images, recall, bounds = row.get("images"), row["recall"], row["recall_interval"]
-        if images and recall is not None and bounds is not None:
-            top1 = run.results["top1"]
-            on = count(images, "validation image")
-            taken_for = most_frequent(confused.get(name, {})) or ""
-            recalls.append(ClassRecall(name, recall, images, on, bounds, top1, taken_for))
-    return sorted(recalls, key=lambda one: one.recall)
-
-
 def more_images(run: Run) -> Advice | None:
     """Estimate the gain from twice as many images, or report that the curve has stopped rising."""
-    more = model_cross_validation(run.results)
-    curve = (more.get("curve") or []) if more else []
-    if not more or len(curve) < 3:
+    more = own_cross_validation(run.measured)
+    if not more or len(more["curve"]) < 3:
         return None
-    if gain := growth_text(more):
+    if gain := growth_text(run.results.growth):
         return Advice(
             f"With twice as many images, the accuracy would be {gain}.",
             "The learning curve below may level off.",
         )
-    if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(curve[-3:])):
+    if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
         return None
     return Advice(
         "Do not expect much from more images of the same kind.",
@@ -309,11 +227,11 @@ def more_images(run: Run) -> Advice | None:
 
 def few_validation_images(run: Run) -> Advice | None:
     """Advise using more validation images if the accuracy is too uncertain to compare models."""
-    low, high = run.results["top1_interval"]
-    if run.results.get("groups"):  # a number of groups would be needed
+    low, high = run.measured["top1_interval"]
+    if run.measured.get("groups"):  # a number of groups would be needed
         return None
-    best = model_cross_validation(run.results) or run.results  # few images may all be right
-    images, needed = run.results.get("images", 0), sample_size(0.04, best["top1"])
+    best = own_cross_validation(run.measured) or run.measured  # few images may all be right
+    images, needed = run.measured["images"], sample_size(0.04, best["top1"])
     if high - low <= 0.08 or needed <= images:
         return None
     return Advice(

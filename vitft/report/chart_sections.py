@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vitft.metrics.estimate import growth_text
-from vitft.metrics.intervals import wilson_interval
+from vitft.messages.results import growth_text
+from vitft.messages.training import BEST_RULE, selected_epoch
 from vitft.metrics.results import SEVERAL_BLOCKS, CalibrationMetrics, LogLine
-from vitft.metrics.verdict import BEST_RULE, selected_epoch
 from vitft.report import charts
 from vitft.report.run_files import Run
 from vitft.system.text import (
@@ -49,11 +48,11 @@ def epochs_section(run: Run) -> ChartSection | None:
         patience = count(int(run.setting("optim", "patience") or 0), "epoch")
         text = f"The run stopped early, after {len(log)} of {planned} epochs: no improvement in "
         text += f"{patience}."
-    if run.results.get("best_epoch"):
+    if run.measured.get("best_epoch"):
         layers = str(run.setting("train", "layers") or "")
-        text += f" The saved weights come from {selected_epoch(run.results, layers)}"
+        text += f" The saved weights come from {selected_epoch(run.measured, layers)}"
         how = f", the best on the validation images: {BEST_RULE}"
-        text += f"{how if run.results.get('selected_on_validation') else ''}."
+        text += f"{how if run.measured.get('selected_on_validation') else ''}."
         text += remeasured(run, log, layers)
     return ChartSection(
         title="Training curves",
@@ -92,13 +91,13 @@ def penalty_section(run: Run) -> ChartSection | None:
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
-    best, label = run.results.get("l2", 0.0), "Cross-validated accuracy by penalty"
+    best, label = run.measured.get("l2", 0.0), "Cross-validated accuracy by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
     chosen = f"the L2 penalty with the highest accuracy, and of equals the lowest loss: {best:g}"
     if run.several:
         chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
     scores = "These scores are those of quick fits before calibration"
-    if run.results.get("head"):
+    if run.measured.get("head"):
         scores += (
             "; those by which the blocks of the head are chosen are of complete fits after "
             "calibration, so they differ"
@@ -122,7 +121,7 @@ def penalty_section(run: Run) -> ChartSection | None:
 
 def fitted_head(run: Run) -> str:
     """Return how the head was fitted, in one or two sentences."""
-    head = run.results.get("head")
+    head = run.measured.get("head")
     if not head or head["blocks"] == 1:
         return "The head was fitted to convergence by L-BFGS."
     discriminant = f"linear discriminant analysis on the last {head['blocks']} blocks"
@@ -143,15 +142,15 @@ def remeasured(run: Run, log: Sequence[LogLine], layers: str) -> str:
     `log` contains the lines of the epochs.
     """
     precision = str(run.environment.get("precision", "fp32"))
-    index = run.results["best_epoch"] - 1 - layers.startswith("head,")
+    index = run.measured["best_epoch"] - 1 - layers.startswith("head,")
     if (
         run.several
         or precision == "fp32"
         or not 0 <= index < len(log)
-        or "seconds" not in run.results
+        or "seconds" not in run.measured
     ):
         return ""
-    during, final = percent(log[index]["val_top1"]), percent(run.results["top1"])
+    during, final = percent(log[index]["val_top1"]), percent(run.measured["top1"])
     if during == final:
         return ""
     return (
@@ -168,21 +167,19 @@ def range_text(low: float, high: float) -> str:
 
 def confidence_section(run: Run) -> ChartSection | None:
     """Return the section on calibration, or None if the calibration error is unknown."""
-    calibration = run.results.get("calibration")
-    if not calibration or calibration.get("ece") is None:
+    calibration = run.measured.get("calibration")
+    bins = [b for b in calibration["bins"] if b["images"]] if calibration else []
+    if not calibration or not bins:
         return None
-    bins = [b for b in calibration.get("bins") or [] if b.get("images")]
-    if not bins:
-        return None
-    error, bounds = calibration["ece"], interval(calibration.get("ece_interval"))
+    error, bounds = calibration["ece"], interval(calibration["ece_interval"])
     text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
     if not is_measurable(error):
         text = "No difference between confidence and accuracy could be measured"
     text += f" (95% interval: {bounds})." if bounds else "."
     text += " Chance alone makes the bins below differ, too: it has been subtracted."
-    if doubt := not_calibrated(run.results):
+    if doubt := not_calibrated(run.measured):
         text = f"{doubt.capitalize()}."
-    before, temperature = calibration.get("ece_before"), calibration.get("temperature")
+    before, temperature = calibration["ece_before"], calibration["temperature"]
     if before is not None and temperature is not None and is_scaled(temperature):
         text += (
             f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
@@ -229,17 +226,12 @@ def calibration_images(calibration: CalibrationMetrics) -> str:
 
 def learning_section(run: Run) -> ChartSection | None:
     """Return the section on accuracy by number of training images, or None if it is unknown."""
-    more = run.results.get("cross_validation")
-    curve = (more.get("curve") or []) if more else []
-    if not more or len(curve) < 2:
+    more = run.measured.get("cross_validation")
+    if not more or len(more["curve"]) < 2:
         return None
-    gain = more.get("gain_from_twice")
+    curve, gain = more["curve"], more["gain_from_twice"]
     measured = [(point["images"], point["top1"]) for point in curve]
-    bounds = [
-        point.get("top1_interval")
-        or wilson_interval(round(point["top1"] * more["images"]), more["images"])
-        for point in curve
-    ]
+    bounds = [point["top1_interval"] for point in curve]
     last = measured[-1]
     extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
     text = (
@@ -248,7 +240,7 @@ def learning_section(run: Run) -> ChartSection | None:
     )
     if run.several:
         text += " An image is right if exactly its labels have a probability of at least 50%."
-    if known := growth_text(more):
+    if known := growth_text(more["gain_interval"]):
         text += f" With twice as many images, the accuracy would be {known}."
     elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
         text += " The curve has stopped rising."

@@ -26,7 +26,7 @@ def check_runs(runs: Sequence[Run]) -> None:
     evaluated = [run.is_evaluation for run in runs]
     if any(evaluated) and not all(evaluated):
         own, other = str(runs[evaluated.index(False)].path), runs[evaluated.index(True)]
-        data = cast("EvaluationResults", other.results)["data"]["path"]
+        data = cast("EvaluationResults", other.measured)["data"]["path"]
         words = ["--data", data, "--run", own, "--out", f"{own}_evaluated"]
         raise UsageError(
             f"cannot compare the run {own} with {other.path}, an evaluation of other images",

@@ -14,7 +14,6 @@ from string import ascii_uppercase
 import numpy as np
 
 from vitft.config.schema import shown_value
-from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -146,8 +145,8 @@ class RunComparison:
         rows: list[tuple[str, ...]] = [
             (
                 f"{self.letters[i]} {self.names[i]}",
-                percent(run.results.get("top1")),
-                interval(run.results.get("top1_interval")),
+                percent(run.accuracy.value if run.accuracy else None),
+                interval(run.accuracy.interval if run.accuracy else None),
                 percent(self.accuracies[i][0] if self.shared else None),
             )
             for i, run in enumerate(self.runs)
@@ -165,11 +164,8 @@ class RunComparison:
         A run that trained further layers after the head has none: its cross-validation is that of
         the head alone.
         """
-        found = [model_cross_validation(run.results) for run in self.runs]
-        known = [
-            (more["top1"], more["top1_interval"]) if more and more.get("top1_interval") else None
-            for more in found
-        ]
+        found = [run.results.estimate("cross-validation") for run in self.runs]
+        known = [(one.value, one.interval) if one and one.interval else None for one in found]
         return known if any(known) else []
 
     @property

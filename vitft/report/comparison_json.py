@@ -43,18 +43,13 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
 
 def run_results(comparison: RunComparison, i: int) -> ComparedRun:
     """Return the accuracies of the run with index `i`."""
-    run, known = comparison.runs[i], comparison.cross_validated
-    top1, bounds = (known[i] if known else None) or (None, None)
+    run = comparison.runs[i]
     recall = {name: right[i] / of for name, (right, of) in comparison.recall_counts.items()}
     return {
         "name": comparison.names[i],
         "letter": comparison.letters[i],
         "path": str(run.path),
-        "images": run.results.get("images"),
-        "top1": run.results.get("top1"),
-        "top1_interval": run.results.get("top1_interval"),
-        "cross_validated": top1,
-        "cross_validated_interval": bounds,
+        "results": run.results.to_json(),
         "shared_right": comparison.rights[i],
         "shared_interval": comparison.accuracies[i][1] if comparison.shared else None,
         "recall": recall,

@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
-from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import model_cross_validation, tested_text
+from vitft.messages.results import chance_clause, estimate_text
 from vitft.metrics.intervals import PairedDifference
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixed_images import data_notes, fixes_notes
 from vitft.report.fixes_effect import cross_validated_pairs
 from vitft.report.run_files import Run
-from vitft.system.text import count, interval, listing, p_equation, percent
+from vitft.system.text import count, listing, p_equation, percent
 
 
 def comparison_notes(
@@ -42,7 +41,7 @@ def comparison_notes(
     further = [
         letter
         for letter, run in zip(ascii_uppercase, runs, strict=False)
-        if run.results.get("cross_validation") and not model_cross_validation(run.results)
+        if run.measured.get("cross_validation") and not run.results.estimate("cross-validation")
     ]
     if further:
         notes.append(
@@ -55,13 +54,13 @@ def comparison_notes(
         notes.append("The runs have different classes, so they solve different tasks.")
     labelled = list(zip(ascii_uppercase, runs, strict=False))
     notes += label_notes(runs)
-    chosen = [letter for letter, run in labelled if run.results.get("selected_on_validation")]
+    chosen = [letter for letter, run in labelled if run.results.selected_on_validation]
     if chosen and common > len(relabelled):
         notes.append(
             f"The best epoch of {listing(chosen)} was selected on these images, which is a slight "
             "advantage."
         )
-    clauses = {letter: chance_level(run.results) for letter, run in labelled}
+    clauses = {letter: chance_clause(run.results) for letter, run in labelled}
     notes += [
         f"{letter} is at chance level: it {clause}." for letter, clause in clauses.items() if clause
     ]
@@ -76,7 +75,7 @@ def cross_validation_notes(runs: Sequence[Run], common: int) -> list[str]:
     """
     if len(runs) != 2 or any(run.setting("data", "fixes") for run in runs):
         return []
-    if not all(model_cross_validation(run.results) for run in runs):
+    if not all(run.results.estimate("cross-validation") for run in runs):
         return []
     right, also_right, groups = cross_validated_pairs(*runs)
     if len(right) <= common:
@@ -92,9 +91,9 @@ def cross_validation_notes(runs: Sequence[Run], common: int) -> list[str]:
 def test_notes(runs: Sequence[Run]) -> list[str]:
     """Return a sentence with the accuracy of each run on its test images, if it has any."""
     found = [
-        f"{letter} {tested_text(test).removeprefix('test: ').removesuffix(', evaluated once')}"
+        f"{letter} {estimate_text(test).removesuffix(', evaluated once')}"
         for letter, run in zip(ascii_uppercase, runs, strict=False)
-        if (test := run.results.get("test"))
+        if (test := run.results.estimate("test"))
     ]
     return [f"On their test images, which are not compared: {'; '.join(found)}."] if found else []
 
@@ -104,11 +103,11 @@ def label_notes(runs: Sequence[Run]) -> list[str]:
     if not any(run.several for run in runs):
         return []
     precisions = [
-        f"{letter}: {percent(several['map'])} ({interval(several['map_interval'])})"
+        f"{letter}: {estimate_text(one)}"
         for letter, run in zip(ascii_uppercase, runs, strict=False)
-        if (several := run.results.get("labels"))
+        if (one := run.results.estimate("validation"))
     ]
     return [
         "An image counts as correct only if exactly its labels are predicted.",
-        f"Mean average precision on each run's validation images: {'; '.join(precisions)}.",
+        f"{'; '.join(precisions)}.",
     ]

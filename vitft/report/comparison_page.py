@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.intervals import accuracy_interval
+from vitft.metrics.summary import own_cross_validation
 from vitft.models.model_names import weights_name
 from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
@@ -141,7 +141,7 @@ def by_penalty(run: Run) -> list[tuple[float, float]]:
     The result is empty if the model is not the cross-validated head, or if not all classes are in
     the sample that chose the penalty.
     """
-    if not model_cross_validation(run.results):
+    if not own_cross_validation(run.measured):
         return []
     log = [line for line in run.log if {"l2", "cv_top1"} <= {*line} and "cv_classes" not in line]
     return sorted((line["l2"], line["cv_top1"]) for line in log) if len(log) > 1 else []
@@ -149,8 +149,8 @@ def by_penalty(run: Run) -> list[tuple[float, float]]:
 
 def learning_points(run: Run) -> list[tuple[float, float]]:
     """Return the learning curve of a run; empty if there are fewer than two points."""
-    more = model_cross_validation(run.results)
-    curve = (more.get("curve") or []) if more else []
+    more = own_cross_validation(run.measured)
+    curve = more["curve"] if more else []
     return [(point["images"], point["top1"]) for point in curve] if len(curve) > 1 else []
 
 

@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import better_estimate, cross_validated_text, tested_number
-from vitft.metrics.results import FinalTestResults, RunResults
-from vitft.metrics.verdict import verdict, weakest_label
+from vitft.messages.results import (
+    baseline_text,
+    estimate_text,
+    how_measured,
+    measured_on,
+    verdict,
+    weak_text,
+)
+from vitft.metrics.summary import Results
 from vitft.predict.validation import (
     ValidationPrediction,
     least_confident,
@@ -14,14 +19,9 @@ from vitft.predict.validation import (
     most_confident,
 )
 from vitft.report import charts
-from vitft.report.advice import (
-    ClassRecall,
-    cross_validated_recalls,
-    training_images,
-    validation_recalls,
-)
+from vitft.report.advice import training_images
 from vitft.report.run_files import Run, Thumbnails
-from vitft.system.text import count, interval, percent, scored_images
+from vitft.system.text import count, interval, percent
 
 MAX_EXAMPLES = 4
 """Maximum number of example images in a row."""
@@ -34,11 +34,10 @@ class Score:
     name: str
     value: str
     interval: str
-    measured_on: str
-    cross_validated: str
-    """The cross-validated accuracy, where it tells more; otherwise empty."""
-    validated: str
-    """Result on the validation images, if there are test images; otherwise empty."""
+    how: str
+    """How it was measured, e.g. `, cross-validated on 36 images`."""
+    others: Sequence[str]
+    """The supporting estimates."""
     baseline: str
     """Name and value of the baseline."""
     bar: str
@@ -50,12 +49,8 @@ class Weakest:
     """The class with the lowest recall, or the label with the lowest average precision."""
 
     name: str
-    measure: str
-    """`recall` or `average precision`."""
-    value: str
-    interval: str
-    detail: str
-    """Images on which the value was measured, and the most frequent wrong prediction."""
+    text: str
+    """The measure, its value, the images on which it was measured and the most frequent mistake."""
     meaning: str
     """Sentence on what the measure means."""
     trained: str
@@ -99,126 +94,74 @@ class FirstScreen:
 
 def first_screen(run: Run, thumbnails: Thumbnails) -> FirstScreen:
     """Return the content of the first screen of a run's page."""
-    is_at_chance = bool(chance_level(run.results))
+    is_at_chance = run.results.at_chance is not None
     weakest = None if is_at_chance else weakest_of(run)
     return FirstScreen(
         verdict=verdict(run.results),
         is_at_chance=is_at_chance,
-        score=score_of(run),
+        score=score_of(run.results),
         weakest=weakest,
         no_weakest="" if weakest else reason_without_weakest(run),
         examples=example_rows(run, thumbnails),
     )
 
 
-def score_of(run: Run) -> Score | None:
+def score_of(results: Results) -> Score | None:
     """Return the number that summarises a run, or None if the run has no results."""
-    results = run.results
-    if not results:
+    one = results.headline
+    if one is None:
         return None
-    shown: FinalTestResults | RunResults = results.get("test") or results
-    kind = "validation image" if shown is results else "test image"
-    name, baseline, baseline_name = "accuracy", shown["majority"], "always the largest class"
-    if found := shown.get("labels"):
-        name, baseline, baseline_name = (
-            "mean average precision",
-            found["chance_map"],
-            "random scores",
-        )
-    (value, bounds), more = tested_number(shown), better_estimate(results)
-    validated, within = tested_number(results)
     return Score(
-        name=name,
-        value=percent(value),
-        interval=interval(bounds),
-        measured_on=scored_images(shown, kind),
-        cross_validated=cross_validated_text(more) if more else "",
-        validated=f"on {scored_images(results, 'validation image')}: {percent(validated)} "
-        f"({interval(within)})"
-        if shown is not results
-        else "",
-        baseline=f"{baseline_name}: {percent(baseline)}",
-        bar=charts.score_bar(name, value, bounds, baseline),
+        name=one.measure,
+        value=percent(one.value),
+        interval=interval(one.interval),
+        how=how_measured(one),
+        others=[*map(estimate_text, results.supporting)],
+        baseline=baseline_text(one),
+        bar=charts.score_bar(one.measure, one.value, one.interval, one.baseline),
     )
 
 
 def weakest_of(run: Run) -> Weakest | None:
     """Return the weakest class or label of a run, or None if none can be named."""
-    if len(run.classes) < 2:
+    accuracy = run.results.estimate(run.results.weakest[0].kind) if run.results.weakest else None
+    if len(run.classes) < 2 or accuracy is None:
         return None
-    return lowest_average_precision(run) if run.several else lowest_recall(run)
-
-
-def lowest_average_precision(run: Run) -> Weakest | None:
-    """Return the label with the lowest average precision, or None if that of all is 100%."""
-    worst = weakest_label(run.results["labels"]) if "labels" in run.results else None
-    if worst is None:
-        return None
+    worst = run.results.weakest[0]
+    meaning = "Recall is the fraction of images of the class that are classified correctly"
+    if worst.measure == "average precision":
+        meaning = (
+            "It is 100% if all images with the label have a higher probability than all others"
+        )
     return Weakest(
         name=worst.name,
-        measure="average precision",
-        value=percent(worst.value),
-        interval=interval(worst.interval),
-        detail=f"on {count(run.results['images'], 'validation image')}",
-        meaning="It is 100% if all images with the label have a higher probability than all others",
+        text=weak_text(worst),
+        meaning=meaning,
         trained=count(training_images(run)[worst.name], "training image"),
-        is_clear=True,
-        is_cross_validated=False,
-        bar=charts.score_bar("average precision", worst.value, worst.interval, None),
-    )
-
-
-def lowest_recall(run: Run) -> Weakest | None:
-    """Return the class with the lowest recall, or None if no image was misclassified."""
-    cross_validated = [one for one in cross_validated_recalls(run) if one.recall < 1]
-    imperfect = cross_validated or [one for one in validation_recalls(run) if one.recall < 1]
-    if not imperfect:
-        return None
-    worst = min(imperfect, key=lambda one: one.recall)
-    return Weakest(
-        name=worst.name,
-        measure="recall",
-        value=percent(worst.recall, 0),
-        interval=interval(worst.interval, 0),
-        detail=f"on {worst.measured_on}{taken_for(worst)}",
-        meaning="Recall is the fraction of images of the class that are classified correctly",
-        trained=count(training_images(run)[worst.name], "training image"),
-        is_clear=worst.interval[1] < worst.accuracy,
-        is_cross_validated=bool(cross_validated),
-        bar=charts.score_bar("recall", worst.recall, worst.interval, None),
+        is_clear=worst.measure == "average precision"
+        or bool(worst.interval and worst.interval[1] < accuracy.value),
+        is_cross_validated=worst.kind == "cross-validation",
+        bar=charts.score_bar(worst.measure, worst.value, worst.interval, None),
     )
 
 
 def weakest_sentence(run: Run) -> str:
     """Return a sentence that names the weakest class or label, or "" if there is none."""
-    worst = None if chance_level(run.results) else weakest_of(run)
+    worst = None if run.results.at_chance else weakest_of(run)
     if worst is None:
         return reason_without_weakest(run)
-    measure = "a recall" if worst.measure == "recall" else f"an {worst.measure}"
-    return (
-        f"The weakest {'label' if run.several else 'class'} is {worst.name}, with {measure} of "
-        f"{worst.value} {worst.detail} (95% interval: {worst.interval})."
-    )
-
-
-def taken_for(one: ClassRecall) -> str:
-    """Return a clause that names the most frequent wrong prediction, if it is known."""
-    return f", most often mistaken for {one.taken_for}" if one.taken_for else ""
+    kind = "label" if run.several else "class"
+    return f"The weakest {kind} is {worst.name}: {worst.text}."
 
 
 def reason_without_weakest(run: Run) -> str:
     """Return the reason why no class is called the weakest, or "" for a run without results."""
-    if chance_level(run.results) or not validation_recalls(run):
+    one = run.results.estimate("validation")
+    if one is None or run.results.at_chance or run.results.weakest or len(run.classes) < 2:
         return ""
     if run.several:
-        values = [row["ap"] for row in run.results["labels"]["per_label"].values()]
-        if len(values) < 2 or any(value != 1 for value in values):
-            return ""
         return "On the validation images, the average precision of each label is 100%."
-    return (
-        f"None of the {count(run.results['images'], 'validation image')} was misclassified, so no "
-        "class is called the weakest."
-    )
+    return f"None of the {measured_on(one)} was misclassified, so no class is called the weakest."
 
 
 def example_rows(run: Run, thumbnails: Thumbnails) -> list[ExampleRow]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.thumbnail import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
-from vitft.metrics.verdict import verdict
+from vitft.messages.results import verdict
 from vitft.predict.prediction import Prediction
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
@@ -117,7 +117,7 @@ def result_card(folder: Path) -> str:
     """
     run = read_run(folder)
     wrong, page = mistakes(run.predictions), folder / "report.html"
-    has_results = bool(run.results)
+    has_results = bool(run.results.headline)
     with_classes = has_results and not run.several
     texts = [weakest_sentence(run) if with_classes else "", cautions(run)]
     sections = (epochs_section(run) or penalty_section(run), learning_section(run))

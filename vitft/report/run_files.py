@@ -30,7 +30,9 @@ from vitft.metrics.results import (
     RunResults,
     read_results,
 )
+from vitft.metrics.summary import Estimate, Results
 from vitft.models.card import Card, parse_card
+from vitft.models.model_names import weights_name
 from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
@@ -75,7 +77,7 @@ class Run:
     split: Manifest
     """Content of split.csv; a manifest without rows if the file is missing."""
     predictions: tuple[ValidationPrediction, ...]
-    results: RunResults
+    measured: RunResults
     """Content of eval.json; empty if the file is missing."""
     log: tuple[LogLine, ...]
     """Lines of metrics.jsonl."""
@@ -93,6 +95,22 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @cached_property
+    def results(self) -> Results:
+        """Numbers of the run; empty if it has none."""
+        return replace(
+            Results.of(self.measured or None, self.environment),
+            name=self.name,
+            data=self.data_name,
+            weights=weights_name(str(self.setting("weights", "name") or "")),
+        )
+
+    @property
+    def accuracy(self) -> Estimate | None:
+        """Fraction of validation images that are right; for several labels, exactly right."""
+        known = (one for one in reversed(self.results.estimates) if one.kind == "validation")
+        return next(known, None)
 
     @property
     def several(self) -> bool:
@@ -259,7 +277,7 @@ def with_evaluation(run: Run) -> Run:
         rows=tuple(Row(row["path"], 0, "val", key, row.get("group") or "") for key, row in table),
         split=Manifest(path, classes, (), classes if "labels" in results else ()),
         predictions=tuple(predictions),
-        results=cast("RunResults", results),
+        measured=cast("RunResults", results),
         is_evaluation=True,
     )
 
@@ -297,10 +315,10 @@ def read_run(path: Path) -> Run:
         rows=split.rows,
         split=split,
         predictions=validation_predictions(path, split),
-        results=results or cast("RunResults", {}),
+        measured=results or cast("RunResults", {}),
         log=read_run_lines(path / "metrics.jsonl", LogLine),
         environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),
-        audit=cast("AuditResults", {"unused": [], "notes": [], **audit} if audit else {}),
+        audit=audit or cast("AuditResults", {}),
         card=card,
         digest=digest,
         parameters=parameters,

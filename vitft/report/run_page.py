@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.estimate import model_cross_validation
 from vitft.metrics.results import ClassMetrics
+from vitft.metrics.summary import own_cross_validation
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
 from vitft.report.chart_sections import (
@@ -119,7 +119,7 @@ def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
     thumbnails, counts = Thumbnails([run]), cross_validated_counts(run)
-    budget = run.results.get("budget")
+    budget = run.measured.get("budget")
     return {
         "name": run.name,
         "root": run.root_uri,
@@ -154,7 +154,7 @@ def run_page(run: Run) -> dict[str, object]:
         },
         "balance": balance_section(run),
         "command": command_of(run.config) if run.config else "",
-        "seconds": run.results.get("seconds"),
+        "seconds": run.measured.get("seconds"),
         "is_budget_choice": bool(budget and budget["chosen"] not in ("", "head")),
         "environment": environment_rows(run),
         "digests": digests(run),
@@ -164,14 +164,17 @@ def run_page(run: Run) -> dict[str, object]:
 
 def unchecked(run: Run) -> str:
     """Return a sentence about what the data audit of a run left out, or an empty string."""
-    layers, crossed = str(run.setting("train", "layers") or ""), run.results.get("cross_validation")
+    layers, crossed = (
+        str(run.setting("train", "layers") or ""),
+        run.measured.get("cross_validation"),
+    )
     if layers.split(",")[0] not in ("head", "pre_logits"):
         return (
             "Because the features changed during training, this run checked only for identical, "
             "unreadable and unusual files. vitft check also finds probable label errors and "
             "near-duplicates."
         )
-    if "l2" in run.results and crossed is None:
+    if "l2" in run.measured and crossed is None:
         return "Labels were not checked, because there are too few images per class."
     if crossed and crossed["images"] < crossed["of"]:
         checked = f"Labels were checked on a sample of {count(crossed['images'], 'image')}"
@@ -210,7 +213,7 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
 
 def class_rows(run: Run) -> list[ClassRow]:
     """Return a table row for each class, lowest recall first and undefined recalls last."""
-    several = run.results.get("labels")
+    several = run.measured.get("labels")
     by_label = several["per_label"] if several else {}
     confusions: dict[str, Counter[str]] = {}
     for one in mistakes(run.predictions):
@@ -218,7 +221,7 @@ def class_rows(run: Run) -> list[ClassRow]:
     own = (run.split.names(row) for row in run.rows if row.split == "train")
     train = Counter(name for names in own for name in names)
     rows = []
-    for name, metrics in run.results.get("per_class", {}).items():
+    for name, metrics in run.measured.get("per_class", {}).items():
         confused = confusions.get(name, Counter())
         most = [guess for guess, n in confused.items() if n == max(confused.values())]
         with_ = f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–"
@@ -286,7 +289,7 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     if run.predictions:
         index = {name: i for i, name in enumerate(run.classes)}
         return Counter((index[one.label], index[one.predicted]) for one in run.predictions)
-    found = class_pair_counts(run.results)
+    found = class_pair_counts(run.measured)
     return found if all(max(pair) < len(run.classes) for pair in found) else {}
 
 
@@ -296,7 +299,7 @@ def cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     There are no counts if the model is not the cross-validated head, or if the validation images
     are at least as many.
     """
-    if run.several or not model_cross_validation(run.results):
+    if run.several or not own_cross_validation(run.measured):
         return Counter()
     index = {name: i for i, name in enumerate(run.classes)}
     true = {row.sha256: run.split.names(row)[0] for row in run.rows}

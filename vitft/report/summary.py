@@ -9,16 +9,15 @@ from vitft.data.inspection import describe_counts
 from vitft.data.view_facts import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text
 from vitft.features.reference import power_text
-from vitft.metrics.chance import chance_level, distinguishes
-from vitft.metrics.estimate import model_cross_validation, tested_number
-from vitft.metrics.values import Interval
-from vitft.metrics.verdict import (
+from vitft.messages.results import chance_clause, distinguishes, how_measured
+from vitft.messages.training import (
     describe_interpolation,
     describe_skipped,
     describe_start,
     selected_epoch,
     start_trials,
 )
+from vitft.metrics.values import Interval
 from vitft.models.model_names import weights_name
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
@@ -73,7 +72,7 @@ def describe_data(run: Run) -> str:
         return ""
     origin = f" from “{run.data_name}”" if run.data_name else ""
     classes = f"{count(len(run.classes), 'class', 'classes')} ({listing(run.classes)})"
-    clause = chance_level(run.results)
+    clause = chance_clause(run.results)
     if run.several:
         classes = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
     text = f"{distinguishes('This model', classes, clause)}."
@@ -129,7 +128,7 @@ def describe_training(layers: str) -> str:
 
 def describe_budget(run: Run) -> str:
     """Return sentences about the trials of a run with a time budget, or "" for other runs."""
-    budget = run.results.get("budget")
+    budget = run.measured.get("budget")
     if not budget:
         return ""
     text = f"The run had a time budget of {duration(budget['seconds'])}."
@@ -162,7 +161,7 @@ def describe_budget(run: Run) -> str:
 def describe_unlike(run: Run) -> str:
     """Describe the reliability of the note "unlike the training images"."""
     found = run.audit.get("out_of_distribution")
-    if not run.results:
+    if not run.measured:
         return ""
     if not run.notes_unlike:
         because = f": {found['reason']}" if found and found["reason"] else ""
@@ -182,7 +181,7 @@ def describe_unlike(run: Run) -> str:
 def cautions(run: Run) -> str:
     """Return sentences about the limits of the results, or an empty string if none are known."""
     status = run.environment.get("status", "finished")
-    if not run.results:
+    if not run.measured:
         return f"The run has no results: its status is “{status}”."
     texts = []
     if status == "interrupted":
@@ -194,14 +193,14 @@ def cautions(run: Run) -> str:
             "On this page, including in the accuracy, an image counts as correct only if exactly "
             "its labels are predicted."
         )
-    if run.results.get("selected_on_validation"):
+    if run.measured.get("selected_on_validation"):
         planned = int(run.setting("optim", "epochs") or 0)
-        selected = selected_epoch(run.results, str(run.setting("train", "layers") or ""), planned)
+        selected = selected_epoch(run.measured, str(run.setting("train", "layers") or ""), planned)
         texts.append(
             f"{selected[0].upper()}{selected[1:]} was selected on the validation images, so the "
             "accuracy is slightly optimistic."
         )
-    if (head := run.results.get("head")) and head["last_block_top1"] is not None:
+    if (head := run.measured.get("head")) and head["last_block_top1"] is not None:
         texts.append(
             f"The head reads the last {head['blocks']} blocks. A head that reads only the last "
             "block, as in exports for timm and transformers, classifies "
@@ -212,48 +211,37 @@ def cautions(run: Run) -> str:
 
 def key_figures(run: Run) -> list[KeyFigure]:
     """Return the metrics of a run, or an empty list if the run has no results."""
-    results = run.results
+    results = run.measured
     if not results:
         return []
-    validation = f"on {scored_images(results, 'validation image')}"
-    fractions: list[tuple[str, float, Interval | None, str]]
-    fractions = [("accuracy", results["top1"], results["top1_interval"], validation)]
+    fractions: list[tuple[str, float, Interval | None, str]] = [
+        (
+            f"{'test ' * (one.kind == 'test')}{one.measure}",
+            one.value,
+            one.interval,
+            how_measured(one).lstrip(", "),
+        )
+        for one in run.results.estimates
+    ]
     if found := results.get("labels"):
-        exact = ("all labels right", *fractions[0][1:])
-        ranking = "mean over the labels; it does not depend on the thresholds"
-        fractions = [
-            ("mean average precision", found["map"], found["map_interval"], ranking),
-            ("mean F1", found["macro_f1"], found["macro_f1_interval"], "mean over the labels"),
-            exact,
-        ]
-    if test := results.get("test"):
-        images = f"on {scored_images(test, 'test image')}, not used to train or select the model"
-        own: list[tuple[str, float, Interval | None, str]]
-        own = [("test accuracy", test["top1"], test["top1_interval"], images)]
-        if "labels" in test:
-            precision, bounds = tested_number(test)
-            own = [
-                ("test mean average precision", precision, bounds, images),
-                ("test: all labels right", *own[0][1:]),
-            ]
-        fractions = [*own, *fractions]
-    if (more := results.get("cross_validation")) and not run.several:
-        scored = f"on {scored_images(more)}, each predicted by a head that was not"
-        name, bounds = "cross-validated accuracy", more.get("top1_interval")
-        if not model_cross_validation(results):
-            name = "cross-validated accuracy of the head alone, before further training"
-        fractions.append((name, more["top1"], bounds, f"{scored} trained on it"))
-    if results.get("balanced") is not None:
-        bounds = results.get("balanced_interval")
-        name, meaning = "balanced accuracy", "mean recall of all classes"
-        if run.several:
-            name, meaning = "mean recall", "mean over the labels that occur"
-        fractions.append((name, results["balanced"], bounds, meaning))
+        fractions.append(
+            ("mean F1", found["macro_f1"], found["macro_f1_interval"], "mean over the labels")
+        )
+    if (more := results.get("cross_validation")) and not (
+        run.several or run.results.estimate("cross-validation")
+    ):
+        name = "cross-validated accuracy of the head alone, before further training"
+        text = f"on {scored_images(more)}, each predicted by a head that was not trained on it"
+        fractions.append((name, more["top1"], more["top1_interval"], text))
+    name, meaning = "balanced accuracy", "mean recall of all classes"
+    if run.several:
+        name, meaning = "mean recall", "mean over the labels that occur"
+    fractions.append((name, results["balanced"], results["balanced_interval"], meaning))
     figures = [
         KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
         for name, v, ends, text in fractions
     ]
-    calibration = results.get("calibration")
+    calibration = results["calibration"]
     if calibration and not not_calibrated(results):
         bounds = calibration["ece_interval"]
         value = percent_or_bound(calibration["ece"], bounds)

@@ -17,8 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitft.messages.results import chance_clause, estimate_text
-from vitft.metrics.chance import distinguishes
+from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.summary import Results
 from vitft.serve.access import Access, host_name, is_own_page
 from vitft.serve.batching import BatchQueue, QueueFullError

@@ -133,7 +133,7 @@ def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
 
     Of the epochs whose accuracy is at most one standard error below the `highest`, the one with the
     lowest loss is the best. With few images, the accuracy stays the same for many epochs or changes
-    by chance, while the loss keeps changing. `metrics.verdict.BEST_RULE` states this rule in words.
+    by chance, while the loss keeps changing. `messages.training.BEST_RULE` states this rule in words.
     The standard error is that of the interval, which counts groups.
     """
     new_fits, best_fits = (

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
+from vitft.messages.results import chance_clause, chance_remedy
 from vitft.metrics.budget_results import StartTrials
-from vitft.metrics.chance import chance_level, chance_remedy
 from vitft.metrics.results import RunResults
+from vitft.metrics.summary import Results
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
 from vitft.system import console
@@ -232,7 +233,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
         with held():
             write_calibrated(run, model, card, final)
             results = final.results
-        if clause := chance_level(results):
+        if clause := chance_clause(Results.of(results)):
             mirrored = context.config.train.mirrors
             remedy = chance_remedy(config.weights.name, config.optim.solver, mirrored=mirrored)
             log.warning(f"at chance level: the model {clause}; {remedy}")

@@ -15,11 +15,11 @@ from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
+from vitft.messages.training import BEST_RULE
 from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import LogLine
 from vitft.metrics.targets import TrainingLoss
-from vitft.metrics.verdict import BEST_RULE
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError

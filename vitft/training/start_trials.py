@@ -28,10 +28,10 @@ from vitft.features.cut import run_prefix
 from vitft.features.folds import stratified_subset
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
+from vitft.messages.training import describe_start
 from vitft.metrics.budget_results import StartTrial, StartTrials
 from vitft.metrics.intervals import PairedDifference, mean_error
 from vitft.metrics.targets import are_right, fraction_right
-from vitft.metrics.verdict import describe_start
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.pretrained.recommended import (
     Recommendation,

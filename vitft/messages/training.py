@@ -1,7 +1,6 @@
-"""The accuracy of a model in one plain sentence, for the terminal and the report."""
+"""Sentences about the epochs, the layers and the trials of a run."""
 
 import math
-from dataclasses import dataclass
 
 from vitft.config.sections import layers_text
 from vitft.metrics.budget_results import (
@@ -11,54 +10,14 @@ from vitft.metrics.budget_results import (
     StartTrials,
     TrialResults,
 )
-from vitft.metrics.chance import chance_level
-from vitft.metrics.estimate import best_estimate, difference_text
-from vitft.metrics.results import LabelResults, RunResults
-from vitft.metrics.values import Interval
-from vitft.system.text import count, format_size, interval, percent, scored_images
+from vitft.metrics.results import RunResults
+from vitft.system.text import format_size, percent
 
 BEST_RULE = (
     "the lowest loss among the epochs whose accuracy is at most one standard error below the "
     "highest"
 )
 """How the best epoch is selected; the rule is that of `training.best.is_better`."""
-
-
-def verdict(results: RunResults) -> str:
-    """Return a sentence that states how many new images the model will probably misclassify.
-
-    The sentence includes the 95% interval, which is wide if there are few validation images. It
-    says so if it rests on test images or on cross-validation (see `best_estimate`), and another
-    sentence if other images are harder or easier (`difference_text`). For a model at chance level,
-    the sentence states this instead. In a multi-label run, an image with a label that is missing or
-    wrong counts as misclassified. The result is empty for results of older runs, which do not
-    contain the interval.
-    """
-    if not results.get("top1_interval"):
-        return ""
-    if clause := chance_level(results):
-        return f"This model {clause}."
-    found, kind = best_estimate(results)
-    images, differs = found["images"], f" {difference_text(results)}".rstrip()
-    least, most = (1 - bound for bound in reversed(found["top1_interval"]))
-    wrong = round(1 - found["top1"], 9)  # 7.5% is rounded up, also where it is 7.4999...%
-    digits = 0 if wrong >= 0.01 else 1
-    if wrong == 0 and "labels" not in results:
-        where = " in cross-validation" if kind == "image" else ""
-        return (
-            f"All {count(images, kind)} were classified correctly{where}, but up to "
-            f"{percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
-            f"{differs}"
-        )
-    bounds = interval([least, most], digits)
-    how = {
-        "image": f"; cross-validated on {scored_images(found)}",
-        "test image": f"; {scored_images(found, kind)}",
-    }.get(kind, "")
-    if not how and results.get("selected_on_validation"):
-        how = "; probably more, because the epoch was selected on the same images"
-    what = "get wrong labels" if "labels" in results else "be misclassified"
-    return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how}).{differs}"
 
 
 def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
@@ -134,22 +93,3 @@ def describe_weights(name: str, found: StartTrial) -> str:
             f"--weights {name}"
         )
     return f"the weights {name} would bring no clear gain: {evidence}, {times}"
-
-
-@dataclass(frozen=True, slots=True)
-class LabelPrecision:
-    """A label, and its average precision on the images of the results."""
-
-    name: str
-    value: float
-    interval: Interval | None
-
-
-def weakest_label(found: LabelResults) -> LabelPrecision | None:
-    """Return the label with the lowest average precision, or None if none is below 100%."""
-    known = [
-        LabelPrecision(name, row["ap"], row.get("ap_interval"))
-        for name, row in found["per_label"].items()
-        if row["ap"] is not None and row["ap"] < 1
-    ]
-    return min(known, key=lambda one: one.value, default=None)
