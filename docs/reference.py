@@ -48,7 +48,10 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
     for field in fields(section):
         if field.name not in FILLED_IN:
             kind = str(setting_types(section)[field.name]).removeprefix("an ").removeprefix("a ")
-            yield field.name, kind, repr(field.default), meanings[field.name]
+            summary = setting_types(section)[field.name].named.help
+            sentences = [f"{summary[:1].upper()}{summary[1:]}."] if summary else []
+            meaning = " ".join([*sentences, meanings.get(field.name, "")]).rstrip()
+            yield field.name, kind, repr(field.default), meaning
 
 
 def by_what_trains() -> Iterator[str]:
@@ -107,8 +110,8 @@ def described(parser: Parser) -> Iterator[str]:
             actions = command.shown_actions()
             yield "\n| option | meaning |\n|---|---|\n" * bool(actions)
             for action in actions:
-                text = command.help_of(action).replace("|", "\\|")
-                yield f"| `{command.shown_usage(action)}` | {text} |\n"
+                cells = (f"`{command.shown_usage(action)}`", command.help_of(action))
+                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
         yield from described(command)
 
 

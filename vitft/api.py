@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.config.options import check_argument_types, option_settings, refuse_unknown_arguments
+from vitft.config.options import check_argument_types, option_settings, options_as_arguments
 from vitft.config.request import requested_config
 from vitft.data.demo import demo_data
 from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
@@ -54,8 +54,8 @@ from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
 
-@refuse_unknown_arguments
-def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
+@options_as_arguments
+def finetune(  # noqa: D417, PLR0913 - the options of the command, which the decorator describes
     *,
     data: str | os.PathLike[str],
     weights: str | os.PathLike[str] | None = None,
@@ -95,42 +95,9 @@ def finetune(  # noqa: PLR0913 - the options of the command (`config.options`)
     `vitft finetune --help`).
 
     Args:
-        data: Image folder with one folder per class, table of paths and labels, .npz file,
-            `torchvision:CIFAR10` or `demo`.
-        weights: Catalogue name, weight file, `hf:owner/name`, `timm:name`, `demo`, or `none` to
-            train from scratch. If neither this argument nor the recipe names weights, they are
-            chosen by the number of images and the speed of the machine.
         out: Run directory, new or empty. Default: `runs/<time>-<data>`.
         recipe: Name of a recipe, or path to a TOML file with settings.
         seed: Seed for the split and the training; `settings={"train.seed": 1}` keeps the split.
-        classes: Table that renames, merges and drops classes.
-        split: Method for choosing the validation images: `content`, `random` or `reference`.
-        like: Directory of an earlier run whose held-out images are held out again.
-        val_from: Source of validation images for data with a test set but no validation set: `auto`
-            to draw them from the training set, `test` to use the test images.
-        fixes: CSV file of images to drop or relabel, as written by `vitft check`.
-        group_duplicates: Whether to keep near-duplicates on the same side of the split.
-        group_by: Regular expression whose parentheses capture an image's group from its path; a
-            group is never divided between training and validation.
-        image_size: Input size in pixels: one side, or height and width.
-        fit: How to fit an image to the input size: `crop`, `squash` or `pad`.
-        pre_logits: Whether to `keep` or `drop` a Linear + Tanh layer before the pretrained head.
-        mean: Channel means for normalisation, from 0 to 1.
-        std: Channel standard deviations for normalisation.
-        allow_pickle: Whether to read .pth files (with weights_only=True).
-        train: Layers to train: `head`, `pre_logits`, `blocks:N`, `lora` or `all`, or consecutive
-            stages separated by commas, e.g. `head,all`.
-        budget: Time budget for the whole run, e.g. `10m`; layers other than the head are also
-            trained if trials on the training images show a gain.
-        solver: Optimiser: `lbfgs` (only for a head on cached features), `sgd` or `adamw`.
-        epochs: Number of passes over the training images.
-        batch_size: Number of images per step.
-        lr: Peak learning rate.
-        views: Number of augmented views of each training image to cache.
-        keep_adapter: Whether to also write the LoRA adapter for peft (with `train="lora"`).
-        device: Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
-        cache: Folder of cached features, or `none` to disable the cache.
-        tracker: Experiment trackers to log to: `tensorboard`, `mlflow`, `wandb`.
         settings: Any other settings by dotted name, e.g. `{"optim.ema": 0.999}`; see
             docs/settings.md.
 

@@ -1,7 +1,7 @@
 """Names of all settings, and suggestions for unknown names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,64 +12,19 @@ SECTIONS: Mapping[str, type] = {
     "data": DataSpec,
     "weights": WeightsSpec,
     "model": ModelSpec,
-    "optim": OptimSpec,
     "train": TrainSpec,
+    "optim": OptimSpec,
 }
 SETTINGS = tuple(
     f"{name}.{key}" for name, section in SECTIONS.items() for key in setting_types(section)
 )
 """Dotted names of all settings."""
 
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    "data.path": (
-        *("dataset", "data_dir", "data_path", "image_folder", "train_dir", "directory"),
-        *("input", "inputs", "input_dir", "source", "image", "images", "image_dir", "folder"),
-    ),
-    "data.label": ("label_column", "target", "target_column", "y_col", "class_column"),
-    "data.path_column": ("x_col", "image_column", "file_column", "filename_column"),
-    "data.group": ("group_column", "groups", "patient", "patient_id"),
-    "data.classes": ("class_map", "class_mapping", "label_map", "class_names"),
-    "data.like": ("previous_run", "base_run", "same_split"),
-    "data.val_rate": ("val_split", "validation_split", "val_size", "val_ratio", "test_size"),
-    "train.seed": ("random_state", "random_seed", "manual_seed"),
-    "weights.name": ("model_name", "pretrained", "checkpoint", "backbone", "arch"),
-    "weights.image_size": ("img_size", "imgsz", "input_size", "resolution"),
-    "weights.fit": ("crop_mode", "resize_mode", "letterbox"),
-    "weights.crop": ("crop_pct", "crop_fraction", "center_crop"),
-    "model.width": ("embed_dim", "hidden_size", "hidden_dim", "dim"),
-    "model.depth": ("num_layers", "num_hidden_layers", "num_blocks"),
-    "model.heads": ("num_heads", "num_attention_heads"),
-    "model.registers": ("reg_tokens", "num_register_tokens"),
-    "model.layer_scale": ("init_values", "layerscale_value"),
-    "optim.solver": ("optimizer", "optimiser", "opt"),
-    "optim.lr": ("learning_rate", "lrate", "base_lr", "lr0", "blr", "eta"),
-    "optim.schedule": ("scheduler", "lr_scheduler", "lr_scheduler_type", "sched"),
-    "optim.final_lr": ("min_lr", "eta_min"),
-    "optim.warmup": ("warmup_ratio", "warmup_steps", "warmup_epochs"),
-    "optim.layer_decay": ("layerwise_lr_decay", "llrd"),
-    "optim.weight_decay": ("wd", "decay"),
-    "optim.l2": ("c", "alpha", "penalty", "reg", "regularization"),
-    "optim.epochs": ("num_epochs", "max_epochs", "num_train_epochs", "n_epochs"),
-    "optim.batch_size": ("bs", "batch", "per_device_train_batch_size"),
-    "optim.micro_batch": ("gradient_accumulation_steps", "grad_accum_steps", "accum_iter"),
-    "optim.clip": ("grad_clip", "clip_grad", "max_grad_norm", "gradient_clip_val"),
-    "optim.label_smoothing": ("smoothing", "label_smoothing_factor"),
-    "optim.ema": ("model_ema", "model_ema_decay", "ema_decay"),
-    "optim.patience": ("early_stopping", "early_stopping_patience"),
-    "optim.class_weights": ("class_weight", "balanced"),
-    "train.layers": ("freeze", "unfreeze", "trainable_layers", "freeze_layers"),
-    "train.augment": ("augmentation", "transforms", "auto_augment", "aa"),
-    "train.erasing": ("random_erasing", "reprob"),
-    "train.drop_path": ("dropout", "drop_rate", "drop_path_rate", "stochastic_depth"),
-    "train.sampling": ("sampler", "weighted_sampler"),
-    "train.device": ("gpu", "gpus", "cuda", "accelerator"),
-    "train.precision": ("amp", "mixed_precision", "dtype", "fp16", "bf16"),
-    "train.compile": ("torch_compile", "torchcompile"),
-    "train.lora_rank": ("r", "rank"),
-    "train.lora_targets": ("target_modules",),
-    "train.checkpointing": ("gradient_checkpointing", "grad_checkpointing"),
-    "train.shard": ("fsdp",),
-    "train.tracker": ("logger", "loggers", "report_to", "log_with"),
+ALIASES: Mapping[str, Sequence[str]] = {
+    f"{name}.{key}": kind.named.aliases.split()
+    for name, section in SECTIONS.items()
+    for key, kind in setting_types(section).items()
+    if kind.named.aliases
 }
 """Names that other tools use for the settings."""
 

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,20 +22,14 @@ class Option:
     """A command-line option that corresponds to a setting."""
 
     setting: str
-    help: str
-    metavar: str = ""
-    """Placeholder for the value in the help text, if the type alone is not informative."""
-    default: str = ""
-    """Default shown in the help, if it differs from the setting's default; `-` to show none."""
-    name: str = ""
-    """Argument of `vitft.finetune`, if it differs from the last part of the setting's name."""
-    common: bool = False
-    """Whether the help shows the option first."""
+    """Dotted name of the setting."""
+    setting_type: SettingType
+    """Type and allowed values of the setting."""
 
     @property
     def keyword(self) -> str:
         """Argument of `vitft.finetune`, such as `batch_size`."""
-        return self.name or self.setting.partition(".")[2]
+        return self.setting_type.named.name or self.setting.partition(".")[2]
 
     @property
     def flag(self) -> str:
@@ -42,16 +37,10 @@ class Option:
         return f"--{self.keyword.replace('_', '-')}"
 
     @property
-    def setting_type(self) -> SettingType:
-        """Type and allowed values of the setting."""
-        section, _, name = self.setting.partition(".")
-        return setting_types(SECTIONS[section])[name]
-
-    @property
     def group(self) -> str:
         """Title of the option's group in the help."""
         section, _, name = self.setting.partition(".")
-        if self.common:
+        if self.setting_type.named.common:
             return "common options"
         if name == "device":
             return "run options"
@@ -62,153 +51,28 @@ class Option:
         """Placeholder for the value in the help text."""
         kind = self.setting_type
         choices = "|".join(map(str, kind.choices))
-        return self.metavar or choices or ("N" if kind.type is int else "X")
+        return kind.named.metavar or choices or ("N" if kind.type is int else "X")
 
     @property
     def text(self) -> str:
         """Help text, with the default unless the option is a switch or `default` is `-`."""
-        if self.setting_type.type is bool:
-            return self.help
+        named = self.setting_type.named
+        if self.setting_type.type is bool or named.default == "-":
+            return named.help
         section, _, name = self.setting.partition(".")
-        default = self.default or shown_value(getattr(SECTIONS[section](), name))
-        return f"{self.help} (default: {default})" if self.default != "-" else self.help
+        default = named.default or shown_value(getattr(SECTIONS[section](), name))
+        return f"{named.help} (default: {default})"
 
 
 SEED_SETTINGS = ("data.seed", "train.seed")
 """Settings that the option `--seed` sets."""
-
-FINETUNE_OPTIONS = (
-    Option(
-        "data.path",
-        "folder with one folder per class, table of paths and labels, hf:NAME, wds:URL, "
-        "torchvision:NAME, .npz file or demo",
-        metavar="PATH",
-        default="-",
-        name="data",
-        common=True,
-    ),
-    Option(
-        "weights.name",
-        "catalogue name (`vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, demo, or "
-        "none to train from scratch",
-        metavar="NAME",
-        default="chosen by the number of images",
-        name="weights",
-        common=True,
-    ),
-    Option(
-        "train.layers",
-        "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or stages "
-        "in turn: head,all",
-        metavar="LAYERS",
-        name="train",
-        common=True,
-    ),
-    Option(
-        "train.budget",
-        "time to spend, e.g. 10m: trains more layers if trials show a gain (--max-time only stops)",
-        metavar="TIME",
-        default="no budget",
-        common=True,
-    ),
-    Option(
-        "optim.epochs",
-        "passes over the training images (switches a head from the solver to steps)",
-        default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
-        common=True,
-    ),
-    Option(
-        "optim.batch_size",
-        "images per step (switches a head from the solver to steps)",
-        default="8 to 32 by the number of images, 256 from scratch",
-        common=True,
-    ),
-    Option(
-        "optim.lr",
-        "peak learning rate (switches a head from the solver to steps)",
-        default="depends on the trained layers, see docs/settings.md",
-        common=True,
-    ),
-    Option(
-        "data.split",
-        "how to choose validation images: by content (stable when you add files), at random, or as "
-        "in the reference experiment",
-    ),
-    Option(
-        "data.like",
-        "earlier run whose held-out images are held out again, e.g. after you added images",
-        metavar="RUN",
-        default="-",
-    ),
-    Option(
-        "data.val_from",
-        "if the data has a test set only: draw validation images from training images (auto) or "
-        "use the test set",
-    ),
-    Option(
-        "data.fixes",
-        "CSV file of images to drop or relabel, as written by `vitft check`",
-        metavar="CSV",
-        default="-",
-    ),
-    Option(
-        "data.classes",
-        "table with the columns class and new_class that renames, merges or drops classes",
-        metavar="TABLE",
-        default="-",
-    ),
-    Option("data.group_duplicates", "keep near-duplicates on the same side of the split"),
-    Option(
-        "data.group_by",
-        "regular expression that captures the group (patient, video) in a path, whose images "
-        "stay together",
-        metavar="PATTERN",
-        default="-",
-    ),
-    Option(
-        "weights.image_size",
-        "input size in pixels: one side, or height and width",
-        metavar="PX",
-        default="as in pretraining, or the size of the images (from scratch)",
-    ),
-    Option(
-        "weights.fit",
-        "how images fit the input: crop, squash (changes the aspect ratio) or pad (adds borders)",
-        default="as in pretraining",
-    ),
-    Option("weights.pre_logits", "keep or drop a Linear + Tanh layer before the pretrained head"),
-    Option(
-        "weights.mean",
-        "channel means for normalisation, from 0 to 1",
-        default="taken from the weights",
-    ),
-    Option(
-        "weights.std",
-        "channel standard deviations for normalisation",
-        default="taken from the weights",
-    ),
-    Option("weights.allow_pickle", "allow .pth files, which are pickles"),
-    Option(
-        "optim.solver",
-        "lbfgs solves a head on cached features without steps, sgd and adamw train in steps",
-        default="lbfgs for a head alone, else adamw",
-    ),
-    Option("train.views", "augmented copies of each training image to cache"),
-    Option("train.keep_adapter", "also write the LoRA adapter for peft (with --train lora)"),
-    Option("train.device", "device: auto, cpu, cuda, cuda:1 or mps", metavar="DEVICE"),
-    Option(
-        "train.cache",
-        "folder of cached features, or none to disable the cache",
-        metavar="DIR",
-        default="~/.cache/vitft/features",
-    ),
-    Option(
-        "train.tracker",
-        "experiment tracker: tensorboard, mlflow or wandb (may be repeated)",
-        metavar="NAME",
-        default="none",
-    ),
+FINETUNE_OPTIONS = tuple(
+    Option(f"{name}.{key}", kind)
+    for name, section in SECTIONS.items()
+    for key, kind in setting_types(section).items()
+    if kind.named.help
 )
+"""Options of `vitft finetune` that correspond to one setting each."""
 
 
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
@@ -242,10 +106,10 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     return settings
 
 
-def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
-    """Decorate `finetune`, so that an unknown or unnamed argument is a UsageError with a fix.
+def options_as_arguments(function: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
+    """Decorate `finetune`: its docstring describes all options, and wrong arguments have a fix.
 
-    Its signature, and so the check by a type checker, stays the same.
+    An unknown or unnamed argument is a UsageError. The signature stays the same.
     """
     known = inspect.signature(function).parameters
 
@@ -263,6 +127,14 @@ def refuse_unknown_arguments(function: Callable[Given, Outcome]) -> Callable[Giv
             raise UsageError(f"unknown argument {unknown}", fix=suggest_argument(unknown, known))
         return function(*args, **arguments)
 
+    described = "".join(
+        textwrap.fill(f"{option.keyword}: {option.text}.", 92, initial_indent=" " * 4,
+                      subsequent_indent=" " * 8) + "\n"
+        for option in FINETUNE_OPTIONS
+    )  # fmt: skip
+    checked.__doc__ = inspect.cleandoc(str(function.__doc__)).replace(
+        "Args:\n", f"Args:\n{described}", 1
+    )
     return checked
 
 

@@ -1,7 +1,8 @@
 """Types and allowed values of settings, read from the annotations of their dataclasses.
 
-An annotation such as `Annotated[float, Range(gt=0)]` is the only definition of what a setting
-accepts: values are checked against it, and errors and docs/settings.md are generated from it.
+An annotation such as `Annotated[float, Range(gt=0), Named("peak learning rate")]` is the only
+definition of a setting. Values are checked against it. The option of `vitft finetune`, its help,
+the help of `vitft.finetune`, errors, docs/settings.md and docs/options.md are derived from it.
 """
 
 import math
@@ -17,6 +18,23 @@ from vitft.system.errors import UsageError
 from vitft.system.structure import NO_LIMITS, Range
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Option of `vitft finetune` for a setting, if there is a help text, and other names of it."""
+
+    help: str = ""
+    metavar: str = ""
+    """Placeholder for the value in the help text, if the type alone is not informative."""
+    default: str = ""
+    """Default shown in the help, if it differs from the setting's default; `-` to show none."""
+    name: str = ""
+    """Argument of `vitft.finetune`, if it differs from the setting's name."""
+    common: bool = False
+    """Whether the help shows the option first."""
+    aliases: str = ""
+    """Names that other tools use for the setting."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingType:
     """Type and allowed values of one setting."""
@@ -28,6 +46,7 @@ class SettingType:
     """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
     limits: Range = NO_LIMITS
+    named: Named = Named()
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
         """Convert a value from TOML or Python to the type of the setting.
@@ -83,18 +102,20 @@ def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
 
 def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
     """Return the setting type described by an annotation."""
-    limits = NO_LIMITS
+    known: dict[str, Any] = {}
     if typing.get_origin(hint) is Annotated:
-        hint, limits = typing.get_args(hint)
+        hint, *metadata = typing.get_args(hint)
+        known = {"limits" if isinstance(one, Range) else "named": one for one in metadata}
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     main, is_optional = options[0], types.NoneType in options
     arguments = typing.get_args(main)
     if typing.get_origin(main) is Literal:
-        return SettingType(type=type(arguments[0]), choices=arguments, is_optional=is_optional)
+        kind = type(arguments[0])
+        return SettingType(type=kind, choices=arguments, is_optional=is_optional, **known)
     if typing.get_origin(main) is tuple:
         length = 0 if Ellipsis in arguments else len(arguments)
-        return SettingType(type=arguments[0], length=length, is_optional=is_optional, limits=limits)
-    return SettingType(type=main, is_optional=is_optional, limits=limits)
+        return SettingType(type=arguments[0], length=length, is_optional=is_optional, **known)
+    return SettingType(type=main, is_optional=is_optional, **known)
 
 
 def check_values(settings: object, section: str) -> None:

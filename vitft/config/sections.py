@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vitft.config.schema import check_pattern, check_values, invalid, multiples, require
+from vitft.config.schema import Named, check_pattern, check_values, invalid, multiples, require
 from vitft.config.stages import is_valid, meant_stages
 from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
@@ -24,15 +24,28 @@ MAX_IMAGE_SIDE = 4096
 class DataSpec:
     """Images and the validation split."""
 
-    path: str = ""
-    """Dataset. An image folder with one folder per class, optionally inside train/ and val/. A
-    table of paths and labels (.csv, .tsv, .jsonl, .parquet or .xlsx). Arrays (an .npz file, a
-    folder of IDX or CIFAR files, or `torchvision:CIFAR10`). Tar shards (`wds:URL{00..99}.tar`), or
-    a Hugging Face dataset (`hf:NAME` or `hf:NAME:SPLIT`)."""
+    path: Annotated[
+        str,
+        Named(
+            "folder with one folder per class, table of paths and labels, hf:NAME, wds:URL, "
+            "torchvision:NAME, .npz file or demo",
+            metavar="PATH",
+            default="-",
+            name="data",
+            common=True,
+            aliases="dataset data_dir data_path image_folder train_dir directory input inputs "
+            "input_dir source image images image_dir folder",
+        ),
+    ] = ""
+    """Folders of classes may be inside train/ and val/. Tables are .csv, .tsv, .jsonl, .parquet or
+    .xlsx files. Arrays are an .npz file, a folder of IDX or CIFAR files, or `torchvision:CIFAR10`.
+    Tar shards are `wds:URL{00..99}.tar`, Hugging Face datasets `hf:NAME` or `hf:NAME:SPLIT`."""
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
     folder of the torchvision datasets (default: `data`)."""
-    label: str = ""
+    label: Annotated[str, Named(aliases="label_column target target_column y_col class_column")] = (
+        ""
+    )
     """Column of a table that contains the class or the labels, several columns separated by commas,
     or `*` for all columns without another use. Default: a column with a common name, e.g. `label`,
     `class` or `labels`."""
@@ -43,36 +56,73 @@ class DataSpec:
     label, it means `one`."""
     separator: str = "|"
     """Text between the labels in a cell of a table, e.g. `,` or a blank."""
-    path_column: str = ""
+    path_column: Annotated[str, Named(aliases="x_col image_column file_column filename_column")] = (
+        ""
+    )
     """Column of a table that contains the image paths. Default: a column with a common name."""
     split_column: str = ""
     """Column of a table that assigns images to train, val or test. Default: a column with a common
     name, e.g. `split`. `none` ignores that column."""
-    group: str = ""
+    group: Annotated[str, Named(aliases="group_column groups patient patient_id")] = ""
     """Column of a table that names the group of each image, e.g. the patient or the video. Default:
     a column with a common name. `none` ignores that column. A group is never divided between
     training and validation."""
-    group_by: str = ""
-    """Regular expression that captures the name of an image's group from its path with one pair of
-    parentheses, e.g. `patient([0-9]+)`. It replaces a group column (`data.group`)."""
-    classes: str = ""
-    """Table that renames, merges and drops classes, with the columns `class` and `new_class`. An
-    empty `new_class` drops the class. The files are not changed."""
-    split: Literal["content", "random", "reference"] = "content"
-    """How the validation images are chosen. `content` uses a hash of each image's bytes, which is
-    stable when files are added, removed or renamed. `random` uses the position in the sorted list
-    of images, as in earlier versions. `reference` works like `read_split_data` in
-    WZMIAOMIAO/deep-learning-for-image-processing."""
-    val_from: Literal["auto", "test"] = "auto"
-    """Source of validation images for data with a test set but no validation set. `auto` draws them
-    from the training set and evaluates the test images once, at the end. `test` validates on the
-    test images."""
-    like: str = ""
-    """Directory of an earlier run. Its held-out images and their near-duplicates are held out
-    again, and its training images are used for training again. New images are held out as required
-    by `data.val_rate`.
-    """
-    val_rate: Annotated[float, Range(gt=0, lt=1)] = 0.2
+    group_by: Annotated[
+        str,
+        Named(
+            "regular expression that captures the group (patient, video) in a path, whose "
+            "images stay together",
+            metavar="PATTERN",
+            default="-",
+        ),
+    ] = ""
+    """The expression has one pair of parentheses, e.g. `patient([0-9]+)`. It replaces a group
+    column (`data.group`)."""
+    classes: Annotated[
+        str,
+        Named(
+            "table with the columns class and new_class that renames, merges or drops classes",
+            metavar="TABLE",
+            default="-",
+            aliases="class_map class_mapping label_map class_names",
+        ),
+    ] = ""
+    """An empty `new_class` drops the class. The files are not changed."""
+    split: Annotated[
+        Literal["content", "random", "reference"],
+        Named(
+            "how to choose validation images: by content (stable when you add files), at random, "
+            "or as in the reference experiment"
+        ),
+    ] = "content"
+    """`content` uses a hash of each image's bytes, which is stable when files are added, removed or
+    renamed. `random` uses the position in the sorted list of images. `reference` works like
+    `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing."""
+    val_from: Annotated[
+        Literal["auto", "test"],
+        Named(
+            "if the data has a test set only: draw validation images from training images (auto) "
+            "or use the test set"
+        ),
+    ] = "auto"
+    """With `auto`, the test images are evaluated once, at the end. `test` validates on the test
+    images."""
+    like: Annotated[
+        str,
+        Named(
+            "earlier run whose held-out images are held out again, e.g. after you added images",
+            metavar="RUN",
+            default="-",
+            aliases="previous_run base_run same_split",
+        ),
+    ] = ""
+    """Near-duplicates of these images are held out too, and the run's training images are used for
+    training again. New images are held out as required by `data.val_rate`."""
+    val_rate: Annotated[
+        float,
+        Range(gt=0, lt=1),
+        Named(aliases="val_split validation_split val_size val_ratio test_size"),
+    ] = 0.2
     """Fraction of each class held out for validation."""
     seed: WholeNumber = 0
     """Seed for the split."""
@@ -82,11 +132,18 @@ class DataSpec:
     """Whether to fetch tar shards from this machine and its local network too."""
     allow_bad: bool = False
     """Whether to continue when more than a tenth of the files are unreadable."""
-    group_duplicates: bool = False
-    """Whether to keep near-duplicates on the same side of the split, as is always done for
-    identical files."""
-    fixes: str = ""
-    """CSV file of images to drop or relabel, as written by `vitft check`."""
+    group_duplicates: Annotated[
+        bool, Named("keep near-duplicates on the same side of the split")
+    ] = False
+    """This is always done for identical files."""
+    fixes: Annotated[
+        str,
+        Named(
+            "CSV file of images to drop or relabel, as written by `vitft check`",
+            metavar="CSV",
+            default="-",
+        ),
+    ] = ""
     fixes_digest: str = ""
     """SHA-256 of the file `fixes`, recorded by the run. On resume, a changed file is rejected."""
 
@@ -121,30 +178,62 @@ class DataSpec:
 class WeightsSpec:
     """Pretrained weights and their adaptation."""
 
-    name: str = ""
-    """Catalogue name (`vitft weights list`), path to a weight file, or `none` for a new model as
-    described by `[model]`."""
-    image_size: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
-    """Height and width in pixels. Default: the pretraining size or, for a new model, the size of
-    the images."""
-    fit: Literal["auto", "crop", "squash", "pad"] = "auto"
-    """How to fit an image to the input size. `crop` cuts off what does not fit, `squash` changes
-    the aspect ratio, and `pad` adds borders in the mean colour. `auto` fits images as in
+    name: Annotated[
+        str,
+        Named(
+            "catalogue name (`vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
+            "demo, or none to train from scratch",
+            metavar="NAME",
+            default="chosen by the number of images",
+            name="weights",
+            common=True,
+            aliases="model_name pretrained checkpoint backbone arch",
+        ),
+    ] = ""
+    """A new model is described by `[model]`."""
+    image_size: Annotated[
+        tuple[int, int] | None,
+        Range(ge=1, le=MAX_IMAGE_SIDE),
+        Named(
+            "input size in pixels: one side, or height and width",
+            metavar="PX",
+            default="as in pretraining, or the size of the images (from scratch)",
+            aliases="img_size imgsz input_size resolution",
+        ),
+    ] = None
+    fit: Annotated[
+        Literal["auto", "crop", "squash", "pad"],
+        Named(
+            "how images fit the input: crop, squash (changes the aspect ratio) or pad (adds "
+            "borders)",
+            default="as in pretraining",
+            aliases="crop_mode resize_mode letterbox",
+        ),
+    ] = "auto"
+    """`crop` cuts off what does not fit. `pad` uses the mean colour. `auto` fits images as in
     pretraining. `vitft check` reports how much of the image area reaches the model."""
-    crop: Annotated[float | None, Range(gt=0, le=1)] = None
+    crop: Annotated[
+        float | None, Range(gt=0, le=1), Named(aliases="crop_pct crop_fraction center_crop")
+    ] = None
     """Fraction of the resized image's side that the centre crop keeps. Default: as in pretraining,
     or 1 if `fit` is `squash` or `pad`."""
-    pre_logits: Literal["keep", "drop"] = "drop"
-    """Whether to `keep` or `drop` a Linear + Tanh layer before the pretrained head."""
+    pre_logits: Annotated[
+        Literal["keep", "drop"],
+        Named("keep or drop a Linear + Tanh layer before the pretrained head"),
+    ] = "drop"
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
     """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code.
     SigLIP 2 NaFlex always uses its own rule."""
-    mean: tuple[float, ...] | None = None
-    """Channel means for normalisation, from 0 to 1. Default: taken from the weights."""
-    std: tuple[float, ...] | None = None
-    """Channel standard deviations for normalisation. Default: taken from the weights."""
-    allow_pickle: bool = False
-    """Whether to read .pth files (with weights_only=True)."""
+    mean: Annotated[
+        tuple[float, ...] | None,
+        Named("channel means for normalisation, from 0 to 1", default="taken from the weights"),
+    ] = None
+    std: Annotated[
+        tuple[float, ...] | None,
+        Named("channel standard deviations for normalisation", default="taken from the weights"),
+    ] = None
+    allow_pickle: Annotated[bool, Named("allow .pth files, which are pickles")] = False
+    """They are read with weights_only=True."""
 
     def __post_init__(self) -> None:
         check_values(self, "weights")
@@ -161,11 +250,11 @@ class ModelSpec:
 
     patch_size: Count = 4
     """Side length of a patch in pixels. The image sides must be multiples of it."""
-    width: Count = 96
+    width: Annotated[Count, Named(aliases="embed_dim hidden_size hidden_dim dim")] = 96
     """Token embedding dimension."""
-    depth: Count = 6
+    depth: Annotated[Count, Named(aliases="num_layers num_hidden_layers num_blocks")] = 6
     """Number of blocks."""
-    heads: PositiveInt = 3
+    heads: Annotated[PositiveInt, Named(aliases="num_heads num_attention_heads")] = 3
     """Number of attention heads in each block. The width must be a multiple of this number."""
     mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
     """Width of the MLP's hidden layer as a multiple of the embedding dimension."""
@@ -180,9 +269,13 @@ class ModelSpec:
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
     """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
     64]. If the patch size has n factors of 2, the last n convolutions have stride 2."""
-    registers: Annotated[int, Range(ge=0, le=64)] = 0
+    registers: Annotated[
+        int, Range(ge=0, le=64), Named(aliases="reg_tokens num_register_tokens")
+    ] = 0
     """Number of register tokens."""
-    layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
+    layer_scale: Annotated[
+        float, Range(ge=0, le=1), Named(aliases="init_values layerscale_value")
+    ] = 0.0
     """Initial LayerScale factor of every branch. 0 means none."""
     channels: Literal[0, 1, 3] = 0
     """Number of input channels: 3 for RGB, 1 for greyscale, 0 to match the images."""
@@ -218,45 +311,81 @@ class ModelSpec:
 class OptimSpec:
     """Solver, learning rate and length of training."""
 
-    solver: Literal["lbfgs", "sgd", "adamw"] = "lbfgs"
-    """Optimiser: `lbfgs` fits a head on cached features, and `sgd` and `adamw` train on
-    mini-batches."""
-    l2: NotNegative = 0.0
+    solver: Annotated[
+        Literal["lbfgs", "sgd", "adamw"],
+        Named(
+            "lbfgs solves a head on cached features without steps, sgd and adamw train in steps",
+            default="lbfgs for a head alone, else adamw",
+            aliases="optimizer optimiser opt",
+        ),
+    ] = "lbfgs"
+    l2: Annotated[NotNegative, Named(aliases="c alpha penalty reg regularization")] = 0.0
     """L2 penalty of `lbfgs` on standardised features. With 0, cross-validation chooses it."""
-    class_weights: bool = False
+    class_weights: Annotated[bool, Named(aliases="class_weight balanced")] = False
     """Whether to give all classes the same total weight in the loss, regardless of their sizes."""
-    lr: Annotated[float | None, Range(gt=0)] = None
-    """Peak learning rate, reached at the end of warm-up. Default: depends on the trained layers."""
-    schedule: Literal["cosine", "constant"] = "cosine"
+    lr: Annotated[
+        float | None,
+        Range(gt=0),
+        Named(
+            "peak learning rate (switches a head from the solver to steps)",
+            default="depends on the trained layers, see docs/settings.md",
+            common=True,
+            aliases="learning_rate lrate base_lr lr0 blr eta",
+        ),
+    ] = None
+    """It is reached at the end of warm-up."""
+    schedule: Annotated[
+        Literal["cosine", "constant"],
+        Named(aliases="scheduler lr_scheduler lr_scheduler_type sched"),
+    ] = "cosine"
     """Learning rate schedule after warm-up."""
-    final_lr: Fraction = 0.0
+    final_lr: Annotated[Fraction, Named(aliases="min_lr eta_min")] = 0.0
     """Learning rate at the end of the cosine schedule, as a fraction of the peak."""
-    warmup: BelowOne = 0.05
+    warmup: Annotated[BelowOne, Named(aliases="warmup_ratio warmup_steps warmup_epochs")] = 0.05
     """Fraction of all steps spent warming up, e.g. 0.05 for 5%."""
-    layer_decay: Annotated[float, Range(gt=0, le=1)] = 1.0
+    layer_decay: Annotated[float, Range(gt=0, le=1), Named(aliases="layerwise_lr_decay llrd")] = 1.0
     """Ratio of each block's learning rate to the next block's."""
     momentum: BelowOne = 0.9
     """Momentum of SGD."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: Annotated[NotNegative, Named(aliases="wd decay")] = 0.0
     """Weight decay of matrices. Norms, biases, position embeddings and tokens are not decayed."""
-    epochs: PositiveInt = 20
-    """Number of passes over the training images."""
-    batch_size: Annotated[int | None, Range(ge=1)] = None
-    """Number of images per step, over all processes and micro-batches. Default: 8 to 32, depending
-    on the trained layers and the number of training images, or 256 for a new model."""
-    micro_batch: WholeNumber = 0
+    epochs: Annotated[
+        PositiveInt,
+        Named(
+            "passes over the training images (switches a head from the solver to steps)",
+            default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
+            common=True,
+            aliases="num_epochs max_epochs num_train_epochs n_epochs",
+        ),
+    ] = 20
+    batch_size: Annotated[
+        int | None,
+        Range(ge=1),
+        Named(
+            "images per step (switches a head from the solver to steps)",
+            default="8 to 32 by the number of images, 256 from scratch",
+            common=True,
+            aliases="bs batch per_device_train_batch_size",
+        ),
+    ] = None
+    """The number is over all processes and micro-batches."""
+    micro_batch: Annotated[
+        WholeNumber, Named(aliases="gradient_accumulation_steps grad_accum_steps accum_iter")
+    ] = 0
     """Number of images per forward pass. 0 means the whole batch, unless memory runs out."""
-    clip: NotNegative = 0.0
+    clip: Annotated[
+        NotNegative, Named(aliases="grad_clip clip_grad max_grad_norm gradient_clip_val")
+    ] = 0.0
     """Maximum norm of the gradients. 0 means no clipping."""
-    label_smoothing: BelowOne = 0.0
+    label_smoothing: Annotated[BelowOne, Named(aliases="smoothing label_smoothing_factor")] = 0.0
     """Label smoothing factor."""
-    ema: BelowOne = 0.0
+    ema: Annotated[BelowOne, Named(aliases="model_ema model_ema_decay ema_decay")] = 0.0
     """Decay per step of an exponential moving average of the weights, e.g. 0.999. The average is
     then validated and saved. 0 means none."""
     interpolation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Fraction of the trained weights in those that are validated and saved. The rest are the
     weights before the stage (WiSE-FT). 0.5 is their mean, which may help with few images."""
-    patience: WholeNumber = 0
+    patience: Annotated[WholeNumber, Named(aliases="early_stopping early_stopping_patience")] = 0
     """Number of epochs without improvement after which to stop. 0 trains all epochs. If accuracies
     differ by less than their standard error, the validation losses are compared."""
 
@@ -277,12 +406,23 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 class TrainSpec:
     """Trained layers, augmentation, device and distribution."""
 
-    layers: str = "head"
-    """Layers to train: `head`, `pre_logits` (with the head), `blocks:N` (the last N blocks and the
-    head), `lora` (low-rank adapters in all blocks, and the head) or `all`.
-    Several stages are separated by commas, e.g. `head,all`. Each starts from the result of the
-    previous one."""
-    augment: Literal["none", "crop", "rand", "shift"] = "none"
+    layers: Annotated[
+        str,
+        Named(
+            "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or "
+            "stages in turn: head,all",
+            metavar="LAYERS",
+            name="train",
+            common=True,
+            aliases="freeze unfreeze trainable_layers freeze_layers",
+        ),
+    ] = "head"
+    """`pre_logits` and `blocks:N` include the head. `lora` trains low-rank adapters in all blocks,
+    and the head. Each stage starts from the result of the previous one."""
+    augment: Annotated[
+        Literal["none", "crop", "rand", "shift"],
+        Named(aliases="augmentation transforms auto_augment aa"),
+    ] = "none"
     """Augmentation. `crop` is a new random crop and flip of each image in each epoch. `rand` is the
     same with RandAugment. `shift` is a shift by a few pixels and a flip, for small images."""
     padding: Annotated[int, Range(ge=0, le=512)] = 0
@@ -296,57 +436,99 @@ class TrainSpec:
     """Alpha of mixup, e.g. 0.2. 0 means none."""
     cutmix: NotNegative = 0.0
     """Alpha of CutMix, e.g. 1.0. 0 means none. With mixup, one of the two is chosen per batch."""
-    erasing: Fraction = 0.0
+    erasing: Annotated[Fraction, Named(aliases="random_erasing reprob")] = 0.0
     """Probability of random erasing."""
-    drop_path: BelowOne = 0.0
+    drop_path: Annotated[
+        BelowOne, Named(aliases="dropout drop_rate drop_path_rate stochastic_depth")
+    ] = 0.0
     """Stochastic depth rate of the last block. It is 0 in the first block and grows linearly."""
-    sampling: Literal["shuffled", "balanced"] = "shuffled"
+    sampling: Annotated[
+        Literal["shuffled", "balanced"], Named(aliases="sampler weighted_sampler")
+    ] = "shuffled"
     """Images used in each epoch: `shuffled` uses every image once. `balanced` uses the same number
     of images from each class, and about the same total as `shuffled`."""
-    budget: str = ""
-    """Time budget for the whole run, e.g. `10m`: the head is fitted first, and more layers are
-    trained if trials on the training images show a gain. If empty, train.layers decides."""
-    views: Annotated[int, Range(ge=0, le=1000)] = 0
-    """Number of augmented views of each training image to cache in addition to the original."""
+    budget: Annotated[
+        str,
+        Named(
+            "time to spend, e.g. 10m: trains more layers if trials show a gain (--max-time "
+            "only stops)",
+            metavar="TIME",
+            default="no budget",
+            common=True,
+        ),
+    ] = ""
+    """The head is fitted first. Without a budget, `train.layers` decides."""
+    views: Annotated[
+        int, Range(ge=0, le=1000), Named("augmented copies of each training image to cache")
+    ] = 0
+    """These are in addition to the original."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
     """Number of blocks, counted from the last, whose features a head fitted by `lbfgs` may use.
     Cross-validation on the training images decides whether the head uses all of them or only the
     last block. 0 for the largest number that can be fitted quickly, up to 6."""
-    cache: str = ""
-    """Folder of cached features. `none` disables the cache. Default: `features` in VITFT_CACHE, or
-    `vitft/features` in XDG_CACHE_HOME or ~/.cache."""
-    seed: WholeNumber = 0
+    cache: Annotated[
+        str,
+        Named(
+            "folder of cached features, or none to disable the cache",
+            metavar="DIR",
+            default="~/.cache/vitft/features",
+        ),
+    ] = ""
+    """The default is `features` in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or
+    ~/.cache."""
+    seed: Annotated[WholeNumber, Named(aliases="random_state random_seed manual_seed")] = 0
     """Seed for random initial weights, the batch order and the augmentation."""
-    device: str = "auto"
-    """Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    device: Annotated[
+        str,
+        Named(
+            "device: auto, cpu, cuda, cuda:1 or mps",
+            metavar="DEVICE",
+            aliases="gpu gpus cuda accelerator",
+        ),
+    ] = "auto"
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        Named(aliases="amp mixed_precision dtype fp16 bf16"),
+    ] = "auto"
     """Compute precision. `auto` is bf16 where it is supported natively, else fp16 on GPUs with
     tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
     """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
     always done for fp32. This doubles the decoding time. Otherwise, a pixel of a JPEG may be off by
     up to two grey levels (out of 255)."""
-    compile: bool = False
+    compile: Annotated[bool, Named(aliases="torch_compile torchcompile")] = False
     """Whether to use torch.compile, which pays off on a GPU after a few minutes."""
-    lora_rank: PositiveInt = 8
+    lora_rank: Annotated[PositiveInt, Named(aliases="r rank")] = 8
     """Rank of the LoRA matrices."""
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
     """LoRA scaling: the update is multiplied by alpha / rank."""
-    lora_targets: str = "qkv,proj,fc1,fc2"
+    lora_targets: Annotated[str, Named(aliases="target_modules")] = "qkv,proj,fc1,fc2"
     """Names of the linear layers to which LoRA is applied in each block."""
-    keep_adapter: bool = False
-    """Whether to also write the LoRA adapter as a folder that peft can load."""
-    checkpointing: bool = False
+    keep_adapter: Annotated[
+        bool, Named("also write the LoRA adapter for peft (with --train lora)")
+    ] = False
+    """It is a folder that peft can load."""
+    checkpointing: Annotated[bool, Named(aliases="gradient_checkpointing grad_checkpointing")] = (
+        False
+    )
     """Whether to use activation checkpointing, which saves memory but takes a third more time."""
-    shard: bool = False
+    shard: Annotated[bool, Named(aliases="fsdp")] = False
     """Whether to shard weights, gradients and optimiser state over the processes of torchrun
     (FSDP2), for models that would otherwise not fit in memory. This adds communication to every
     step."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
     """Time in seconds after which an unresponsive torchrun process is considered lost. A process
     that exits is detected immediately."""
-    tracker: str = ""
-    """Experiment trackers to log to, separated by commas: tensorboard, mlflow, wandb."""
+    tracker: Annotated[
+        str,
+        Named(
+            "experiment tracker: tensorboard, mlflow or wandb (may be repeated)",
+            metavar="NAME",
+            default="none",
+            aliases="logger loggers report_to log_with",
+        ),
+    ] = ""
+    """Several names are separated by commas."""
 
     def __post_init__(self) -> None:
         check_values(self, "train")
