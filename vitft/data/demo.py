@@ -366,20 +366,14 @@ def demo_data(spec: DataSpec) -> DataSpec:
         except RunError:
             if not DEMO_FOLDER.exists():  # otherwise, another command was faster
                 raise
-    elif is_changed(DEMO_FOLDER):
+    elif {file.relative_to(DEMO_FOLDER).as_posix() for file in DEMO_FOLDER.glob("*/*")} != {
+        f"{kind}/{number:04d}.jpg" for kind in FLOWERS_BY_KIND for number in range(1, 61)
+    }:
         log.warning(
             f"images were added to {DEMO_FOLDER}/ or removed since it was drawn, so results differ "
             "from those in the documentation; without this folder, it is drawn again"
         )
     return replace(spec, path=str(DEMO_FOLDER))
-
-
-def is_changed(folder: Path, per_class: int = 60) -> bool:
-    """Return whether a folder has other files than those drawn by `draw_demo`."""
-    drawn = {
-        f"{kind}/{number:04d}.jpg" for kind in FLOWERS_BY_KIND for number in range(1, per_class + 1)
-    }
-    return {file.relative_to(folder).as_posix() for file in folder.glob("*/*")} != drawn
 
 
 @contextlib.contextmanager

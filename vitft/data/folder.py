@@ -555,8 +555,12 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
     keys = {name: key_of(name) for name in names}
     lacking = [name for name, key in keys.items() if MISSING_LABELS.fullmatch(key)]
     if len(keys) > 2 and all(re.fullmatch(r"-?\d+", key) for key in keys.values()):
-        below = [name for name, key in keys.items() if key.startswith("-")]
+        numbers = {int(key): name for name, key in keys.items()}
+        below = [name for number, name in numbers.items() if number < 0]
         lacking += below * (len(below) == 1)
+        *others, last = sorted(number for number in numbers if number >= 0) or [0]
+        if last - 1 not in others and 1 < len(others) == others[-1] - others[0] + 1:
+            lacking += [numbers[last]] * bool(re.fullmatch("99+|255", str(last)))
     same = twins_among(keys)
     shown = "; ".join(listing(repr(n) if n != n.strip() else n for n in twins) for twins in same)
     merged = [(other, twins[0]) for twins in same for other in twins[1:]]
@@ -569,7 +573,8 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
 
 
 MASK = re.compile(
-    r"(.*?)[ _-]*(mask|seg|segmentation|gt|ground_?truth|annotation|overlay)s?[ _-]*\d*",
+    r"(.*?)[ _-]*(mask|seg|segmentation|label|gt|ground_?truth|annotation|overlay|depth)s?"
+    r"[ _-]*\d*",
     re.IGNORECASE,
 )
 """Stem of the name of a mask, or name of a folder of masks, beside the images."""
@@ -584,9 +589,10 @@ def warning_on_masks(files: Sequence[File]) -> Iterator[str]:
     beside = {file.label: file.path for file in files if file.path not in inner}
     found += [(f.path, beside[f.label]) for f in files if f.path in inner and f.label in beside]
     if found:
+        first, other = found[0]
         yield (
-            f"names like those of masks: {count(len(found), 'file')}, e.g. {found[0][0]} beside "
-            f"{found[0][1]}. If they are masks, move them out of the class folders"
+            f"names like those of masks or depth maps: {count(len(found), 'file')}, e.g. {first} "
+            f"beside {other}. If they are, move them out of the class folders"
         )
 
 

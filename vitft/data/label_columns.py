@@ -27,7 +27,8 @@ SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
 """Names of the group column, without blanks and underscores: `patient_id`, `PatientID`."""
 OTHER_GROUP = re.compile(
-    "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year)(id|no|number)?"
+    "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year|hospital|clinic|"
+    "scanner|device|location|station)(id|no|number)?"
 )
 """Names of columns that may contain groups, but are not used for them without a setting."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
@@ -155,12 +156,16 @@ class LabelColumn:
 
     def __init__(self, name: str, cells: Sequence[str]) -> None:
         self.name, self.cells = name, cells
-        self.values = {cell: flag_in(cell) for cell in dict.fromkeys(cells) if cell}
-        """Mapping from the nonempty cells to their meaning as flags, if any."""
+        numbers = {cell: number_in(cell) for cell in dict.fromkeys(cells) if cell}
+        texts = {cell: cell.lower() if n is None else f"{n:g}" for cell, n in numbers.items()}
+        self.values = {
+            c: True if t in YES else False if t in NO else None for c, t in texts.items()
+        }
+        """Mapping from the nonempty cells to their meaning as flags, if any; 1.0 means 1."""
         self.is_flag = bool(self.values) and None not in self.values.values()
-        numbers = [n for cell in self.values if (n := number_in(cell)) is not None]
-        self.has_numbers, self.has_fractions = bool(numbers), any(n % 1 for n in numbers)
-        self.has_minus = -1 in numbers
+        known = [n for n in numbers.values() if n is not None]
+        self.has_numbers, self.has_fractions = bool(known), any(n % 1 for n in known)
+        self.has_minus = -1 in known
 
     def is_index(self, images: int) -> bool:
         """Return whether the column has another value for each image, like an index or a remark."""
@@ -317,13 +322,6 @@ def number_in(cell: str) -> float | None:
         return float(cell)
     except ValueError:
         return None
-
-
-def flag_in(cell: str) -> bool | None:
-    """Return what a cell means as a flag, or None if it is not one; 1.0 means the same as 1."""
-    number = number_in(cell)
-    text = cell.lower() if number is None else f"{number:g}"
-    return True if text in YES else False if text in NO else None
 
 
 def looks_like_list(cell: str) -> bool:

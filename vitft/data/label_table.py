@@ -48,8 +48,6 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "group": ("group",),
 }
 """Mapping from roles to the usual names of their columns, the preferred name first."""
-SHARD_NAMES = ("cls", "txt")
-"""Names of the column of the class if there is no usual one, in WebDataset's convention."""
 SETTING_OF: Mapping[str, str] = {
     "path": "data.path_column",
     "label": "data.label",
@@ -224,7 +222,8 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
             places = [names.index(cell) for cell in ID_COLUMNS if cell in names][:1]
         if role == "label" and not places and not name:
             places = [i for i, cell in enumerate(names) if cell in SEVERAL_NAMES]
-            places = places or [names.index(cell) for cell in SHARD_NAMES if cell in names][:1]
+            shard = (cell for cell in ("cls", "txt") if cell in names)  # as WebDataset names it
+            places = places or [names.index(cell) for cell in shard][:1]
         best = [i for i in places if names[i] == usual[0]]
         places = best if len(best) == 1 else places
         if len(places) > 1:

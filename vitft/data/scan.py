@@ -137,13 +137,20 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
         for row in table.rows
         if row.path not in missing
     ]
+    doubts = warnings_on_names(table.labels or classes, several=table.several)
+    words = sum(len(name.split()) for name in classes)
+    if not table.several and len(files) < 3 * len(classes) and words >= 4 * len(classes):
+        doubts += (
+            f"labels such as {classes[0][:60]!r} have fewer than three images each. If they are "
+            "captions, choose a column of classes with --set data.label=NAME",
+        )
     return Folder(
         root=table.root,
         classes=classes,
         files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         layout="split" if len(parts) > 1 else "classes",
         bad=tuple(sorted(missing.items())),
-        warnings=warnings_on_names(table.labels or classes, several=table.several),
+        warnings=doubts,
         notes=table.notes,
         table=source,
         split_column=table.columns["split"].strip() if len(parts) > 1 else "",
@@ -183,7 +190,8 @@ SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
 """Pattern of a name with the number of a sequence and the number of an image in it."""
 DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
 """Pattern of a date in the name of a photo, which is not the number of a sequence."""
-YEAR = re.compile(rf"{DATE}|(19|20)\d\d([-_.][01]?\d)?")
+WHEN = re.compile(rf"{DATE}|(19|20)\d\d([-_.][01]?\d)?|1\d\d(?=\w*[A-Z])[A-Z\d_]{{5}}")
+"""Name of a day, a month, a year, or a folder of a camera, such as `100CANON`."""
 FRAME = r"frame[_ -]*\d+\.\w+$"
 
 
@@ -223,9 +231,9 @@ def sequence_note(folder: Folder) -> str:
 def note_on_group_names(folder: Folder) -> str:
     """Return a note if all classes are named like groups, e.g. cam1 and cam2, otherwise ""."""
     names, first = folder.classes, folder.classes[0]
-    bare = {re.sub(r"\d+", "", bare_name(name)) * any(map(str.isdigit, name)) for name in names}
-    groups = (pattern.fullmatch(name) for pattern in (GROUP, OTHER_GROUP) for name in bare)
-    if not (len(bare) == 1 and any(groups)) and not all(map(YEAR.fullmatch, names)):
+    words = {bare_name(re.sub(r"\d+|(?<=[\W_])[A-Za-z]$|(?<=[a-z])[A-Z]$", "", n)) for n in names}
+    groups = (pattern.fullmatch(word) for pattern in (GROUP, OTHER_GROUP) for word in words)
+    if not (len(words) == 1 and any(groups)) and not all(map(WHEN.fullmatch, names)):
         return ""
     return (
         f"the classes {listing(names, most=3)} may be where or when the images were taken, not "

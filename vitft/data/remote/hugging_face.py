@@ -109,7 +109,11 @@ def quiet_libraries() -> Iterator[None]:
 
 def copy_splits(place: Place, hub: HubName) -> tuple[list[ShardPlace], list[str], str]:
     """Write the rows of the chosen splits to shards; see `copy_rows`."""
-    progress = read_copied(place.folder)
+    found: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        found = parse_json(read_regular(place.folder / PROGRESS, limit=2**28))
+    is_known = isinstance(found, dict) and isinstance(found.get("splits"), dict)
+    progress: dict[str, Any] = found if is_known else {}
     local = os.path.exists(hub.name)  # noqa: PTH110
     version = local_version(hub.name) if local else str(progress.get("version", ""))
     if not version:
@@ -136,15 +140,6 @@ def local_version(path: str) -> str:
     files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
     lines = [f"{file} {(s := file.stat()).st_size} {s.st_mtime_ns}" for file in files]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def read_copied(folder: Path) -> dict[str, Any]:
-    """Return the progress of a copy, or an empty dict if there is none."""
-    try:
-        found = parse_json(read_regular(folder / PROGRESS, limit=2**28))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and isinstance(found.get("splits"), dict) else {}
 
 
 def load_arguments(hub: HubName, version: str) -> dict[str, Any]:
