@@ -71,7 +71,7 @@ def run_command(arguments: list[str]) -> int:
         parser = build_parser(command)
         own = [a for a in arguments if a not in {"--debug", *LOG_LEVELS}]
         chosen = parser.commands.get(command, parser)
-        chosen.typed = own
+        chosen.typed = own = chosen.with_images(own)
         args, unknown = parse(parser, own)
         if unknown:
             chosen.error(f"unrecognized arguments: {unknown[0]}")

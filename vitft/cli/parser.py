@@ -6,12 +6,12 @@ import re
 import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from vitft.system.errors import UsageError
 from vitft.system.rundir import BASE
+from vitft.system.suggest import suggest
 from vitft.system.text import listing, shell_join
 
 FEW_CHOICES = 10
@@ -138,6 +138,19 @@ class Parser(argparse.ArgumentParser):
         forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ...", "A...": f"{name} ..."}
         return forms.get(str(action.nargs), name)
 
+    def with_images(self, words: list[str]) -> list[str]:
+        """Return the words of a command line, with the images as this command takes them.
+
+        `check --data photos` means `check photos`, and `finetune photos` `finetune --data photos`.
+        """
+        takes = {action.dest for action in self._get_positional_actions()} & IMAGE_ARGUMENTS
+        if takes and "--data" in words:
+            return [word for word in words if word != "--data"]
+        is_first = len(words) > 1 and not re.match(r"-|\w+=", words[1])
+        if is_first and "--data" in self._option_string_actions and "--data" not in words:
+            return [words[0], "--data", *words[1:]]
+        return words
+
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
         fix = f"run {self.prog} --help for usage"
@@ -166,10 +179,6 @@ class Parser(argparse.ArgumentParser):
     def corrected(self, message: str) -> str:
         """Return a fix with the whole command if an option is missing or superfluous, or ""."""
         unknown = message.partition("unrecognized arguments: ")[2]
-        if unknown.startswith("-"):
-            return self.without_option(unknown)
-        if message.endswith("required: --data") and self.typed[1:]:
-            unknown = self.typed[1]
         if unknown not in self.typed or re.match(r"-|\w+=", unknown):
             return ""
         text, option = self.option_for(unknown)
@@ -190,8 +199,6 @@ class Parser(argparse.ArgumentParser):
         Both are empty if the command has no such option.
         """
         known = self._option_string_actions
-        if "--data" in known:
-            return "images are given", ("--data", word)
         if "--run" in known and (os.path.lexists(word) or word.startswith(f"{BASE}{os.sep}")):
             return "the model is given", ("--run", word)
         if "--out" not in known:
@@ -201,18 +208,6 @@ class Parser(argparse.ArgumentParser):
             "--out",
             str(Path(word).with_suffix("")) if is_folder else word,
         )
-
-    def without_option(self, unknown: str) -> str:
-        """Return a fix if an unknown option stands before images that need none, or ""."""
-        from vitft.config.names import find_setting
-
-        flag, _, value = unknown.partition("=")
-        takes = {action.dest for action in self._get_positional_actions()} & IMAGE_ARGUMENTS
-        if not takes or find_setting(flag.removeprefix("--")) != "data.path":
-            return ""
-        at = self.typed.index(unknown)
-        words = [*self.typed[:at], *([value] if value else []), *self.typed[at + 1 :]]
-        return f"images are given without an option: {shell_join(['vitft', *words])}"
 
     def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
@@ -225,8 +220,11 @@ class Parser(argparse.ArgumentParser):
             if other.split()[0] in known:
                 return other
         setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
+        takes = {action.dest for action in self._get_positional_actions()} & IMAGE_ARGUMENTS
+        if setting == "data.path" and takes:
+            return f"no option for the images: {self.format_usage().partition(' ')[2].rstrip()}"
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
-        near = get_close_matches(wrong, sorted(known), n=1, cutoff=0.7)
+        near = suggest(wrong, sorted(known))
         usable = [flag for flag in aliases if flag in known]
         if setting and wrong[2:].lower().replace("-", "_") in ALIASES.get(setting, ()):
             near = usable or near  # `--images` is `--data`, not `--image-size`

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from vitft.config.schema import setting_types
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
+from vitft.system.suggest import suggest
 
 SECTIONS: Mapping[str, type] = {
     "data": DataSpec,
@@ -67,9 +67,9 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     own = [key for key in names if any(n.startswith(f"{section}.") for n in known[key])]
     close = max(cutoff, CLOSE)
     near = (
-        get_close_matches(last, known, n=1, cutoff=1)
-        or get_close_matches(last, own, n=1, cutoff=close if len(last) <= SHORT_NAME else cutoff)
-        or get_close_matches(last, names, n=1, cutoff=close if section else cutoff)
+        suggest(last, known, cutoff=1)
+        or suggest(last, own, cutoff=close if len(last) <= SHORT_NAME else cutoff)
+        or suggest(last, names, cutoff=close if section else cutoff)
     )
     candidates = known[near[0]] if near else []
     return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)

@@ -5,13 +5,13 @@ import os
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from vitft.config.names import ALIASES, SECTIONS, find_setting
 from vitft.config.schema import SettingType, setting_types, shown_value
 from vitft.system.errors import UsageError
+from vitft.system.suggest import suggest
 
 Given = ParamSpec("Given")
 Outcome = TypeVar("Outcome")
@@ -140,7 +140,7 @@ def options_as_arguments(function: Callable[Given, Outcome]) -> Callable[Given, 
 
 def suggest_argument(name: str, known: Collection[str]) -> str:
     """Return the suggested fix for an unknown argument of `finetune`."""
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = suggest(name, known)
     setting = find_setting(name)
     if setting and (not near or name.lower() in ALIASES.get(setting, ())):
         keywords = [option.keyword for option in FINETUNE_OPTIONS if option.setting == setting]

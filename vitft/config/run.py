@@ -5,7 +5,6 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, Wei
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular, resource
 from vitft.system.run_content import damaged_file
+from vitft.system.suggest import suggest
 from vitft.system.text import describe_os_error
 
 MAX_TOML_BYTES = 2**24
@@ -179,8 +179,7 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     for section, values in with_stage_defaults(table).items():
         if section not in SECTIONS:
             if isinstance(values, Mapping):
-                near = [name for name in SECTIONS if section.startswith(name)]
-                near = near or get_close_matches(section, SECTIONS)
+                near = suggest(section, SECTIONS, cutoff=0.6)
                 fix = (
                     f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
                 )
@@ -277,7 +276,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         path = folder / f"{name}.toml"
         if not path.exists():
             bundled, wanted = sorted(p.stem for p in folder.glob("*.toml")), Path(name)
-            near = get_close_matches(wanted.stem.lower(), bundled, cutoff=0.7)
+            near = suggest(wanted.stem, bundled)
             if wanted.suffix == ".toml" and not near:
                 near = sorted(map(str, Path().glob(f"*/{escape(wanted.name)}")))
             meant = f"did you mean {near[0]}? U" if near else "u"

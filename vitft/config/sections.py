@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from vitft.config.schema import Named, check_pattern, check_values, invalid, multiples, require
-from vitft.config.stages import is_valid, meant_stages
+from vitft.config.stages import is_valid
 from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
 
@@ -533,13 +533,10 @@ class TrainSpec:
     def __post_init__(self) -> None:
         check_values(self, "train")
         if not is_valid(self.layers):
-            meant = meant_stages(self.layers)
             raise invalid(
                 "train.layers",
                 self.layers,
-                f"--train {meant}"
-                if meant
-                else "head, pre_logits, blocks:N, lora or all, or several of them in ascending "
+                "head, pre_logits, blocks:N, lora or all, or several of them in ascending "
                 "order of trained parameters, e.g. head,all",
             )
         if not re.fullmatch(r"\w+(,\w+)*", self.lora_targets):

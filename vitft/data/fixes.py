@@ -24,7 +24,8 @@ from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.system.errors import DataError
 from vitft.system.files import write_atomically
 from vitft.system.near_paths import EquivalentNames
-from vitft.system.text import closest_names, count, escape_formula, listing, shell_quote
+from vitft.system.suggest import suggest
+from vitft.system.text import count, escape_formula, listing, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +315,7 @@ def fix_problem(
         return ""
     if not new:
         return "action is 'move', but new_label is empty"
-    near = closest_names(new, classes)
+    near = suggest(new, classes, cutoff=0, inside=True, most=5)
     which = "its classes are" if len(near) == len(classes) else "the most similar classes are"
     return f"new_label is {new!r}, which is not a class of the data folder; {which} {listing(near)}"
 

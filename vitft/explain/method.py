@@ -3,11 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, TypedDict
 
 from vitft.system.errors import UsageError
 from vitft.system.spelling import Spelling, option
+from vitft.system.suggest import suggest
 from vitft.system.text import percent
 
 METHODS = ("relevance", "rollout", "attention")
@@ -108,7 +108,7 @@ def chosen_method(
     given = {key: value for key, value in options.items() if value is not None}
     method = Method(name=name or METHODS[0])
     if unknown := [key for key in given if key not in METHOD_OPTIONS]:
-        near = get_close_matches(unknown[0], METHOD_OPTIONS, n=1, cutoff=0.7)
+        near = suggest(unknown[0], METHOD_OPTIONS)
         names = near or [f"one of {', '.join(METHOD_OPTIONS)}"]
         raise UsageError(f"unknown option {unknown[0]!r}", fix=f"use {names[0]}")
     used = {**METHOD_OPTIONS, "class": ("relevance",)}
@@ -140,6 +140,6 @@ def unknown_choice(kind: str, value: str, known: Sequence[str]) -> UsageError:
     near = OTHER_METHODS.get(re.sub(r"\W+", "_", value.lower())) if kind == "method" else None
     closest = f" ({near} is the closest to {value})" if near else ""
     fix = f"use one of {', '.join(known)}{closest}"
-    if not near and (similar := get_close_matches(value.lower(), known, n=1, cutoff=0.7)):
+    if not near and (similar := suggest(value, known)):
         fix = f"did you mean {similar[0]}? {fix[0].upper()}{fix[1:]}"
     return UsageError(f"unknown {kind} {value!r}", fix=fix)

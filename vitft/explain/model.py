@@ -21,7 +21,7 @@ from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.timm_model import Model
 from vitft.system.device import pick_device
 from vitft.system.errors import UsageError
-from vitft.system.text import closest_names
+from vitft.system.suggest import suggest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def class_index(name: str, classes: Sequence[str]) -> int:
     """
     if name in classes:
         return classes.index(name)
-    near = closest_names(name, classes, most=3)
+    near = suggest(name, classes, cutoff=0, inside=True, most=3)
     raise UsageError(
         f"the model has no class {name!r}",
         fix=f"use one of its classes, e.g. {', '.join(near)}"

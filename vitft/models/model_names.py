@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitft.system.text import closest_names
+from vitft.system.suggest import suggest
 
 SIZE_LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 """Letters of the sizes in the notation of papers, such as ViT-B/16."""
@@ -34,4 +34,4 @@ def similar_models(name: str, known: Iterable[str]) -> list[str]:
     sizes = {letter.lower(): size for size, letter in SIZE_LETTERS.items()} | {"t": "tiny"}
     short = re.match(r"(vit|deit3?)_(ti|[tsblh])[_/]?(\d+)(?![0-9])", text)
     full = f"{short[1]}_{sizes[short[2]]}_patch{short[3]}" if short else text.rpartition("/")[2]
-    return closest_names(full, known)
+    return suggest(full, known, cutoff=0, inside=True, most=5)

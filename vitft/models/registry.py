@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from typing import Any
 
 from vitft.config.names import ALIASES
@@ -12,6 +11,7 @@ from vitft.models.timm_vit import translate, unsupported
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, STEMS, ViTConfig, as_pair
 from vitft.system.errors import UsageError
+from vitft.system.suggest import suggest
 from vitft.system.text import count, format_size
 
 
@@ -73,7 +73,7 @@ def create_model(
     if unknown := fields.keys() - asdict(config).keys():
         name, known = min(unknown), [*asdict(config)]
         others = [key for key in ALIASES if key.startswith("model.") and name in ALIASES[key]]
-        near = others or get_close_matches(name, known, n=1, cutoff=0.7)
+        near = others or suggest(name, known)
         fix = f"use {near[0].removeprefix('model.')}" if near else ""
         fix = fix or f"use a field of ViTConfig: {', '.join(known)}"
         raise UsageError(f"unknown model setting {name!r}", fix=fix)

@@ -5,7 +5,6 @@ import http
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 from urllib.parse import parse_qs
@@ -33,6 +32,7 @@ from vitft.serve.schemas import (
 )
 from vitft.serve.uploads import RETRY_SOON, FormError, MemoryBudget, Upload, read_form, receive_body
 from vitft.system.errors import ImageError
+from vitft.system.suggest import suggest
 from vitft.system.text import count
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -256,7 +256,7 @@ async def check_parameters(request: Request) -> None:
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:
-            near = get_close_matches(name.lower(), known, n=1)
+            near = suggest(name, known, cutoff=0.6)
             fix = f"did you mean {near[0]}?" if near else f"this route takes {', '.join(known)}"
             raise HTTPException(422, f"unknown query parameter {name[:50]!a}: {fix}")
         if given.count(name) > 1:

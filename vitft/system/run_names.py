@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-from difflib import get_close_matches
 from pathlib import Path
 
 from vitft.system.errors import RunError
 from vitft.system.near_paths import without_suffix
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment
 from vitft.system.spelling import Spelling, option
+from vitft.system.suggest import suggest
 from vitft.system.text import count, listing, shell_quote
 
 RUN_FILES = ("config.toml", MODEL)
@@ -38,7 +38,7 @@ def suggest_runs(
     if not known:
         return otherwise
     list_all = f"`{'dir' if os.name == 'nt' else 'ls'} {BASE}` lists the runs"
-    if near := similar_names_of_runs(given.name, list(known)):
+    if near := suggest(without_suffix(given.name), known, cutoff=0.6, inside=True, most=2):
         names = (spelled(known[one]) for one in near)
         return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
     example = spelled(known.get(LATEST) or next(iter(known.values())))
@@ -88,13 +88,3 @@ def has_settings(run: Path) -> bool:
 def resume_command(run: Path) -> str:
     """Return the command that continues a run."""
     return f"vitft finetune --resume {shell_quote(str(run))}"
-
-
-def similar_names_of_runs(name: str, known: list[str]) -> list[str]:
-    """Return up to two similar names: those that contain `name`, else those with few changes.
-
-    The suffix of a file counts only in the second case.
-    """
-    part = without_suffix(name).casefold()
-    containing = [other for other in known if len(part) > 2 and part in other.casefold()]
-    return containing[:2] or get_close_matches(name, known, n=2, cutoff=0.6)

@@ -9,7 +9,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 OPTION = re.compile(r"--[a-z]|-[a-z]$")
@@ -100,19 +99,6 @@ def distinct_names(names: Sequence[str], marks: Iterable[object]) -> tuple[str, 
         name if uses[name] == 1 else f"{name} ({mark})"
         for name, mark in zip(names, marks, strict=False)
     )
-
-
-def closest_names(name: str, known: Iterable[str], *, most: int = 5) -> list[str]:
-    """Return the known names that were probably meant, the most similar ones first.
-
-    Names that begin with `name` come first, then names that contain it, the shortest first, then
-    names with few different characters.
-    """
-    names, part = list(dict.fromkeys(known)), name.casefold()
-    inside = [other for other in names if len(part) > 2 and part in other.casefold()]
-    inside.sort(key=lambda other: (not other.casefold().startswith(part), len(other)))
-    near = get_close_matches(name, names, n=most, cutoff=0.0)
-    return list(dict.fromkeys([*inside, *near]))[:most]
 
 
 def shortened(text: str, most: int) -> str:

@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +24,7 @@ from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import atomic_folder, write_atomically, writing
 from vitft.system.redaction import redacted
+from vitft.system.suggest import suggest
 from vitft.system.text import shell_quote
 
 ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
@@ -233,7 +233,7 @@ def select_archive(
     if name is None and url is None:
         raise UsageError("no dataset given", fix=f"pass a name ({names}), or an address with --url")
     if name is not None and name not in KNOWN_ARCHIVES:
-        near = get_close_matches(name, KNOWN_ARCHIVES, n=1)
+        near = suggest(name, KNOWN_ARCHIVES, cutoff=0.6)
         also = "pass the address of any archive with --url"
         also = also if ":" in name else f"use a known dataset ({names}), or {also}"
         raise UsageError(
