@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from vitft.config.run import checked_run_config
@@ -10,15 +11,16 @@ from vitft.data.proposals import is_leak
 from vitft.export.snippets import program
 from vitft.export.trained import TrainedRun
 from vitft.features.reference import REFERENCE_FILE
+from vitft.messages.results import weak_text
 from vitft.metrics.confusions import class_pair_counts
-from vitft.metrics.results import AuditResults, ClassMetrics, RunResults
+from vitft.metrics.results import AuditResults, RunResults
 from vitft.system.run_content import read_run_json
 from vitft.system.text import is_measurable, not_calibrated
 
 FEW_PER_CLASS = 10
 """Number of validation images below which the recall of a class is unreliable."""
 MOST_MENTIONED = 3
-"""Maximum number of weak classes and of confusions in the text."""
+"""Maximum number of confusions in the text."""
 
 
 class ClassPair(NamedTuple):
@@ -67,18 +69,9 @@ def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
         leaks = sum(map(is_leak, audit["duplicates"]))
         wrong = sum(item["path"] not in kept for item in audit["mislabels"])
     at_chance = trained.results.at_chance
-    ascending = list[tuple[float, str, ClassMetrics]]()
-    if results and by_class and not at_chance:
+    literal = dict(zip(trained.card.classes, names, strict=True))
+    if results and by_class:
         few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
-        ascending = sorted(
-            (
-                (row["recall"], name, row)
-                for name, row in zip(names, results["per_class"].values(), strict=True)
-                if row["images"] and row["recall"] is not None and row["recall"] < 1
-            ),
-            key=lambda one: one[:2],
-        )
-    weak = ascending[:MOST_MENTIONED]
     text = program(
         "limits",
         names=names,
@@ -87,8 +80,11 @@ def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
         flags_unlike=(run / REFERENCE_FILE).is_file(),
         at_chance=at_chance,
         by_class=by_class,
-        weak=weak,
-        tied=sum(recall == weak[-1][0] for recall, *_ in ascending[MOST_MENTIONED:]),
+        weak=[
+            replace(one, name=literal[one.name], taken_for=literal.get(one.taken_for, ""))
+            for one in trained.results.weakest
+        ],
+        weak_text=weak_text,
         few=few,
         few_per_class=FEW_PER_CLASS,
         confused=most_confused(results) if results else [],

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -81,13 +81,19 @@ class Result:
     """Estimated time in seconds to train all weights on this machine; None if unknown."""
 
     @property
+    def results(self) -> Results:
+        """The numbers of the run: `headline` is the one to quote; empty if nothing was measured."""
+        return replace(Results.of(self.figures or None), name=self.run.name)
+
+    @property
     def interrupted(self) -> bool:
         """Whether the run stopped before training was complete."""
         return self.status != "finished"
 
     def __repr__(self) -> str:
-        top1 = self.figures.get("top1")
-        return f"Result(run='{self.run}', status={self.status!r}, top1={top1})"
+        one = self.results.headline
+        value = f"{one.measure.replace(' ', '_')}={one.value}" if one else "accuracy=None"
+        return f"Result(run='{self.run}', status={self.status!r}, {value})"
 
     def _repr_html_(self) -> str | None:
         try:
