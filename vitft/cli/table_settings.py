@@ -33,14 +33,10 @@ def add_table_settings(group: OptionGroup) -> None:
 
 def table_settings(spec: DataSpec) -> list[str]:
     """Return the options of `vitft finetune` that reproduce the settings for reading a table."""
-    names = {key: key.partition(".")[2] for key in TABLE_SETTINGS}
     usual = DataSpec()
-    values = {
-        key: getattr(spec, name)
-        for key, name in names.items()
-        if getattr(spec, name) != getattr(usual, name)
-    }
-    return [word for key, value in values.items() for word in setting_words(key, value)]
+    names = ((key, key.partition(".")[2]) for key in TABLE_SETTINGS)
+    given = ((key, getattr(spec, n)) for key, n in names if getattr(spec, n) != getattr(usual, n))
+    return [word for key, value in given for word in setting_words(key, value)]
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:

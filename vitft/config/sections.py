@@ -490,8 +490,8 @@ class TrainSpec:
         Literal["auto", "fp32", "bf16", "fp16"],
         Named(aliases="amp mixed_precision dtype fp16 bf16"),
     ] = "auto"
-    """Compute precision. `auto` is bf16 where it is supported natively, else fp16 on GPUs with
-    tensor cores and fp32 elsewhere."""
+    """Number format of the computation (unlike `predict --precision`). `auto` is bf16 where it is
+    supported natively, else fp16 on GPUs with tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
     """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
     always done for fp32. This doubles the decoding time. Otherwise, a pixel of a JPEG may be off by

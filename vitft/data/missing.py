@@ -17,8 +17,6 @@ from vitft.system.text import listing, shell_quote
 
 log = logging.getLogger(__name__)
 
-MOST_PLACES = 50
-"""Maximum number of folders and files in which a missing path is looked for."""
 MOST_WARNED = 3
 """Maximum number of misspelt paths for which a path is suggested."""
 
@@ -73,8 +71,6 @@ def probably_meant(name: str) -> list[str]:
     if not name or os.path.lexists(name):
         return []
     with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
-        if inside := inside_data(name):
-            return inside
         near = near_paths(
             Path(name), lambda entry: entry.is_dir() or not is_surely_no_image(entry.name)
         )
@@ -90,20 +86,6 @@ def same_names_below(root: Path, name: str) -> list[str]:
     found = namesakes(root, folded(name), os.DirEntry.is_file)
     inside = (path for path in found if path.is_relative_to(root) and os.pardir not in path.parts)
     return [str(path.relative_to(root)) for path in inside]
-
-
-def inside_data(name: str) -> list[str]:
-    """Return a path without its data, such as `all/3/00003.bmp` in split.csv, with the data before.
-
-    The data may be a folder or an .npz file in the current folder.
-    """
-    if os.sep not in name or os.path.isabs(name):  # noqa: PTH117 - also for odd names
-        return []
-    from vitft.data.arrays import array_member  # imports numpy
-
-    places = [one.name for one in os.scandir() if one.is_dir() or one.name.endswith(".npz")]
-    found = (f"{place}/{name}" for place in sorted(places)[:MOST_PLACES])
-    return [path for path in found if os.path.lexists(path) or array_member(path)][:MOST_WARNED]
 
 
 def refuse_run(root: str) -> None:
