@@ -473,6 +473,10 @@ def test_without_weights_the_demo_chooses_its_own(
             {"data": "x", "train": "all", "settings": {"train.layers": "head"}},
             "train.layers is set both by an argument and by `settings`",
         ),
+        (
+            {"data": "x", "freeze": "none", "settings": {"train.layers": "head"}},
+            "train.layers is set both by an argument and by `settings`",
+        ),
     ],
 )
 def test_arguments_of_the_wrong_type_and_settings_given_twice_are_refused(

@@ -20,31 +20,24 @@ if TYPE_CHECKING:
 
 INPUTS = """\
 inputs:
-  a file; a folder (all images in it and its subfolders, sorted by path; documents, videos and
-  archives are counted but not read); a glob pattern ('photos/*.jpg'; '**' also matches subfolders);
-  a URL (https://..., at most 64 MB and 30 s; URLs on this machine or its local network require
-  --allow-private-addresses); or - for standard input: the bytes of one image, or paths, one per
-  line or separated by NUL characters (find -print0).
-  A .txt, .csv or .tsv file is read as a list if the first path in it exists; a file given with
-  --list is always read as a list. A list has one path per line; a CSV file has a column named path
-  (or file, filename, image, url ...). Relative paths are resolved against the folder of the list,
-  then the current folder.
+  - a file, or a folder with all images in it and in its subfolders
+  - a pattern in quotes, where '**' also matches subfolders: 'photos/**/*.jpg'
+  - a web address, of at most 64 MB and 30 s
+  - a list of paths: a .txt file, or a .csv or .tsv file with a column named path. Paths are
+    relative to the folder of the list, or to the current folder.
+  - standard input (-): the bytes of one image, or paths, one per line or separated by NUL
 
 rows:
-  one per input, in input order: path, class, probability, notes, error. If an input cannot be read,
-  its row has an error, and the exit code is 3. The probabilities of all classes sum to 1, unless
-  the model is multi-label. Notes: "not sure" if the probability is below the threshold; "unlike the
-  training images" if the feature distance from the training images is larger than for 98% of
-  held-out images. A line on stderr estimates the fraction of images from unknown classes that
-  receive this note; it is small if the classes look similar.
+  There is one row per input, in the same order. A row has the path, class, probability, notes and
+  error. If an input cannot be read, its row has an error, and the exit code is 3. An image that is
+  farther from the training images than 98% of held-out images has the note "unlike the training
+  images".
 
 large jobs:
-  With --out FILE, the rows are written to FILE.part until the output is complete. After an
-  interruption, run the same command with --resume to continue (jsonl and csv only); the resulting
-  file is the same as without an interruption.
-  torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE (note the -- after -m) splits the
-  inputs among processes; the last one to finish merges the rows in order. In this case, the exit
-  code is 0 even if some inputs cannot be read.
+  While it is written, the file of --out is named FILE.part. After an interruption, run the same
+  command with --resume (jsonl and csv only). The result is the same. To use several processes, run
+  torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE. The exit code is then 0 even if
+  some inputs cannot be read.
 """
 
 
