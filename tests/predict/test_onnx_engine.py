@@ -303,5 +303,5 @@ def test_images_of_any_size_are_scored_one_by_one(graphs: dict[str, Path]) -> No
     assert sizes["any size"].batch == 1
     assert min(sizes["bytes"].batch, sizes["normalised"].batch) > 1
     for engine in sizes.values():
-        assert (engine.in_workers, engine.reference, engine.facts) == (False, None, engine.facts)
+        assert (engine.in_workers, engine.reference) == (False, None)
         assert engine.workers >= 1

@@ -146,7 +146,7 @@ def test_log_summary_and_page_state_the_test(
 
     printed = capsys.readouterr()
     assert "test images, evaluated once after training: 12" in printed.err
-    assert re.search(r"test accuracy .* on 12 test images, evaluated once", printed.out)
+    assert re.search(r"(?i)accuracy .* on 12 test images, evaluated once", printed.out)
     run = read_run(out)
     assert any(figure.name == "test accuracy" for figure in key_figures(run))
     assert "12 test images" in (out / "report.html").read_text(encoding="utf-8")
