@@ -64,7 +64,7 @@ def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
     )
     difference = f"{order * 100 * (before - after) / 88:+.1f}".replace("-", "−")
     assert text.startswith(f"{beginning}: B - A = {difference} points on the 88 images ")
-    assert "each classified in cross-validation by a head not fitted to it (95% interval " in text
+    assert "cross-validated (95% CI " in text
     assert "With 12 shared images" not in result.power_text()
 
 

@@ -80,7 +80,9 @@ def print_comparison(comparison: "RunComparison") -> None:
     if step := comparison.next_step():
         output.result(step)
     output.result("")
-    columns: tuple[str, ...] = ("run", "accuracy", "95% interval", "accuracy on shared images")
+    columns: tuple[str, ...] = ("run", "accuracy", "95% interval")
+    if not comparison.is_same_images:
+        columns += ("accuracy on shared images",)
     if comparison.cross_validated:
         columns += ("cross-validated", "95% interval")
     kind = "images" if comparison.runs[0].is_evaluation else "validation images"
@@ -107,8 +109,6 @@ def print_comparison(comparison: "RunComparison") -> None:
             settings,
             title="\nsettings in which the runs differ",
         )
-    if usual := comparison.usual_settings_text():
-        output.wrapped(usual, indent=2)
     for text in comparison.limits:
         output.note(text)
     if power := comparison.power_text():

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitft.metrics.values import Interval
 from vitft.report.reproduce import different_keys, effective_settings
 from vitft.report.run_files import Run
-from vitft.system.text import count, points
 
 LOST = 0.02
 """Maximum fraction of the smaller run's training images that the larger run may lack, e.g. because
@@ -48,27 +46,3 @@ def find_added(first: Run, second: Run) -> AddedImages | None:
                 settings=tuple(key for key in different if key not in FREE_SETTINGS),
             )
     return None
-
-
-def effect_text(
-    added: AddedImages, letters: tuple[str, str], difference: float, interval: Interval, p: str
-) -> str:
-    """Return a sentence, without a full stop, that states whether the added images helped.
-
-    Args:
-        added: The additional images of one of the two runs.
-        letters: Letters of the two runs.
-        difference: Accuracy of the second run minus accuracy of the first.
-        interval: 95% interval of the difference.
-        p: The p-value as text, e.g. `p = 0.012`; empty if the difference is not significant.
-    """
-    fewer, more = letters if added.is_second else letters[::-1]
-    low, high = interval
-    bounds = f"95% interval {points(low).split()[0]} to {points(high)}"
-    what = f"{count(added.images, 'training image')} that {more} adds to those of {fewer}"
-    measured = (
-        f"{letters[1]} - {letters[0]} = {points(difference)} on the shared images ({bounds}{p})"
-    )
-    if not p:
-        return f"No clear effect of the {what}: {measured}"
-    return f"The {what} {'helped' if (difference > 0) == added.is_second else 'hurt'}: {measured}"

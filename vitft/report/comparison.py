@@ -14,6 +14,7 @@ from string import ascii_uppercase
 import numpy as np
 
 from vitft.config.schema import shown_value
+from vitft.messages.comparison import effect, more_accurate, smallest_difference
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -23,7 +24,7 @@ from vitft.metrics.intervals import (
     mcnemar,
 )
 from vitft.metrics.values import Interval
-from vitft.report.added_images import effect_text, find_added
+from vitft.report.added_images import find_added
 from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
 from vitft.report.comparison_notes import comparison_notes
 from vitft.report.fixes_effect import (
@@ -32,9 +33,9 @@ from vitft.report.fixes_effect import (
     fixes_steps,
     fixes_text,
 )
-from vitft.report.reproduce import blocks_row, shown_settings, usual_settings
+from vitft.report.reproduce import blocks_row, shown_settings
 from vitft.report.run_files import Run, groups_of
-from vitft.system.text import count, interval, listing, p_equation, p_text, percent, points
+from vitft.system.text import count, interval, p_text, percent, points
 
 Proportion = tuple[float, Interval]
 AUTOMATIC = (
@@ -106,6 +107,11 @@ class RunComparison:
         return len(self.images)
 
     @property
+    def is_same_images(self) -> bool:
+        """Whether each run has only the shared images, so that one accuracy says all."""
+        return all(len(run.predictions) == self.shared for run in self.runs)
+
+    @property
     def letters(self) -> str:
         """One letter for each run, starting with A."""
         return ascii_uppercase[: len(self.runs)]
@@ -141,15 +147,24 @@ class RunComparison:
         return counts
 
     def accuracy_rows(self) -> list[tuple[str, ...]]:
-        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds."""
-        rows: list[tuple[str, ...]] = [
-            (
-                f"{self.letters[i]} {self.names[i]}",
-                percent(run.accuracy.value if run.accuracy else None),
-                interval(run.accuracy.interval if run.accuracy else None),
-                percent(self.accuracies[i][0] if self.shared else None),
-            )
-            for i, run in enumerate(self.runs)
+        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds.
+
+        If the runs have the same images, their accuracy on these is the only one (see
+        `is_same_images`).
+        """
+        cells: list[tuple[str, ...]] = [
+            (percent(value), interval(bounds)) for value, bounds in self.accuracies
+        ]
+        if not self.is_same_images:
+            own = [run.accuracy for run in self.runs]
+            shared = [cell[0] for cell in cells] or [percent(None)] * len(own)
+            cells = [
+                (percent(one.value), interval(one.interval), text) if one else ("–", "", text)
+                for one, text in zip(own, shared, strict=True)
+            ]
+        rows = [
+            (f"{letter} {name}", *c)
+            for letter, name, c in zip(self.letters, self.names, cells, strict=True)
         ]
         more = [
             (percent(found[0]), interval(found[1])) if found else ("–", "")
@@ -217,16 +232,6 @@ class RunComparison:
             ),
         ]
 
-    def usual_settings_text(self) -> str:
-        """Return a sentence with the settings left out of `setting_rows`, or an empty string."""
-        found = usual_settings(self.runs)
-        values = ((key, " / ".join(shown_setting(key, v) for v in row)) for key, row in found)
-        listed = ", ".join(f"{key} {text}" for key, text in values)
-        how = (
-            f"without effect in some runs and at {'its default' if len(found) == 1 else 'defaults'}"
-        )
-        return f"not in this list ({how} in the others): {listed}" if found else ""
-
     @cached_property
     def fixes(self) -> list[FixesEffect | None]:
         """Effect of the fixes for each pair of runs; None if it does not differ in them."""
@@ -249,43 +254,32 @@ class RunComparison:
         If one run applied fixes, the sentence states whether they helped. If the runs differ only
         in their training images, it states whether the additional images of one run helped.
         """
-        if effect := self.fixes[self.pairs.index(pair)]:
-            letters = self.letters[pair.first], self.letters[pair.second]
-            return fixes_text(effect, letters, p_equation(effect.p))
-        added = find_added(self.runs[pair.first], self.runs[pair.second])
-        if added is None:
-            return self.difference_text(pair)
         letters = self.letters[pair.first], self.letters[pair.second]
-        if not added.settings:
-            p = f"; {p_equation(pair.p)}" if pair.p < 0.05 else ""
-            return effect_text(added, letters, pair.difference, pair.interval, p)
-        verb = "differs" if len(added.settings) == 1 else "differ"
-        return (
-            f"{self.difference_text(pair)}; {count(added.images, 'training image')} of "
-            f"{letters[added.is_second]} {'is' if added.images == 1 else 'are'} not among those of "
-            f"{letters[not added.is_second]}, but {listing(added.settings)} {verb} too"
+        if fixes := self.fixes[self.pairs.index(pair)]:
+            return fixes_text(fixes, letters)
+        added = find_added(self.runs[pair.first], self.runs[pair.second])
+        if added is None or added.settings:
+            return self.difference_text(pair)
+        fewer, more = letters if added.is_second else letters[::-1]
+        verdict = "helped" if (pair.difference > 0) == added.is_second else "hurt"
+        return effect(
+            f"the {count(added.images, 'training image')} that {more} adds to those of {fewer}",
+            verdict if pair.p < 0.05 else "no clear effect",
+            letters,
+            (pair.difference, pair.interval, pair.p),
+            images="the shared images",
         )
 
     def difference_text(self, pair: RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is."""
-        worse, better = self.letters[pair.first], self.letters[pair.second]
+        letters = self.letters[pair.first], self.letters[pair.second]
         if self.are_too_few:
             verb = "is" if self.units.startswith("1 ") else "are"
             return (
-                f"{self.units} {verb} too few to tell whether {worse} or {better} is more accurate"
+                f"{self.units} {verb} too few to tell whether {letters[0]} or {letters[1]} is more "
+                "accurate"
             )
-        if pair.difference < 0:
-            better, worse = worse, better
-        by = points(abs(pair.difference)).lstrip("+")
-        p = p_equation(pair.p)
-        if pair.p < 0.05:
-            return f"{better} is more accurate than {worse} on these images, by {by} ({p})"
-        if pair.difference == 0:
-            on = count(self.shared, "image")
-            return f"{worse} and {better} are equally accurate on these {on}"
-        return (
-            f"No significant difference on these images: {better} is ahead of {worse} by {by} ({p})"
-        )
+        return more_accurate(letters, pair.difference, pair.p, self.shared)
 
     def next_step(self) -> str:
         """Return a sentence with the commands that compare the runs most reliably, if needed."""
@@ -328,12 +322,7 @@ class RunComparison:
             return ""
         if self.are_too_few:
             return f"With only {self.units}, no difference can be significant."
-        if self.groups is not None:
-            return ""
-        return (
-            f"With {count(self.shared, 'shared image')}, a difference of less than "
-            f"{points(needed / self.shared).lstrip('+')} cannot be significant."
-        )
+        return "" if self.groups is not None else smallest_difference(needed, self.shared)
 
 
 def shown_setting(key: str, value: object) -> str:

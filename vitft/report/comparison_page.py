@@ -59,7 +59,6 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         "curves": curve_charts(comparison),
         "settings": comparison.setting_rows(),
         "fixes": any(comparison.fixes),
-        "usual": comparison.usual_settings_text(),
         "classes": class_recalls(comparison),
         "disputed": disputed_groups(comparison),
         "thumbnails": Thumbnails(runs),

@@ -3,30 +3,16 @@
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
+from vitft.messages.comparison import excluded_images
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixes_effect import labels_by_digest
 from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run
 from vitft.system.text import count
 
-CHANGES = ("labels changed", "images left out", "images added")
-"""Kinds of differences between the data of two runs, counted in distinct images."""
-
-
-def data_notes(runs: Sequence[Run]) -> list[str]:
-    """Return sentences on the images and labels in which runs differ from the first one."""
-    notes = []
-    for letter, changes in zip(ascii_uppercase[1:], data_changes(runs), strict=False):
-        if any(changes):
-            text = "; ".join(
-                f"{what}: {number:,}" for what, number in zip(CHANGES, changes, strict=True)
-            )
-            notes.append(f"Data of {letter} compared with A (distinct images): {text}.")
-    return notes
-
 
 def data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
-    """Return the numbers of `CHANGES` for each run but the first, compared with the first."""
+    """Return how many distinct images each run relabels, lacks and adds, compared with A."""
     first, *others = map(labels_by_digest, runs)
     return [
         (
@@ -52,7 +38,7 @@ def fixes_notes(
         by_digest: Validation predictions of each run, by SHA-256 of the image.
         relabelled: Digests of the shared images whose label differs between runs.
     """
-    notes, moved = [], []
+    notes, moved = list[str](), list[tuple[str, int]]()
     for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
         actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
         changed = sum(
@@ -60,7 +46,7 @@ def fixes_notes(
             for sha256 in relabelled
         )  # relabelled, or a copy with another label was left out
         if changed:
-            moved.append(f"the fixes of {letter} changed {changed:,} of them")
+            moved.append((letter, changed))
         others = {
             sha256: one.path for table in by_digest for sha256, one in table.items()
         }  # of all runs; those that this run left out are not in its own table
@@ -73,11 +59,5 @@ def fixes_notes(
                 f"{'run' if len(runs) == 2 else 'runs'}, which the comparison excludes."
             )
     if relabelled:
-        one = len(relabelled) == 1
-        why = f": {' and '.join(moved)}" if moved else ""
-        notes.insert(
-            0,
-            f"Excluded: {count(len(relabelled), 'validation image')} that "
-            f"{'has' if one else 'have'} different labels in the runs{why}.",
-        )
+        notes.insert(0, excluded_images(len(relabelled), moved))
     return notes

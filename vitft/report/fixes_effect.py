@@ -14,13 +14,14 @@ import numpy as np
 
 from vitft.data.fixes import Fix
 from vitft.data.table import base_folder
+from vitft.messages import comparison
 from vitft.metrics.intervals import Flags, Groups, PairedDifference, holm
 from vitft.metrics.values import Interval
 from vitft.report.added_images import FREE_SETTINGS
 from vitft.report.reproduce import different_keys, effective_settings
 from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run, groups_of
-from vitft.system.text import count, listing, points, shell_join
+from vitft.system.text import count, shell_join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,40 +166,22 @@ def labels_by_digest(run: Run) -> dict[str, set[str]]:
     return labels
 
 
-def fixes_text(effect: FixesEffect, letters: tuple[str, str], p: str) -> str:
-    """Return a sentence, without a full stop, that states whether the fixes helped.
-
-    Args:
-        effect: The effect of the fixes of one of two runs.
-        letters: Letters of the two runs.
-        p: The p-value as text, e.g. `p = 0.012`.
-    """
-    fixed = letters[effect.is_second]
-    numbers = [(effect.relabelled, "with other labels"), (effect.left_out, "left out")]
-    (first, what), *more = [(number, text) for number, text in numbers if number]
-    images = count(first, "distinct image")
-    changes = ", ".join([f"{images} {what}", *(f"{n:,} {text}" for n, text in more)])
-    instead = f" in place of those of {letters[not effect.is_second]}" if effect.both else ""
-    fixes = f"the fixes of {fixed}{instead} ({changes})"
+def fixes_text(effect: FixesEffect, letters: tuple[str, str]) -> str:
+    """Return whether the fixes of one of two runs helped, as a sentence without a full stop."""
     difference, (low, high) = effect.difference, effect.interval
     if not effect.is_second:
         difference, low, high = 0.0 - difference, -high, -low  # no negative zero
-    how = ", each classified in cross-validation by a head not fitted to it"
-    measured = (
-        f"{letters[1]} - {letters[0]} = {points(difference)} on the "
-        f"{count(effect.paired.images, 'image')} with the same label in both runs"
-        f"{how if effect.is_cross_validated else ' that both hold out'} "
-        f"(95% interval {points(low).split()[0]} to {points(high)}; {p})"
+    images = f"the {count(effect.paired.images, 'image')} with the same label in both runs"
+    images += ", cross-validated" if effect.is_cross_validated else " that both hold out"
+    other = letters[not effect.is_second] * effect.both
+    return comparison.effect(
+        comparison.fixes_of(letters[effect.is_second], other, effect.relabelled, effect.left_out),
+        effect.verdict,
+        letters,
+        (difference, (low, high), effect.p),
+        images=images,
+        others=[*effect.settings, *[count(effect.added, "added image")] * bool(effect.added)],
     )
-    if effect.verdict == "mixed":
-        others = [*effect.settings]
-        others += [count(effect.added, "added image")] * bool(effect.added)
-        return (
-            f"The effect of {fixes} cannot be separated from that of {listing(others)}: {measured}"
-        )
-    if effect.verdict == "no clear effect":
-        return f"No clear effect of {fixes}: {measured}"
-    return f"{fixes[0].upper()}{fixes[1:]} {effect.verdict}: {measured}"
 
 
 def fixes_steps(
@@ -217,9 +200,8 @@ def fixes_steps(
     if not any(effects):
         return []
     notes = [
-        "Runs with different fixes are each scored with their own labels, so their accuracies and "
-        "cross-validated accuracies in the table cannot be compared: a gain is partly that wrong "
-        "labels are no longer counted."
+        "Runs with different fixes are each scored with their own labels, so their accuracies in "
+        "the table cannot be compared."
     ]
     for effect, pair in zip(effects, letters, strict=True):
         if effect is None or effect.is_cross_validated:

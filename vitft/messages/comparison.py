@@ -1,0 +1,148 @@
+"""Sentences about compared runs, which are named by letters, A first."""
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+
+from vitft.messages.results import chance_clause, estimate_text
+from vitft.metrics.summary import Results
+from vitft.metrics.values import Interval
+from vitft.system.text import count, listing, p_equation, percent, points
+
+
+def more_accurate(letters: Sequence[str], difference: float, p: float, images: int) -> str:
+    """Return which of two runs is more accurate, if either is, as a sentence without a full stop.
+
+    Args:
+        letters: Letters of the two runs.
+        difference: Accuracy of the second run minus accuracy of the first.
+        p: The p-value.
+        images: Number of images on which they were compared.
+    """
+    worse, better = letters if difference >= 0 else reversed(letters)
+    by = f"by {points(abs(difference)).lstrip('+')} ({p_equation(p)})"
+    if p < 0.05:
+        return f"{better} is more accurate than {worse} on these images, {by}"
+    if difference == 0:
+        return f"{worse} and {better} are equally accurate on these {count(images, 'image')}"
+    return f"No significant difference on these images: {better} is ahead of {worse} {by}"
+
+
+def effect(
+    cause: str,
+    verdict: str,
+    letters: Sequence[str],
+    measured: tuple[float, Interval, float],
+    *,
+    images: str,
+    others: Sequence[str] = (),
+) -> str:
+    """Return whether fixes or more images helped, as a sentence without a full stop.
+
+    Args:
+        cause: What may have helped, e.g. `the 20 training images that B adds to those of A`.
+        verdict: `helped`, `hurt`, `no clear effect`, or `mixed` if the runs differ in `others`.
+        letters: Letters of the two runs.
+        measured: Accuracy of the second run minus accuracy of the first, its interval and p-value.
+        images: On which images, e.g. `the shared images`.
+        others: Other differences between the runs.
+    """
+    difference, (low, high), p = measured
+    bounds = f"{points(low).split()[0]} to {points(high)}, {p_equation(p)}"
+    found = f"{letters[1]} - {letters[0]} = {points(difference)} on {images} (95% CI {bounds})"
+    claim = {
+        "mixed": f"The effect of {cause} cannot be separated from that of {listing(others)}",
+        "no clear effect": f"No clear effect of {cause}",
+    }.get(verdict, f"{cause[0].upper()}{cause[1:]} {verdict}")
+    return f"{claim}: {found}"
+
+
+def fixes_of(fixed: str, other: str, relabelled: int, left_out: int) -> str:
+    """Return e.g. `the fixes of B (2 distinct images with other labels, 1 left out)`.
+
+    `other` is the letter of the other run if it applied fixes, too, or else an empty string.
+    """
+    numbers = [(relabelled, "with other labels"), (left_out, "left out")]
+    (first, what), *more = [(number, text) for number, text in numbers if number]
+    changes = [f"{count(first, 'distinct image')} {what}", *(f"{n:,} {text}" for n, text in more)]
+    instead = f" in place of those of {other}" if other else ""
+    return f"the fixes of {fixed}{instead} ({', '.join(changes)})"
+
+
+def smallest_difference(needed: int, images: int) -> str:
+    """Return which differences so few images cannot show; `needed` of them would have to differ."""
+    smallest = points(needed / images).lstrip("+")
+    return (
+        f"With {count(images, 'shared image')}, a difference of less than {smallest} cannot be "
+        "significant."
+    )
+
+
+def excluded_images(different: int, changed: Sequence[tuple[str, int]]) -> str:
+    """Return how many images with different labels are excluded, and whose fixes changed them."""
+    moved = [f"the fixes of {letter} changed {number:,} of them" for letter, number in changed]
+    return (
+        f"Excluded: {count(different, 'validation image')} that "
+        f"{'has' if different == 1 else 'have'} different labels in the runs"
+        f"{f': {listing(moved)}' if moved else ''}."
+    )
+
+
+def split_difference(sizes: Sequence[int], shared: int, *, relabelled: bool) -> str:
+    """Return that only the shared validation images are compared, given those of each run."""
+    same = ", with the same label," * relabelled
+    return (
+        f"The splits differ: the runs have {listing((f'{n:,}' for n in sizes), most=len(sizes))} "
+        f"distinct validation images, and only the {count(shared, 'image')} that all of them "
+        f"share{same} {'is' if shared == 1 else 'are'} compared."
+    )
+
+
+def data_difference(letter: str, changed: int, left_out: int, added: int) -> str:
+    """Return in how many distinct images the data of a run differ from those of A, or ""."""
+    numbers = ((changed, "relabelled"), (left_out, "left out"), (added, "added"))
+    texts = [f"{number:,} {what}" for number, what in numbers if number]
+    return f"Distinct images of {letter} compared with A: {listing(texts)}." if texts else ""
+
+
+def cross_validated_difference(images: int, accuracies: Sequence[float], p: float) -> str:
+    """Return the accuracies of the heads of two runs in cross-validation on the same images."""
+    first, second = map(percent, accuracies)
+    return (
+        f"In cross-validation on {count(images, 'image')} of both runs, A classifies {first} "
+        f"correctly and B {second} ({p_equation(p)})."
+    )
+
+
+def result_notes(
+    runs: Sequence[Results], *, head_only: Sequence[bool], compared: bool
+) -> list[str]:
+    """Return sentences about the numbers of each run that a comparison must not hide.
+
+    Args:
+        runs: Numbers of each run.
+        head_only: Whether only the head of a run was cross-validated before further training.
+        compared: Whether any images are compared.
+    """
+    labelled = list(zip(ascii_uppercase, runs, strict=False))
+    notes = list[str]()
+    if letters := [letter for (letter, _), only in zip(labelled, head_only, strict=True) if only]:
+        notes.append(
+            f"No cross-validated accuracy for {listing(letters)}: only the head was "
+            "cross-validated, before further layers were trained."
+        )
+    for letter, run in labelled:
+        if test := run.estimate("test"):
+            text = estimate_text(test).removesuffix(", evaluated once")
+            notes.append(f"The test images of {letter} are not compared: {text}.")
+    if any(run.exact for run in runs):
+        notes.append("An image counts as correct only if exactly its labels are predicted.")
+    if compared and (letters := [a for a, run in labelled if run.selected_on_validation]):
+        notes.append(
+            f"The best epoch of {listing(letters)} was selected on these images, which is a slight "
+            "advantage."
+        )
+    return notes + [
+        f"{letter} is at chance level: it {clause}."
+        for letter, run in labelled
+        if (clause := chance_clause(run))
+    ]
