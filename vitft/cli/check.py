@@ -1,6 +1,7 @@
 """`vitft check`: find problems in labelled images and propose fixes."""
 
 import argparse
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from vitft.system.errors import DataError, RunError
 from vitft.system.files import free_name, writing
 from vitft.system.redaction import redacted
 from vitft.system.rundir import check_folder_name, check_outside
-from vitft.system.text import count, shell_join, whole_percent
+from vitft.system.text import count, labelled, listing, shell_join, whole_percent
 
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
@@ -183,29 +184,29 @@ def fixes_path(out: Path, root: Path) -> Path:
 
 
 def print_findings(outcome: "CheckResult") -> None:
-    """Print a few examples of each problem and the class balance."""
+    """Print the sizes of the classes and a few examples of each problem."""
     audit = outcome.audit
-    kept = paths_settled_by(outcome.former)
-    output.result(outcome.counts)
-    for title, examples in examples_by_title(audit, kept).items():
+    balance = audit["imbalance"]
+    largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
+    rows = [("Images", outcome.counts)]
+    if largest and smallest and ratio is not None:
+        names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
+        every = f"every class has {count(largest[1], 'image')}"
+        sizes = f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}"
+        rows.append(("Classes", every if largest[1] == smallest[1] else sizes))
+    if not outcome.labels_checked:
+        rows.append(("Labels", "not checked: add --weights NAME or --run RUN"))
+    output.rows(rows)
+    if view := audit.get("view"):
+        whose = "the model's" if outcome.labels_checked else "the default"
+        output.detail(describe_view(view, whose=whose))
+    for title, examples in examples_by_title(audit, paths_settled_by(outcome.former)).items():
         if examples:
             output.result(f"{title}: {len(examples):,}")
             for text in examples[:EXAMPLES]:
                 output.result(f"  {text}")
             if len(examples) > EXAMPLES:
                 output.result(f"  ... and {len(examples) - EXAMPLES:,} more")
-    balance = audit["imbalance"]
-    largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
-    if largest and smallest and ratio is not None:
-        names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
-        every = f"every class has {count(largest[1], 'image')}"
-        sizes = f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}"
-        output.result(every if largest[1] == smallest[1] else sizes)
-    if view := audit.get("view"):
-        whose = "the model's" if outcome.labels_checked else "the default"
-        output.result(describe_view(view, whose=whose))
-    if not outcome.labels_checked:
-        output.note("labels were not checked: add --weights NAME or --run RUN")
 
 
 def print_next_steps(
@@ -213,42 +214,29 @@ def print_next_steps(
 ) -> None:
     """Print the names of the files written and the next command, which begins with `command`."""
     if page is None:
-        output.result("nothing more found to fix" if outcome.former else "nothing found to fix")
+        found = "nothing more" if outcome.former else "nothing"
+        rows = [("Found", f"{found} to fix")]
         if outcome.labels_checked:
-            output.result("wrong labels may remain: not all of them can be found")
+            rows.append(("", "wrong labels may remain: not all of them can be found"))
         if outcome.former:
-            output.result(
-                "no page and no table were written: keep using the table that contains your "
-                "decisions"
-            )
+            rows.append(("", "keep using the table that contains your decisions"))
+        output.rows(rows)
         return
-    use = "" if outcome.folder.labels else "; use it to choose and save the fixes"
-    output.result(f"page: {page} shows the images{use}")
+    use = "" if outcome.folder.labels else ": choose and save the fixes there"
+    rows = [("Page", f"{page}{use}")]
     if written is None:
-        output.result("no fixes were written")
+        output.rows([*rows, ("Fixes", "none were written")])
         return
-    drops = sum(fix.action == "drop" for fix in outcome.fixes)
-    moves = sum(fix.action == "move" for fix in outcome.fixes)
-    keeps, undecided = (sum(f.action == a for f in outcome.fixes) for a in ("keep", "undecided"))
-    moved = f', {moves:,} with "move"' if moves else ""
-    kept = f', {keeps:,} with "keep"' if keeps else ""
-    rest = (
-        f', {undecided:,} with "undecided", which are used as they are until you change it to '
-        '"keep", "drop" or "move"'
-        if undecided
-        else ""
-    )
-    former = f" ({len(outcome.former):,} of them from the earlier table)" if outcome.former else ""
-    output.result(
-        f"proposed fixes: {written} lists {count(len(outcome.fixes), 'file')}{former}, {drops:,} "
-        f'with action "drop"{moved}{kept}{rest}'
-    )
-    words = shell_join([*command, "--fixes", written])
-    empty = ", remove the empty class folders or add --classes (see above)"
-    output.note(
-        f"next: review the fixes on the page or in the file"
-        f"{empty * bool(outcome.folder.empty.content)}, then run {words}"
-    )
+    actions = Counter(fix.action for fix in outcome.fixes)
+    listed = listing(f"{number:,} {action}" for action, number in actions.items())
+    former = f", {len(outcome.former):,} from the earlier table" if outcome.former else ""
+    rows.append(("Fixes", f"{written} ({listed}{former})"))
+    if actions["undecided"]:
+        rows.append(("", "undecided files are used as they are: change them to keep, drop or move"))
+    output.rows(rows)
+    if outcome.folder.empty.content:
+        output.note(labelled("Next", "remove the empty class folders or add --classes (see above)"))
+    output.note(labelled("Next", shell_join([*command, "--fixes", written])))
 
 
 def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, list[str]]:

@@ -112,4 +112,4 @@ def print_comparison(comparison: "RunComparison") -> None:
     for text in comparison.limits:
         output.note(text)
     if power := comparison.power_text():
-        output.note(power)
+        output.detail(power)

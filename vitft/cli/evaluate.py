@@ -11,31 +11,21 @@ from vitft.cli.parser import Parser, add_threshold_options
 from vitft.cli.shared_options import add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
+from vitft.messages.evaluation import (
+    CLASS_METRICS,
+    class_table,
+    evaluation_details,
+    evaluation_rows,
+)
 from vitft.metrics.confusions import class_pair_counts
 from vitft.predict.request import check_threshold
+from vitft.system import console
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
-from vitft.system.text import (
-    csv_line,
-    interval,
-    is_measurable,
-    is_scaled,
-    not_calibrated,
-    percent,
-    percent_or_bound,
-    scored_images,
-)
+from vitft.system.text import csv_line
 
-MOST_LISTED = 30
-"""Maximum number of classes listed on the terminal."""
-ACCURACIES = {"top1": "accuracy", "top5": "top-5 accuracy", "balanced": "balanced accuracy"}
-LABEL_METRICS = {
-    "map": "mean average precision",
-    "macro_f1": "mean F1 of the labels",
-    "micro_f1": "F1 over all decisions",
-}
-"""Titles of the metrics of a multi-label model."""
-CLASS_METRICS = ("recall", "precision", "f1")
+ACCURACIES = ("top1", "top5", "balanced")
+LABEL_METRICS = ("map", "macro_f1", "micro_f1")
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -43,28 +33,30 @@ def add_evaluate(parser: Parser) -> None:
     parser.description = (
         "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
         "the model was trained on, and their near-duplicates, are excluded. With --threshold or "
-        "--precision, the results include the fraction of predictions that are kept and their "
-        "accuracy. The exit code is 3 if an image cannot be read."
+        "--precision, the fraction of predictions that are kept and their accuracy are added (for "
+        "several labels per image, they set the thresholds of the labels). The exit code is 3 if "
+        "an image cannot be read."
     )
-    common, data = parser.section("common options"), parser.section("data options")
-    common.add_argument(
+    parser.add_argument(
         "--data",
         required=True,
         metavar="DIR|TABLE",
-        help="folder with one folder per class, table with the columns path and label, hf:NAME or "
-        "wds:URL",
+        help="folder with one folder per class, table (.csv, .tsv, .jsonl, .parquet, .xlsx) with "
+        "the columns path and label, tar shards (wds:URL{00..99}.tar) or Hugging Face dataset "
+        "(hf:NAME)",
     )
-    add_shared(common, "--run")
-    add_shared(common, "--format", choices=("table", "json", "csv"))
-    common.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
-    add_threshold_options(common)
-    add_shared(common, "--device", default="auto")
-    add_table_settings(data)
-    data.add_argument(
+    add_table_settings(parser)
+    parser.add_argument(
         "--subset",
         choices=("train", "val", "test"),
-        help="part of the data to evaluate (default: val if there is one, else test)",
+        help="subset to evaluate, if the data is divided into subsets (default: val if present, "
+        "else test)",
     )
+    add_shared(parser, "--run")
+    add_shared(parser, "--format", choices=("table", "json", "csv"))
+    parser.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
+    add_shared(parser, "--device", default="auto")
+    add_threshold_options(parser)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=evaluate_command)
 
@@ -100,7 +92,7 @@ def evaluate_command(args: argparse.Namespace) -> int:
         for row in long_table(done.results):
             output.exact(csv_line(row))
     else:
-        print_tables(done.results)
+        print_evaluation(done.results)
     if out is not None:
         output.note(f"written: {done.write(out)}")
     return 3 if done.results["data"]["unreadable"] else 0
@@ -138,69 +130,24 @@ def value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, 
     return ("" if value is None else value), low, high
 
 
-def print_tables(results: Mapping[str, Any]) -> None:
-    """Print tables of the overall metrics, the metrics of each class, and the confusions."""
-    calibration = results["calibration"]
-    rows = [
-        (text, percent(results[name]), interval(results[f"{name}_interval"]))
-        for name, text in ACCURACIES.items()
-        if results[name] is not None
-    ]
-    if found := results.get("labels"):
-        rows = [
-            *((text, percent(found[name]), interval(found[f"{name}_interval"]))
-              for name, text in LABEL_METRICS.items()),
-            ("all labels right", *rows[0][1:]),
-        ]  # fmt: skip
-        rows.insert(1, ("  random scores", percent(found["chance_map"]), ""))
-    else:
-        rows.append(("baseline (largest class)", percent(results["majority"]), ""))
-    if kept := results.get("kept"):
-        kept_title = f"kept at threshold {percent(kept['threshold'])}"
-        rows.append((kept_title, percent(kept["fraction"]), interval(kept["fraction_interval"])))
-        rows.append(("  accuracy of these", percent(kept["top1"]), interval(kept["top1_interval"])))
-    bounds = results["loss_interval"]
-    shown = f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups"
-    rows.append(("log-loss (nats)", f"{results['loss']:.3f}", shown))
-    if not (doubt := not_calibrated(results)):
-        error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
-        rows.append(("calibration error", error, interval(calibration["ece_interval"])))
-    temperature = calibration["temperature"]
-    if not doubt and is_scaled(temperature) and calibration["ece_before"] is not None:
-        at = "" if temperature is None else f"at temperature 1 instead of {temperature:.2f}"
-        before = calibration["ece_before"]
-        shown = percent(before) if is_measurable(before) else "too small to measure"
-        rows.append(("  before scaling", shown, at))
-    output.table((scored_images(results), "", "95% interval"), rows, numbers=2)
-    if doubt:
-        output.note(doubt)
+def print_evaluation(found: Mapping[str, Any]) -> None:
+    """Print the accuracy, a table of the classes and, with -v, all other metrics."""
+    details = console.shows_details()
+    output.rows(evaluation_rows(found), strong="Accuracy")
+    for line in evaluation_details(found):
+        output.detail(line)
     output.result("")
-    print_classes(results["per_class"])
-    if results.get("labels"):
-        return
-    output.result("")
-    print_confusion(class_pair_counts(results), list(results["per_class"]))
-
-
-def print_classes(per_class: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the recall, precision and F1 score of each class that has images.
-
-    If there are many such classes, only the weakest ones are printed.
-    """
-    occurring = [(name, row) for name, row in per_class.items() if row["images"]]
-    if len(occurring) > MOST_LISTED:
-        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
-        output.note(
-            f"only the {MOST_LISTED} classes with the lowest recall are listed; "
-            "use --format json or csv for all of them"
-        )
-    rows = [
-        (name, str(row["images"]), *(c for m in CLASS_METRICS for c in metric_cells(row, m)))
-        for name, row in occurring
-    ]
-    bounds = "95% interval"
-    columns = ("class", "images", "recall", bounds, "precision", bounds, "F1", bounds)
-    output.table(columns, rows, numbers=7, drop=(7, 5, 3))
+    headings, rows = class_table(found, details=details)
+    occurring = sum(row["images"] > 0 for row in found["per_class"].values())
+    if len(rows) < occurring:
+        output.note(f"the {len(rows)} of {occurring} classes with the lowest recall:")
+    narrow = (7, 5, 3) if details else (4, 3)
+    remarks = int(not details and "labels" not in found)
+    numbers = len(headings) - 1 - remarks
+    output.table(headings, rows, numbers=numbers, remarks=remarks, drop=narrow)
+    if details and not found.get("labels"):
+        output.result("")
+        print_confusion(class_pair_counts(found), list(found["per_class"]))
 
 
 def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
@@ -219,9 +166,3 @@ def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str])
         [(names[i], names[j], str(-count)) for count, i, j in mistakes[:10]],
         numbers=1,
     )
-
-
-def metric_cells(row: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """Return a metric of a class and its interval, or two empty strings if it is undefined."""
-    value, bounds = row[name], row[f"{name}_interval"]
-    return ("", "") if value is None else (percent(value), interval(bounds))

@@ -14,13 +14,13 @@ from vitft.export.plan import (
     FOREIGN_FORMATS,
     NUM_COMPARED,
     ExportPlan,
-    format_options,
     plan_export,
 )
+from vitft.system import console
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
-from vitft.system.text import count, shell_quote
+from vitft.system.text import count, listing, shell_quote
 
 if TYPE_CHECKING:
     from vitft.export.job import Exported
@@ -164,36 +164,33 @@ def moved_note(folder: Path, formats: Sequence[str]) -> str:
 
 
 def print_export(done: "Exported", plan: ExportPlan) -> None:
-    """Print one row per format, and the largest difference between the exports and the run."""
+    """Print whether the exports answer as the run does, and what was written."""
     for text in done.notes:
         output.note(text)
-    on = (
-        count(done.images, "validation image")
-        if done.images
-        else "random noise because the validation images are missing"
-    )
-    output.table(
-        ("format", "loaded by", "logit difference", "changed", "MB", "images/s", "run's images/s"),
-        [
-            (
-                row.name,
-                row.by,
-                f"{row.difference:.1e}",
-                str(row.changed),
-                f"{row.size / 1e6:.1f}",
-                f"{row.speed:.1f}",
-                f"{row.original_speed:.1f}",
-            )
-            for row in done.rows
-        ],
-        numbers=5,
-    )
-    heads = format_options(done.narrow)
-    output.result(
-        f"exported to {done.folder}: largest logit difference {done.difference:.1e}, "
-        f"{count(done.changed, 'changed prediction')} on {on}"
-        + f" ({heads}: from the model with a head on the last block, not from the run)"
-        * bool(heads)
-    )
+    on = f"on {count(done.images, 'validation image')}"
+    if not done.images:
+        on = "on random noise, because the validation images are missing"
+    answers = "identical predictions"
+    if done.changed:
+        changed = count(done.changed, "changed prediction")
+        answers = f"{changed}, largest logit difference {done.difference:.1e}"
+    sizes = listing(f"{row.name} {row.size / 1e6:.1f} MB" for row in done.rows)
+    output.rows([("Checked", f"{on}: {answers}"), ("Wrote", f"{done.folder}/ ({sizes})")])
+    if console.shows_details():
+        output.table(
+            ("format", "loaded by", "logit difference", "changed", "images/s", "run's images/s"),
+            [
+                (
+                    row.name,
+                    row.by,
+                    f"{row.difference:.1e}",
+                    str(row.changed),
+                    f"{row.speed:.1f}",
+                    f"{row.original_speed:.1f}",
+                )
+                for row in done.rows
+            ],
+            numbers=4,
+        )
     if plan.formats == ("transformers",):
         output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')

@@ -11,7 +11,6 @@ from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import OptionGroup, Parser
-from vitft.cli.report import print_report
 from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, Option, option_settings
 from vitft.config.request import requested_config
@@ -113,14 +112,12 @@ def finetune_command(args: argparse.Namespace) -> int:
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
-    if result.figures:
-        print_report(result.run)
     if result.everything_s is not None:
         own = tomllib.loads(to_toml(config))  # with lists in place of tuples
         for section, names in HEAD_ALONE.items():
             own[section] = {k: v for k, v in own[section].items() if k not in names}
         command = command_of(own)
-        output.note(
+        output.detail(
             "training all layers, starting from this head, would take about "
             f"{duration(result.everything_s)} on this machine: {command} --train head,all"
         )

@@ -18,7 +18,7 @@ from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
 from vitft.system.errors import VitftError
 from vitft.system.redaction import redacted
-from vitft.system.text import listing
+from vitft.system.text import labelled, listing
 
 
 @contextlib.contextmanager
@@ -40,10 +40,16 @@ def result(text: str, *, style: str | None = None) -> None:
     stdout().print(between_words(visible(text), stdout()), markup=False, style=style)
 
 
-def rule() -> None:
-    """On a terminal, print a line that separates the results from the log."""
-    if sys.stdout.isatty():
-        stdout().rule(style="dim")
+def rows(found: Sequence[tuple[str, str]], *, strong: str = "") -> None:
+    """Print labels with the texts beside them after an empty line; the row `strong` is bold.
+
+    On a terminal, texts that are too long continue below their beginning.
+    """
+    result("")
+    for label, text in found:
+        shown = between_words(visible(labelled(label, text)), stdout(), indent=labelled("", ""))
+        style = "bold" if strong and label == strong else None
+        stdout().print(shown, markup=False, style=style)
 
 
 def exact(text: str) -> None:
@@ -69,6 +75,12 @@ def note(text: str) -> None:
         stderr().print(between_words(visible(text), stderr()), markup=False)
 
 
+def detail(text: str) -> None:
+    """Print one line of information with --verbose."""
+    if console.shows_details():
+        stderr().print(between_words(visible(text), stderr()), markup=False)
+
+
 def warn(text: str) -> None:
     """Print one line as a warning."""
     text = between_words(f"warning: {visible(text)}", stderr())
@@ -81,6 +93,7 @@ def table(
     *,
     title: str = "",
     numbers: int = 0,
+    remarks: int = 0,
     shorten: Sequence[str] = (),
     drop: Sequence[str | int] = (),
 ) -> None:
@@ -94,6 +107,7 @@ def table(
         rows: Cells of each row.
         title: Line above the table.
         numbers: Number of columns, counted from the right, that are right-aligned.
+        remarks: Number of columns of text to the right of these.
         shorten: Headings of columns whose text may be cut, the least important first.
         drop: Headings or indices of columns that may be left out, the least important first.
     """
@@ -103,7 +117,8 @@ def table(
     cells = [[Text(visible(cell)) for cell in row] for row in rows]
     widest = [max((row[i].cell_len for row in cells), default=0) for i in range(len(columns))]
     natural = [max(len(name), size) for name, size in zip(columns, widest, strict=True)]
-    first_number = len(columns) - numbers
+    after_numbers = len(columns) - remarks
+    first_number = after_numbers - numbers
     is_list, width = bool(shorten), stdout().width
     shown = column_widths(
         natural,
@@ -112,7 +127,7 @@ def table(
         drop=[one if isinstance(one, int) else columns.index(one) for one in drop],
     )
     # Wrapped names and numbers are hard to read, so the other columns give way if they can.
-    whole = [i for i in shown if i == 0 or i >= first_number]
+    whole = [i for i in shown if i == 0 or first_number <= i < after_numbers]
     headings = {i: columns[i] for i in shown}
     wrapped_to = {} if is_list else wrapped_widths(headings, widest, width, whole=whole)
     caption = Text(title) if title else None
@@ -120,7 +135,7 @@ def table(
     for i, size in shown.items():
         grid.add_column(
             Text(visible(columns[i])),  # not as markup: a class may be named "shoes [old]"
-            justify="right" if i >= first_number else "left",
+            justify="right" if first_number <= i < after_numbers else "left",
             overflow="ellipsis" if is_list else "fold",
             no_wrap=is_list,
             width=size if is_list and size < natural[i] else wrapped_to.get(i),

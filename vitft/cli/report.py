@@ -45,14 +45,6 @@ def report_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_report(run: Path) -> None:
-    """Write the report at the end of a run and print its path."""
-    from vitft.report.run_page import report_of_new_run
-
-    if (page := report_of_new_run(run)) is not None:
-        output.result(f"report: {page}")
-
-
 def new_page(name: str, also: str = "") -> Path:
     """Return the path of a page to write, after checking that it can be created.
 

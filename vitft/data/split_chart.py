@@ -1,37 +1,42 @@
 """Log messages about a split: a chart of the images per class, and warnings about leaks."""
 
 import logging
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 
 from vitft.data.split import Manifest, leaks, trained_only_note
 from vitft.system.console import visible
-from vitft.system.text import count, shortened
+from vitft.system.text import count, labelled, listing, shortened
 
 log = logging.getLogger(__name__)
 
 MOST_CLASSES, FEWEST_CLASSES = 20, 5
 """Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
+UNEVEN = 3
+"""Ratio of the largest to the smallest class from which their sizes are shown."""
 MAX_CLASS_NAME = 28
 """Maximum number of characters of a class name in the chart."""
 
 
 def log_split(manifest: Manifest) -> None:
-    """Log a chart of the number of images per class, and warn about the groups found by `leaks`.
+    """Log the number of images of each part, and warn about the groups found by `leaks`.
 
-    The chart is at most 80 columns wide. If there are many classes, it shows only the smallest
-    ones.
+    With -v, a chart at most 80 columns wide has the number of images per class. If there are many
+    classes, it shows only the smallest ones.
     """
     counts = {name: [0, 0] for name in manifest.outputs}
     for row in (*manifest.train, *manifest.val):
         for name in manifest.names(row):
             counts[name][row.split == "val"] += 1
-    images = f"{len(manifest.train):,} for training (█), {len(manifest.val):,} for validation (░)"
-    log.info(f"split:      {images}")
+    parts = [f"{len(manifest.train):,} for training", f"{len(manifest.val):,} for validation"]
+    if manifest.test:
+        parts.append(f"{len(manifest.test):,} for the final test")
+    log.info(labelled("Split", f"{listing(parts)}{_sizes(counts)}"))
     shown = list(counts)
     if len(shown) > MOST_CLASSES:
         shown = sorted(sorted(shown, key=lambda name: sum(counts[name]))[:FEWEST_CLASSES])
-        log.info(f"the {len(shown)} of {len(counts):,} classes with the fewest images:")
+        log.debug(f"the {len(shown)} of {len(counts):,} classes with the fewest images:")
     largest = max(sum(counts[name]) for name in shown)
     names = {name: shortened(visible(name), MAX_CLASS_NAME) for name in shown}
     widest = max(map(cell_len, names.values()))
@@ -39,12 +44,10 @@ def log_split(manifest: Manifest) -> None:
         train, val = counts[name]
         bar = "█" * round(30 * train / largest) + "░" * round(30 * val / largest)
         padded = names[name] + " " * (widest - cell_len(names[name]))
-        log.info(f"  {padded}  {bar} {train:,} + {val:,}")
+        log.debug(f"  {padded}  {bar} {train:,} + {val:,}")
     have = {(name, "val"): val for name, (_, val) in counts.items()}
     if note := trained_only_note(have, manifest.outputs):
         log.warning(note)
-    if manifest.test:
-        log.info(f"test images, evaluated once after training: {len(manifest.test):,}")
     across = "in both training and validation"
     if manifest.test:
         across = "in more than one of training, validation and test"
@@ -53,3 +56,11 @@ def log_split(manifest: Manifest) -> None:
         if groups:
             example = " and ".join(groups[0][:2])
             log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")
+
+
+def _sizes(counts: Mapping[str, Sequence[int]]) -> str:
+    """Return e.g. `, 12 to 300 images a class` if the sizes of the classes differ much."""
+    sizes = sorted(map(sum, counts.values()))
+    return (
+        f", {sizes[0]:,} to {sizes[-1]:,} images a class" if sizes[-1] >= UNEVEN * sizes[0] else ""
+    )

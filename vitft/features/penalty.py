@@ -135,7 +135,7 @@ def choose_sampled_penalty(
         seed=seed,
     )
     if y.ndim == 2 and len(some.images) < min(images, CV_FOLDS * classes):
-        log.info(
+        log.debug(
             f"using the default penalty {DEFAULT_L2:g}: too few images per class to choose one by "
             "cross-validation"
         )
@@ -154,5 +154,5 @@ def choose_sampled_penalty(
         return l2, path
     ratio = some.classes / classes
     assert isinstance(l2, float)
-    log.info(f"the penalty was chosen for {some.classes:,} of {classes:,} classes")
+    log.debug(f"the penalty was chosen for {some.classes:,} of {classes:,} classes")
     return l2 * ratio, [s._replace(l2=s.l2 * ratio, classes=some.classes) for s in path]

@@ -270,7 +270,7 @@ def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
     """Log how many features were read from the cache, given the number computed."""
     images = len({file.sha256 for file in inspected.good})
     if cached := images - computed:
-        log.info(f"features from the cache: {cached:,} of {count(images, 'image')}")
+        log.debug(f"features from the cache: {cached:,} of {count(images, 'image')}")
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:

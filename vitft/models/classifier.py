@@ -16,7 +16,7 @@ from vitft.models.checkpoint_file import lacks_card
 from vitft.models.config_json import RUN_KEY, config_beside, foreign_thresholds
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.system.errors import RunError, WeightsError
-from vitft.system.text import shell_quote
+from vitft.system.text import labelled, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,12 @@ def load_classifier(
 def log_assumptions(weights: PretrainedWeights) -> None:
     """Log what was assumed, and why the classes have the names of ImageNet if they are unnamed."""
     for note in weights.notes:
-        log.info(f"{'note:':<12}{note}")
+        log.info(labelled("Note", note))
     if weights.label_set:
         log.info(
-            f"note:       the class names are those of {weights.label_set} in timm, because the "
-            f"weights are named {weights.published} and have {len(weights.classes):,} outputs"
+            labelled(
+                "Note",
+                f"the class names are those of {weights.label_set} in timm, because the weights "
+                f"are named {weights.published} and have {len(weights.classes):,} outputs",
+            )
         )

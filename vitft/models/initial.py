@@ -24,7 +24,7 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig, as_pair
 from vitft.system.errors import DataError, ImageError
-from vitft.system.text import count, shell_quote
+from vitft.system.text import count, labelled, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +90,12 @@ def log_model(weights: str, report: LoadReport) -> None:
         return
     log.info(report.headline())
     for line in report.lines():
-        log.log(logging.INFO if line.startswith("note:") else logging.DEBUG, line)
+        log.debug(line)
+    for note in report.notes:
+        log.info(labelled("Note", note))
     if report.statistics_source == UNSTATED:
-        log.info(
-            "note:       the weights do not state mean and std. 0.5 is assumed. To set them, use "
-            "--mean and --std of finetune"
-        )
+        assumed = "mean and std 0.5 are assumed, as the weights do not state them (--mean, --std)"
+        log.info(labelled("Note", assumed))
 
 
 def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:

@@ -151,6 +151,11 @@ def shows_notes() -> bool:
     return is_shown() and log.isEnabledFor(logging.INFO)
 
 
+def shows_details() -> bool:
+    """Return whether details are shown, too (`--verbose`)."""
+    return is_shown() and log.isEnabledFor(logging.DEBUG)
+
+
 def is_shown() -> bool:
     """Return whether `show_log` has been called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
@@ -170,15 +175,18 @@ def timed_step(label: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def logged_step(label: str) -> Iterator[None]:
-    """Log that a step begins, and every `PLAIN_INTERVAL_S` seconds that it is still running."""
+def logged_step(label: str, level: int = logging.INFO) -> Iterator[None]:
+    """Log that a step begins, and every `PLAIN_INTERVAL_S` seconds that it is still running.
+
+    `level` is that of the first line.
+    """
     started, ended = time.monotonic(), threading.Event()
 
     def report() -> None:
         while not ended.wait(PLAIN_INTERVAL_S):
             log.info(f"{label}: still running after {time.monotonic() - started:.0f} s")
 
-    log.info(label)
+    log.log(level, label)
     threading.Thread(target=report, daemon=True).start()
     try:
         yield
@@ -242,14 +250,20 @@ def spinner(label: str) -> "Bar":
 class Progress:
     """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
-    `total` is None if it is unknown. `done` is the number of units that an interrupted run has
-    done; the rate does not count them.
+    `level` is that of the line at the end. `total` is None if it is unknown. `done` is the number
+    of units that an interrupted run has done; the rate does not count them.
     """
 
     def __init__(
-        self, label: str, total: int | None, *, unit: str = "images", done: int = 0
+        self,
+        label: str,
+        total: int | None,
+        *,
+        unit: str = "images",
+        done: int = 0,
+        level: int = logging.INFO,
     ) -> None:
-        self.label, self.total, self.unit = label, total, unit
+        self.label, self.total, self.unit, self.level = label, total, unit, level
         self.before = self.done = done
         self.skipped = 0
         self.metrics: dict[str, str] = {}
@@ -293,7 +307,7 @@ class Progress:
         if self.live:
             self.bar.stop()
         if self.done > self.before:
-            log.info(self.line(final=True))
+            log.log(self.level, self.line(final=True))
 
     def advance(self, count: int = 1, **metrics: str) -> None:
         """Add `count` to the number of units done, and show metrics such as loss="0.42"."""

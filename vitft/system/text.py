@@ -15,6 +15,11 @@ OPTION = re.compile(r"--[a-z]|-[a-z]$")
 """Beginning of an option of a command."""
 
 
+def labelled(label: str, text: str) -> str:
+    """Return a line of a command's screen: a label, such as `Model`, and a text beside it."""
+    return f"{label:<11}{text}"
+
+
 def percent(fraction: float | None, digits: int = 1) -> str:
     """Return a fraction as a percentage, such as `94.6%`, or a dash for None."""
     return "–" if fraction is None else f"{100 * fraction:.{digits}f}%"

@@ -91,7 +91,7 @@ def log_audit(audit: AuditResults, run: RunDir, spec: DataSpec, *, is_several: b
     if summary := audit_summary(audit, settled_paths(spec)):
         what = "it" if re.fullmatch("1 [^,]*", summary) else "them"
         verb = f"look at {what}" if is_several else f"decide on {what}"
-        log.info(f"found {summary}: {verb} in {run.path / 'report.html'}")
+        log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
 
 
 def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:

@@ -33,7 +33,7 @@ from vitft.system.run_content import damaged_file
 from vitft.system.run_names import is_unfinished, resume_command, suggest_runs
 from vitft.system.rundir import RunDir, plan_run, read_environment
 from vitft.system.spelling import Spelling, option
-from vitft.system.text import count, listing
+from vitft.system.text import count, labelled, listing
 from vitft.training.like import like_manifest
 from vitft.training.trackers import check_trackers
 
@@ -117,7 +117,7 @@ def log_data(folder: Folder, name: str) -> None:
     kinds = f"in {count(len(folder.classes), 'class', 'classes')}"
     if folder.labels:
         kinds = f"with {count(len(folder.labels), 'label')}"
-    log.info(f"data:       {name}, {files} {kinds}")
+    log.info(labelled("Data", f"{name}, {files} {kinds}"))
 
 
 def check_not_begun(out: str | None, spell: Spelling) -> None:
@@ -148,7 +148,7 @@ def with_weights(config: Config, *, images: int) -> Config:
         name, why = "demo", "demo, trained by this project on drawn images"
     else:
         name, why = default_weights(images, device=config.train.device)
-    log.info(f"weights:    {why} (choose others with --weights)")
+    log.info(labelled("Weights", f"{why} (choose others with --weights)"))
     return replace(config, weights=replace(config.weights, name=name))
 
 

@@ -101,7 +101,7 @@ def evaluate_run(
         lambda: calibrate(validation, inputs.data, scored)
     )
     if fitted.note:
-        log.info(f"not calibrated: {fitted.note}")
+        log.debug(f"not calibrated: {fitted.note}")
     rule = DecisionRule.fit(validation, training, fitted) if manifest.labels else DecisionRule()
     measured = classification_metrics(
         logits, labels, manifest.outputs, thresholds=rule.held_out, groups=groups
@@ -110,7 +110,7 @@ def evaluate_run(
     during, after = percent(results["top1"]), percent(measured["top1"])
     is_new = during != after and len(rows) == len(every)
     if precision != "fp32" and not is_solved and not manifest.labels and is_new:
-        log.info(
+        log.debug(
             f"validated again in float32, the accuracy is {after} ({during} in {precision} during "
             "training)"
         )
@@ -179,7 +179,7 @@ def calibrate(
     """
     training = None if scored is None else cross_validated_set(data, scored)
     if training is not None and not are_comparable(validation, training):
-        log.info(
+        log.debug(
             "probabilities are calibrated on the validation images alone, because the validation "
             "loss clearly differs from the cross-validated loss on the training images"
         )

@@ -58,7 +58,7 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     with console.quiet_step("cross-validating the head"):
         best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
-        log.info(describe_choice(best.head_results["head"]))
+        log.debug(describe_choice(best.head_results["head"]))
     return solved
 
 

@@ -55,7 +55,7 @@ def write_reference(
         The results for audit.json.
     """
     if inputs.data.manifest.labels:
-        log.info(f"no images will be flagged as unlike the training images: {NEVER_FLAGGED}")
+        log.debug(f"no images will be flagged as unlike the training images: {NEVER_FLAGGED}")
         return no_reference(NEVER_FLAGGED)
     manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
     sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]

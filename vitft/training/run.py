@@ -239,10 +239,6 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
         with held():
             write_calibrated(run, model, card, final)
             results = final.results
-        if clause := chance_clause(Results.of(results)):
-            mirrored = context.config.train.mirrors
-            remedy = chance_remedy(config.weights.name, config.optim.solver, mirrored=mirrored)
-            log.warning(f"at chance level: the model {clause}; {remedy}")
         write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True
         write_data_reports(context, start, complete=True)
@@ -404,7 +400,7 @@ def write_environment(context: RunContext, status: str, *, resumed: bool = True)
         others = draws and any(processes_of(text) != group.size for text in earlier)
         difference = "the random numbers of mixup, CutMix or drop path" if others else "rounding"
         log.info(
-            f"note:       earlier steps were computed on {' and on '.join(earlier)}, so the "
+            f"earlier steps were computed on {' and on '.join(earlier)}, so the "
             f"results will differ in {difference} from those of a run that was not stopped"
         )
     if status != "running":

@@ -48,7 +48,7 @@ from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
 from vitft.system.device import describe_device
 from vitft.system.rundir import run_path
-from vitft.system.text import count, shell_quote
+from vitft.system.text import count, labelled, shell_quote
 from vitft.training.batches import caches_views, training_views
 from vitft.training.checks import log_data
 from vitft.training.dataset import Dataset, StageInputs, fold_groups
@@ -154,9 +154,10 @@ def load_data_and_model(
     trained = count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
     layers = layers_text(config.train.stages[0])
-    share = "" if trained == total else f" ({most}{trained:,} parameters)"
-    log.info(f"training:   {layers}{share} on {describe_device(pipeline.device)} in {precision}")
-    log.debug(f"trained:    {trained:,} of {total:,} parameters")
+    device = describe_device(pipeline.device)
+    log.info(labelled("Training", f"{layers} on {device} in {precision}"))
+    share = f"{most}{trained:,} of {total:,} parameters"
+    log.debug(labelled("Trained", share))
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
 
 
@@ -234,7 +235,7 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
     different = len({file.sha256 for file in found.inspected.good})
     if bad or different < good:
         once = "; copies count once in the accuracy" * (different < good)
-        log.info(f"images:     {describe_counts(bad, good, different=different)}{once}")
+        log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
     if data.group_duplicates:
         copies = count(len(found.duplicates), "image")
         log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")

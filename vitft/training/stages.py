@@ -257,7 +257,7 @@ class StepStage:
         """
         if not self.has_header:
             if self.context.best.selects:
-                log.info(f"best on the validation images so far: {BEST_RULE}")
+                log.debug(f"best on the validation images so far: {BEST_RULE}")
             log.info("epoch      train loss  train accuracy  val. loss  val. accuracy      time")
             self.has_header = True
         number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"

@@ -165,7 +165,10 @@ def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
     views: dict[str, PixelArray] = {}
     count = 0
     total = len(rows) + len(maker.predicted)
-    with writing(folder), console.Progress("drawing thumbnails", total) as progress:
+    with (
+        writing(folder),
+        console.Progress("drawing thumbnails", total, level=logging.DEBUG) as progress,
+    ):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         for thumbnail in in_order(maker.decode, rows, workers=torch.get_num_threads()):

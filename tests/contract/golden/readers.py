@@ -140,6 +140,11 @@ def compare(the: Run, kind: str = "") -> str:
     return text + (page_text(page.read_text(encoding="utf-8")) if page.exists() else "")
 
 
+def details(the: Run) -> str:
+    data = ["--data", *the.data, "--run", str(RUN), "--device", "cpu"]
+    return shown("evaluate", *data, "--threshold", "0.6", "-v")
+
+
 def evaluate(the: Run) -> str:
     data = ["--data", *the.data, "--run", str(RUN), "--device", "cpu"]
     text = shown("evaluate", *data, "--out", "../evaluated", "--threshold", "0.6")
@@ -226,7 +231,7 @@ def markup(the: Run) -> str:
 def export(the: Run, kind: str) -> str:
     """What `vitft export` prints, and the README and JSON files of an export."""
     out = Path(f"../export-{kind}")
-    text = shown("export", f"--{kind}", "--run", str(RUN), "--out", str(out))
+    text = shown("export", f"--{kind}", "--run", str(RUN), "--out", str(out), "-v")
     text += "\n".join(sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))) + "\n"
     for path in sorted(out.glob("*.*")):
         if path.suffix == ".md":

@@ -37,8 +37,9 @@ VARYING = [
      r"( ?[:=]*>?=? ?\"?)\d[\w.+]*", r"\1\2VERSION"),
     (r"^(?:<dd>)?\d+\.\d+\.\d+[\w.+]*", "VERSION"),
     (r"^(Linux|Darwin) \w+$", "SYSTEM"),
+    (r"\b[\d,]+ MiB\b", "N MiB"),
     (r"\bcpu \([^)]*\)", "cpu (...)"),
-    (r"(\d\.\de[+-]\d\d +\d+ +\d[\d.]*) +[\d.]+ +[\d.]+$", r"\1 N N"),  # rates of an export
+    (r"(\d\.\de[+-]\d\d +\d+) +[\d.]+ +[\d.]+$", r"\1 N N"),  # rates of an export
     (r"\b\d\.\de-(?:0[5-9]|[1-9]\d)\b", "TINY"),  # rounding errors of float32
 ]  # fmt: skip
 """Patterns of what changes from call to call, machine to machine or version to version."""

@@ -48,7 +48,7 @@ from vitft.system import console
 from vitft.system.errors import DataError, ResourceError, UsageError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.imports import require_extra
-from vitft.system.text import count, describe_os_error
+from vitft.system.text import count, describe_os_error, labelled
 
 log = logging.getLogger(__name__)
 
@@ -167,13 +167,13 @@ def ready_shards(
                 progress.advance()
             return found
     if place.kind != "hf":
-        log.info(f"data:       copying {place.text} to {place.folder}")
+        log.info(labelled("Data", f"copying {place.text} to {place.folder}"))
     found = []
     for number, shard in enumerate(shards, start=1):  # each download has its own progress bar
         log.debug(f"shard {number} of {len(shards)}: {shard.name}")
         found.append(ready_shard(place, shard, limits))
         check_free_space(place, found, len(shards) - number)
-    log.info(f"data:       {count(len(shards), 'shard')} copied")
+    log.debug(f"{count(len(shards), 'shard')} copied")
     return found
 
 

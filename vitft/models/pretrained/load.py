@@ -176,7 +176,8 @@ def inspect_timm(
     _, report = load_backbone(
         name, num_classes=classes or 0, image_size=image_size, allow_pickle=allow_pickle
     )
-    return [f"{'sha256:':<12}{report.provenance['sha256']}", *report.lines()]
+    notes = [f"{'note:':<12}{note}" for note in report.notes]
+    return [f"{'sha256:':<12}{report.provenance['sha256']}", *report.lines(), *notes]
 
 
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401

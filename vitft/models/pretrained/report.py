@@ -11,7 +11,7 @@ from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
-from vitft.system.text import count, listing
+from vitft.system.text import count, labelled, listing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class LoadReport:
         if self.parameters >= 100_000:
             size = f"{self.parameters / 1e6:,.1f} million parameters"
         resized = f", positions {self.positions}" if "->" in self.positions else ""
-        return f"{'model:':<12}{self.architecture}, {size}, {source}{resized}"
+        return labelled("Model", f"{self.architecture}, {size}, {source}{resized}")
 
     def lines(self) -> list[str]:
-        """Return the lines of the report, one fact per line."""
+        """Return the lines of the report, one fact per line, without its notes."""
         rows = {
             "weights": f"{self.source} ({self.flavour})",
             "model": f"{self.architecture}, {self.parameters:,} parameters",
@@ -66,8 +66,7 @@ class LoadReport:
             "pixels": f"mean {format_numbers(self.transform.mean)}, std "
             f"{format_numbers(self.transform.std)}: {self.statistics_source}",
         }
-        facts = [f"{key + ':':<12}{value}" for key, value in rows.items()]
-        return facts + [f"{'note:':<12}{note}" for note in self.notes]
+        return [f"{key + ':':<12}{value}" for key, value in rows.items()]
 
 
 def format_numbers(values: tuple[float, ...]) -> str:

@@ -318,10 +318,8 @@ def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     if facts.heads is None:
         keys = '{"num_attention_heads": N, "hidden_act": "quick_gelu"}'
         notes.append(
-            "the weights do not state the number of heads and the activation. "
-            f"{count(config.heads, 'head')} (usual for width {config.width}) and "
-            f"{config.activation} are assumed. To set them, put {keys} in a config.json next to "
-            "the weights"
+            f"{count(config.heads, 'head')} and {config.activation} are assumed, because the "
+            f"weights do not state them. To set them, put {keys} in a config.json next to them"
         )
     stated = facts.image_size
     if stated is not None and stated != config.image_size:
