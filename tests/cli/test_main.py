@@ -38,8 +38,8 @@ def test_quiet_leaves_results_and_verbose_adds_details(
 
     assert quiet.err == ""
     assert quiet.out == plain.out.replace("plain", "quiet") == loud.out.replace("loud", "quiet")
-    first = [line.partition(":")[0] for line in plain.err.splitlines()[:3]]
-    assert first == ["data", "model", "training"]
+    first = [line.split()[0] for line in plain.err.splitlines()[:3]]
+    assert first == ["Data", "Model", "Training"]
     assert not re.search("^loaded:", plain.err, flags=re.MULTILINE)
     assert re.search("^loaded:", loud.err, flags=re.MULTILINE)
 

@@ -98,7 +98,7 @@ def test_the_temperature_rests_on_validation_and_cross_validated_training_images
 
 
 def test_training_images_that_are_easier_than_the_validation_images_do_not_calibrate(
-    tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_weights: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     draw_folder(data / "train", per_class=30)
@@ -114,7 +114,6 @@ def test_training_images_that_are_easier_than_the_validation_images_do_not_calib
     calibration = done.figures["calibration"]
     assert calibration is not None
     assert calibration["cross_validated"] == 0
-    assert "calibrated on the validation images alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ends_in", ["save_checkpoint", "write_arrays"])

@@ -146,7 +146,7 @@ def test_evaluation_of_the_run_agrees_with_its_validation(
         json.loads((home / "run" / "eval.json").read_text())["labels"]["map"]
     )
     assert main(["evaluate", *words]) == 0
-    assert "mean average precision" in capsys.readouterr().out
+    assert "Mean AP" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

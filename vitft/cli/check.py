@@ -34,6 +34,10 @@ EXAMPLES = 5
 """Maximum number of examples printed for each problem; `--format json` prints all of them."""
 
 
+LITTLE = 0.5
+"""Fraction of an image's area below which `check` says how little of it the model sees."""
+
+
 def add_check(parser: Parser) -> None:
     """Add the options of `vitft check`."""
     parser.add_argument(
@@ -196,10 +200,12 @@ def print_findings(outcome: "CheckResult") -> None:
         rows.append(("Classes", every if largest[1] == smallest[1] else sizes))
     if not outcome.labels_checked:
         rows.append(("Labels", "not checked: add --weights NAME or --run RUN"))
-    output.rows(rows)
-    if view := audit.get("view"):
-        whose = "the model's" if outcome.labels_checked else "the default"
+    whose = "the model's" if outcome.labels_checked else "the default"
+    if (view := audit.get("view")) and view["shown"] < LITTLE:
+        rows.append(("View", describe_view(view, whose=whose)))
+    elif view:
         output.detail(describe_view(view, whose=whose))
+    output.rows(rows)
     for title, examples in examples_by_title(audit, paths_settled_by(outcome.former)).items():
         if examples:
             output.result(f"{title}: {len(examples):,}")

@@ -33,30 +33,28 @@ def add_evaluate(parser: Parser) -> None:
     parser.description = (
         "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
         "the model was trained on, and their near-duplicates, are excluded. With --threshold or "
-        "--precision, the fraction of predictions that are kept and their accuracy are added (for "
-        "several labels per image, they set the thresholds of the labels). The exit code is 3 if "
-        "an image cannot be read."
+        "--precision, the results include the fraction of predictions that are kept and their "
+        "accuracy. The exit code is 3 if an image cannot be read."
     )
-    parser.add_argument(
+    common, data = parser.section("common options"), parser.section("data options")
+    common.add_argument(
         "--data",
         required=True,
         metavar="DIR|TABLE",
-        help="folder with one folder per class, table (.csv, .tsv, .jsonl, .parquet, .xlsx) with "
-        "the columns path and label, tar shards (wds:URL{00..99}.tar) or Hugging Face dataset "
-        "(hf:NAME)",
+        help="folder with one folder per class, table with the columns path and label, hf:NAME or "
+        "wds:URL",
     )
-    add_table_settings(parser)
-    parser.add_argument(
+    add_shared(common, "--run")
+    add_shared(common, "--format", choices=("table", "json", "csv"))
+    common.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
+    add_threshold_options(common)
+    add_shared(common, "--device", default="auto")
+    add_table_settings(data)
+    data.add_argument(
         "--subset",
         choices=("train", "val", "test"),
-        help="subset to evaluate, if the data is divided into subsets (default: val if present, "
-        "else test)",
+        help="part of the data to evaluate (default: val if there is one, else test)",
     )
-    add_shared(parser, "--run")
-    add_shared(parser, "--format", choices=("table", "json", "csv"))
-    parser.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
-    add_shared(parser, "--device", default="auto")
-    add_threshold_options(parser)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=evaluate_command)
 

@@ -1,6 +1,7 @@
 """`vitft finetune`: start, resume or dry-run a fine-tuning run."""
 
 import argparse
+import logging
 import os
 import re
 import tomllib
@@ -105,7 +106,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if config is None:
         output.note(f"{out} is already finished: there is nothing to resume")
         return 0
-    with heavy_imports():
+    with heavy_imports(level=logging.DEBUG):  # the line on the data has been logged
         from vitft.report.reproduce import command_of
         from vitft.training.run import run_finetuning
 

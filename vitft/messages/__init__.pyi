@@ -1,5 +1,6 @@
 """Public names of `vitft.messages`, imported on first use."""
 
+from .evaluation import class_table as class_table
 from .results import accuracy_text as accuracy_text
 from .results import baseline_text as baseline_text
 from .results import chance_clause as chance_clause

@@ -78,12 +78,12 @@ def requirements(extra: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def heavy_imports(step: str = "loading PyTorch") -> Iterator[None]:
+def heavy_imports(step: str = "loading PyTorch", level: int = logging.INFO) -> Iterator[None]:
     """Disable garbage collection while the block imports torch, and exit at once on a signal.
 
-    The import takes seconds, or longer on a busy machine. Therefore, one process of a job logs a
-    line every few seconds; a spinner would leave the terminal without a cursor if a signal ended
-    the process.
+    The import takes seconds, or longer on a busy machine. Therefore, `step` is logged at once (at
+    `level`), by one process of a job, and then a line every few seconds; a spinner would leave the
+    terminal without a cursor if a signal ended the process.
     The import creates half a million objects, which are never collected but which the garbage
     collector would scan repeatedly. With the collector disabled, the import takes a third less
     time.
@@ -96,7 +96,7 @@ def heavy_imports(step: str = "loading PyTorch") -> Iterator[None]:
     gc.disable()
     try:
         with (
-            logged_step(step, logging.DEBUG) if is_first else contextlib.nullcontext(),
+            logged_step(step, level) if is_first else contextlib.nullcontext(),
             signal_handlers(exit_at_once, EXIT_SIGNALS),
         ):
             yield

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
-from vitft.messages.results import chance_clause, chance_remedy
 from vitft.metrics.budget_results import StartTrials
 from vitft.metrics.results import RunResults
 from vitft.metrics.summary import Results
