@@ -524,7 +524,8 @@ class CommandLines:
     )
 
     def __init__(self, home: Path) -> None:
-        from vitft.cli.main import COMMANDS, build_parser
+        from vitft.cli.guide import COMMAND_GROUPS
+        from vitft.cli.main import build_parser
 
         self.home = home
         self.options = {
@@ -537,7 +538,8 @@ class CommandLines:
                 }
                 - {"--help"}
             )
-            for name in COMMANDS
+            for group in COMMAND_GROUPS.values()
+            for name in group
             if name != "demo"
         }
 

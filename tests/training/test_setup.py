@@ -55,7 +55,7 @@ def test_the_next_stage_trains_more_layers_on_what_the_frozen_ones_compute(
 
     assert "Training   the head on cpu" in caplog.text
     total = sum(p.numel() for p in model.parameters())
-    assert f"trained:    99 of {total:,} parameters" in caplog.text
+    assert f"Trained    99 of {total:,} parameters" in caplog.text
     assert "next stage: --train blocks:1" in caplog.text
     assert caplog.text.count("caching the tokens of the frozen blocks in ") == 1
     assert trained == {"head.weight", "head.bias"}

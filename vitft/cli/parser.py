@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from vitft.cli.guide import GUIDES
 from vitft.system.errors import UsageError
 from vitft.system.rundir import BASE
 from vitft.system.suggest import suggest
@@ -96,8 +97,6 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return usage, description, examples, options by group, and the page to read."""
-        from vitft.cli.guide import GUIDES
-
         guide = GUIDES.get(self.prog.partition(" ")[2].partition(" ")[0])
         width = max(40, shutil.get_terminal_size().columns - 2)
         blocks = [self.format_usage().rstrip(), textwrap.fill(self.description or "", width)]
