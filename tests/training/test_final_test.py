@@ -145,13 +145,8 @@ def test_log_summary_and_page_state_the_test(
     assert main(["finetune", *options]) == 0
 
     printed = capsys.readouterr()
-<<<<<<< HEAD
-    assert "test images, evaluated once after training: 12" in printed.err
-    assert re.search(r"(?i)accuracy .* on 12 test images, evaluated once", printed.out)
-=======
     assert "and 12 for the final test" in printed.err
     assert re.search(r"Accuracy .* on 12 test images", printed.out)
->>>>>>> f6dd2814 (Rows and tests follow the screens)
     run = read_run(out)
     assert any(figure.name == "test accuracy" for figure in key_figures(run))
     assert "12 test images" in (out / "report.html").read_text(encoding="utf-8")
