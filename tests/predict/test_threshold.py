@@ -44,6 +44,38 @@ def test_a_threshold_keeps_nearly_as_many_new_images_as_possible(precision: floa
 
 
 @pytest.mark.parametrize(
+    ("precision", "images"), [(0.99, 100), (0.97, 34), (0.95, 20), (0.75, 4), (0.5, 2)]
+)
+def test_certain_and_correct_predictions_need_one_spare_mistake(
+    precision: float, images: int
+) -> None:
+    few = Answers.sorted([1.0] * (images - 1), [True] * (images - 1))
+    enough = Answers.sorted([1.0] * images, [True] * images)
+
+    assert smallest_cover(few, precision) == 0
+    assert needed_images(few, precision) == images
+    assert smallest_cover(enough, precision) == images
+
+
+@pytest.mark.parametrize(
+    ("probability", "precision", "needed"),
+    [
+        ([0.9908] * 100, 0.99, 1300),  # of 1,250: rounded up to two digits
+        ([1.0] * 50, 0.9959, 250),  # of 244
+        ([1.0] * 9, 1 - 1 / 12.1, 13),
+        ([1.0] * 3, 1 - 1 / 4.03, 4),  # which is 4 to two digits
+        ([0.75], 0.75, None),  # more of them leave no spare mistake either
+    ],
+)
+def test_the_number_of_needed_images_is_rounded_up_to_two_digits(
+    probability: list[float], precision: float, needed: int | None
+) -> None:
+    answers = Answers.sorted(probability, [True] * len(probability))
+
+    assert needed_images(answers, precision) == needed
+
+
+@pytest.mark.parametrize(
     ("wrong", "images", "precision", "accepted"),
     [
         (10, 300, 0.98, True),  # 10 or more of 300 mistakes at 2%: probability 0.08
