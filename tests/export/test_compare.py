@@ -41,7 +41,7 @@ def test_a_row_counts_changed_and_right_predictions_and_takes_the_median_speed()
     assert (row.name, row.by, row.size, row.several_labels) == ("timm", "timm 1", 9, False)
     low, high = (100 * end for end in wilson_interval(2, 4))
     assert row.cost == (
-        f"--timm: accuracy 50.0% on 4 validation images (95% interval {low:.1f} to {high:.1f}%), "
+        f"--timm: the accuracy is 50.0% (95% CI {low:.1f} to {high:.1f}%) on 4 validation images, "
         "compared with 75.0% for the original"
     )
     assert row_of(BEFORE, BEFORE, [0, 1, 2, 0]).cost == ""

@@ -1,5 +1,6 @@
 """Models at chance level."""
 
+import statistics
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,9 @@ def results(matrix: list[list[int]]) -> RunResults:
             "top1_interval": wilson_interval(right, total),
             "balanced_interval": mean_fraction_interval(
                 [(row[i], sum(row)) for i, row in enumerate(matrix) if sum(row)]
+            ),
+            "balanced": statistics.mean(
+                row[i] / sum(row) for i, row in enumerate(matrix) if sum(row)
             ),
             "majority": max(map(sum, matrix)) / total,
             "per_class": {
@@ -53,6 +57,11 @@ def results(matrix: list[list[int]]) -> RunResults:
         pytest.param([[25, 25], [25, 25]], "is not measurably better than guessing", id="guesses"),
         pytest.param([[40, 10], [10, 40]], "", id="better than chance"),
         pytest.param([[30, 0], [0, 970]], "", id="rare class, always right"),
+        pytest.param(
+            [[1, 0], [0, 8]],
+            "is not measurably better than guessing, because only 9 images were scored",
+            id="all right, but too few",
+        ),
         pytest.param([[12, 3], [28, 257]], "", id="rare class, found by weights"),
         pytest.param([[0, 30], [0, 970]], "always predicts b", id="rare class, never found"),
         pytest.param(

@@ -33,7 +33,12 @@ def print_summary(
     if not found:
         return
     results, train = run_results(run, found), config.train
-    remedy = chance_remedy(config.weights.name, config.optim.solver, mirrored=train.mirrors)
+    remedy = chance_remedy(
+        config.weights.name,
+        config.optim.solver,
+        mirrored=train.mirrors,
+        too_few=bool(results.at_chance and results.at_chance.too_few),
+    )
     rows = result_rows(results, found.get("budget"), remedy=remedy)
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit:

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from vitft.export.compare import ExportComparison
-from vitft.export.eight_bits import eight_bit_accuracy, is_eight_bits
 from vitft.export.facts import (
     catalog_origin,
     class_figures,
@@ -105,7 +104,7 @@ def write_readme(
         second: Comparison of the folder's additional 8-bit graph, if it has one.
     """
     card, results, found = trained.card, trained.results, trained.measured
-    small = row if is_eight_bits(row) else second
+    small = row if row.is_eight_bits else second
     transform, classes, several = card.transform, card.classes, bool(card.thresholds)
     by_class, data = not trained.is_narrow, results.data or "images"
     kind, kinds = ("label", "labels") if several else ("class", "classes")
@@ -130,9 +129,9 @@ def write_readme(
         form=row.name,
         row=row,
         plan=plan,
-        eight_bits=eight_bit_accuracy(small) if small else "",
+        eight_bits=small,
         eight_bits_alone=small is row,
-        is_rounded=is_eight_bits(row),
+        is_rounded=row.is_eight_bits,
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
         snippets=usage_snippets(card, row.name, plan),
         limits=limits_of(trained, [*map(markdown_text, classes)]),
@@ -210,7 +209,7 @@ def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list
 
     metrics: Sequence[tuple[str, str, float | None, Interval | None]] = []
     part, on = "validation", row.compared_on
-    if is_eight_bits(row):
+    if row.is_eight_bits:
         name = "accuracy (all labels right)" if row.several_labels else "accuracy"
         accuracy = row.correct[1] / row.images
         metrics = [("accuracy", f"{name} with 8-bit weights", accuracy, row.interval)]
@@ -224,7 +223,7 @@ def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list
             dataset_split=part,
             metric_type=kind,
             metric_value=round(value, 6),
-            metric_name=f"{name} on {on}, 95% interval {interval(bounds)}",
+            metric_name=f"{name} on {on}, 95% CI {interval(bounds)}",
         )
         for kind, name, value, bounds in metrics
         if value is not None

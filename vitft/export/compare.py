@@ -16,11 +16,12 @@ import numpy as np
 
 from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions, same_rows
 from vitft.export.trained import LabelledImage
+from vitft.messages.exports import export_accuracy
 from vitft.metrics.intervals import Flags, accuracy_interval
 from vitft.metrics.values import Interval
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
-from vitft.system.text import interval, percent, scored_images
+from vitft.system.text import scored_images
 
 BATCH_SIZE = 8
 """Number of images per batch."""
@@ -65,11 +66,21 @@ class ExportComparison:
         """Effect on the accuracy as text; empty for noise images or if no prediction changes."""
         if not self.images or not self.changed:
             return ""
+        return f"--{self.name}: {self.accuracy}"
+
+    @property
+    def accuracy(self) -> str:
+        """Clause about the accuracy on validation images, compared with the original."""
         before, after = (number / self.images for number in self.correct)
-        return (
-            f"--{self.name}: accuracy {percent(after)} on {self.compared_on} (95% interval "
-            f"{interval(self.interval)}), compared with {percent(before)} for the original"
+        several = self.several_labels
+        return export_accuracy(
+            before, after, self.interval, self.compared_on, several_labels=several
         )
+
+    @property
+    def is_eight_bits(self) -> bool:
+        """Whether the export is a graph with 8-bit weights."""
+        return self.name.endswith("int8")
 
     @property
     def compared_on(self) -> str:

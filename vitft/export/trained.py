@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Row, run_manifest
+from vitft.messages.exports import fewer_blocks
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.summary import Results
@@ -29,7 +30,6 @@ from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
 from vitft.predict.run_info import run_results
 from vitft.system.errors import ImageError, RunError
-from vitft.system.text import percent
 
 NUM_NOISE_IMAGES = 8
 """Number of noise images that are compared if there are no validation images."""
@@ -163,14 +163,9 @@ def last_block_reason(run: Path) -> str:
     """
     results = read_results(run / "eval.json")
     head = results.get("head") if results else None
-    if not results or not head or head["last_block_top1"] is None:
-        return "because timm and transformers cannot load a head that reads several blocks"
-    own, whole = percent(head["last_block_top1"]), percent(results["top1"])
-    cost = f"{own}, as with the run's head" if own == whole else f"{own} instead of {whole}"
-    return (
-        "because timm and transformers cannot load the run's head, which reads the last "
-        f"{head['blocks']} blocks (validation accuracy {cost})"
-    )
+    if not results or not head:
+        return fewer_blocks(0, None, 0.0)
+    return fewer_blocks(head["blocks"], head["last_block_top1"], results["top1"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,15 @@ def distinguishes(model: str, classes: str, clause: str) -> str:
     return f"{model} distinguishes {classes}"
 
 
-def chance_remedy(weights: str, solver: str, *, mirrored: bool = False) -> str:
-    """Return advice for a model at chance level, given its initial weights and its solver."""
+def chance_remedy(
+    weights: str, solver: str, *, mirrored: bool = False, too_few: bool = False
+) -> str:
+    """Return advice for a model at chance level, given its initial weights and its solver.
+
+    `too_few` is that of `AtChance`: more training could not show that the model is better.
+    """
+    if too_few:
+        return "use more validation images"
     if mirrored:
         found = chance_remedy(weights, solver)
         return f"{found}. If left and right differ in meaning, add --set train.flip=0"
@@ -223,3 +230,29 @@ def _seconds_since_1970(time: str) -> float | None:
         if 1970 < moment.year < 9999:
             return moment.timestamp()
     return None
+
+
+def accuracy_without_copies(value: float, bounds: Interval, images: str) -> str:
+    """Return the accuracy on validation images that have no copies among the training images."""
+    where = f"{images} without copies among the training images"
+    return f"{percent(value)} (95% CI {interval(bounds)}) on the {where}"
+
+
+def threshold_text(
+    value: float, precision: float, bounds: Interval, *, covered: int, images: str, expected: float
+) -> str:
+    """Return a threshold and the precision that it reaches.
+
+    Args:
+        value: The threshold.
+        precision: Fraction of correct predictions at or above the threshold.
+        bounds: 95% interval of the precision.
+        covered: Number of predictions at or above the threshold.
+        images: All images as text, e.g. `40 validation images`.
+        expected: The precision that the probabilities promise, which is given if it is higher.
+    """
+    also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
+    return (
+        f"threshold {percent(value)}: precision {percent(precision)} "
+        f"(95% CI {interval(bounds)}) on {covered:,} of {images}{also}"
+    )

@@ -320,14 +320,14 @@ def _at_chance(found: RunResults) -> AtChance | None:
         if bounds is None or bounds[0] > chance:
             return None
         return AtChance(kind="validation", images=found["images"], interval=bounds, guessing=chance)
-    sets = list[tuple[float, AtChance]]()
+    sets = list[tuple[float, float, AtChance]]()
     parts: tuple[tuple[Kind, Metrics | None], ...]
     parts = (("validation", found), ("test", found.get("test")))
     for kind, one in parts:
         if one and (classes := sum(row["images"] > 0 for row in one["per_class"].values())):
             bounds = one["balanced_interval"]
             known = AtChance(kind=kind, images=one["images"], interval=bounds, guessing=1 / classes)
-            sets.append((bounds[0], known))
+            sets.append((bounds[0], one["balanced"], known))
     if more := own_cross_validation(found):
         bounds = more["balanced_interval"]
         known = AtChance(
@@ -336,12 +336,13 @@ def _at_chance(found: RunResults) -> AtChance | None:
             interval=bounds,
             guessing=1 / more["classes"],
         )
-        sets.append((bounds[0] - CHANCE_MARGIN * (more["balanced"] - bounds[0]), known))
-    low, known = max(sets, key=lambda one: one[1].images)
+        low = bounds[0] - CHANCE_MARGIN * (more["balanced"] - bounds[0])
+        sets.append((low, more["balanced"], known))
+    low, balanced, known = max(sets, key=lambda one: one[2].images)
     if low > known.guessing:
         return None
     predicts, fraction = _constant_class(found) or ("", 0.0)
-    too_few = wilson_interval(known.images, known.images)[0] <= known.guessing
+    too_few = balanced == 1 or wilson_interval(known.images, known.images)[0] <= known.guessing
     return replace(known, too_few=too_few, predicts=predicts, fraction=fraction)
 
 

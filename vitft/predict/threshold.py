@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from vitft.messages.results import threshold_text
 from vitft.metrics.intervals import (
     Flags,
     Floats,
@@ -35,7 +36,7 @@ from vitft.predict.validation import (
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.spelling import Spelling, option
-from vitft.system.text import interval, percent, scored_images
+from vitft.system.text import percent, scored_images
 
 SPARE_MISTAKES = 1.0
 """The requested precision must allow this many mistakes in addition to the e expected ones. Without
@@ -98,19 +99,15 @@ class Threshold:
     def __str__(self) -> str:
         counts = {"images": self.validation + self.training, "groups": self.groups}
         images = scored_images(counts, "image" if self.training else "validation image")
-        if self.training:
-            images += f" ({self.validation:,} validation, {self.training:,} cross-validated)"
-        beside = (
-            ""
-            if self.precision >= self.expected
-            else (f", {percent(self.expected)} expected from the probabilities")
+        text = threshold_text(
+            self.value,
+            self.precision,
+            self.interval,
+            covered=self.covered,
+            images=images,
+            expected=self.expected,
         )
-        return (
-            f"threshold {percent(self.value)}: precision {percent(self.precision)} "
-            f"(95% interval {interval(self.interval)}) on {self.covered:,} of {images}{beside}"
-            + "; measured in the reduced precision of the run, applied in float32"
-            * self.reduced
-        )
+        return text + ", measured in the reduced precision of the run" * self.reduced
 
 
 def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> Threshold:

@@ -14,12 +14,13 @@ import numpy as np
 
 from vitft.data.proposals import is_leak
 from vitft.data.split import Manifest, distinct_rows
+from vitft.messages import results as messages
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.run_content import damaged_file, read_run_arrays, read_run_json
 from vitft.system.rundir import RunDir
-from vitft.system.text import interval, percent, scored_images
+from vitft.system.text import scored_images
 
 THUMBS = "thumbs"
 VALIDATION_FILE = "validation.npz"
@@ -265,9 +266,9 @@ def accuracy_without_copies(
         return ""
     units = None if groups is None else np.unique([groups[i] for i in kept], return_inverse=True)[1]
     found = {"images": len(kept), "groups": units is not None and len({*units.tolist()})}
-    return (
-        f"{percent(right.mean())} ({interval(accuracy_interval(right, units))}) on the "
-        f"{scored_images(found, 'validation image')} without copies among the training images"
+    images = scored_images(found, "validation image")
+    return messages.accuracy_without_copies(
+        float(right.mean()), accuracy_interval(right, units), images
     )
 
 

@@ -66,9 +66,11 @@ def no_better_than_guessing(run: Run) -> Advice | None:
             f"{guessing}, the value for random scores.",
         )
     mirrored = bool(effective_settings(run.config).get("train.flip"))
-    if found.predicts or mirrored:
+    if found.predicts or mirrored or found.too_few:
         weights, solver = run.setting("weights", "name"), run.setting("optim", "solver")
-        remedy = chance_remedy(str(weights or ""), str(solver or ""), mirrored=mirrored)
+        remedy = chance_remedy(
+            str(weights or ""), str(solver or ""), mirrored=mirrored, too_few=found.too_few
+        )
         what = f"Do not use this model yet: {remedy}."
         why = f"It {chance_clause(run.results)}. " if found.predicts else ""
     where = " in cross-validation" if found.kind == "cross-validation" else ""

@@ -44,6 +44,7 @@ from vitft.export.formats.onnx_resize import RESIZED
 from vitft.export.page import exported_page, read_page
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.reference import Reference, read_reference
+from vitft.messages.exports import few_images_accuracy
 from vitft.messages.results import accuracy_text, chance_clause
 from vitft.metrics.calibration import sigmoid, softmax
 from vitft.metrics.intervals import Flags
@@ -242,12 +243,8 @@ def measured_precision(
     changed = len(truth) - count_same(before, after)
     moved = float(np.abs(probabilities[0] - probabilities[1]).max())
     error = float(np.abs(logits[0] - logits[1]).max()) / max(1.0, float(np.abs(logits[0]).max()))
-    accuracies = [percent(count_same(each, truth) / len(truth)) for each in (before, after)]
-    other = f", and {accuracies[1]} with 8 bits" * (accuracies[0] != accuracies[1])
-    measured = (
-        f"(on only {count(len(truth), 'validation image')}, the model's accuracy is "
-        f"{accuracies[0]}{other})"
-    )
+    accuracies = [count_same(each, truth) / len(truth) for each in (before, after)]
+    measured = few_images_accuracy(len(truth), accuracies)
     if changed:
         why = f"{count(changed, 'prediction')} would change"
     elif moved > MAX_CHANGE:
