@@ -65,6 +65,8 @@ def test_a_path_is_suggested_only_for_a_probable_typing_error(
         pytest.param("run2001", ["run21"], None, id="zeros within a number count"),
         pytest.param("photos.zip", ["photos"], "photos", id="an unpacked archive"),
         pytest.param("cat", ["dog", "cow"], None, id="other words"),
+        pytest.param("cow", ["owl"], None, id="another short word"),
+        pytest.param("dgo", ["dog"], "dog", id="exchanged letters"),
     ],
 )
 def test_a_name_is_suggested_if_few_letters_differ_and_no_number_does(

@@ -21,7 +21,7 @@ from vitft.data.images import read_bytes
 from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
 from vitft.data.loading import in_order
-from vitft.data.split import GROUP_COLUMN, MIN_SPELT
+from vitft.data.split import GROUP_COLUMN
 from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,
@@ -281,7 +281,7 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
         fix = "choose the model that was trained on these classes with --run RUN"
     if not first and not data.bad and not is_table(Path(data.source)):
         fix = f"remove the class folder {unknown[0]}, which is empty"
-    elif len(unknown[0]) > MIN_SPELT and (near := misspelt_name(unknown[0], known)):
+    elif near := misspelt_name(unknown[0], known):
         fix = f"rename {unknown[0]} to {near} if they are the same class"
     in_table = first if is_table(Path(data.source)) else ""  # a folder has the name of the class
     shown = listing([f"{unknown[0]}{in_table}", *unknown[1:]], 10)

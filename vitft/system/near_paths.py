@@ -9,6 +9,8 @@ from pathlib import Path
 
 MAX_FOLDERS = 200
 """Maximum number of folders in which a name is searched."""
+SHORT = 4
+"""Number of characters up to which another letter makes another word."""
 SIMILAR = 0.66
 """Minimum ratio of difflib for a misspelling."""
 MAX_FOUND = 3
@@ -83,7 +85,8 @@ def misspelt_name(name: str, known: Iterable[str]) -> str | None:
     """Return the most similar one of the known names that `name` may be a misspelling of.
 
     The suffix may differ, and so may leading zeros of numbers, but numbers are never misspelt:
-    `001.jpg` is not `0051.jpg`.
+    `001.jpg` is not `0051.jpg`. Short names of the same length must have the same letters: `dgo` is
+    `dog`, but `cow` is not `owl`.
     """
 
     def key(text: str) -> str:
@@ -95,6 +98,7 @@ def misspelt_name(name: str, known: Iterable[str]) -> str | None:
         SequenceMatcher(a=wanted, b=key(other)).ratio(): other
         for other in sorted(known, reverse=True)
         if numbers in ([], re.findall(r"\d+", key(other)))
+        and not (len(wanted) == len(key(other)) <= SHORT and sorted(wanted) != sorted(key(other)))
     }
     best = max(by_ratio, default=0.0)
     return by_ratio[best] if best >= SIMILAR else None
