@@ -90,10 +90,9 @@ def study_command(args: argparse.Namespace) -> int:
         )
 
     with heavy_imports():
+        from vitft.messages.study import HEAD_NOTE, lead_sentences
         from vitft.study.results import (
-            HEAD_NOTE,
             heading,
-            lead_sentences,
             short_rows,
             write_results,
         )
@@ -111,7 +110,7 @@ def study_command(args: argparse.Namespace) -> int:
         numbers=len(study.plan.shots),
     )
     output.note(HEAD_NOTE)
-    for text in lead_sentences(study):
+    for text in lead_sentences(study.curves[0].name, study.leads(), study.plan.shots):
         output.result(text)
     output.result(f"written: {plan.out}/study.png, study.md, study.json")
     return 0

@@ -1,6 +1,7 @@
 """Sentences about the epochs, the layers and the trials of a run."""
 
 import math
+from collections.abc import Sequence
 
 from vitft.config.sections import layers_text
 from vitft.metrics.budget_results import (
@@ -10,8 +11,8 @@ from vitft.metrics.budget_results import (
     StartTrials,
     TrialResults,
 )
-from vitft.metrics.results import RunResults
-from vitft.system.text import format_size, percent
+from vitft.metrics.results import HeadCandidate, RunResults
+from vitft.system.text import count, format_size, listing, percent
 
 BEST_RULE = (
     "the lowest loss among the epochs whose accuracy is at most one standard error below the "
@@ -93,3 +94,59 @@ def describe_weights(name: str, found: StartTrial) -> str:
             f"--weights {name}"
         )
     return f"the weights {name} would bring no clear gain: {evidence}, {times}"
+
+
+def confirmed_in_float32(after: float, during: float, precision: str) -> str:
+    """Return the accuracy of a final validation in float32, or "" if it did not change."""
+    if percent(after) == percent(during):
+        return ""
+    return (
+        f"validated again in float32, the accuracy is {percent(after)} ({percent(during)} in "
+        f"{precision} during training)"
+    )
+
+
+def already_trained(weights: str, images: int, validation: int, run: str) -> str:
+    """Return that the weights were trained on images of this run.
+
+    Args:
+        weights: Name or path of the weights.
+        images: Number of images on which they were trained.
+        validation: How many of these are validation images.
+        run: The run that trained them, as a word of a command.
+    """
+    where = f"the weights {weights} were trained on {images:,} of these images"
+    if validation:
+        return (
+            f"{where}, {validation:,} of them for validation, so the accuracy on them tells "
+            f"nothing about new images; --like {run} holds out the images of that run"
+        )
+    more = ", so cross-validation would tell nothing about new images"
+    return f"{where}{more}"
+
+
+def divided_groups(classes: Sequence[str]) -> str:
+    """Return that cross-validation divides the groups of these classes."""
+    return (
+        "the cross-validated accuracy may be too high: all training images of a class are in one "
+        "group, or in groups that copies join, which cross-validation has to divide "
+        f"({listing(classes)})"
+    )
+
+
+def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> str:
+    """Return which blocks a head reads, and the cross-validated accuracies that decided it."""
+    own, other = percent(chosen["cv_top1"]), percent(last["cv_top1"])
+    if chosen is last:
+        return f"the head reads the last block (cross-validated on the training images: {own})"
+    reads = f"the head reads the last {count(blocks, 'block')}"
+    if chosen["cv_top1"] > last["cv_top1"]:
+        found = f"cross-validated on the training images: {own}; the last block alone: {other}"
+        return f"{reads} ({found})"
+    error = chosen.get("cv_gain_error")
+    within = "" if error is None else f"; standard error of the difference {error:.3f}"
+    return (
+        f"{reads}, because its probabilities are better: cross-validated loss "
+        f"{chosen['cv_loss']:.3f}, of the last block alone {last['cv_loss']:.3f}{within} (accuracy "
+        f"{own} and {other})"
+    )

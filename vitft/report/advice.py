@@ -12,14 +12,20 @@ from dataclasses import dataclass
 
 from vitft.data.fixes import paths_settled_by
 from vitft.data.proposals import is_leak
-from vitft.messages.results import chance_clause, chance_remedy, growth_text, weak_text
+from vitft.messages.advice import (
+    chance_reason,
+    copies_reason,
+    growth_advice,
+    more_validation_images,
+)
+from vitft.messages.results import chance_remedy, growth_text, weak_text
 from vitft.metrics.intervals import binomial_tail, sample_size
 from vitft.metrics.summary import ClassEstimate, own_cross_validation
 from vitft.predict.validation import accuracy_without_copies, mistakes
 from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run, groups_of
-from vitft.system.text import count, interval, listing, percent
+from vitft.system.text import count, listing
 
 SMALL_CLASS = 20
 """Number of images below which a class that is also less than a third of the median is small."""
@@ -57,28 +63,15 @@ def no_better_than_guessing(run: Run) -> Advice | None:
     found = run.results.at_chance
     if found is None:
         return None
-    what, why = "Do not use this model yet.", ""
-    bounds, guessing = interval(found.interval), percent(found.guessing)
-    if run.results.exact:
-        return Advice(
-            what,
-            f"The 95% interval of its mean average precision ({bounds}) is not entirely above "
-            f"{guessing}, the value for random scores.",
-        )
+    what = "Do not use this model yet."
     mirrored = bool(effective_settings(run.config).get("train.flip"))
-    if found.predicts or mirrored or found.too_few:
+    if not run.results.exact and (found.predicts or mirrored or found.too_few):
         weights, solver = run.setting("weights", "name"), run.setting("optim", "solver")
         remedy = chance_remedy(
             str(weights or ""), str(solver or ""), mirrored=mirrored, too_few=found.too_few
         )
         what = f"Do not use this model yet: {remedy}."
-        why = f"It {chance_clause(run.results)}. " if found.predicts else ""
-    where = " in cross-validation" if found.kind == "cross-validation" else ""
-    return Advice(
-        what,
-        f"{why}The 95% interval of its balanced accuracy{where} ({bounds}) is not clearly above "
-        f"{guessing}, that of guessing.",
-    )
+    return Advice(what, chance_reason(run.results, found))
 
 
 def copies_across_split(run: Run) -> Advice | None:
@@ -86,19 +79,11 @@ def copies_across_split(run: Run) -> Advice | None:
     groups = sum(map(is_leak, run.audit.get("duplicates", [])))
     if not groups:
         return None
-    remedy = (
-        "the option --group-duplicates keeps each group on one side of the split."
-        if not run.audit.get("own_split", False)
-        else "the split is that of your data: drop the copies on one side, or correct the split."
-    )
     units = groups_of([one.sha256 for one in run.predictions], [run])
-    known = accuracy_without_copies(run.predictions, run.audit, units)
-    known = f" It is {known}." if known else ""
+    without = accuracy_without_copies(run.predictions, run.audit, units)
     return Advice(
         "Retrain without duplicates across training and validation.",
-        f"{count(groups, 'group')} of identical or nearly identical images "
-        f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
-        f"accuracy may be too high.{known} vitft check lists them, and {remedy}",
+        copies_reason(groups, without, own_split=run.audit.get("own_split", False)),
         section="audit",
     )
 
@@ -209,7 +194,7 @@ def more_images(run: Run) -> Advice | None:
         return None
     if gain := growth_text(run.results.growth):
         return Advice(
-            f"With twice as many images, the accuracy would be {gain}.",
+            growth_advice(gain),
             "The learning curve below may level off.",
         )
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
@@ -237,7 +222,7 @@ def few_validation_images(run: Run) -> Advice | None:
     if high - low <= 0.08 or needed <= images:
         return None
     return Advice(
-        f"To measure the accuracy to within ±4 points, use about {needed:,} validation images.",
+        more_validation_images(needed),
         f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
         "smaller differences between models may be due to chance.",
     )

@@ -14,6 +14,7 @@ from html import escape
 from vitft.data.fixes import FIX_COLUMNS, UNDECIDED, Fix, paths_settled_by
 from vitft.data.proposals import SUBSETS, is_leak, subset_names
 from vitft.data.table import quote_cell
+from vitft.messages.advice import COPIES_WARNING, TEST_COPIES_WARNING
 from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
 from vitft.system.console import visible
 from vitft.system.text import count, escape_formula, listing
@@ -314,9 +315,9 @@ def duplicate_section(
         )
     warning = ""
     if any(map(is_leak, found)):
-        warning = "Duplicates across training and validation can make the accuracy too high. "
+        warning = COPIES_WARNING
     if any("test" in subset_names(g) and g["across_split"] and g["kind"] == "near" for g in found):
-        warning += "Near-duplicates of test images can make the test accuracy too high. "
+        warning += TEST_COPIES_WARNING
     return FindingSection(
         id="duplicates",
         title="Duplicates",

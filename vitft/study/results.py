@@ -11,6 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitft.export.snippets import program
+from vitft.messages.study import (
+    HEAD_NOTE,
+    figure_heading,
+    known_images_note,
+    study_heading,
+)
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,
     Groups,
@@ -23,7 +29,7 @@ from vitft.metrics.values import Interval
 from vitft.study.plan import BASELINES, Plan
 from vitft.system.console import visible
 from vitft.system.files import atomic_folder, write_atomically
-from vitft.system.text import count, percent, scored_images
+from vitft.system.text import scored_images
 
 
 class AccuracyDifference(NamedTuple):
@@ -220,16 +226,8 @@ def to_figure(study: StudyResults) -> bytes:
         curves,
         majority=study.majority,
         title=f"{plan.folder.name}: linear heads on frozen features",
-        detail=f"{mean_of(plan.seeds)}; bands: 95% intervals; "
-        f"{count(study.test_images, 'test image')}",
+        detail=figure_heading(plan.seeds, study.test_images),
     )
-
-
-HEAD_NOTE = (
-    "every head reads the last block only; the head of vitft finetune may read several blocks and "
-    "then be more accurate, above all on pictures unlike photos"
-)
-"""What a user must know before comparing the accuracies with those of runs."""
 
 
 def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
@@ -248,30 +246,16 @@ def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
     return f"{text.rstrip()}\n"
 
 
-def known_images_note(name: str, trained: int, images: int) -> str:
-    """Return the note on a source whose backbone was trained on some of the images."""
-    return (
-        f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
-        "here tell nothing about new images"
-    )
-
-
 def heading(study: StudyResults) -> str:
     """Return a description of the accuracies, the test images and the baseline."""
-    has_tests = study.plan.folder.layout == "split"
-    origin = "the folder's validation or test set" if has_tests else "all images that train no head"
     units = study.curves[0].points[0].groups
     found = {"images": study.test_images, "groups": units is not None and len(np.unique(units))}
-    return (
-        f"accuracy in % by number of training images per class, {mean_of(study.plan.seeds)}, with "
-        f"95% intervals; {scored_images(found, 'test image')} ({origin}); baseline (largest "
-        f"class): {percent(study.majority)}"
+    return study_heading(
+        study.plan.seeds,
+        scored_images(found, "test image"),
+        study.majority,
+        has_tests=study.plan.folder.layout == "split",
     )
-
-
-def mean_of(seeds: int) -> str:
-    """Return `1 seed` or, for 3 seeds, `mean of 3 seeds`."""
-    return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
 
 
 def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
@@ -285,36 +269,6 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
         return f"{100 * point.top1:.1f} ±{100 * max(high - point.top1, point.top1 - low):.1f}"
 
     return [(curve.name, *map(cell, curve.points)) for curve in study.curves]
-
-
-def lead_sentences(study: StudyResults) -> list[str]:
-    """Return lines that compare the first curve with every other curve.
-
-    For each comparison, one line states the difference at the largest number of shots. Further
-    lines list the numbers of shots at which the other curve is significantly better, and the
-    numbers of shots at which the difference is not significant.
-    """
-    shots, first = study.plan.shots, study.curves[0].name
-    per_class = count(shots[-1], "image per class", "images per class")
-    lines = []
-    for name, differences in study.leads().items():
-        mean, (low, high) = differences[-1]
-        lines.append(
-            f"{first} compared with {name} at {per_class}: {100 * mean:+.1f} points "
-            f"(95% interval {100 * low:+.1f} to {100 * high:+.1f})"
-        )
-        pairs = list(zip(shots, differences, strict=True))
-        behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]
-        unclear = [str(s) for s, (_, (bottom, top)) in pairs if bottom <= 0 <= top]
-        if behind:
-            lines.append(
-                f"  images per class at which {name} is significantly better: {', '.join(behind)}"
-            )
-        if unclear:
-            lines.append(
-                f"  images per class without a significant difference: {', '.join(unclear)}"
-            )
-    return lines
 
 
 def markdown_cell(text: str) -> str:

@@ -19,10 +19,10 @@ from vitft.data.transforms import CropTransform, EvalTransform, View, eval_view
 from vitft.features.cut import Cut
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
+from vitft.messages.training import divided_groups
 from vitft.metrics.intervals import Groups
 from vitft.system import console
 from vitft.system.batch_limit import BatchLimit
-from vitft.system.text import listing
 from vitft.system.transfer import to_device
 from vitft.training.distributed import ProcessGroup
 
@@ -182,11 +182,7 @@ def fold_groups(
     alone = {label for label, found in names.items() if len(found) == 1} & held_out
     divided = {row.sha256 for row in manifest.train if row.label in alone}
     if len(divided) > len(alone):
-        log.info(
-            "the cross-validated accuracy may be too high: all training images of a class are in "
-            "one group, or in groups that copies join, which cross-validation has to divide "
-            f"({listing(manifest.classes[label] for label in sorted(alone))})"
-        )
+        log.info(divided_groups([manifest.classes[label] for label in sorted(alone)]))
     rest = {digest: name for digest, name in groups.items() if digest not in divided}
     return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitft.config.sections import TrainSpec
 from vitft.data.split import Manifest, Row, distinct_rows
 from vitft.features.cut import BothHeads
+from vitft.messages.training import confirmed_in_float32
 from vitft.metrics.calibration import (
     FittedTemperature,
     ScoredSet,
@@ -40,7 +41,6 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
-from vitft.system.text import percent
 from vitft.training.cross_validated import cross_validated_classes, cross_validated_set
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.loop import Batch, predict_logits
@@ -107,13 +107,10 @@ def evaluate_run(
         logits, labels, manifest.outputs, thresholds=rule.held_out, groups=groups
     )
     is_solved = "l2" in results and results["best_epoch"] == 1
-    during, after = percent(results["top1"]), percent(measured["top1"])
-    is_new = during != after and len(rows) == len(every)
-    if precision != "fp32" and not is_solved and not manifest.labels and is_new:
-        log.debug(
-            f"validated again in float32, the accuracy is {after} ({during} in {precision} during "
-            "training)"
-        )
+    is_whole = not manifest.labels and len(rows) == len(every)
+    text = confirmed_in_float32(measured["top1"], results["top1"], precision)
+    if precision != "fp32" and not is_solved and is_whole and text:
+        log.debug(text)
     metrics = {
         **results,
         **rule.described(measured, fitted),

@@ -16,6 +16,7 @@ from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_he
 from vitft.features.logistic import CHUNK_ROWS, HeadObjective, Problem, Sharing, sample_weights
 from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
+from vitft.messages.training import describe_head
 from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
@@ -23,7 +24,6 @@ from vitft.metrics.targets import are_right, fraction_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
-from vitft.system.text import count, percent
 from vitft.training.batches import training_views
 from vitft.training.dataset import Dataset, StageInputs
 from vitft.training.shared_solve import solve_together
@@ -188,27 +188,9 @@ def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadC
 
 def describe_choice(choice: HeadChoice) -> str:
     """Return a log line that states how many blocks the head reads, and why."""
-    alone = choice["candidates"][0]
-    last = alone["cv_top1"]
-    if choice["blocks"] == 1:
-        return (
-            "the head reads the last block (cross-validated on the training images: "
-            f"{percent(last)})"
-        )
+    last, blocks = choice["candidates"][0], choice["blocks"]
     best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
-    if best["cv_top1"] <= last:
-        error = best.get("cv_gain_error")
-        within = f"; standard error of the difference {error:.3f}" if error is not None else ""
-        return (
-            f"the head reads the last {count(choice['blocks'], 'block')}, because its "
-            f"probabilities are better: cross-validated loss {best['cv_loss']:.3f}, of the last "
-            f"block alone {alone['cv_loss']:.3f}{within} (accuracy {percent(best['cv_top1'])} and "
-            f"{percent(last)})"
-        )
-    return (
-        f"the head reads the last {count(choice['blocks'], 'block')} (cross-validated on the "
-        f"training images: {percent(best['cv_top1'])}; the last block alone: {percent(last)})"
-    )
+    return describe_head(last if blocks == 1 else best, last, blocks)
 
 
 def cross_validate_images(

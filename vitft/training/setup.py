@@ -41,6 +41,7 @@ from vitft.features.pipeline import (
     load_pipeline,
     read_several_blocks,
 )
+from vitft.messages.training import already_trained
 from vitft.models.card import Provenance
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
@@ -288,15 +289,9 @@ def count_known_images(manifest: Manifest, weights: str) -> int:
     train, val = (
         sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
     )
-    where = f"the weights {weights} were trained on {train + val:,} of these images"
-    if val:
+    if train + val:
         run = shell_quote(str(run_of_weights(weights)))
-        log.warning(
-            f"{where}, {val:,} of them for validation, so the accuracy on them tells nothing about "
-            f"new images; --like {run} holds out the images of that run"
-        )
-    elif train:
-        log.warning(f"{where}, so cross-validation would tell nothing about new images")
+        log.warning(already_trained(weights, train + val, val, run))
     return train + val
 
 
