@@ -219,7 +219,7 @@ def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
             "none",
             25,
             "but it is not measurably better than guessing",
-            ("Do not use this model yet.", "The 95% interval of its balanced accuracy (19.0"),
+            ("Do not use this model yet.", "The 95% CI of its balanced accuracy (19.0"),
             id="several classes, at chance",
         ),
     ],

@@ -13,13 +13,13 @@ def chance_reason(results: Results, found: AtChance) -> str:
     bounds, guessing = interval(found.interval), percent(found.guessing)
     if results.exact:
         return (
-            f"The 95% interval of its mean average precision ({bounds}) is not entirely above "
+            f"The 95% CI of its mean average precision ({bounds}) is not entirely above "
             f"{guessing}, the value for random scores."
         )
     clause = f"It {chance_clause(results)}. " * bool(found.predicts)
     where = " in cross-validation" if found.kind == "cross-validation" else ""
     return (
-        f"{clause}The 95% interval of its balanced accuracy{where} ({bounds}) is not clearly above "
+        f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
         f"{guessing}, that of guessing."
     )
 

@@ -61,7 +61,7 @@ def lead_sentences(
         mean, (low, high) = differences[-1]
         yield (
             f"{first} compared with {name} at {per_class}: {100 * mean:+.1f} points "
-            f"(95% interval {100 * low:+.1f} to {100 * high:+.1f})"
+            f"(95% CI {100 * low:+.1f} to {100 * high:+.1f})"
         )
         pairs = list(zip(shots, differences, strict=True))
         behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]
