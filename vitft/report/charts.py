@@ -121,7 +121,7 @@ def interval_chart(
             Series(colour=colour, xs=bounds, ys=[row, row], width=1.6, markers=NO_MARKERS)
         )
         series.append(Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4))
-    low, high = axis_limits([value for one in series for value in one.xs])
+    low, high = axis_limits([value for one in series for value in one.xs], is_percent=True)
     title = "accuracy on the shared images"
     x_axis = Axis(low=low, high=high, ticks=percent_ticks(round_ticks(low, high)), title=title)
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
@@ -188,7 +188,7 @@ def with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
     """Return a chart of the series with a y-axis that spans all of their values."""
-    low, high = axis_limits([value for one in series for value in one.ys])
+    low, high = axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
     values = round_ticks(low, high)
     ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
     y_axis = Axis(low=low, high=high, ticks=ticks, title=title)

@@ -59,11 +59,13 @@ def draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Propo
     """Draw a row for each run: a point for its accuracy, and a line for its interval."""
     for row, (accuracy, (low, high)) in enumerate(accuracies):
         colour, marker = look(row)
-        axes.plot([low, high], [row, row], color=colour, linewidth=1.8)
-        axes.plot([accuracy], [row], color=colour, marker=marker, markersize=7)
+        axes.plot([low, high], [row, row], color=colour, linewidth=1.8, clip_on=False)
+        axes.plot([accuracy], [row], color=colour, marker=marker, markersize=7, clip_on=False)
     axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="accuracy on the shared images")
     texts, families = drawable("\n".join(names))
     axes.set_yticks(range(len(names)), texts.split("\n"), fontfamily=families, parse_math=False)
+    low, high = axes.get_xlim()
+    axes.set_xlim(max(0.0, low), min(1.0, high))
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.grid(axis="x", color="#d7dbe0", linewidth=0.8)
@@ -81,9 +83,10 @@ def draw_curves(
             epochs, values = zip(*points, strict=True)
             axes.plot(
                 epochs, values, color=colour, linewidth=1.8, marker=marker if few else "",
-                markersize=4, label=drawable(names[row])[0],
+                markersize=4, clip_on=False, label=drawable(names[row])[0],
             )  # fmt: skip
-    axes.set(xlabel="epoch", ylabel="validation accuracy")
+    low, high = axes.get_ylim()
+    axes.set(xlabel="epoch", ylabel="validation accuracy", ylim=(max(0.0, low), min(1.0, high)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="#d7dbe0", linewidth=0.8)

@@ -64,12 +64,19 @@ class Axis:
         return self.begin + (self.end - self.begin) * (at - low) / (high - low)
 
 
-def axis_limits(values: Sequence[float], *, is_log: bool = False) -> tuple[float, float]:
-    """Return the limits of an axis that spans the values, with a margin on each side."""
+def axis_limits(
+    values: Sequence[float], *, is_log: bool = False, is_percent: bool = False
+) -> tuple[float, float]:
+    """Return the limits of an axis that spans the values, with a margin on each side.
+
+    With `is_percent`, the values are fractions, and the axis is within 0 to 100%.
+    """
     ends = [math.log(v) for v in values] if is_log else list(values)
     low, high = min(ends), max(ends)
     margin = 0.05 * (high - low) or max(0.05 * abs(low), 1e-3)
     low, high = low - margin, high + margin
+    if is_percent:
+        low, high = max(0.0, low), min(1.0, high)
     return (math.exp(low), math.exp(high)) if is_log else (low, high)
 
 
