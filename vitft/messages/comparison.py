@@ -8,6 +8,19 @@ from vitft.metrics.summary import Results
 from vitft.metrics.values import Interval
 from vitft.system.text import count, listing, p_equation, percent, points
 
+OWN_LABELS = (
+    "Runs with different fixes are each scored with their own labels, so their accuracies in the "
+    "table cannot be compared."
+)
+
+
+def accuracy_on_corrected_labels(run: str, fixed: str, command: str) -> str:
+    """Return the command for the accuracy of a run on the labels that another run has fixed."""
+    return (
+        f"For the accuracy of {run} on the corrected labels of the validation images of {fixed}: "
+        f"{command}"
+    )
+
 
 def more_accurate(letters: Sequence[str], difference: float, p: float, images: int) -> str:
     """Return which of two runs is more accurate, if either is, as a sentence without a full stop.

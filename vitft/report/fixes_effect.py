@@ -199,20 +199,14 @@ def fixes_steps(
     """
     if not any(effects):
         return []
-    notes = [
-        "Runs with different fixes are each scored with their own labels, so their accuracies in "
-        "the table cannot be compared."
-    ]
+    notes = [comparison.OWN_LABELS]
     for effect, pair in zip(effects, letters, strict=True):
         if effect is None or effect.is_cross_validated:
             continue
         without, fixed = pair if effect.is_second else pair[::-1]
         before, after = (runs[ord(letter) - ord("A")] for letter in (without, fixed))
         if command := evaluation_command(after, before):
-            notes.append(
-                f"For the accuracy of {without} on the corrected labels of the validation images "
-                f"of {fixed}: {command}"
-            )
+            notes.append(comparison.accuracy_on_corrected_labels(without, fixed, command))
     return notes
 
 
