@@ -16,8 +16,12 @@ from vitft.predict.validation import (
 )
 from vitft.report.decisions import undecided_findings
 from vitft.report.run_page import report_of_new_run
+from vitft.system.console import LogHandler
 from vitft.system.run_content import read_run_json
-from vitft.system.text import shell_join, shell_quote
+from vitft.system.text import labelled, shell_join, shell_quote
+
+ONE_LINE = 65
+"""Maximum number of characters of commands on one line."""
 
 
 def print_summary(
@@ -45,18 +49,25 @@ def print_summary(
         predictions = read_validation_predictions(run)
         groups = read_groups(run, len(predictions))
         if known := accuracy_without_copies(predictions, audit, groups):
-            rows.append(("Copies", f"accuracy {known}"))
+            output.detail(f"accuracy {known}")
         if undecided := undecided_findings(audit, settled_paths(config.data)):
             rows.append(("Review", f"{undecided}, in the report"))
     page = report_of_new_run(run)
     output.rows(rows, strong=rows[0][0])
+    if hidden := LogHandler.hidden:
+        output.note(labelled("Notes", f"{hidden:,} more: use -v"))
     output.rows([("Report", str(page)) if page else ("Run", str(run))])
     for line in detail_lines(results, found, train.layers, config.optim.epochs):
         output.detail(line)
     if status == "finished":
-        which = "" if is_latest else f" --run {folder}"
-        steps = [f"vitft predict{which} IMAGE ...", f"vitft export --safetensors{which}"]
-        if config.data.like:
-            steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))
-        for number, step in enumerate(steps):
-            output.note(f"{'' if number else 'Next':<11}{step}")
+        print_next(run, config, which="" if is_latest else f" --run {folder}")
+
+
+def print_next(run: Path, config: Config, *, which: str) -> None:
+    """Print commands that use a run; `which` is the option that selects it, or empty."""
+    steps = [f"vitft predict photo.jpg{which}", f"vitft export --safetensors{which}"]
+    if config.data.like:
+        steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))
+    line = "   ·   ".join(steps)
+    for number, step in enumerate([line] if len(line) <= ONE_LINE else steps):
+        output.note(labelled("" if number else "Next", step))

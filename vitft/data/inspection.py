@@ -23,6 +23,7 @@ from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
 from vitft.data.jpeg import decode_upright, header_oddities
 from vitft.data.loading import Pixels, in_order
 from vitft.data.parts import Part
+from vitft.system.console import NOTE
 from vitft.system.errors import DataError, ImageError
 from vitft.system.imports import missing_library_command
 from vitft.system.text import count
@@ -248,15 +249,26 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
     return f"{count(good, 'readable image')}{more}"
 
 
+MOST_NOTES = 3
+
+
 def log_inspection(inspected: InspectedFolder) -> None:
-    """Log a folder's notes, its unreadable files and the number of images with each remark."""
-    for text in inspected.folder.warnings:
-        log.warning(text)
-    for text in inspected.folder.notes:
-        log.info(text)
-    for path, reason in inspected.bad[:10]:
-        log.warning(f"skipped {path}: {reason}")
+    """Log a folder's notes, its unreadable files and the number of images with each remark.
+
+    Without `-v`, notes are shown only as long as there are at most `MOST_NOTES` lines, those with a
+    setting first, because the user may have to change it. The others are counted.
+    """
+    bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
     if len(inspected.bad) > 10:
-        log.warning(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")
-    for kind, number in sorted(inspected.odd.items()):
-        log.info(f"{kind}: {count(number, 'image')}")
+        bad.append(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")
+    warnings = (*inspected.folder.warnings, *bad)
+    for text in warnings:
+        log.warning(text)
+    odd = (f"{kind}: {count(number, 'image')}" for kind, number in sorted(inspected.odd.items()))
+    harmless = [text for text in inspected.folder.notes if "no action is needed" in text]
+    notes = [text for text in (*inspected.folder.notes, *odd) if text not in harmless]
+    notes.sort(key=lambda text: "--" not in text)
+    for text in harmless:
+        log.debug(text)
+    for number, text in enumerate(notes, start=len(warnings)):
+        log.log(logging.INFO if number < MOST_NOTES else NOTE, text)

@@ -2,6 +2,7 @@
 
 from vitft.config.sections import layers_text
 from vitft.messages.results import (
+    WIDE,
     chance_clause,
     difference_text,
     estimate_text,
@@ -64,7 +65,9 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
         rows.append(("Weakest", _weakest(results.weakest[0], results)))
     if results.growth:
         low, high = (100 * end for end in results.growth)
-        rows.append(("More data", f"twice as many would add {low:.1f} to {high:.1f} points"))
+        digits = 0 if high - low > 100 * WIDE else 1
+        gain = f"{low:.{digits}f} to {high:.{digits}f} points"
+        rows.append(("More data", f"twice as many would add {gain}"))
     return rows
 
 

@@ -30,6 +30,7 @@ PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
 QUIET_S = 1.5  # seconds after which a step without a count is shown
 MEASURED_S = 3.0  # seconds of progress on which the first estimate of the time left rests
 WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
+NOTE = 15  # level of log records that are shown with -v, and otherwise counted
 HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
 
@@ -120,9 +121,16 @@ class LogHandler(logging.Handler):
     """Handler that prints log records to stderr, with control characters escaped."""
 
     is_silent = False
+    shown = logging.INFO
+    """Level from which records are shown."""
+    hidden = 0
+    """Number of notes that were not shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record on one line; rich is imported only for a terminal."""
+        if record.levelno < self.shown:
+            LogHandler.hidden += 1
+            return
         is_warning = record.levelno >= logging.WARNING
         text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
@@ -140,7 +148,8 @@ def show_log(level: int = logging.INFO) -> None:
     progress. A second call only sets the level.
     """
     logger = logging.getLogger("vitft")
-    logger.setLevel(level)
+    logger.setLevel(NOTE if level == logging.INFO else level)
+    LogHandler.shown, LogHandler.hidden = level, 0
     if not is_shown():
         logger.addHandler(LogHandler())
         logger.propagate = False  # handlers of the root logger would print each line again
@@ -250,8 +259,9 @@ def spinner(label: str) -> "Bar":
 class Progress:
     """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
-    `level` is that of the line at the end. `total` is None if it is unknown. `done` is the number
-    of units that an interrupted run has done; the rate does not count them.
+    `level` is that of the line at the end, which is a detail if the task took less than
+    `PLAIN_INTERVAL_S` seconds. `total` is None if it is unknown. `done` is the number of units that
+    an interrupted run has done; the rate does not count them.
     """
 
     def __init__(
@@ -307,7 +317,8 @@ class Progress:
         if self.live:
             self.bar.stop()
         if self.done > self.before:
-            log.log(self.level, self.line(final=True))
+            is_long = time.monotonic() - self.started >= PLAIN_INTERVAL_S
+            log.log(self.level if is_long else logging.DEBUG, self.line(final=True))
 
     def advance(self, count: int = 1, **metrics: str) -> None:
         """Add `count` to the number of units done, and show metrics such as loss="0.42"."""

@@ -154,7 +154,8 @@ def load_data_and_model(
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
     trained = count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
-    layers = layers_text(config.train.stages[0])
+    stage = config.train.stages[0]
+    layers = "a classifier" if stage == "head" else layers_text(stage)
     device = describe_device(pipeline.device)
     log.info(labelled("Training", f"{layers} on {device} in {precision}"))
     share = f"{most}{trained:,} of {total:,} parameters"

@@ -233,8 +233,8 @@ def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int |
     if choice == "keep" and not has_pre_logits:
         raise WeightsError(
             f"{weights.name} has no pre_logits layer to keep",
-            fix='use pre_logits="drop", or weights that have the layer, e.g. '
-            "vit_base_patch16_224_in21k",
+            fix='use --set weights.pre_logits=drop (in Python: pre_logits="drop"), or weights that '
+            "have the layer, e.g. vit_base_patch16_224_in21k",
         )
     if choice == "drop" and has_pre_logits and keeps_head:
         raise WeightsError(

@@ -19,7 +19,7 @@ from vitft.system.files import (
     resource,
     weight_format,
 )
-from vitft.system.near_paths import path_fix
+from vitft.system.near_paths import near_paths, path_fix
 from vitft.system.text import count, listing, shell_quote
 
 FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
@@ -84,7 +84,9 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     if file_and_part(path)[0].exists():
         return check_weight_file(path)
     is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
-    if not is_name or name.endswith(os.sep) or path.suffix.lower() in FILE_SUFFIXES:
+    is_misspelt = bool(path.suffix and near_paths(path, may_be_weights))
+    is_file = path.suffix.lower() in FILE_SUFFIXES or is_misspelt
+    if not is_name or name.endswith(os.sep) or is_file:
         raise WeightsError(
             f"weights not found: {path}",
             fix=path_fix(
