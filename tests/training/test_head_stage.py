@@ -1,6 +1,7 @@
 """Runs whose head may read several blocks: training, prediction, export and continued training."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitft.metrics import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
 from vitft.models import VisionTransformer, load_backbone, load_checkpoint
 from vitft.predict import NumpyEngine, Predictor
 from vitft.system import percent
+from vitft.system.console import show_log
 from vitft.training import run_finetuning
 
 Choose = Callable[[str], None]
@@ -99,9 +101,11 @@ def test_features_of_the_last_block_are_shared_with_runs_that_read_no_others(
     train(home, "several")
     capsys.readouterr()
 
+    show_log(logging.DEBUG)
     train(home, "one", head_blocks=1)
+    show_log()
 
-    assert "extracting features" not in capsys.readouterr().err
+    assert "checking images: 36/36" in capsys.readouterr().err
 
 
 def test_other_libraries_get_the_head_on_the_last_block_with_its_accuracy(

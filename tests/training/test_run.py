@@ -14,6 +14,7 @@ from vitft.config import config_from_table, read_toml
 from vitft.models import load_checkpoint
 from vitft.predict import Predictor
 from vitft.system import DivergedError
+from vitft.system.console import show_log
 from vitft.training import Result, run_finetuning
 
 
@@ -241,9 +242,12 @@ def test_a_second_run_extracts_nothing_and_has_the_same_results(
     cache = {"cache": str(tmp_path / "cache")}
     first = run_it(image_folder, tiny_weights, tmp_path / "one", train=cache)
     capsys.readouterr()
+    show_log(logging.DEBUG)
     second = run_it(image_folder, tiny_weights, tmp_path / "two", train=cache)
+    show_log()
 
     log = capsys.readouterr().err
+    assert "checking images: 30/30" in log
     assert "extracting features" not in log
     assert first.figures | {"seconds": 0} == second.figures | {"seconds": 0}
 

@@ -351,7 +351,7 @@ def test_latest_resumes_the_run_that_has_not_finished(
     images = (stopped / "split.csv").read_text().count(",train")
     capsys.readouterr()
 
-    assert main(["finetune", "--resume", "runs/latest"]) == 0
+    assert main(["finetune", "--resume", "runs/latest", "-v"]) == 0
 
     printed = capsys.readouterr().err
     assert f"resuming the most recent run that has not finished: {stopped}" in printed

@@ -124,7 +124,8 @@ def compute_views(
         RunError, ResourceError: The cache cannot be written, or a process was lost.
     """
     files = group.shard([File(row.path, row.label) for row in rows], UNIT)
-    with console.Progress(what, len(files) * len(views)) as progress:
+    before, total = extractor.computed, len(files) * len(views)
+    with console.Progress(what, total) as progress:
         for view in views:
             try:
                 extractor.compute(
@@ -136,6 +137,10 @@ def compute_views(
                 )
             except ImageError as error:
                 raise vanished_error(error) from error
+        if computed := extractor.computed - before:
+            progress.skip(total - computed)
+        else:
+            progress.label = "reading cached features"
     for view in views:
         share_rows(extractor, [row.sha256 for row in rows], view, group)
 

@@ -92,7 +92,7 @@ def cache() -> Iterator[str]:
         f"{FINETUNE} five {blocks} --set train.views=2",
         f"{FINETUNE} six {blocks} --set train.views=2",
     ):
-        (text,) = all_shown(line)
+        (text,) = all_shown(f"{line} -v")
         about = re.findall(
             r"^(?:\$|.*(?:cach(?:ed|ing|e:)|features |checking )|\[exit).*", text, re.M
         )
