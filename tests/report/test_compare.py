@@ -312,7 +312,7 @@ def test_json_contains_the_conclusions_of_the_terminal(
 
     assert main(["compare", "good", "poor", "--format", "json", "--out", "j.html"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert main(["compare", "good", "poor", "--out", "page.html"]) == 0
+    assert main(["compare", "good", "poor", "--out", "page.html", "-v"]) == 0
     printed = capsys.readouterr()
 
     structured(answer, ComparisonResults)

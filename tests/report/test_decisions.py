@@ -172,8 +172,8 @@ def test_a_check_writes_a_page_beside_the_table_and_overwrites_nothing(
     assert main(["check", str(data)]) == 0
 
     printed = capsys.readouterr()
-    assert "page: found/check.html shows the images" in printed.out
-    assert "page: check-2.html shows the images" in printed.out
+    assert "found/check.html: choose and save" in printed.out
+    assert "check-2.html: choose and save" in printed.out
     assert (here / "check.html").read_text() == "mine"
     page = check_harmless((here / "found" / "check.html").read_text())
     assert "1 group of duplicates , 76 unusual images , 1 unreadable file in 77" in page.text

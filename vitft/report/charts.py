@@ -159,10 +159,13 @@ def overlaid_curves(
     return with_y_axis(label, axis, series, title=title, is_percent=is_percent)
 
 
-def score_bar(name: str, value: float, bounds: Interval | None, baseline: float | None) -> str:
+def score_bar(
+    name: str, value: float, bounds: Interval | None, baseline: float | None, marks: str = ""
+) -> str:
     """Return a bar from 0 to 100% with a mark at a value, its interval and, if given, a baseline.
 
-    Positions are percentages, so that the bar has the width of its container.
+    Positions are percentages, so that the bar has the width of its container. With `marks`, the
+    name of the baseline, the ends of the bar and the baseline are labelled.
     """
     label, parts = f"{name} {percent(value)}", [bar_part("track", 0, 100, "%", 6, 12)]
     if bounds:
@@ -173,7 +176,17 @@ def score_bar(name: str, value: float, bounds: Interval | None, baseline: float 
         label += f", baseline {percent(baseline)}"
         parts.append(bar_part("f-second", min(99.0, 100 * baseline), 3, "", 1, 22))
     parts.append(bar_part("f-accent", min(99.0, 100 * value), 4, "", 1, 22))
-    return f'<svg class="score-bar" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    look = "score-bar marked" if marks else "score-bar"
+    if marks:
+        at = 100 * (baseline or 0.0)
+        anchor = "start" if at < 35 else "end" if at > 65 else "middle"
+        labels = [(0.0, "start", "0%")] * (at >= 35) + [(100.0, "end", "100%")] * (at <= 65)
+        parts += [
+            f'<text x="{x:.2f}%" y="40" text-anchor="{side}" aria-hidden="true">'
+            f"{escape(text)}</text>"
+            for x, side, text in [*labels, (at, anchor, marks)]
+        ]
+    return f'<svg class="{look}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from vitft.messages.results import (
     baseline_text,
-    estimate_text,
+    difference_text,
     how_measured,
     measured_on,
+    rough_percent,
     verdict,
     weak_text,
 )
@@ -16,50 +17,38 @@ from vitft.predict.validation import (
     ValidationPrediction,
     least_confident,
     mistakes,
-    most_confident,
 )
 from vitft.report import charts
-from vitft.report.advice import training_images
 from vitft.report.run_files import Run, Thumbnails
-from vitft.system.text import count, interval, percent
+from vitft.system.text import interval
 
-MAX_EXAMPLES = 4
-"""Maximum number of example images in a row."""
+MAX_EXAMPLES = 8
+"""Maximum number of example images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The accuracy of a run, or the mean average precision of a multi-label run."""
 
-    name: str
     value: str
     interval: str
+    what: str
+    """What the value is, e.g. `of new images are classified correctly`."""
     how: str
     """How it was measured, e.g. `, cross-validated on 36 images`."""
-    others: Sequence[str]
-    """The supporting estimates."""
-    baseline: str
-    """Name and value of the baseline."""
     bar: str
     """SVG of the value, its interval and the baseline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Weakest:
     """The class with the lowest recall, or the label with the lowest average precision."""
 
     name: str
     text: str
     """The measure, its value, the images on which it was measured and the most frequent mistake."""
-    meaning: str
-    """Sentence on what the measure means."""
-    trained: str
-    """Number of training images of the class."""
-    is_clear: bool
-    """Whether the interval of a recall is below the overall accuracy; always set for labels."""
     is_cross_validated: bool
     """Whether the recall was measured in cross-validation instead of on the validation images."""
-    bar: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +78,8 @@ class FirstScreen:
     weakest: Weakest | None
     no_weakest: str
     """Reason why no weakest class is named; empty if one is named."""
+    difference: str
+    """Sentence on images that are harder or easier than the others, or empty."""
     examples: Sequence[ExampleRow]
 
 
@@ -102,6 +93,7 @@ def first_screen(run: Run, thumbnails: Thumbnails) -> FirstScreen:
         score=score_of(run.results),
         weakest=weakest,
         no_weakest="" if weakest else reason_without_weakest(run),
+        difference=difference_text(run.results),
         examples=example_rows(run, thumbnails),
     )
 
@@ -111,38 +103,24 @@ def score_of(results: Results) -> Score | None:
     one = results.headline
     if one is None:
         return None
+    value, what = rough_percent(one), "of new images are classified correctly"
     return Score(
-        name=one.measure,
-        value=percent(one.value),
-        interval=interval(one.interval),
+        value=value,
+        interval=interval(one.interval, int("." in value)),
+        what=what if one.measure == "accuracy" else one.measure,
         how=how_measured(one),
-        others=[*map(estimate_text, results.supporting)],
-        baseline=baseline_text(one),
-        bar=charts.score_bar(one.measure, one.value, one.interval, one.baseline),
+        bar=charts.score_bar(
+            one.measure, one.value, one.interval, one.baseline, marks=baseline_text(one)
+        ),
     )
 
 
 def weakest_of(run: Run) -> Weakest | None:
     """Return the weakest class or label of a run, or None if none can be named."""
-    accuracy = run.results.estimate(run.results.weakest[0].kind) if run.results.weakest else None
-    if len(run.classes) < 2 or accuracy is None:
+    if len(run.classes) < 2 or not run.results.weakest:
         return None
     worst = run.results.weakest[0]
-    meaning = "Recall is the fraction of images of the class that are classified correctly"
-    if worst.measure == "average precision":
-        meaning = (
-            "It is 100% if all images with the label have a higher probability than all others"
-        )
-    return Weakest(
-        name=worst.name,
-        text=weak_text(worst),
-        meaning=meaning,
-        trained=count(training_images(run)[worst.name], "training image"),
-        is_clear=worst.measure == "average precision"
-        or bool(worst.interval and worst.interval[1] < accuracy.value),
-        is_cross_validated=worst.kind == "cross-validation",
-        bar=charts.score_bar(worst.measure, worst.value, worst.interval, None),
-    )
+    return Weakest(worst.name, weak_text(worst), worst.kind == "cross-validation")
 
 
 def weakest_sentence(run: Run) -> str:
@@ -165,24 +143,21 @@ def reason_without_weakest(run: Run) -> str:
 
 
 def example_rows(run: Run, thumbnails: Thumbnails) -> list[ExampleRow]:
-    """Return rows of wrong, doubtful and right predictions; images without thumbnails are left out.
+    """Return the most confident mistakes, or else the right predictions of the lowest confidence.
 
-    The right predictions are the most confident ones, at most one per class, and the doubtful ones
-    are right, but with the lowest confidence.
+    Images without thumbnails are left out.
     """
     kinds = (
-        ("wrong", "Wrong, most confident first", mistakes(run.predictions)),
+        ("wrong", "Mistakes, most confident first", mistakes(run.predictions)),
         (
             "doubtful",
             "Right, but with the lowest confidence",
-            least_confident(run.predictions, per_class=1, most=2 * MAX_EXAMPLES),
+            least_confident(run.predictions, per_class=2, most=2 * MAX_EXAMPLES),
         ),
-        ("right", "Right", most_confident(run.predictions, most=2 * MAX_EXAMPLES)),
     )
-    rows = []
     for kind, title, predictions in kinds:
         shown = [one for one in predictions[:60] if run.thumbnail(one.sha256)][:MAX_EXAMPLES]
-        examples = [Example(one, thumbnails.get(one.sha256)) for one in shown]
-        if examples:
-            rows.append(ExampleRow(kind, title, examples))
-    return rows
+        if shown:
+            examples = [Example(one, thumbnails.get(one.sha256)) for one in shown]
+            return [ExampleRow(kind, title, examples)]
+    return []

@@ -22,7 +22,7 @@ from vitft.report.chart_sections import (
     penalty_section,
 )
 from vitft.report.charts import score_bar
-from vitft.report.decisions import MAX_FINDINGS
+from vitft.report.decisions import MAX_FINDINGS, undecided_numbers
 from vitft.report.first_screen import first_screen
 from vitft.report.html import render
 from vitft.report.palette import NUM_SHADES
@@ -119,7 +119,7 @@ def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
     thumbnails, counts = Thumbnails([run]), cross_validated_counts(run)
-    budget = run.measured.get("budget")
+    budget, decisions = run.measured.get("budget"), run_decisions(run, thumbnails)
     return {
         "name": run.name,
         "root": run.root_uri,
@@ -144,7 +144,8 @@ def run_page(run: Run) -> dict[str, object]:
         "least_confident": least_confident(run.predictions, per_class=3, most=60),
         "classes": class_rows(run),
         "audit": run.audit,
-        "decisions": run_decisions(run, thumbnails),
+        "decisions": decisions,
+        "review": review_text(run) if decisions else "",
         "max_findings": MAX_FINDINGS,
         "unchecked": unchecked(run),
         "charts": {
@@ -160,6 +161,15 @@ def run_page(run: Run) -> dict[str, object]:
         "digests": digests(run),
         "config": run.config_text.splitlines(),
     }
+
+
+def review_text(run: Run) -> str:
+    """Return the text of the button that leads to the findings of the data audit."""
+    labels, groups = undecided_numbers(run.audit)
+    verb = "See" if run.several else "Review"
+    if labels:
+        return f"{verb} {count(labels, 'label')}"
+    return f"{verb} {count(groups, 'duplicate')}" if groups else f"{verb} the findings"
 
 
 def unchecked(run: Run) -> str:
