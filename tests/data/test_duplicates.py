@@ -48,6 +48,23 @@ def test_a_copy_is_recognised_after(change: Callable[[Image.Image], Image.Image]
     assert found == [(seed, seed + 8) for seed in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("across", "down"), [(0.04, 0.0), (0.0, 0.04), (0.03, 0.02)], ids=["wide", "high", "both"]
+)
+def test_a_copy_is_recognised_without_a_few_percent_of_both_edges(
+    across: float, down: float
+) -> None:
+    def stretched(image: Image.Image) -> Image.Image:
+        x, y = round(across * image.width), round(down * image.height)
+        return image.crop((x, y, image.width - x, image.height - y)).resize(image.size)
+
+    scenes = [scene(seed) for seed in range(24)]
+
+    found = near_pairs(sketches(*scenes, *(stretched(image) for image in scenes)))
+
+    assert found == [(seed, seed + 24) for seed in range(24)]
+
+
 def test_known_images_find_the_same_copies_as_pairs() -> None:
     scenes = [scene(seed) for seed in range(40)]
     changed = [read(encoded(trimmed(image), 60)) for image in scenes[::4]]

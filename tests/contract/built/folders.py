@@ -73,13 +73,6 @@ def smooth(path: Path, seed: int) -> None:
     Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC).save(path, quality=95)
 
 
-def many_classes(folder: Path) -> None:
-    """Draw two or three images of each of 40 classes."""
-    for number in range(40):
-        for image in range(2 + number % 2):
-            draw(folder / "p" / f"class{number:02}" / f"{image}.jpg")
-
-
 def wrong_label(folder: Path) -> None:
     """Draw 15 images of each class, and one of cat that is called dog."""
     for path in (*expand("p/cat/{0-14}.jpg"), *expand("p/dog/{0-14}.jpg"), "p/cat/15.jpg"):
