@@ -1,0 +1,121 @@
+"""What Weights & Biases is told of a run, by a module of its name that records the calls."""
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import draw_folder
+from vitft.cli.main import main
+from vitft.training import CLIENTS, TrackedRun
+
+
+class Recorded(ModuleType):
+    """The parts of wandb that are used; the service has `step` steps of a run that is resumed."""
+
+    def __init__(self, mode: str = "online", *, step: int = 0, is_known: bool = True) -> None:
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.mode, self.step, self.is_known = mode, step, is_known
+        self.started: list[dict[str, Any]] = []
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.summary: dict[str, Any] = {}
+        self.ended: list[int] = []
+
+    def setup(self) -> SimpleNamespace:
+        return SimpleNamespace(settings=SimpleNamespace(mode=self.mode))
+
+    def login(self, *, prompt: bool) -> bool:
+        assert not prompt
+        return self.is_known
+
+    def Settings(self, **_: Any) -> None:
+        return None
+
+    def init(self, **facts: Any) -> SimpleNamespace:
+        self.started.append(facts)
+        return SimpleNamespace(
+            url="https://wandb.test/run",
+            step=self.step,
+            resumed=self.step > 0,
+            summary=self.summary,
+            log=lambda values, *, step: self.points.append((step, values)),
+            finish=lambda *, exit_code: self.ended.append(exit_code),
+        )
+
+
+def train(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, weights: Path, *more: str, **facts: Any
+) -> tuple[int, Recorded]:
+    """Train on three classes of seven images, and return the exit code and what was recorded."""
+    wandb = Recorded(**facts)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    draw_folder(folder / "few", per_class=7)
+    options = ["--train", "all", "--epochs", "3", "--batch-size", "2", "--tracker", "wandb", *more]
+    options += [
+        "--data",
+        f"{folder / 'few'}",
+        "--weights",
+        f"{weights}",
+        "--out",
+        f"{folder / 'x'}",
+    ]
+    return main(["finetune", *options, "--device", "cpu"]), wandb
+
+
+def test_a_run_logs_its_settings_steps_epochs_and_results(
+    tmp_path: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, wandb = train(monkeypatch, tmp_path, tiny_weights)
+
+    (begun,) = wandb.started
+    log = [json.loads(line) for line in (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()]
+    assert (code, wandb.ended) == (0, [0])
+    assert (begun["name"], begun["config"]["optim.epochs"]) == ("x", 3)
+    assert [step for step, values in wandb.points if "loss" in values] == [10, 20]
+    assert [(step, values["val_loss"]) for step, values in wandb.points if "epoch" in values] == [
+        (9 * line["epoch"], line["val_loss"]) for line in log
+    ]
+    results = json.loads((tmp_path / "x" / "eval.json").read_text())
+    assert (wandb.summary["status"], wandb.summary["final/top1"]) == ("finished", results["top1"])
+    assert "https://wandb.test/run" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_marked_as_failed_and_has_no_results(
+    tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, wandb = train(monkeypatch, tmp_path, tiny_weights, "--lr", "1e30", mode="offline")
+
+    assert code != 0
+    assert wandb.ended == [1]
+    assert wandb.summary == {"status": "failed"}
+
+
+def test_without_a_login_no_run_is_started(
+    tmp_path: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, wandb = train(monkeypatch, tmp_path, tiny_weights, is_known=False)
+
+    assert (code, wandb.started) == (2, [])
+    assert "wandb login" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_resumed_run_keeps_its_id_and_goes_on_after_the_last_step_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", Recorded(step=15))
+
+    found = CLIENTS["wandb"]().start(TrackedRun(folder=tmp_path, settings={}, id="abc"))
+
+    assert (found.id, found.last_moment) == ("abc", 2 * 14 + 1)  # steps 0 to 14, with an epoch
