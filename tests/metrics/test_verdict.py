@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from tests.metrics.test_chance import results
-from vitft.messages import needed_budget, selected_epoch, verdict
+from vitft.messages import headline_text, needed_budget, selected_epoch
 from vitft.metrics import Results, RunResults, wilson_interval
 
 
@@ -47,13 +47,14 @@ LABELS = {"map": 0.9, "map_interval": (0.8, 0.95), "chance_map": 0.3, "per_label
 def test_few_validation_images_yield_to_cross_validation_on_many() -> None:
     lucky = crossed([[15, 1], [2, 15]], right=172, scored=202)
 
-    assert verdict(Results.of(lucky)) == (
-        "About 15% of new images will be misclassified (11 to 20%, cross-validated on 202 images)."
+    assert headline_text(Results.of(lucky)) == (
+        "85% of new images are classified correctly (95% CI 80 to 89%), cross-validated on 202 "
+        "images."
     )
     perfect = crossed([[16, 0], [0, 17]], right=202, scored=202)
-    assert verdict(Results.of(perfect)) == (
-        "All 202 images were classified correctly in cross-validation, but up to 2% of new images "
-        "may be misclassified."
+    assert headline_text(Results.of(perfect)) == (
+        "100.0% of new images are classified correctly (95% CI 98.1 to 100.0%), cross-validated on "
+        "202 images."
     )
 
 

@@ -7,6 +7,7 @@ from vitft.messages.results import (
     difference_text,
     estimate_text,
     measured_on,
+    rough_interval,
     rough_percent,
 )
 from vitft.messages.training import (
@@ -108,9 +109,8 @@ def detail_lines(results: Results, found: RunResults, layers: str, planned: int)
 
 def _quoted(one: Estimate) -> str:
     """Return e.g. `94.3% (95% CI 92.9 to 95.5%), cross-validated on 1,200 images`."""
-    value = rough_percent(one)
-    within = f" (95% CI {interval(one.interval, int('.' in value))})" if one.interval else ""
-    return f"{value}{within}{_on(one)}"
+    within = f" (95% CI {rough_interval(one)})" if one.interval else ""
+    return f"{rough_percent(one)}{within}{_on(one)}"
 
 
 def _on(one: Estimate) -> str:

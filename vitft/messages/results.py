@@ -41,37 +41,15 @@ def baseline_text(one: Estimate) -> str:
     return "" if one.baseline is None else f"{name}: {percent(one.baseline)}"
 
 
-def verdict(results: Results) -> str:
-    """Return a sentence that states how many new images the model will probably misclassify.
-
-    Another sentence follows if other images are harder or easier (`difference_text`). In a
-    multi-label run, an image with a label that is missing or wrong counts as misclassified.
-    """
-    one = results.exact or results.headline
-    if one is None:
-        return ""
-    if clause := chance_clause(results):
-        return f"This model {clause}."
-    differs = f" {difference_text(results)}".rstrip()
-    least, most = (1 - bound for bound in reversed(one.interval or (0.0, 1.0)))
-    wrong = round(1 - one.value, 9)  # 7.5% is rounded up, also where it is 7.4999...%
-    digits = 0 if wrong >= 0.01 else 1
-    if wrong == 0 and not results.exact:
-        where = " in cross-validation" if one.kind == "cross-validation" else ""
-        return (
-            f"All {measured_on(one)} were classified correctly{where}, but up to "
-            f"{percent(most, 0 if most >= 0.01 else 1)} of new images may be misclassified."
-            f"{differs}"
-        )
-    how = ""
-    if one.kind != "validation":
-        how = how_measured(one).removesuffix(", evaluated once")
-        how = f",{how.removeprefix(',')}"
-    elif results.selected_on_validation:
-        how = ", probably more, because the epoch was selected on the same images"
-    what = "get wrong labels" if results.exact else "be misclassified"
-    bounds = interval([least, most], digits)
-    return f"About {percent(wrong, digits)} of new images will {what} ({bounds}{how}).{differs}"
+def headline_text(results: Results) -> str:
+    """Return the number to quote in a sentence, or that the model is at chance level."""
+    one = results.headline
+    if one is None or (clause := chance_clause(results)):
+        return f"At chance level: this model {clause}." if one else ""
+    within = f" (95% CI {rough_interval(one)})" if one.interval else ""
+    what = "of new images are classified correctly" if not results.exact else one.measure
+    text = f"{rough_percent(one)} {what}{within}{how_measured(one)}."
+    return f"{text} {difference_text(results)}".strip()
 
 
 def growth_text(gain: Interval | None) -> str:
@@ -100,6 +78,11 @@ def rough_percent(one: Estimate) -> str:
     """Return the value, without decimals if its interval is wide."""
     low, high = one.interval or (0.0, 1.0)
     return percent(one.value, 0 if high - low > WIDE else 1)
+
+
+def rough_interval(one: Estimate) -> str:
+    """Return the interval with as many decimals as `rough_percent`."""
+    return interval(one.interval, int("." in rough_percent(one)))
 
 
 def chance_clause(results: Results) -> str:

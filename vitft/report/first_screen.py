@@ -1,15 +1,16 @@
-"""First screen of a run's page: a verdict, one number, example images and the weakest class."""
+"""First screen of a run's page: one number, example images and the weakest class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.messages.results import (
     baseline_text,
+    chance_clause,
     difference_text,
     how_measured,
     measured_on,
+    rough_interval,
     rough_percent,
-    verdict,
     weak_text,
 )
 from vitft.metrics.summary import Results
@@ -20,7 +21,6 @@ from vitft.predict.validation import (
 )
 from vitft.report import charts
 from vitft.report.run_files import Run, Thumbnails
-from vitft.system.text import interval
 
 MAX_EXAMPLES = 8
 """Maximum number of example images."""
@@ -72,8 +72,8 @@ class ExampleRow:
 class FirstScreen:
     """Content of the first screen; parts without data are None or empty."""
 
-    verdict: str
-    is_at_chance: bool
+    chance: str
+    """Clause on a model at chance level; otherwise empty."""
     score: Score | None
     weakest: Weakest | None
     no_weakest: str
@@ -85,11 +85,10 @@ class FirstScreen:
 
 def first_screen(run: Run, thumbnails: Thumbnails) -> FirstScreen:
     """Return the content of the first screen of a run's page."""
-    is_at_chance = run.results.at_chance is not None
-    weakest = None if is_at_chance else weakest_of(run)
+    chance = chance_clause(run.results)
+    weakest = None if chance else weakest_of(run)
     return FirstScreen(
-        verdict=verdict(run.results),
-        is_at_chance=is_at_chance,
+        chance=chance,
         score=score_of(run.results),
         weakest=weakest,
         no_weakest="" if weakest else reason_without_weakest(run),
@@ -103,11 +102,11 @@ def score_of(results: Results) -> Score | None:
     one = results.headline
     if one is None:
         return None
-    value, what = rough_percent(one), "of new images are classified correctly"
+    what = "of new images are classified correctly" if one.measure == "accuracy" else one.measure
     return Score(
-        value=value,
-        interval=interval(one.interval, int("." in value)),
-        what=what if one.measure == "accuracy" else one.measure,
+        value=rough_percent(one),
+        interval=rough_interval(one),
+        what=what,
         how=how_measured(one),
         bar=charts.score_bar(
             one.measure, one.value, one.interval, one.baseline, marks=baseline_text(one)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.thumbnail import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
-from vitft.messages.results import verdict
+from vitft.messages.results import headline_text
 from vitft.predict.prediction import Prediction
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
@@ -124,7 +124,7 @@ def result_card(folder: Path) -> str:
     return notebook_part(
         "result",
         name=run.name,
-        lead=verdict(run.results) if with_classes else "",
+        lead=headline_text(run.results) if with_classes else "",
         figures=key_figures(run),
         texts=[text for text in texts if text],
         call=f'vitft.load({str(folder)!r}).predict("photo.jpg")' if has_results else "",
