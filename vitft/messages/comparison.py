@@ -127,7 +127,7 @@ def cross_validated_difference(images: int, accuracies: Sequence[float], p: floa
 
 
 def result_notes(
-    runs: Sequence[Results], *, head_only: Sequence[bool], compared: bool
+    runs: Sequence[Results], *, head_only: Sequence[bool], compared: bool, fitted: bool
 ) -> list[str]:
     """Return sentences about the numbers of each run that a comparison must not hide.
 
@@ -135,6 +135,7 @@ def result_notes(
         runs: Numbers of each run.
         head_only: Whether only the head of a run was cross-validated before further training.
         compared: Whether any images are compared.
+        fitted: Whether the thresholds of labels were fitted to these images.
     """
     labelled = list(zip(ascii_uppercase, runs, strict=False))
     notes = list[str]()
@@ -149,6 +150,13 @@ def result_notes(
             notes.append(f"The test images of {letter} are not compared: {text}.")
     if any(run.exact for run in runs):
         notes.append("An image counts as correct only if exactly its labels are predicted.")
+        exact = [(letter, run.exact) for letter, run in labelled if run.exact]
+        each = listing(f"{letter} has {percent(one.value)}" for letter, one in exact)
+        if fitted:
+            notes.append(
+                "The thresholds of the labels were fitted to these images, so the accuracies are "
+                f"slightly optimistic. Without each image in the fit, {each}."
+            )
     if compared and (letters := [a for a, run in labelled if run.selected_on_validation]):
         notes.append(
             f"The best epoch of {listing(letters)} was selected on these images, which is a slight "

@@ -47,6 +47,7 @@ def comparison_notes(
             for run in runs
         ],
         compared=common > len(relabelled),
+        fitted=common > len(relabelled) and not runs[0].is_evaluation,
     )
     return [*filter(None, notes)]
 
