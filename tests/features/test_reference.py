@@ -52,6 +52,29 @@ def test_the_reference_is_saved_with_the_run_and_read_back(
     features = drawn(50, seed=6)
     assert found.distances(features) == pytest.approx(reference.distances(features), rel=1e-5)
     assert read_reference(tmp_path / "elsewhere", 12, MODEL) is None
+    alone = reference.arrays() | {"means": reference.means[:1]}
+    np.savez_compressed(tmp_path / REFERENCE_FILE, **alone)
+    assert (one := read_reference(tmp_path, 12, MODEL)) is not None
+    assert len(one.means) == 1
+
+
+@pytest.mark.parametrize(
+    ("flagged", "words"),
+    [
+        (None, ""),
+        ((0.0, 0.19), "usually go unnoticed (0% to 19% are flagged)"),
+        ((0.1, 0.1), "usually go unnoticed (10% are flagged)"),
+        ((0.0, 0.2), "0% to 20% are flagged, depending on the class"),
+        ((0.5, 1.0), "50% to 100% are flagged, depending on the class"),
+    ],
+)
+def test_how_many_images_of_unknown_classes_are_noticed(
+    reference: Reference, flagged: tuple[float, float] | None, words: str
+) -> None:
+    found = replace(reference, unknown=flagged).power()
+
+    assert words in found
+    assert bool(found) == bool(words)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,20 @@ def test_similar_runs_are_suggested(here: Path, given: str, suggested: str) -> N
     assert "notes" not in fix
 
 
+def test_runs_elsewhere_are_counted_only_where_the_usual_folder_has_none(here: Path) -> None:
+    for name in ("one", "two", "three"):
+        (here / "mine" / name).mkdir(parents=True)
+        (here / "mine" / name / "config.toml").write_text("")
+
+    usual = suggest_runs("mine/birds", otherwise="train first")
+    (here / "runs").rename(here / "old")
+    alone = suggest_runs("mine/birds", otherwise="train first")
+
+    assert usual.startswith("choose from 2 runs")
+    assert alone.startswith("choose from 3 runs")
+    assert suggest_runs("birds", otherwise="train first") == "train first"
+
+
 def started(folder: Path, *, status: str = "", time: int = 0) -> Path:
     """Write the files of a run that has begun, and its status unless it is empty."""
     folder.mkdir(parents=True)

@@ -303,3 +303,8 @@ def unfit(folder: Path) -> None:
     (folder / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     (folder / "page.safetensors").write_text("<!DOCTYPE html><html>")
     (folder / "empty.npz").write_bytes(b"")
+
+
+def deep(folder: Path) -> None:
+    """Write deep.safetensors, a model of eight blocks."""
+    save_file(VisionTransformer(replace(CONFIG, depth=8)).state_dict(), folder / "deep.safetensors")

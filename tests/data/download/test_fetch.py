@@ -216,7 +216,11 @@ def test_a_part_of_another_version_is_downloaded_again(
     ("faults", "said"),
     [
         pytest.param(["404"], "the server responded with 404", id="404 at once"),
-        pytest.param(["503"] * 3, "the server responded with 503", id="busy for ever"),
+        *(
+            pytest.param([code] * 3, f"the server responded with {code}", id=f"{code} again")
+            for code in ("408", "425", "429", "500", "503")
+        ),
+        pytest.param(["403"], "the server responded with 403", id="403 at once"),
         pytest.param(["drip"] * 3, "within 0.4 s", id="a byte at a time"),
     ],
 )

@@ -129,6 +129,7 @@ def reason(url: str, **limits: float) -> str:
 def test_an_address_brings_its_bytes(site: str) -> None:
     assert fetch_image(f"{site}/good/x.jpg", LOCAL) == BODY
     assert fetch_image(f"{site}/moved", LOCAL) == BODY  # one redirect
+    assert fetch_image(f"{site}/hop/5", LOCAL) == BODY
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_an_address_brings_its_bytes(site: str) -> None:
             "ftp", {}, "redirected to an address that is neither http nor https", id="to ftp"
         ),
         pytest.param("loop", {}, "too many redirects", id="redirects in a circle"),
+        pytest.param("hop/6", {}, "too many redirects", id="six redirects"),
         pytest.param(
             "file",
             {},

@@ -1,6 +1,7 @@
 """Architectures read from the tensors of a file without a card, and files that lack some."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ def opened(folder: Path, tensors: dict[str, Tensor], **facts: Any) -> ViTConfig:
         {"norm_layer": "rmsnorm"},
         {"mlp_ratio": 8 / 3},
         {"mlp_ratio": 1.3},
+        {"width": 28, "mlp_ratio": math.nextafter(61 / 28, 9)},  # int(28 * (61 / 28)) is 60
         {"depth": 11},
         {"stem": (), **HYBRID},
         {"stem": (1, 2), **HYBRID},
