@@ -30,7 +30,6 @@ from vitft.metrics.calibration import (
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.results import (
-    EvaluatedData,
     EvaluationResults,
     read_results,
 )
@@ -135,9 +134,18 @@ def evaluate(
     classes = engine.classes
     folder = find_model(run, graphs=True).parent
     data = as_in_run(data, folder, classes)
-    check_classes(data, classes, several=bool(engine.thresholds))
+    several = bool(engine.thresholds)
+    check_classes(data, classes, several=several)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
-    index = targets_by_label(data, classes, several=bool(engine.thresholds))
+    if data.labels and not several:
+        raise DataError(
+            f"the data in {data.source} is multi-label, but the model assigns one class per image",
+            fix="use a multi-label model, or add --set data.labels=one",
+        )
+    index: Mapping[str, Any] = {name: number for number, name in enumerate(classes)}
+    if several:  # 0 or 1 per label (C,)
+        sets = [split_labels(text) if data.labels else (text,) for text in data.classes]
+        index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
     least, each = requested_thresholds(threshold, precision, folder, engine)
     postprocess = Postprocess.for_run(run, engine, threshold=least, thresholds=each)
     postprocess.announce()
@@ -160,6 +168,10 @@ def evaluate(
         )
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = before_temperature(folder, all_logits, labels)
+    rows = [row.prediction for row in predictions]
+    exact, near, same_path, same_group = (
+        None if known is None else sum(note in row.notes for row in rows) for note in LEFT_OUT
+    )
     results: EvaluationResults = {
         **classification_metrics(
             all_logits,
@@ -175,7 +187,16 @@ def evaluate(
             temperature=temperature,
             groups=groups,
         ),
-        "data": evaluated_data(data, predictions, digests, None if known is None else validated),
+        "data": {
+            "path": str(data.source),
+            "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
+            "trained": exact,
+            "trained_copies": near,
+            "trained_paths": same_path,
+            "trained_groups": same_group,
+            "validated": None if known is None else validated,
+            "copies": len(digests) - len({*digests}),
+        },
         "kept": kept_results(predictions, postprocess.threshold, groups),
     }
     warn_of_bias(results)
@@ -184,29 +205,18 @@ def evaluate(
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
-class LabelledScores(NamedTuple):
-    """Predictions and logits of labelled images."""
-
-    predictions: list[LabelledPrediction]
-    """One prediction per image; images that are left out have no classes."""
-    logits: list[ScoreArray]
-    """Logits (B, C) of each batch, without images that are left out."""
-    digests: list[str]
-    """Digest of each image that has logits."""
-    validated: int
-    """Number of images with logits that are validation images of the run."""
-    relabelled: int
-    """Number of training images of the run that have another label than in training."""
-
-
 def score_labelled(
     data: LabelledImages,
     engine: Predictor | OnnxEngine,
     known: RunImages | None,
     index: Mapping[str, Any],
     postprocess: Postprocess,
-) -> LabelledScores:
+) -> tuple[list[LabelledPrediction], list[ScoreArray], list[str], int, int]:
     """Predict the images of the data in order, with a progress bar.
+
+    Return one prediction per image, the logits (B, C) of each batch and the digest of each image
+    that has logits. Images that are left out have neither. Then follow the numbers of validation
+    images of the run with logits and of training images with another label than in training.
 
     Raises:
         RunError: Some logits are not finite.
@@ -237,26 +247,7 @@ def score_labelled(
                 )
                 predictions.append(LabelledPrediction(image.label, prediction, image.group))
             progress.advance(len(group))
-    return LabelledScores(predictions, logits, digests, validated, relabelled)
-
-
-def targets_by_label(
-    data: LabelledImages, outputs: Sequence[str], *, several: bool
-) -> Mapping[str, Any]:
-    """Map each class to its index or, if `several` is set, each label set to 0 or 1 per label (C,).
-
-    Raises:
-        DataError: The data is multi-label, but the model assigns each image one class.
-    """
-    if not several and data.labels:
-        raise DataError(
-            f"the data in {data.source} is multi-label, but the model assigns one class per image",
-            fix="use a multi-label model, or add --set data.labels=one",
-        )
-    if not several:
-        return {name: number for number, name in enumerate(outputs)}
-    names = [split_labels(text) if data.labels else (text,) for text in data.classes]
-    return {text: np.isin(outputs, own) for text, own in zip(data.classes, names, strict=True)}
+    return predictions, logits, digests, validated, relabelled
 
 
 def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
@@ -364,31 +355,3 @@ def before_temperature(
     raw = logits.double().numpy() * divisors
     bins = bin_by_confidence(*confidence_and_correctness(raw, labels.numpy()))
     return calibration_error(bins)[0], temperature
-
-
-def evaluated_data(
-    data: LabelledImages,
-    predictions: Sequence[LabelledPrediction],
-    digests: Sequence[str],
-    validated: int | None,
-) -> EvaluatedData:
-    """Return the entry `data` of eval.json: the source, the unreadable files and numbers of images.
-
-    `validated` is the number of evaluated images that are validation images of the run, or None if
-    the images of the run are unknown.
-    """
-    rows = [row.prediction for row in predictions]
-    is_known = validated is not None
-    exact, near, same_path, same_group = (
-        sum(note in row.notes for row in rows) for note in LEFT_OUT
-    )
-    return {
-        "path": str(data.source),
-        "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        "trained": exact if is_known else None,
-        "trained_copies": near if is_known else None,
-        "trained_paths": same_path if is_known else None,
-        "trained_groups": same_group if is_known else None,
-        "validated": validated,
-        "copies": len(digests) - len({*digests}),
-    }

@@ -86,7 +86,12 @@ def run_prediction(
     images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
     engine, images = choose_engine(request, checkpoint, images)
     shard = replace(request.shard, chunk=engine.batch)
-    check_top_k(request.top_k, engine)
+    if engine.thresholds and request.top_k > 1:
+        raise UsageError(
+            f"--top-k {request.top_k} has no effect: predictions of a multi-label model contain "
+            "the probability of every label",
+            fix="remove --top-k",
+        )
     request = replace(request, top_k=min(request.top_k, len(engine.classes)))
     labels = engine.classes if engine.thresholds else ()
     threshold, thresholds = requested_thresholds(
@@ -111,7 +116,14 @@ def run_prediction(
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)
         resumed_rows = rows.count
-        add_rows(rows, predictions, shown=request.out is not None and shard.rank == 0)
+        shown = request.out is not None and shard.rank == 0
+        with (
+            console.Progress("predicting", None) if shown else contextlib.nullcontext() as progress
+        ):
+            for prediction in predictions:
+                rows.add(prediction)
+                if progress is not None:
+                    progress.advance()
     log_summary(request, rows, resumed=resumed_rows)
     if isinstance(mirrored, MirroredEngine) and (text := mirrored.warning(postprocess.run)):
         log.warning(text)
@@ -141,15 +153,6 @@ def check_destination(request: PredictRequest) -> None:
         )
 
 
-def add_rows(rows: RowWriter, predictions: Iterator[Prediction], *, shown: bool) -> None:
-    """Write the predictions; show the progress if `shown`."""
-    with console.Progress("predicting", None) if shown else contextlib.nullcontext() as progress:
-        for prediction in predictions:
-            rows.add(prediction)
-            if progress is not None:
-                progress.advance()
-
-
 def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:
     """Log the number of rows and, if they are in a file or too many to see, of classes and notes.
 
@@ -166,16 +169,6 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
             log.info(line)
     if rows.errors and request.shard.world == 1 and not log.isEnabledFor(logging.INFO):
         log.warning(f"{count(rows.errors, 'image')} could not be read")
-
-
-def check_top_k(top_k: int, engine: Engine) -> None:
-    """Raise a UsageError if --top-k has no effect, because the model is multi-label."""
-    if engine.thresholds and top_k > 1:
-        raise UsageError(
-            f"--top-k {top_k} has no effect: predictions of a multi-label model contain "
-            "the probability of every label",
-            fix="remove --top-k",
-        )
 
 
 def choose_engine(

@@ -215,12 +215,8 @@ def open_rows(
         RunError: The file cannot be written.
     """
     part = part_path(out, shard)
-    if style == "parquet":
-        with open_parquet(out, top_k, labels) as rows:
-            yield rows
-        return
-    if style == "xlsx":
-        with open_excel(out, top_k, labels) as rows:
+    if style in ("parquet", "xlsx"):
+        with (open_parquet if style == "parquet" else open_excel)(out, top_k, labels) as rows:
             yield rows
         return
     with writing(part):

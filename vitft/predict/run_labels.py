@@ -42,40 +42,12 @@ def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> Label
     if data.labels or not (folder / "config.toml").is_file():
         return data
     config = checked_run_config(folder)
-    return with_run_fixes(with_run_classes(data, config, known), config, folder, known)
-
-
-def with_run_classes(data: LabelledImages, config: Config, known: Sequence[str]) -> LabelledImages:
-    """Apply the class changes of a run to the data if the model does not know some classes.
-
-    The data is returned unchanged if the run has no table of class changes or the table no longer
-    exists.
-
-    Raises:
-        DataError: The table is invalid.
-    """
-    table = Path(config.data.classes)
-    if {*data.classes} <= {*known} or not table.is_file():
-        return data
-    changed = with_changed_classes(data, table)
-    if changed.images == data.images:
-        return data
-    log.info(f"applied the class changes of the run: {changed.notes[-1]}")
-    return changed
-
-
-def with_run_fixes(
-    data: LabelledImages, config: Config, folder: Path, known: Sequence[str]
-) -> LabelledImages:
-    """Apply the fixes of a run to its own data.
-
-    If their table has changed or no longer exists, this is a warning, and the data is returned
-    unchanged.
-
-    Raises:
-        RunError: The file split.csv is damaged.
-        DataError: The fixes leave out all images.
-    """
+    changed_classes = Path(config.data.classes)
+    if not {*data.classes} <= {*known} and changed_classes.is_file():
+        changed = with_changed_classes(data, changed_classes)
+        if changed.images != data.images:
+            log.info(f"applied the class changes of the run: {changed.notes[-1]}")
+            data = changed
     if not config.data.fixes or not is_own_data(data, config, folder):
         return data
     labels = dict(data.images) | dict.fromkeys((path for path, _ in data.bad), "")
