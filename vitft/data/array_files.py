@@ -327,7 +327,21 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
     if assumed is not None and name in assumed:
         return assumed_arrays(name)
     try:
-        return fetched_torchvision(name, root)
+        from torchvision import datasets
+
+        kind = getattr(datasets, name)
+        parts: list[ArrayPart] = []
+        names: tuple[str, ...] = ()
+        for part in ("train", "test"):
+            argument = PUBLISHED_SIZES[name].argument
+            which = {argument: part == "train" if argument == "train" else part}
+            found = open_torchvision(kind, root, which)
+            labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)))
+            parts.append(ArrayPart(part, channels_last(np.asarray(found.data)), labels.astype(int)))
+            names = tuple(getattr(found, "classes", ()))
+        if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
+            names = tuple(text.partition(" ")[0] for text in names)
+        return LoadedArrays(tuple(parts), names)
     except DataError:
         if assumed is None:
             raise
@@ -349,29 +363,6 @@ def assumed_arrays(name: str) -> LoadedArrays:
         for part, n in (("train", size.train), ("test", size.test))
     )
     return LoadedArrays(parts)
-
-
-def fetched_torchvision(name: str, root: Path) -> LoadedArrays:
-    """Read the train and test subsets of a supported dataset, downloading missing files.
-
-    Raises:
-        DataError: The dataset cannot be fetched.
-    """
-    from torchvision import datasets
-
-    kind = getattr(datasets, name)
-    parts: list[ArrayPart] = []
-    names: tuple[str, ...] = ()
-    for part in ("train", "test"):
-        argument = PUBLISHED_SIZES[name].argument
-        which = {argument: part == "train" if argument == "train" else part}
-        found = open_torchvision(kind, root, which)
-        labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)))
-        parts.append(ArrayPart(part, channels_last(np.asarray(found.data)), labels.astype(int)))
-        names = tuple(getattr(found, "classes", ()))
-    if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
-        names = tuple(text.partition(" ")[0] for text in names)
-    return LoadedArrays(tuple(parts), names)
 
 
 def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision

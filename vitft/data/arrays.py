@@ -229,7 +229,33 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
             fix="add training images",
         )
     parts = tuple(by_name[name] for name in order if name in by_name)
-    check_arrays(parts, source)
+    # Images and labels must suit each other
+    for part in parts:
+        images = part.images
+        if images.ndim != 4 or images.shape[3] not in (1, 3):
+            raise DataError(
+                f"{source}, subset {part.name}: the images have an unsupported shape "
+                f"{images.shape}",
+                fix="save them with the shape (images, height, width) or (images, height, width, "
+                "channels), with 1 or 3 channels",
+            )
+        if images.dtype != np.uint8:
+            convert = ""
+            if np.issubdtype(images.dtype, np.floating):
+                convert = "; values from 0 to 1: (255 * images).round().astype('uint8')"
+            raise DataError(
+                f"{source}, subset {part.name}: the images have an unsupported dtype "
+                f"({images.dtype})",
+                fix=f"save them as uint8, with values from 0 to 255{convert}",
+            )
+        check_labels_of(part, source)
+    shapes = {part.images.shape[1:] for part in parts}
+    if len(shapes) > 1 or 0 in next(iter(shapes)):
+        raise DataError(
+            f"{source} contains empty images or images of different shapes: "
+            f"{' and '.join(map(str, shapes))}",
+            fix="resize all images to the same size",
+        )
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
     given = read.classes or tuple(str(i) for i in range(max(present) + 1))
     if max(present) >= len(given) or min(present) < 0:
@@ -257,36 +283,6 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     table[present] = [classes.index(name) for name in names]
     parts = tuple(ArrayPart(part.name, part.images, table[part.labels]) for part in parts)
     return ArraySet(classes, parts, read.notes, label_names(classes) if read.several else ())
-
-
-def check_arrays(parts: tuple[ArrayPart, ...], source: str) -> None:
-    """Raise a DataError if the arrays are not labelled uint8 images of one size, grey or RGB."""
-    for part in parts:
-        images = part.images
-        if images.ndim != 4 or images.shape[3] not in (1, 3):
-            raise DataError(
-                f"{source}, subset {part.name}: the images have an unsupported shape "
-                f"{images.shape}",
-                fix="save them with the shape (images, height, width) or (images, height, width, "
-                "channels), with 1 or 3 channels",
-            )
-        if images.dtype != np.uint8:
-            convert = ""
-            if np.issubdtype(images.dtype, np.floating):
-                convert = "; values from 0 to 1: (255 * images).round().astype('uint8')"
-            raise DataError(
-                f"{source}, subset {part.name}: the images have an unsupported dtype "
-                f"({images.dtype})",
-                fix=f"save them as uint8, with values from 0 to 255{convert}",
-            )
-        check_labels_of(part, source)
-    shapes = {part.images.shape[1:] for part in parts}
-    if len(shapes) > 1 or 0 in next(iter(shapes)):
-        raise DataError(
-            f"{source} contains empty images or images of different shapes: "
-            f"{' and '.join(map(str, shapes))}",
-            fix="resize all images to the same size",
-        )
 
 
 def check_labels_of(part: ArrayPart, source: str) -> None:

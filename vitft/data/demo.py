@@ -191,13 +191,8 @@ def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 1
     for kind in FLOWERS_BY_KIND:
         (folder / kind).mkdir(parents=True, exist_ok=True)
         for number in range(1, per_class + 1):
-            picture = flower_image(kind, number, seed=seed, size=size)
+            picture = flower_scene(kind, number, seed=seed, size=size)[0]
             picture.save(folder / kind / f"{number:04d}.jpg", quality=QUALITY)
-
-
-def flower_image(kind: str, number: int, *, seed: int = 0, size: int = 128) -> Image.Image:
-    """Return the image with index `number` of a kind of flower, `size` x `size` pixels."""
-    return flower_scene(kind, number, seed=seed, size=size)[0]
 
 
 def flower_scene(

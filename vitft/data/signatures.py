@@ -90,7 +90,16 @@ def identify_format(data: bytes) -> str:
 def foreign_kind(data: bytes) -> str:
     """Return the name of a known format not in `ACCEPTED_SIGNATURES`, or an empty string."""
     if data[4:8] == b"ftyp":  # first: a box of 256 bytes begins like an icon
-        return media_kind(data)
+        # Its brands name the format (ISO/IEC 14496-12, 4.3)
+        end = min(int.from_bytes(data[:4]), 256)
+        major, *brands = (data[i : i + 4] for i in (8, *range(16, end, 4)))
+        families = {brand[:3] for brand in (major, *brands)}
+        if major[:3] in (b"hei", b"hev"):
+            return "HEIC"
+        is_image = major[:3] in (b"avi", b"mif", b"msf") or not {b"iso", b"mp4"} & families
+        if is_image and {b"avi", b"mif", b"msf"} & families:  # the brands name the codec
+            return "AVIF" if b"avi" in families else "HEIC"
+        return "CR3" if major == b"crx " else "MP4"
     for start, kind in FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
@@ -99,19 +108,6 @@ def foreign_kind(data: bytes) -> str:
     # A TGA file has no signature: colour map or none, kind of image, and bits per pixel
     is_tga = data[1:2] in (b"\0", b"\1") and data[2:3] in b"\1\2\3\t\n\x0b" and len(data) > 18
     return "TGA" if is_tga and data[16] in (8, 15, 16, 24, 32) and data[12:16] != bytes(4) else ""
-
-
-def media_kind(data: bytes) -> str:
-    """Return the format of an ISO media file, identified by its brands (ISO/IEC 14496-12, 4.3)."""
-    end = min(int.from_bytes(data[:4]), 256)
-    major, *brands = (data[i : i + 4] for i in (8, *range(16, end, 4)))
-    families = {brand[:3] for brand in (major, *brands)}
-    if major[:3] in (b"hei", b"hev"):
-        return "HEIC"
-    is_image = major[:3] in (b"avi", b"mif", b"msf") or not {b"iso", b"mp4"} & families
-    if is_image and {b"avi", b"mif", b"msf"} & families:  # the brands name the codec
-        return "AVIF" if b"avi" in families else "HEIC"
-    return "CR3" if major == b"crx " else "MP4"
 
 
 def looks_like(data: bytes) -> str:
@@ -137,24 +133,16 @@ def declared_length(kind: str, data: bytes) -> int | None:
     if kind == "BMP" and len(data) >= 6:
         return int.from_bytes(data[2:6], "little")
     if kind in ("AVIF", "HEIC"):
-        return length_of_boxes(data)
+        place = 0  # the end of the last box, which may be beyond that of a truncated file
+        while place + 8 <= len(data):
+            size, start = int.from_bytes(data[place : place + 4]), 8
+            if size == 1:  # the 64-bit size follows
+                size, start = int.from_bytes(data[place + 8 : place + 16]), 16
+            if size == 0:  # up to the end of the file
+                return len(data)
+            place += max(size, start)
+        return place
     return None
-
-
-def length_of_boxes(data: bytes) -> int:
-    """Return the offset at which the last box of an ISO media file should end.
-
-    In a truncated file, the offset may be beyond the end of `data`.
-    """
-    place = 0
-    while place + 8 <= len(data):
-        size, start = int.from_bytes(data[place : place + 4]), 8
-        if size == 1:  # the 64-bit size follows
-            size, start = int.from_bytes(data[place + 8 : place + 16]), 16
-        if size == 0:  # up to the end of the file
-            return len(data)
-        place += max(size, start)
-    return place
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:

@@ -275,12 +275,6 @@ def split(
         for file, side in zip(files, sides, strict=True)
     )
     manifest = Manifest(folder.root, folder.classes, rows, folder.labels)
-    check_split_classes(manifest, checked)
-    return manifest
-
-
-def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
-    """Raise a DataError if there are too few images for training or validation."""
     have = Counter[tuple[str, str]](
         (name, row.split) for row in manifest.rows for name in manifest.names(row)
     )
@@ -297,6 +291,7 @@ def check_split_classes(manifest: Manifest, checked: InspectedFolder) -> None:
             "the reference split leaves no images for validation",
             fix="increase data.val_rate, add images, or use the default split",
         )
+    return manifest
 
 
 def check_folder_classes(folder: Folder) -> str:

@@ -80,7 +80,28 @@ def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
         ValueError: The card is not valid, or the tensors do not match it.
     """
     card = parse_card(text)
-    check_card(card)
+    # The parts must not contradict each other
+    shape, transform, classes = card.architecture, card.transform, card.classes
+    if transform.image_size != shape.image_size:
+        raise StructureError(
+            f"transform.image_size is {transform.image_size}, but architecture.image_size is "
+            f"{shape.image_size}"
+        )
+    if transform.channels != shape.in_channels or shape.in_channels > 3:
+        raise StructureError(
+            f"transform.channels is {transform.channels} and architecture.in_channels is "
+            f"{shape.in_channels}, but they must be equal and at most 3"
+        )
+    if classes and len(classes) != shape.num_classes:
+        raise StructureError(
+            f"it lists {len(classes):,} classes, but the head has {shape.num_classes:,} outputs"
+        )
+    if len({*classes}) != len(classes) or "" in classes:
+        raise StructureError("a class name is empty or occurs twice")
+    if card.thresholds and len(card.thresholds) != len(classes):
+        raise StructureError(
+            f"it has {len(card.thresholds):,} thresholds for {len(classes):,} labels"
+        )
     if isinstance(card.architecture, ViTConfig):  # the shapes of timm models require importing timm
         is_backbone = not card.classes  # its weights will be converted to float32
         found = {n: as_float32(facts) for n, facts in tensors.items()} if is_backbone else tensors
@@ -109,36 +130,6 @@ def parse_card(text: str) -> Card:
     kind: type[AnyConfig] = TimmConfig if "timm" in fields["architecture"] else ViTConfig
     architecture = structured(fields["architecture"], kind, "architecture")
     return structured({**fields, "architecture": architecture}, Card)
-
-
-def check_card(card: Card) -> None:
-    """Check that the parts of a card are consistent.
-
-    Raises:
-        StructureError: The parts contradict each other, the model needs more than 3 channels, or a
-            class name is repeated or empty.
-    """
-    shape, transform, classes = card.architecture, card.transform, card.classes
-    if transform.image_size != shape.image_size:
-        raise StructureError(
-            f"transform.image_size is {transform.image_size}, but architecture.image_size is "
-            f"{shape.image_size}"
-        )
-    if transform.channels != shape.in_channels or shape.in_channels > 3:
-        raise StructureError(
-            f"transform.channels is {transform.channels} and architecture.in_channels is "
-            f"{shape.in_channels}, but they must be equal and at most 3"
-        )
-    if classes and len(classes) != shape.num_classes:
-        raise StructureError(
-            f"it lists {len(classes):,} classes, but the head has {shape.num_classes:,} outputs"
-        )
-    if len({*classes}) != len(classes) or "" in classes:
-        raise StructureError("a class name is empty or occurs twice")
-    if card.thresholds and len(card.thresholds) != len(classes):
-        raise StructureError(
-            f"it has {len(card.thresholds):,} thresholds for {len(classes):,} labels"
-        )
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:

@@ -122,7 +122,20 @@ def new_model(
         UsageError: The image size is not a multiple of the patch size, or other settings are
             invalid.
     """
-    own_size, is_grey = sample_facts(folder, max_pixels)
+    # Up to 63 images show the common size, and whether all are grey
+    files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
+    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
+    readable = [each for each in found if not isinstance(each, ImageError)]
+    if not readable:
+        reasons = [each.reason for each in found if isinstance(each, ImageError)]
+        raise DataError(
+            f"no readable image found in {root} after trying {count(len(files), 'image')} "
+            f"({reasons[-1] if reasons else 'the folder is empty'})",
+            fix=f"run `vitft check {shell_quote(str(root))}` to see what is wrong with each image",
+        )
+    sizes = {size for size, _ in readable}
+    own_size = sizes.pop() if len(sizes) == 1 else None
+    is_grey = all(grey for _, grey in readable)
     # All but two of the settings have the same names as `ViTConfig` fields.
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
@@ -173,30 +186,6 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
     y, x = rows.flatten()[:, None] * frequencies, columns.flatten()[:, None] * frequencies
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
-
-
-def sample_facts(folder: Folder, max_pixels: int) -> tuple[tuple[int, int] | None, bool]:
-    """Return the common size of up to 63 images sampled from a folder, and whether all are grey.
-
-    Returns:
-        Height and width in pixels, or None if the sampled images differ in size; and whether all of
-        them are grey.
-
-    Raises:
-        DataError: None of the sampled images can be read.
-    """
-    files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
-    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
-    readable = [each for each in found if not isinstance(each, ImageError)]
-    if not readable:
-        reasons = [each.reason for each in found if isinstance(each, ImageError)]
-        raise DataError(
-            f"no readable image found in {root} after trying {count(len(files), 'image')} "
-            f"({reasons[-1] if reasons else 'the folder is empty'})",
-            fix=f"run `vitft check {shell_quote(str(root))}` to see what is wrong with each image",
-        )
-    sizes = {size for size, _ in readable}
-    return sizes.pop() if len(sizes) == 1 else None, all(is_grey for _, is_grey in readable)
 
 
 def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:

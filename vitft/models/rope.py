@@ -47,7 +47,14 @@ class Rotary(nn.Module):
     def __init__(self, config: ViTConfig, rope: RopeConfig) -> None:
         super().__init__()
         self.halves, size = rope.halves, config.width // config.heads
-        angles = patch_angles(config.grid, rope, size)  # (P, K / 2)
+        # The angles of the patches: (P, K / 2)
+        rows, columns = (axis_coordinates(i, config.grid, rope) for i in (0, 1))
+        pair = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
+        coordinates = torch.stack(pair[::-1] if rope.x_first else pair, dim=-1)
+        exponents = torch.arange(size // 4, dtype=torch.float32, device="cpu") / (size // 4)
+        frequencies = 1 / rope.base**exponents  # (K / 4,)
+        # (rows, columns, 2, K / 4): the pairs of the first coordinate precede those of the second
+        angles = (coordinates[..., None] * frequencies).flatten(2).flatten(0, 1)
         prefix = torch.zeros(config.num_prefix, size // 2, device="cpu")
         angles = torch.cat([prefix, angles])  # (N, K / 2)
         cos, sin = angles.cos(), angles.sin()
@@ -71,17 +78,6 @@ class Rotary(nn.Module):
         else:
             swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return x * self.cos[:count] + swapped * self.sin[:count]
-
-
-def patch_angles(grid: tuple[int, int], rope: RopeConfig, size: int) -> Tensor:
-    """Return the angles (P, K / 2) for a grid of patches and heads of `size` dimensions (K)."""
-    rows, columns = (axis_coordinates(i, grid, rope) for i in (0, 1))
-    pair = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
-    coordinates = torch.stack(pair[::-1] if rope.x_first else pair, dim=-1)
-    exponents = torch.arange(size // 4, dtype=torch.float32, device="cpu") / (size // 4)
-    frequencies = 1 / rope.base**exponents  # (K / 4,)
-    # (rows, columns, 2, K / 4): the pairs of the first coordinate precede those of the second
-    return (coordinates[..., None] * frequencies).flatten(2).flatten(0, 1)
 
 
 def axis_coordinates(axis: int, grid: tuple[int, int], rope: RopeConfig) -> Tensor:

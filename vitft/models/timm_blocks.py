@@ -10,7 +10,7 @@ Notation: B images; a block's input and output may have any shape (B, ...).
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +61,10 @@ def visiting(visit: Visit) -> Iterator[Visit]:
 def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
     """Return the module paths of a network's blocks in order, or () if timm does not list any."""
     try:
-        patterns = block_patterns(net.group_matcher(coarse=False))
+        # timm's regular expressions for blocks, without those for layers at a fixed position
+        groups = net.group_matcher(coarse=False)["blocks"]
+        pairs = [(groups, None)] if isinstance(groups, str) else groups
+        patterns = [pattern for pattern, position in pairs if position is None]
     except (AttributeError, TypeError, KeyError):  # the network is not grouped, or not this finely
         patterns = list(COMMON_BLOCKS)
     modules = dict(net.named_modules())
@@ -71,13 +74,6 @@ def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
         if found is not None and found[0] in modules:
             names[found[0]] = None
     return tuple(names)
-
-
-def block_patterns(matcher: Mapping[str, Any]) -> list[str]:
-    """Return timm's regular expressions for blocks, except those for layers at a fixed position."""
-    groups = matcher["blocks"]
-    pairs = [(groups, None)] if isinstance(groups, str) else groups
-    return [pattern for pattern, position in pairs if position is None]
 
 
 def watch_blocks(net: nn.Module, names: tuple[str, ...]) -> None:

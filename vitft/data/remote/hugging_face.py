@@ -84,7 +84,29 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
     hub = parse_name(place.address)
     try:
         with quiet_libraries():
-            return copy_splits(place, hub)
+            found: Any = None
+            with contextlib.suppress(OSError, ValueError):
+                found = parse_json(read_regular(place.folder / PROGRESS, limit=2**28))
+            is_known = isinstance(found, dict) and isinstance(found.get("splits"), dict)
+            progress: dict[str, Any] = found if is_known else {}
+            local = os.path.exists(hub.name)  # noqa: PTH110
+            version = local_version(hub.name) if local else str(progress.get("version", ""))
+            if not version:
+                from huggingface_hub import HfApi
+
+                version = str(HfApi().dataset_info(hub.name, revision=hub.revision or None).sha)
+            if progress.get("version") != version:  # new, or changed since it was copied
+                shutil.rmtree(place.folder / "shards", ignore_errors=True)
+                progress = {"version": version, "splits": {}}
+                write_json(place.folder / PROGRESS, progress)
+            if "all" not in progress:
+                progress["all"] = split_names(hub, "" if local else version)
+            names, notes = chosen_splits(place, hub, progress["all"])
+            shards = []
+            for split in names:
+                copy_split(place, hub, split, progress)
+                shards += progress["splits"][split]["shards"]
+            return [ShardPlace(name, f"hf://{hub.name}/{name}") for name in shards], notes, version
     except VitftError:
         raise
     except Exception as error:  # `datasets` and the libraries below it raise anything
@@ -105,33 +127,6 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         datasets.logging.set_verbosity(level)
-
-
-def copy_splits(place: Place, hub: HubName) -> tuple[list[ShardPlace], list[str], str]:
-    """Write the rows of the chosen splits to shards; see `copy_rows`."""
-    found: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        found = parse_json(read_regular(place.folder / PROGRESS, limit=2**28))
-    is_known = isinstance(found, dict) and isinstance(found.get("splits"), dict)
-    progress: dict[str, Any] = found if is_known else {}
-    local = os.path.exists(hub.name)  # noqa: PTH110
-    version = local_version(hub.name) if local else str(progress.get("version", ""))
-    if not version:
-        from huggingface_hub import HfApi
-
-        version = str(HfApi().dataset_info(hub.name, revision=hub.revision or None).sha)
-    if progress.get("version") != version:  # new, or changed since it was copied
-        shutil.rmtree(place.folder / "shards", ignore_errors=True)
-        progress = {"version": version, "splits": {}}
-        write_json(place.folder / PROGRESS, progress)
-    if "all" not in progress:
-        progress["all"] = split_names(hub, "" if local else version)
-    names, notes = chosen_splits(place, hub, progress["all"])
-    shards = []
-    for split in names:
-        copy_split(place, hub, split, progress)
-        shards += progress["splits"][split]["shards"]
-    return [ShardPlace(name, f"hf://{hub.name}/{name}") for name in shards], notes, version
 
 
 def local_version(path: str) -> str:
@@ -216,7 +211,19 @@ def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any])
             number = len(state["shards"]) * SHARD_ROWS
             path = place.folder / "shards" / name
             part = path.with_name(f"{name}.part")
-            written = write_rows(part, rows, number, images, features)
+            # One shard
+            written = 0
+            with writing(part, option=COPY_OPTION):
+                part.parent.mkdir(parents=True, exist_ok=True)
+                file = part.open("wb")
+            with file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                while written < SHARD_ROWS and (row := next(rows, None)) is not None:
+                    for component, data in row_members(row, images, features):
+                        info = tarfile.TarInfo(f"{number + written:07}.{component}")
+                        info.size = len(data)
+                        with writing(part, option=COPY_OPTION):
+                            tar.addfile(info, io.BytesIO(data))
+                    written += 1
             if written:
                 part.replace(path)
                 state["shards"].append(name)
@@ -241,33 +248,6 @@ def image_columns(features: Mapping[str, Any]) -> list[str]:
         if isinstance(feature, datasets.Image) or is_file or (is_bytes and usual):
             found.append(name)
     return sorted(found, key=lambda name: name.lower() not in PATH_COLUMNS)
-
-
-def write_rows(
-    part: Path,
-    rows: Iterator[Mapping[str, Any]],
-    number: int,
-    images: list[str],
-    features: Mapping[str, Any],
-) -> int:
-    """Write the next rows, at most `SHARD_ROWS`, as a tar file, and return their number.
-
-    Raises:
-        ResourceError, RunError: The file cannot be written.
-    """
-    written = 0
-    with writing(part, option=COPY_OPTION):
-        part.parent.mkdir(parents=True, exist_ok=True)
-        file = part.open("wb")
-    with file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        while written < SHARD_ROWS and (row := next(rows, None)) is not None:
-            for component, data in row_members(row, images, features):
-                info = tarfile.TarInfo(f"{number + written:07}.{component}")
-                info.size = len(data)
-                with writing(part, option=COPY_OPTION):
-                    tar.addfile(info, io.BytesIO(data))
-            written += 1
-    return written
 
 
 def row_members(

@@ -147,28 +147,6 @@ def local_path(address: str) -> str:
     return os.path.expanduser(re.sub(r"^file://", "", address, flags=re.IGNORECASE))  # noqa: PTH111
 
 
-def expand_braces(address: str) -> list[str]:
-    """Return the addresses for `{00..99}` and `{a,b}`, in order.
-
-    Raises:
-        UsageError: A pair of braces contains neither, or there are more than `MAX_SHARDS`.
-    """
-    found = [address]
-    while match := BRACES.search(found[0]):
-        if (texts := texts_in_braces(match[1])) is None:
-            raise UsageError(
-                f"wds:{address}: {{{match[1]}}} is not a list of shards",
-                fix="use {00..99} for numbers, or {train,val} for names",
-            )
-        if len(texts) * len(found) > MAX_SHARDS:
-            raise UsageError(
-                f"wds:{address} names more than {MAX_SHARDS:,} shards",
-                fix="correct the numbers in braces, or divide the data",
-            )
-        found = [one.replace(match[0], text, 1) for one in found for text in texts]
-    return found
-
-
 def texts_in_braces(inside: str) -> Sequence[str] | None:
     """Return the texts for which a pair of braces stands, or None if there are none.
 
@@ -204,7 +182,19 @@ def list_shards(address: str) -> list[ShardPlace]:
             fix=f"use a path, {', '.join(f'{name}://' for name in (*WEB, *FILE_SYSTEMS))}, or copy "
             "the shards to this machine",
         )
-    addresses = expand_braces(address)
+    addresses = [address]
+    while match := BRACES.search(addresses[0]):
+        if (texts := texts_in_braces(match[1])) is None:
+            raise UsageError(
+                f"wds:{address}: {{{match[1]}}} is not a list of shards",
+                fix="use {00..99} for numbers, or {train,val} for names",
+            )
+        if len(texts) * len(addresses) > MAX_SHARDS:
+            raise UsageError(
+                f"wds:{address} names more than {MAX_SHARDS:,} shards",
+                fix="correct the numbers in braces, or divide the data",
+            )
+        addresses = [one.replace(match[0], text, 1) for one in addresses for text in texts]
     if scheme in ("", "file"):
         paths = [os.path.abspath(local_path(one)) for one in addresses]  # noqa: PTH100
         addresses = [path for one in paths for path in matching(one)]
@@ -216,7 +206,11 @@ def list_shards(address: str) -> list[ShardPlace]:
                 f"wds:{one} is {'a compressed archive' if packed else 'not a .tar file'}",
                 fix="use uncompressed .tar shards: single images are read from them",
             )
-    common = common_folder(paths)
+    # The longest folder in which all files lie
+    first, last = min(paths), max(paths)
+    pairs = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    common = "".join(f"{one}/" for one, _ in same)
     names = [safe_name(path[len(common) :]) for path in paths]
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -236,14 +230,6 @@ def matching(path: str) -> list[str]:
     if not found:
         raise DataError(f"no shards match {path}", fix="check the pattern and the folder")
     return found
-
-
-def common_folder(paths: list[str]) -> str:
-    """Return the longest folder, with its slash, in which all files lie."""
-    first, last = min(paths), max(paths)
-    pairs = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    return "".join(f"{one}/" for one, _ in same)
 
 
 def safe_name(path: str) -> str:

@@ -190,7 +190,27 @@ def cached_or_downloaded(entry: CatalogEntry) -> Path:
     unreachable = check_reachable(entry)
     if unreachable:
         return from_cache(entry, why=f"{constants.ENDPOINT} cannot be reached ({unreachable})")
-    return download_from_hub(entry)
+    from huggingface_hub import hf_hub_download
+
+    options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
+    options["tqdm_class"] = hub.DownloadBar
+    failure: Exception | None = None
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with hub.readable_errors(entry), hub.plain_http():
+                return Path(hf_hub_download(entry.repo, entry.file, **options))
+        except (hub.http_error(), OSError) as error:  # OSError: the content has the wrong length
+            hub.check_disk(entry, error)
+            failure = error
+            wait = retry_delay(error, attempt)
+            was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
+            if wait is None or was_retried or attempt == ATTEMPTS:
+                break
+            log.info(
+                f"download of {entry.file} interrupted ({hub.describe_failure(error)}); retrying"
+            )
+            time.sleep(min(wait, BUSY_PATIENCE_S / ATTEMPTS))
+    raise download_error(entry, failure) from failure
 
 
 def from_cache(entry: CatalogEntry, *, why: str) -> Path:
@@ -257,37 +277,6 @@ def check_reachable(entry: CatalogEntry) -> str:
             raise hub.not_a_hub()
         return ""
     raise hub.not_a_hub()
-
-
-def download_from_hub(entry: CatalogEntry) -> Path:
-    """Download the file to the cache; retry if the connection is interrupted.
-
-    Raises:
-        WeightsError: The hub refuses the request, every attempt fails, or the cache is not
-            writable.
-        ResourceError: The disk is full.
-    """
-    from huggingface_hub import hf_hub_download
-
-    options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
-    options["tqdm_class"] = hub.DownloadBar
-    failure: Exception | None = None
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            with hub.readable_errors(entry), hub.plain_http():
-                return Path(hf_hub_download(entry.repo, entry.file, **options))
-        except (hub.http_error(), OSError) as error:  # OSError: the content has the wrong length
-            hub.check_disk(entry, error)
-            failure = error
-            wait = retry_delay(error, attempt)
-            was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
-            if wait is None or was_retried or attempt == ATTEMPTS:
-                break
-            log.info(
-                f"download of {entry.file} interrupted ({hub.describe_failure(error)}); retrying"
-            )
-            time.sleep(min(wait, BUSY_PATIENCE_S / ATTEMPTS))
-    raise download_error(entry, failure) from failure
 
 
 def retry_delay(error: Exception, attempt: int) -> float | None:

@@ -15,7 +15,6 @@ from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.pretrained.adapt import (
     Adapted,
     PosEmbed,
-    Statistics,
     adapt,
     adapt_statistics,
     check_statistics,
@@ -29,7 +28,7 @@ from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.models.registry import describe_vit
 from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import Pool, ViTConfig, as_pair
+from vitft.models.vit_config import Pool, as_pair
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import listing
 
@@ -90,7 +89,24 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     if classes and weights.stated_classes:
         weights, is_kept = with_last_head(weights, classes)
         num_classes = None if is_kept else num_classes
-    check_head(weights, pre_logits, num_classes)
+    has_pre_logits = weights.architecture.pre_logits
+    keeps_head = num_classes is None and weights.architecture.num_classes > 0
+    if weights.unusable_head and keeps_head:
+        raise WeightsError(
+            f"cannot use the head of {weights.name}: {weights.unusable_head}",
+            fix="set num_classes to create a new head on the class token",
+        )
+    if pre_logits == "keep" and not has_pre_logits:
+        raise WeightsError(
+            f"{weights.name} has no pre_logits layer to keep",
+            fix='use --set weights.pre_logits=drop (in Python: pre_logits="drop"), or weights that '
+            "have the layer, e.g. vit_base_patch16_224_in21k",
+        )
+    if pre_logits == "drop" and has_pre_logits and keeps_head:
+        raise WeightsError(
+            f"the head of {weights.name} works only with its pre_logits layer",
+            fix='use pre_logits="keep", or set num_classes to create a new head',
+        )
     source = weights.architecture
     target = target_config(
         source,
@@ -102,7 +118,18 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         pool=source.pool if pool is None else pool,
         drop_path=drop_path,
     )
-    weights = with_transform(weights, target, mean, std)
+    # The evaluation transform of the target model
+    known, channels = weights.transform, target.in_channels
+    origin = weights.statistics_source
+    if len(known.mean) != channels:
+        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
+        origin += f", {how}"
+    if given := check_statistics(mean, std, channels):
+        origin = "given by --mean and --std"
+    else:
+        given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
+    transform = replace(known, image_size=target.image_size, mean=given[0], std=given[1])
+    weights = replace(weights, transform=transform, statistics_source=origin)
     pos_embed = weights.resampling or pos_embed
     adapted = adapt(
         weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
@@ -214,55 +241,6 @@ def with_last_head(
         weights = replace(weights, tensors=tensors, architecture=replace(shape, read_blocks=1))
     note = f"the head of {weights.name} is {how}"
     return replace(weights, notes=(*weights.notes, note)), is_kept
-
-
-def check_head(weights: PretrainedWeights, choice: PreLogits, num_classes: int | None) -> None:
-    """Check that the pretrained head and the pre_logits layer can be kept or dropped as requested.
-
-    Raises:
-        WeightsError: The head cannot be used, there is no pre_logits layer to keep, or this layer
-            cannot be dropped because the head needs it.
-    """
-    has_pre_logits = weights.architecture.pre_logits
-    keeps_head = num_classes is None and weights.architecture.num_classes > 0
-    if weights.unusable_head and keeps_head:
-        raise WeightsError(
-            f"cannot use the head of {weights.name}: {weights.unusable_head}",
-            fix="set num_classes to create a new head on the class token",
-        )
-    if choice == "keep" and not has_pre_logits:
-        raise WeightsError(
-            f"{weights.name} has no pre_logits layer to keep",
-            fix='use --set weights.pre_logits=drop (in Python: pre_logits="drop"), or weights that '
-            "have the layer, e.g. vit_base_patch16_224_in21k",
-        )
-    if choice == "drop" and has_pre_logits and keeps_head:
-        raise WeightsError(
-            f"the head of {weights.name} works only with its pre_logits layer",
-            fix='use pre_logits="keep", or set num_classes to create a new head',
-        )
-
-
-def with_transform(
-    weights: PretrainedWeights, target: ViTConfig, mean: Statistics, std: Statistics
-) -> PretrainedWeights:
-    """Return the weights with the evaluation transform of the target model.
-
-    Raises:
-        UsageError: Only one of mean and std is given, or `mean` does not have one value per
-            channel.
-    """
-    known, channels = weights.transform, target.in_channels
-    origin = weights.statistics_source
-    if len(known.mean) != channels:
-        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
-        origin += f", {how}"
-    if given := check_statistics(mean, std, channels):
-        origin = "given by --mean and --std"
-    else:
-        given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
-    transform = replace(known, image_size=target.image_size, mean=given[0], std=given[1])
-    return replace(weights, transform=transform, statistics_source=origin)
 
 
 def make_report(
