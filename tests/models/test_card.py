@@ -77,6 +77,9 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("classes", ["cat", "dog", "\ud800"], "valid Unicode text"),
     ("classes", "abc", "classes is 'abc' instead of a list"),
     ("classes", {"0": "a"}, "instead of a list"),
+    ("thresholds", [0.5, 0.5], "2 thresholds for 3 labels"),
+    ("thresholds", [0.5, 1.0, 0.5], "1.0 instead of a number above 0 and below 1"),
+    ("thresholds", [0.0, 0.5, 0.5], "0.0 instead of a number above 0 and below 1"),
     ("weights", [], "weights is a list instead of an object"),
     ("weights.name", 5, "instead of text"),
     ("weights.licence", ["mit"], "instead of text"),
@@ -167,8 +170,10 @@ def test_a_changed_card_is_reported_as_damage_not_as_a_wrong_value(tmp_path: Pat
 
 def test_a_card_survives_its_file() -> None:
     card = parse_card(json.dumps(CARD))
+    several = parse_card(setting("thresholds", [0.2, 0.5, 0.9]))
 
     assert isinstance(card, Card)
     assert card.architecture == SMALL
     assert json.loads(card.to_json()) == CARD
+    assert json.loads(several.to_json()) == {**CARD, "thresholds": [0.2, 0.5, 0.9]}
     assert sum(len(facts.shape) for facts in vit_shapes(SMALL).values())
