@@ -101,6 +101,18 @@ def test_defective_pixels_do_not_stretch_the_range(
     assert "clipping outliers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("brightest", "is_kept"), [(3900, True), (4300, False)])
+def test_a_tail_is_clipped_if_it_is_four_times_as_long_as_the_rest(
+    tmp_path: Path, brightest: int, is_kept: bool
+) -> None:
+    values = np.arange(10_000, dtype=np.uint16).reshape(100, 100) % 1000
+    values[50, 50] = brightest
+
+    _, high = measured(fill(tmp_path, {"a/1": values, "b/1": values}))
+
+    assert (high == brightest) is is_kept
+
+
 def test_only_training_images_set_the_range(tmp_path: Path) -> None:
     train = {f"train/{c}/1": twelve_bits(1, brightest=1000) for c in "ab"}
     val = {f"val/{c}/1": twelve_bits(1, brightest=4000) for c in "ab"}

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import binom, binomtest, chi2, t
 
 from vitft.metrics import (
+    accuracy_interval,
     binomial_tail,
     f1_with_interval,
     log_factorials,
@@ -70,6 +71,16 @@ def test_the_binomial_tail_is_never_negative() -> None:
 
 def test_the_interval_without_images_is_zero_to_one() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert accuracy_interval(np.zeros(0, bool)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("correct", "total"), [(0, 1), (1, 1), (1, 2), (2, 3), (90, 100)])
+def test_the_interval_of_accuracy_without_groups_is_that_of_wilson(
+    correct: int, total: int
+) -> None:
+    found = accuracy_interval(np.arange(total) < correct)
+
+    assert found == pytest.approx(wilson_interval(correct, total))
 
 
 def test_intervals_stay_within_zero_and_one() -> None:

@@ -86,6 +86,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("split", 5, "split is 5 instead of text"),
     ("pos_embed", {}, "pos_embed is an object instead of text"),
     ("surprise", 1, "surprise is unknown"),
+    ("y" * 100, 1, "(?<!y)y{60} is unknown"),
 ]
 WRONG_TEXTS = {
     "empty": "",

@@ -7,6 +7,7 @@ import pytest
 
 from vitft.system import (
     csv_line,
+    days_and_hours,
     duration,
     duration_fix,
     listing,
@@ -87,3 +88,12 @@ def test_a_duration_needs_a_unit(text: str, seconds: float | None, fix: str) -> 
 )
 def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59, "0 minutes"), (60, "1 minute"), (7199, "119 minutes"), (7200, "2 hours"),
+     (172_799, "47 hours"), (172_800, "2 days"), (8_640_000, "100 days")],
+)  # fmt: skip
+def test_an_age_has_one_unit_of_which_there_are_at_least_two(seconds: float, text: str) -> None:
+    assert days_and_hours(seconds) == text

@@ -69,6 +69,7 @@ from .structure import StructureError as StructureError
 from .structure import parse_json as parse_json
 from .structure import structured as structured
 from .text import csv_line as csv_line
+from .text import days_and_hours as days_and_hours
 from .text import duration as duration
 from .text import duration_fix as duration_fix
 from .text import escape_formula as escape_formula
