@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vitft.models import (
+    RopeConfig,
     VisionTransformer,
     ViTConfig,
     architecture_config,
@@ -43,6 +44,13 @@ def test_every_named_architecture_has_the_shapes_of_its_model(name: str) -> None
         pytest.param({"stem": (), "in_channels": 1}, id="root"),
         pytest.param({"stem": (1, 2, 3)}, id="stages"),
         pytest.param({"read_blocks": 2}, id="two blocks read"),
+        pytest.param({"read_blocks": 2, "pool": "mean"}, id="two blocks read by means"),
+        pytest.param({"pool": "map", "class_token": False}, id="attention pooling"),
+        pytest.param({"gated_mlp": True, "mlp_norm": True, "attn_norm": True}, id="gates, norms"),
+        pytest.param({"norm_layer": "rmsnorm", "patch_norm": True}, id="RMSNorm"),
+        pytest.param({"embed_norm": True, "proj_bias": False}, id="CLIP, without biases"),
+        pytest.param({"rope": RopeConfig(), "positions": False}, id="rotary positions"),
+        pytest.param({"final_norm": False}, id="no last norm"),
     ],
 )
 def test_every_option_has_the_shapes_of_its_model(options: dict[str, Any]) -> None:
