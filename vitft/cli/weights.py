@@ -1,6 +1,7 @@
 """`vitft weights`: list, inspect and download pretrained weights."""
 
 import argparse
+from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
@@ -168,13 +169,17 @@ def inspect_weights(args: argparse.Namespace) -> int:
             f"invalid --classes {args.classes}", fix="use an integer of 1 or more, or 0 for no head"
         )
     check_weights_name(args.file, allow_pickle=args.allow_pickle)
-    from vitft.models.pretrained.load import inspect_timm
+    from vitft.models.pretrained.load import load_backbone
     from vitft.models.pretrained.report import inspect
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
-    describe = inspect_timm if args.file.startswith("timm:") else inspect
-    for line in describe(
-        args.file, classes=args.classes, image_size=size, allow_pickle=args.allow_pickle
-    ):
+    options: Any = {"image_size": size, "allow_pickle": args.allow_pickle}
+    if args.file.startswith("timm:"):
+        _, report = load_backbone(args.file, num_classes=args.classes or 0, **options)
+        notes = [f"{'note:':<12}{note}" for note in report.notes]
+        lines = [f"{'sha256:':<12}{report.provenance['sha256']}", *report.lines(), *notes]
+    else:
+        lines = inspect(args.file, classes=args.classes, **options)
+    for line in lines:
         output.result(line)
     return 0

@@ -69,22 +69,13 @@ def measure_grey_range(
     own_wide = [path for path, is_one in zip(paths, flags, strict=True) if is_one]
     wide = sorted(gather(own_wide))
     some = {*wide[:: -(-len(wide) // MOST_MEASURED) or 1]}
-    facts = in_order(
+    found = in_order(
         lambda path: read_facts(path, max_pixels),
         [path for path in own_wide if path in some],
         workers=workers,
     )
-    return range_of(gather([found for found in facts if found is not None]), len(wide))
-
-
-def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
-    """Return the range of the measured values without outliers, and log it.
-
-    `images` is the number of images with more than 8 bits per channel; it is only used in the log.
-    The range is empty if there are no values, if all values are equal, or if they have different
-    types. Different types are reported in a warning.
-    """
-    kinds = Counter(found.kind for found in facts)
+    facts: list[ValueFacts] = gather([one for one in found if one is not None])
+    kinds = Counter(one.kind for one in facts)
     if len(kinds) > 1:
         types = listing(
             f"{count(number, 'image')} with {kind} values" for kind, number in kinds.items()
@@ -105,7 +96,7 @@ def range_of(facts: Sequence[ValueFacts], images: int) -> GreyRange:
     if not low < high:
         return ()
     log.info(
-        f"{count(images, 'image')} with more than 8 bits per channel: values from {low:,.6g} to "
+        f"{count(len(wide), 'image')} with more than 8 bits per channel: values from {low:,.6g} to "
         f"{high:,.6g} (the range of the dataset) are scaled to 8 bits{clips}"
     )
     return low, high

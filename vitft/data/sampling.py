@@ -30,16 +30,9 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
     random = np.random.default_rng([seed, epoch])
     if not balanced:
         return random.permutation(len(labels))
-    return random.permutation(balanced_draw(labels, seed, epoch))
-
-
-def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
-    """Return the indices of an equal number of images from each class, grouped by class.
-
-    The images of a class are drawn from a permutation that is reshuffled whenever it is used up.
-    Each epoch continues where the previous one ended, so over a run, the use counts of any two
-    images of a class differ by at most one.
-    """
+    # The images of a class are drawn from a permutation that is reshuffled whenever it is used up.
+    # Each epoch continues where the previous one ended, so over a run, the use counts of any two
+    # images of a class differ by at most one.
     known = np.asarray(labels)
     classes = sorted({*labels})
     each = len(labels) // len(classes)
@@ -50,7 +43,7 @@ def balanced_draw(labels: Sequence[int], seed: int, epoch: int) -> Order:
         piles = range(places[0] // len(own), places[-1] // len(own) + 1)
         dealt = [np.random.default_rng([seed, label, pile, 1]).permutation(own) for pile in piles]
         drawn.append(np.concatenate(dealt)[places - piles[0] * len(own)])
-    return np.concatenate(drawn)
+    return random.permutation(np.concatenate(drawn))
 
 
 def repeat_counts(order: Order) -> list[int]:

@@ -140,7 +140,18 @@ def new_model(
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
     waves = shape.pop("positions") == "waves"
-    image_size = weights.image_size or checked_size(folder, own_size)
+    image_size = weights.image_size
+    if not image_size:
+        reason = "differ in size, so a new model needs an input size"
+        if own_size is not None:
+            reason = (
+                f"are {own_size[1]}x{own_size[0]} pixels, which is too large for the default input "
+                "size of a new model"
+            )
+        if own_size is None or max(own_size) > 256:
+            fix = "set an input size, e.g. --image-size 64"
+            raise DataError(f"the images in {folder.root} {reason}", fix=fix)
+        image_size = own_size
     check_patches(image_size, spec.patch_size)
     config = ViTConfig(
         image_size=image_size,
@@ -193,25 +204,6 @@ def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
     image = opened.image
     red, green, blue = (channel.tobytes() for channel in image.split())
     return (image.height, image.width), red == green == blue
-
-
-def checked_size(folder: Folder, size: tuple[int, int] | None) -> tuple[int, int]:
-    """Check and return `size`, the common height and width of the images in a folder.
-
-    Raises:
-        DataError: The size is None because the images differ in size, or a side exceeds 256 pixels.
-    """
-    if size is not None and max(size) <= 256:
-        return size
-    reason = "differ in size, so a new model needs an input size"
-    if size is not None:
-        reason = (
-            f"are {size[1]}x{size[0]} pixels, which is too large for the default input size of a "
-            "new model"
-        )
-    raise DataError(
-        f"the images in {folder.root} {reason}", fix="set an input size, e.g. --image-size 64"
-    )
 
 
 def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:

@@ -172,7 +172,16 @@ def ready_shards(
     for number, shard in enumerate(shards, start=1):  # each download has its own progress bar
         log.debug(f"shard {number} of {len(shards)}: {shard.name}")
         found.append(ready_shard(place, shard, limits))
-        check_free_space(place, found, len(shards) - number)
+        # Those that are left must fit on the disk; their size is the mean of those fetched
+        sizes = [shard.file.size for shard in found if shard.file.file.startswith("shards/")]
+        needed = (len(shards) - number) * sum(sizes) / max(1, len(sizes))
+        free = shutil.disk_usage(place.folder).free
+        if needed > free:
+            raise ResourceError(
+                f"{place.text} needs about another {needed / 1e9:.1f} GB, but only "
+                f"{free / 1e9:.1f} GB is free in {place.folder.parent}",
+                fix=f"free some disk space, or choose a folder on another disk with {COPY_OPTION}",
+            )
     log.debug(f"{count(len(shards), 'shard')} copied")
     return found
 
@@ -198,7 +207,19 @@ def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Inde
     with writing(record, option=COPY_OPTION):
         record.parent.mkdir(parents=True, exist_ok=True)
     if not is_local(shard) and not path.is_file():
-        fetch_shard(shard, path, limits)
+        part = path.with_name(f"{path.name}.part")
+        if scheme_of(shard.address) in WEB:
+            try:
+                fetch_to_part(shard.address, part, limits=limits)
+            except DataError as error:
+                if not isinstance(error.__cause__, PrivateAddressError):
+                    raise
+                raise DataError(error.problem, fix=PRIVATE_FIX) from error
+        else:
+            fetch_file(shard.address, part, limits=limits)
+        with writing(path, option=COPY_OPTION):
+            part.replace(path)
+        remove_part(part)
     shown = shard.address
     try:
         contents = read_samples(path, shown=shown)
@@ -218,44 +239,6 @@ def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Inde
     )
     write_samples(record, indexed)
     return indexed
-
-
-def fetch_shard(shard: ShardPlace, path: Path, limits: DownloadLimits) -> None:
-    """Fetch a shard completely, resuming a partial download.
-
-    Raises:
-        DataError: The shard does not exist, is at a private address, or cannot be fetched.
-        ResourceError: The disk is full or too small.
-    """
-    part = path.with_name(f"{path.name}.part")
-    if scheme_of(shard.address) in WEB:
-        try:
-            fetch_to_part(shard.address, part, limits=limits)
-        except DataError as error:
-            if not isinstance(error.__cause__, PrivateAddressError):
-                raise
-            raise DataError(error.problem, fix=PRIVATE_FIX) from error
-    else:
-        fetch_file(shard.address, part, limits=limits)
-    with writing(path, option=COPY_OPTION):
-        part.replace(path)
-    remove_part(part)
-
-
-def check_free_space(place: Place, found: Sequence[IndexedShard], left: int) -> None:
-    """Raise a ResourceError if the shards that are left will not fit on the disk.
-
-    Their size is estimated by the mean of those that were fetched.
-    """
-    sizes = [shard.file.size for shard in found if shard.file.file.startswith("shards/")]
-    needed = left * sum(sizes) / max(1, len(sizes))
-    free = shutil.disk_usage(place.folder).free
-    if needed > free:
-        raise ResourceError(
-            f"{place.text} needs about another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB "
-            f"is free in {place.folder.parent}",
-            fix=f"free some disk space, or choose a folder on another disk with {COPY_OPTION}",
-        )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ Pure functions over tensors that already have vitft's names.
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from vitft.models.card import as_float32, tensor_mismatch
 from vitft.models.checkpoint import facts_of
 from vitft.models.pretrained.sidecar import SidecarFacts
 from vitft.models.shapes import vit_shapes
-from vitft.models.vit_config import SIZES, ViTConfig, stem_stride
+from vitft.models.vit_config import SIZES, Pool, ViTConfig, stem_stride
 from vitft.system.errors import UsageError, WeightsError
 
 
@@ -40,7 +39,14 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
         WeightsError: A required tensor is missing, the shapes are inconsistent or not supported, or
             the number of heads is unknown.
     """
-    depth, stem = depth_of(tensors), stem_of(tensors)
+    numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
+    gap = next((i for i in range(len(numbers)) if i not in numbers), None)
+    if not numbers or gap is not None:
+        raise WeightsError(
+            f"block {gap or 0} is missing from the weights, which have {len(numbers)} blocks",
+            fix="save or download the file again; it is incomplete",
+        )
+    stem = stem_of(tensors)
     kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
     stride = 1 if stem is None else stem_stride(stem)
     root = "patch_embed.backbone.stem.conv.weight" if stem else "patch_embed.backbone.conv.weight"
@@ -66,14 +72,31 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
         ratio = math.nextafter(ratio, math.inf)
     head = tensors.get("head.weight")
     has_bias = "blocks.0.norm1.bias" in tensors or "blocks.0.norm1.weight" not in tensors
+    heads = facts.heads
+    if heads is None:  # the usual number for this width
+        named = {size.width: size.heads for size in SIZES.values()}
+        heads = named.get(width, width // 64 if width % 64 == 0 else None)
+    if not heads or width % heads:
+        raise WeightsError(
+            f"the number of attention heads is unknown for a width of {width}"
+            if heads is None
+            else f"the width {width} is not a multiple of the number of attention heads, {heads}",
+            fix='set "num_attention_heads" in a config.json next to the weight file',
+        )
+    # The last norm may be missing only if the architecture is known; otherwise, its absence means
+    # that the file is damaged
+    known, has_fc_norm = facts.unstored, "fc_norm.weight" in tensors
+    is_mean = has_fc_norm or facts.pool == "avg" or not class_token
+    has_norm = known is None or known.final_norm or has_fc_norm or "norm.weight" in tensors
+    pool: Pool = "map" if "attn_pool.latent" in tensors else "mean" if is_mean else "cls"
     try:
         return ViTConfig(
             image_size=(rows * patch[0], columns * patch[1]),
             patch_size=patch,
             in_channels=channels,
             width=width,
-            depth=depth,
-            heads=heads_of(width, facts.heads),
+            depth=len(numbers),
+            heads=heads,
             mlp_ratio=ratio,
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
             proj_bias="blocks.0.attn.proj.bias" in tensors,
@@ -89,37 +112,22 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             class_token=class_token,
             activation=facts.activation or "gelu",
             positions="pos_embed" in tensors,
-            rope=facts.unstored.rope if facts.unstored else None,
+            rope=known.rope if known else None,
             norm_layer="layernorm" if has_bias else "rmsnorm",
             embed_norm="norm_pre.weight" in tensors,
             patch_norm="patch_embed.norm.weight" in tensors,
             attn_norm="blocks.0.attn.norm.weight" in tensors,
             mlp_norm="blocks.0.mlp.norm.weight" in tensors,
-            **pool_fields(tensors, facts),
+            pool=pool,
+            pool_heads=known.pool_heads if known and pool == "map" else 0,
+            final_norm=has_norm,
+            norm_before_pool=pool == "mean" and has_norm and not has_fc_norm,
         )
     except UsageError as error:  # an error in the file, e.g. an empty kernel
         raise WeightsError(
             f"the tensors do not form a valid Vision Transformer: {error.problem}",
             fix="use other weights",
         ) from error
-
-
-def pool_fields(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> dict[str, Any]:
-    """Return the fields of a `ViTConfig` that describe the layers after the last block.
-
-    The last norm may be missing only if the architecture is known; otherwise, its absence means
-    that the file is damaged.
-    """
-    known, has_fc_norm = facts.unstored, "fc_norm.weight" in tensors
-    is_mean = has_fc_norm or facts.pool == "avg" or "cls_token" not in tensors
-    has_norm = known is None or known.final_norm or has_fc_norm or "norm.weight" in tensors
-    pool = "map" if "attn_pool.latent" in tensors else "mean" if is_mean else "cls"
-    return {
-        "pool": pool,
-        "pool_heads": known.pool_heads if known and pool == "map" else 0,
-        "final_norm": has_norm,
-        "norm_before_pool": pool == "mean" and has_norm and not has_fc_norm,
-    }
 
 
 def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
@@ -141,22 +149,6 @@ def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
             fix="use other weights",
         )
     return tuple(counts)
-
-
-def depth_of(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of blocks.
-
-    Raises:
-        WeightsError: There are no blocks, or they are not numbered from 0 without gaps.
-    """
-    numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
-    gap = next((i for i in range(len(numbers)) if i not in numbers), None)
-    if not numbers or gap is not None:
-        raise WeightsError(
-            f"block {gap or 0} is missing from the weights, which have {len(numbers)} blocks",
-            fix="save or download the file again; it is incomplete",
-        )
-    return len(numbers)
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
@@ -198,28 +190,6 @@ def grid_of(
     if prefix and side * side == positions:
         return (side, side), 0
     return square(positions - prefix), prefix
-
-
-def heads_of(width: int, hinted: int | None) -> int:
-    """Return the number of heads: `hinted` if given, else the usual number for this width.
-
-    If no named model size has this width, the number of heads is width / 64.
-
-    Raises:
-        WeightsError: The number is unknown, or the width is not a multiple of it.
-    """
-    heads = hinted
-    if hinted is None:
-        named = {size.width: size.heads for size in SIZES.values()}
-        heads = named.get(width, width // 64 if width % 64 == 0 else None)
-    if heads and width % heads == 0:
-        return heads
-    raise WeightsError(
-        f"the number of attention heads is unknown for a width of {width}"
-        if heads is None
-        else f"the width {width} is not a multiple of the number of attention heads, {heads}",
-        fix='set "num_attention_heads" in a config.json next to the weight file',
-    )
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:

@@ -87,7 +87,17 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle, sha256=sha256)
     if classes and weights.stated_classes:
-        weights, is_kept = with_last_head(weights, classes)
+        # A head for the same classes is kept, for the last block
+        shape, tensors = weights.architecture, dict(weights.tensors)
+        is_usable = not (weights.unusable_head or shape.distilled or shape.pre_logits)
+        is_kept = is_usable and weights.stated_classes == tuple(classes)
+        how = "kept" if is_kept else f"not used: it is for {listing(weights.stated_classes)}"
+        if is_kept and shape.read_blocks > 1:
+            for part in ("weight", "bias"):
+                tensors[f"head.{part}"] = tensors.pop(f"last_head.{part}")
+            weights = replace(weights, tensors=tensors, architecture=replace(shape, read_blocks=1))
+        note = f"the head of {weights.name} is {how}"
+        weights = replace(weights, notes=(*weights.notes, note))
         num_classes = None if is_kept else num_classes
     has_pre_logits = weights.architecture.pre_logits
     keeps_head = num_classes is None and weights.architecture.num_classes > 0
@@ -186,27 +196,6 @@ def load_backbone(
     return reload_timm(found, **sizes, classes=options.get("classes", ()))
 
 
-def inspect_timm(
-    name: str,
-    *,
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    allow_pickle: bool = False,
-) -> list[str]:
-    """Describe the effects of loading `timm:NAME` or `timm:NAME=FILE`, without a head by default.
-
-    Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or are of another model.
-        UsageError: The image size is invalid.
-        ResourceError: The disk is full.
-    """
-    _, report = load_backbone(
-        name, num_classes=classes or 0, image_size=image_size, allow_pickle=allow_pickle
-    )
-    notes = [f"{'note:':<12}{note}" for note in report.notes]
-    return [f"{'sha256:':<12}{report.provenance['sha256']}", *report.lines(), *notes]
-
-
 def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
     """Build the model `random:NAME` with random weights from `seed`; return it and its report.
 
@@ -225,22 +214,6 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
         model = untrained(pretrained.config, drop_path=drop_path)
     provenance: Provenance = {"name": name}
     return model.eval(), replace(report, provenance=provenance, positions="random")
-
-
-def with_last_head(
-    weights: PretrainedWeights, classes: Sequence[str]
-) -> tuple[PretrainedWeights, bool]:
-    """Return the weights with a note on their head, for the last block, and whether it is kept."""
-    shape, tensors = weights.architecture, dict(weights.tensors)
-    is_usable = not (weights.unusable_head or shape.distilled or shape.pre_logits)
-    is_kept = is_usable and weights.stated_classes == tuple(classes)
-    how = "kept" if is_kept else f"not used: it is for {listing(weights.stated_classes)}"
-    if is_kept and shape.read_blocks > 1:
-        for part in ("weight", "bias"):
-            tensors[f"head.{part}"] = tensors.pop(f"last_head.{part}")
-        weights = replace(weights, tensors=tensors, architecture=replace(shape, read_blocks=1))
-    note = f"the head of {weights.name} is {how}"
-    return replace(weights, notes=(*weights.notes, note)), is_kept
 
 
 def make_report(

@@ -172,7 +172,24 @@ def read_sidecar(path: Path) -> SidecarFacts:
     is_hf = any(key in config.values for key in ("hidden_act", "num_attention_heads"))
     if is_hf or config.text("model_type") in TOWER_DEFAULTS:
         return hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
-    return timm_facts(config)
+    # Older files of timm have the statistics at the top level instead of in pretrained_cfg
+    cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
+    arguments = config.table("model_args")
+    pool = arguments.text("global_pool") or config.text("global_pool")
+    known = named_architecture(config)
+    architecture, tag = config.text("architecture"), cfg.text("tag")
+    return SidecarFacts(
+        unstored=unstored_facts(arguments, known) if known else None,
+        pool=pool or (timm_pool(known) if known else ""),
+        heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
+        norm_eps=known.norm_eps if known else None,
+        activation=stated_activation(arguments, "act_layer")
+        or (known.activation if known else None),
+        image_size=arguments.size("img_size") or cfg.size("input_size"),
+        classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
+        published=f"{architecture}.{tag}" if architecture and tag else "",
+        **timm_preprocessing_facts(cfg),
+    )
 
 
 def read_table_file(path: Path) -> JsonTable | None:
@@ -193,30 +210,6 @@ def read_table_file(path: Path) -> JsonTable | None:
     if not isinstance(values, dict):
         raise WeightsError(f"{path} does not contain a JSON object", fix=fix)
     return JsonTable(path, values)
-
-
-def timm_facts(config: JsonTable) -> SidecarFacts:
-    """Return the facts in timm's config.json.
-
-    Older files have the statistics at the top level instead of in pretrained_cfg.
-    """
-    cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
-    arguments = config.table("model_args")
-    pool = arguments.text("global_pool") or config.text("global_pool")
-    known = named_architecture(config)
-    architecture, tag = config.text("architecture"), cfg.text("tag")
-    return SidecarFacts(
-        unstored=unstored_facts(arguments, known) if known else None,
-        pool=pool or (timm_pool(known) if known else ""),
-        heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
-        norm_eps=known.norm_eps if known else None,
-        activation=stated_activation(arguments, "act_layer")
-        or (known.activation if known else None),
-        image_size=arguments.size("img_size") or cfg.size("input_size"),
-        classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
-        published=f"{architecture}.{tag}" if architecture and tag else "",
-        **timm_preprocessing_facts(cfg),
-    )
 
 
 def named_architecture(config: JsonTable) -> ViTConfig | None:
@@ -240,34 +233,28 @@ def unstored_facts(arguments: JsonTable, known: ViTConfig) -> UnstoredFacts:
     has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
     names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
     norms = [arguments.values[name] for name in names if name in arguments.values]
+    rope = (known.rope or RopeConfig()) if has_rope else None
+    if rope is not None:
+        base, offset = arguments.number("rope_temperature"), arguments.number("rope_grid_offset")
+        kind, order = arguments.text("rope_type"), arguments.text("rope_grid_indexing")
+        half = arguments.values.get("rope_rotate_half")
+        has_grid = "ref_feat_shape" in arguments.values
+        try:
+            rope = RopeConfig(
+                unit=rope.unit if kind is None else kind == "dinov3",
+                base=rope.base if base is None else base,
+                offset=rope.offset if offset is None else offset,
+                grid=arguments.size("ref_feat_shape") if has_grid else rope.grid,
+                x_first=rope.x_first if order is None else order == "xy",
+                halves=rope.halves if half is None else bool(half),
+            )
+        except UsageError as error:
+            raise WeightsError(f"{arguments.path}: {error.problem}", fix=error.fix) from error
     return UnstoredFacts(
-        rope=stated_rope(arguments, known.rope or RopeConfig()) if has_rope else None,
+        rope=rope,
         pool_heads=0 if heads == arguments.whole("num_heads", 1024) else heads,
         final_norm=any(norms) if norms else known.final_norm,
     )
-
-
-def stated_rope(arguments: JsonTable, known: RopeConfig) -> RopeConfig:
-    """Return the rotary position embeddings `known`, updated with the settings in timm's arguments.
-
-    Raises:
-        WeightsError: A setting is of the wrong type or out of range.
-    """
-    base, offset = arguments.number("rope_temperature"), arguments.number("rope_grid_offset")
-    kind, order = arguments.text("rope_type"), arguments.text("rope_grid_indexing")
-    half = arguments.values.get("rope_rotate_half")
-    has_grid = "ref_feat_shape" in arguments.values
-    try:
-        return RopeConfig(
-            unit=known.unit if kind is None else kind == "dinov3",
-            base=known.base if base is None else base,
-            offset=known.offset if offset is None else offset,
-            grid=arguments.size("ref_feat_shape") if has_grid else known.grid,
-            x_first=known.x_first if order is None else order == "xy",
-            halves=known.halves if half is None else bool(half),
-        )
-    except UsageError as error:
-        raise WeightsError(f"{arguments.path}: {error.problem}", fix=error.fix) from error
 
 
 def timm_pool(config: ViTConfig) -> str:

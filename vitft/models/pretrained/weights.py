@@ -151,7 +151,31 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
             ViT.
     """
     if "vitft.card" in raw.metadata:
-        return from_checkpoint(raw, facts, provenance)
+        # A checkpoint of vitft: its digest is verified, and its card describes the weights
+        try:
+            tensors, card = load_checkpoint(raw.path)
+        except RunError as error:
+            raise WeightsError(error.problem, fix=error.fix) from error
+        if not isinstance(card.architecture, ViTConfig):
+            raise WeightsError(
+                f"{raw.path} contains the timm model {card.architecture.timm}, not one of vitft's "
+                "own Vision Transformers",
+                fix="load it with vitft.models.pretrained.load.load_backbone",
+            )
+        check_fit(tensors, card.architecture)
+        provenance = descended(provenance, card.weights)
+        return PretrainedWeights(
+            name=provenance["name"],
+            origin=provenance["source"],
+            flavour="vitft",
+            tensors=tensors,
+            architecture=replace(card.architecture, drop_path=0.0),
+            transform=card.transform,
+            statistics_source="from the checkpoint's card",
+            provenance=provenance,
+            stated_classes=card.classes,
+            notes=facts.notes,
+        )
     try:
         converted = convert(raw.tensors)
         if converted.may_rotate and facts.unstored is None:
@@ -229,40 +253,6 @@ def with_usual_statistics(
     else:
         return facts
     return replace(facts, mean=mean, std=std, source=source)
-
-
-def from_checkpoint(
-    raw: RawWeights, facts: SidecarFacts, provenance: Provenance
-) -> PretrainedWeights:
-    """Verify the digest of a vitft checkpoint and return its weights as described by its card.
-
-    Raises:
-        WeightsError: The checkpoint is damaged, its card is not valid, or it contains a timm model.
-    """
-    try:
-        tensors, card = load_checkpoint(raw.path)
-    except RunError as error:
-        raise WeightsError(error.problem, fix=error.fix) from error
-    if not isinstance(card.architecture, ViTConfig):
-        raise WeightsError(
-            f"{raw.path} contains the timm model {card.architecture.timm}, not one of vitft's own "
-            "Vision Transformers",
-            fix="load it with vitft.models.pretrained.load.load_backbone",
-        )
-    check_fit(tensors, card.architecture)
-    provenance = descended(provenance, card.weights)
-    return PretrainedWeights(
-        name=provenance["name"],
-        origin=provenance["source"],
-        flavour="vitft",
-        tensors=tensors,
-        architecture=replace(card.architecture, drop_path=0.0),
-        transform=card.transform,
-        statistics_source="from the checkpoint's card",
-        provenance=provenance,
-        stated_classes=card.classes,
-        notes=facts.notes,
-    )
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
