@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +189,8 @@ def fixes_path(out: Path, root: Path) -> Path:
 
 def print_findings(outcome: "CheckResult") -> None:
     """Print the sizes of the classes and a few examples of each problem."""
+    from vitft.data.proposals import is_leak, subset_names
+
     audit = outcome.audit
     balance = audit["imbalance"]
     largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
@@ -206,7 +208,34 @@ def print_findings(outcome: "CheckResult") -> None:
     elif view:
         output.detail(describe_view(view, whose=whose))
     output.rows(rows)
-    for title, examples in examples_by_title(audit, paths_settled_by(outcome.former)).items():
+    # Suspects that earlier fixes keep or move are counted, but not repeated
+    kept = paths_settled_by(outcome.former)
+    groups = audit["duplicates"]
+    suspects = [entry for entry in audit["mislabels"] if entry["path"] not in kept]
+    decided = len(audit["mislabels"]) - len(suspects)
+    beside = f" (besides {decided:,} already decided)" * (decided > 0)
+    problems = {
+        "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
+        "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
+        "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
+        "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
+        "of all duplicates, in both training and validation": members(
+            g for g in groups if is_leak(g)
+        ),
+        "of all duplicates, in test and other images": members(
+            g for g in groups if g["across_split"] and "test" in subset_names(g)
+        ),
+        "of all duplicates, with different labels": members(
+            g for g in groups if g["labels_differ"]
+        ),
+        f"probable label errors{beside}": [
+            f"{entry['path']}: {entry['suggested']} "
+            f"({whole_percent(entry['suggested_probability'])}) rather than {entry['label']} "
+            f"({whole_percent(entry['given_probability'])})"
+            for entry in suspects
+        ],
+    }
+    for title, examples in problems.items():
         if examples:
             output.result(f"{title}: {len(examples):,}")
             for text in examples[:EXAMPLES]:
@@ -243,41 +272,6 @@ def print_next_steps(
     if outcome.folder.empty.content:
         output.note(labelled("Next", "remove the empty class folders or add --classes (see above)"))
     output.note(labelled("Next", shell_join([*command, "--fixes", written])))
-
-
-def examples_by_title(audit: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, list[str]]:
-    """Return all examples of each problem as lines of text, keyed by the problem's title.
-
-    Probable label errors of images in `kept`, the paths that earlier fixes keep or move, are not
-    repeated but counted in the title.
-    """
-    from vitft.data.proposals import is_leak, subset_names
-
-    groups = audit["duplicates"]
-    suspects = [entry for entry in audit["mislabels"] if entry["path"] not in kept]
-    decided = len(audit["mislabels"]) - len(suspects)
-    beside = f" (besides {decided:,} already decided)" * (decided > 0)
-    return {
-        "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
-        "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
-        "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
-        "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
-        "of all duplicates, in both training and validation": members(
-            g for g in groups if is_leak(g)
-        ),
-        "of all duplicates, in test and other images": members(
-            g for g in groups if g["across_split"] and "test" in subset_names(g)
-        ),
-        "of all duplicates, with different labels": members(
-            g for g in groups if g["labels_differ"]
-        ),
-        f"probable label errors{beside}": [
-            f"{entry['path']}: {entry['suggested']} "
-            f"({whole_percent(entry['suggested_probability'])}) rather than {entry['label']} "
-            f"({whole_percent(entry['given_probability'])})"
-            for entry in suspects
-        ],
-    }
 
 
 def members(groups: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -103,7 +103,17 @@ def explain_command(args: argparse.Namespace) -> int:
 
     The exit code is 3 if an image could not be read.
     """
-    method = choose_method(args)
+    if args.run is not None and args.weights is not None:
+        raise UsageError("--run and --weights cannot be combined", fix="use only one of them")
+    if not args.images and not args.model:
+        raise UsageError(
+            "no images given", fix="pass files or folders, or use --model to plot the weights"
+        )
+    if args.model or args.patches:
+        check_figures(args)
+    check_picture_side(args.size)
+    options = {name: getattr(args, name) for name in METHOD_OPTIONS}
+    method = chosen_method(args.method, options, about=args.about)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
         from vitft.models.pretrained.locate import check_weights_name
@@ -126,30 +136,23 @@ def explain_command(args: argparse.Namespace) -> int:
         else load_weights_model(args.weights, allow_pickle=args.allow_pickle, device=args.device)
     )
     if args.model:
-        return draw_model(model, images, out)
+        from vitft.explain.model import validation_files
+        from vitft.explain.model_figures import write_model_figures
+
+        figures = write_model_figures(model, images or validation_files(model.run), out)
+        for error in figures.failed:
+            output.warn(error.problem)
+        if "distance.png" not in figures.names:
+            reason = "none of the images could be read"
+            if not images:
+                reason = "attention distances are measured on images: name some after --model"
+            output.note(f"distance.png was not written: {reason}")
+        names = ", ".join(figures.names)
+        output.result(f"plots of {model.name} written to {out}/: {names}")
+        return 3 if figures.failed else 0
     if args.patches:
         return draw_patches(model, images, out)
     return draw_images(model, method, images, out, args)
-
-
-def choose_method(args: argparse.Namespace) -> Method:
-    """Return the attribution method selected by the options.
-
-    Raises:
-        UsageError: An option has no effect or contradicts another one, there is nothing to explain,
-            or the extra for plots is not installed.
-    """
-    if args.run is not None and args.weights is not None:
-        raise UsageError("--run and --weights cannot be combined", fix="use only one of them")
-    if not args.images and not args.model:
-        raise UsageError(
-            "no images given", fix="pass files or folders, or use --model to plot the weights"
-        )
-    if args.model or args.patches:
-        check_figures(args)
-    check_picture_side(args.size)
-    options = {name: getattr(args, name) for name in METHOD_OPTIONS}
-    return chosen_method(args.method, options, about=args.about)
 
 
 def check_figures(args: argparse.Namespace) -> None:
@@ -244,21 +247,3 @@ def exit_code(failed: int) -> int:
             f"{count(failed, 'image')} could not be explained: replace {them}, or leave {them} out"
         )
     return 3 if failed else 0
-
-
-def draw_model(model: "ExplainedModel", images: list[str], out: Path) -> int:
-    """Plot the model, print the file names and return the exit code."""
-    from vitft.explain.model import validation_files
-    from vitft.explain.model_figures import write_model_figures
-
-    figures = write_model_figures(model, images or validation_files(model.run), out)
-    for error in figures.failed:
-        output.warn(error.problem)
-    if "distance.png" not in figures.names:
-        reason = "none of the images could be read"
-        if not images:
-            reason = "attention distances are measured on images: name some after --model"
-        output.note(f"distance.png was not written: {reason}")
-    names = ", ".join(figures.names)
-    output.result(f"plots of {model.name} written to {out}/: {names}")
-    return 3 if figures.failed else 0

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
@@ -13,7 +12,6 @@ from vitft.export.plan import (
     EXPORT_FORMATS,
     FOREIGN_FORMATS,
     NUM_COMPARED,
-    ExportPlan,
     plan_export,
 )
 from vitft.system import console
@@ -21,9 +19,6 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count, listing, shell_quote
-
-if TYPE_CHECKING:
-    from vitft.export.job import Exported
 
 
 def add_export(parser: Parser) -> None:
@@ -134,37 +129,6 @@ def export_command(args: argparse.Namespace) -> int:
         from vitft.export.job import export_run
 
     done = export_run(args.run, plan)
-    print_export(done, plan)
-    if done.refused:  # the other formats are kept
-        fixes = dict.fromkeys(error.fix for error in done.refused)
-        problem = "; ".join(error.problem for error in done.refused)
-        raise RunError(problem, fix="; ".join(fixes))
-    if args.out is None and done.folder != Path("export"):
-        output.note(moved_note(done.folder, plan.formats))
-    if plan.dry_run:
-        output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
-        output.note(f"next: hf upload {plan.repo} {shell_quote(str(done.folder))}")
-    elif plan.repo:
-        from vitft.export.hub import push
-
-        output.note(f"pushing to {plan.repo}")
-        output.result(f"pushed: {push(done, plan)}")
-    return 0
-
-
-def moved_note(folder: Path, formats: Sequence[str]) -> str:
-    """Return the note about an export that is not in `export/`, which existed."""
-    note = f"export/ already existed, so this export is in {folder}/"
-    usable = [name for name in formats if name not in CLOSED_FORMATS]
-    if not usable:
-        return note
-    return (
-        f"{note}: other commands need --run {folder if len(formats) == 1 else folder / usable[0]}"
-    )
-
-
-def print_export(done: "Exported", plan: ExportPlan) -> None:
-    """Print whether the exports answer as the run does, and what was written."""
     for text in done.notes:
         output.note(text)
     on = f"on {count(done.images, 'validation image')}"
@@ -194,3 +158,29 @@ def print_export(done: "Exported", plan: ExportPlan) -> None:
         )
     if plan.formats == ("transformers",):
         output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')
+    if done.refused:  # the other formats are kept
+        fixes = dict.fromkeys(error.fix for error in done.refused)
+        problem = "; ".join(error.problem for error in done.refused)
+        raise RunError(problem, fix="; ".join(fixes))
+    if args.out is None and done.folder != Path("export"):
+        output.note(moved_note(done.folder, plan.formats))
+    if plan.dry_run:
+        output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
+        output.note(f"next: hf upload {plan.repo} {shell_quote(str(done.folder))}")
+    elif plan.repo:
+        from vitft.export.hub import push
+
+        output.note(f"pushing to {plan.repo}")
+        output.result(f"pushed: {push(done, plan)}")
+    return 0
+
+
+def moved_note(folder: Path, formats: Sequence[str]) -> str:
+    """Return the note about an export that is not in `export/`, which existed."""
+    note = f"export/ already existed, so this export is in {folder}/"
+    usable = [name for name in formats if name not in CLOSED_FORMATS]
+    if not usable:
+        return note
+    return (
+        f"{note}: other commands need --run {folder if len(formats) == 1 else folder / usable[0]}"
+    )

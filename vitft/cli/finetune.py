@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import OptionGroup, Parser
+from vitft.cli.parser import Parser
 from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
-from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, Option, option_settings
+from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, option_settings
 from vitft.config.request import requested_config
 from vitft.config.run import Config, parse_setting, to_toml
 from vitft.config.sections import DataSpec
@@ -36,7 +36,20 @@ def add_finetune(parser: Parser) -> None:
     parser.section("data options")
     parser.usage = "vitft finetune --data PATH [options]"
     for option in FINETUNE_OPTIONS:
-        add_option(parser.section(option.group), option)
+        group = parser.section(option.group)
+        kind, text = option.setting_type, option.text.replace("%", "%%")
+        if kind.type is bool:
+            group.add_argument(option.flag, action="store_true", default=None, help=text)
+        elif option.keyword == "tracker":
+            group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
+        else:
+            group.add_argument(
+                option.flag,
+                type=kind.type,
+                nargs=None if kind.length is None else "+",
+                metavar=option.placeholder,
+                help=text,
+            )
     parser.add_argument("--freeze", dest="train", help=argparse.SUPPRESS)  # former name of --train
     common.add_argument("--recipe", metavar="NAME", help="recipe, or TOML file with settings")
     common.add_argument(
@@ -66,23 +79,6 @@ def add_finetune(parser: Parser) -> None:
         help="seed for split and training (--set train.seed=N keeps the split, default: 0)",
     )
     parser.set_defaults(command=finetune_command)
-
-
-def add_option(group: OptionGroup, option: Option) -> None:
-    """Add the option for a setting, with the type of that setting."""
-    kind, text = option.setting_type, option.text.replace("%", "%%")
-    if kind.type is bool:
-        group.add_argument(option.flag, action="store_true", default=None, help=text)
-    elif option.keyword == "tracker":
-        group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
-    else:
-        group.add_argument(
-            option.flag,
-            type=kind.type,
-            nargs=None if kind.length is None else "+",
-            metavar=option.placeholder,
-            help=text,
-        )
 
 
 def finetune_command(args: argparse.Namespace) -> int:

@@ -69,7 +69,26 @@ def list_weights(args: argparse.Namespace) -> int:
     from vitft.models.pretrained.catalog import select_entries
 
     if not (args.all or args.size or args.licence or args.data):
-        list_recommended()
+        from vitft.models.pretrained.recommended import machine_speed, recommendations
+
+        speed = machine_speed()
+        output.table(
+            ("recommended weights", "", "licence", "MB", "1,000 images"),
+            [
+                (
+                    one.name,
+                    one.tier,
+                    marked_licence(one.entry.licence),
+                    f"{one.megabytes:,}",
+                    duration(max(1, one.seconds(1000, speed))),
+                )
+                for one in recommendations()
+            ],
+            numbers=2,
+        )
+        machine = "a GPU" if has_gpu() else "this CPU"
+        output.note(f"times are estimates for one pass over 1,000 images on {machine}")
+        output.note("no account is required; `vitft weights list --all` lists the whole catalogue")
         return 0
     chosen = select_entries(size=args.size, licence=args.licence, data=args.data)
     if not chosen:
@@ -92,30 +111,6 @@ def list_weights(args: argparse.Namespace) -> int:
     )
     output.note("none of these files is gated: no account is required")
     return 0
-
-
-def list_recommended() -> None:
-    """Print the recommended weights as a table, with their cost on this machine."""
-    from vitft.models.pretrained.recommended import machine_speed, recommendations
-
-    speed = machine_speed()
-    output.table(
-        ("recommended weights", "", "licence", "MB", "1,000 images"),
-        [
-            (
-                one.name,
-                one.tier,
-                marked_licence(one.entry.licence),
-                f"{one.megabytes:,}",
-                duration(max(1, one.seconds(1000, speed))),
-            )
-            for one in recommendations()
-        ],
-        numbers=2,
-    )
-    machine = "a GPU" if has_gpu() else "this CPU"
-    output.note(f"times are estimates for one pass over 1,000 images on {machine}")
-    output.note("no account is required; `vitft weights list --all` lists the whole catalogue")
 
 
 def show_weights(args: argparse.Namespace) -> int:

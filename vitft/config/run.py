@@ -35,16 +35,7 @@ class Config:
     train: TrainSpec = field(default_factory=TrainSpec)
 
     def __post_init__(self) -> None:
-        self.check_weights()
-        self.check_solver()
-        self.check_augmentation()
-
-    def check_weights(self) -> None:
-        """Check that the stages, the weights and the section `[model]` are compatible.
-
-        Raises:
-            UsageError: These settings are incompatible.
-        """
+        # The weights and the layers
         is_new, layers = self.weights.name == "none", self.train.layers
         if is_new and self.weights.image_size:
             check_patches(self.weights.image_size, self.model.patch_size)
@@ -66,13 +57,7 @@ class Config:
             f"train.layers={layers} has a stage after lora, which must be the last stage",
             fix="use lora as the last stage, e.g. --train head,lora",
         )
-
-    def check_solver(self) -> None:
-        """Check that the solver is compatible with the stages, augmentation and class balancing.
-
-        Raises:
-            UsageError: The solver conflicts with another setting, or two settings balance classes.
-        """
+        # The solver and the sampling
         is_lbfgs, is_balanced = self.optim.solver == "lbfgs", self.train.sampling == "balanced"
         require(
             not is_lbfgs or self.solvable,
@@ -97,13 +82,7 @@ class Config:
             "optim.class_weights=true and train.sampling=balanced both balance the classes",
             fix="use only one of them",
         )
-
-    def check_augmentation(self) -> None:
-        """Check that the augmentation and the cached views are compatible with the frozen layers.
-
-        Raises:
-            UsageError: These settings are incompatible.
-        """
+        # Augmentation, which frozen layers limit
         train = self.train
         trains_all_blocks = train.stages[-1] in ("all", "lora")
         is_cached = len(train.stages) == 1 and not trains_all_blocks and train.augment == "none"

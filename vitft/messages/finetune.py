@@ -50,7 +50,8 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
         if clause
         else []
     )
-    texts.append(_quoted(one))
+    within = f" (95% CI {rough_interval(one)})" if one.interval else ""
+    texts.append(f"{rough_percent(one)}{within}{_on(one)}")
     if results.exact:
         texts.append(f"all labels are right for {rough_percent(results.exact)} of the images")
     elif results.supporting:
@@ -105,12 +106,6 @@ def detail_lines(results: Results, found: RunResults, layers: str, planned: int)
     if (own := found.get("cross_validation")) and not results.estimate("cross-validation"):
         lines.append(f"the head alone, cross-validated: accuracy {percent(own['top1'])}")
     return [*lines, *_budget_lines(found.get("budget"))]
-
-
-def _quoted(one: Estimate) -> str:
-    """Return e.g. `94.3% (95% CI 92.9 to 95.5%), cross-validated on 1,200 images`."""
-    within = f" (95% CI {rough_interval(one)})" if one.interval else ""
-    return f"{rough_percent(one)}{within}{_on(one)}"
 
 
 def _on(one: Estimate) -> str:

@@ -73,27 +73,22 @@ def describe_start(found: StartTrial) -> str:
         text, verb = (f"the weights {name}", "were") if name else (text, "was")
         return f"{text} {verb} not tried: this needs {needed_budget(found['seconds_needed'])}"
     if name:
-        return describe_weights(name, found)
+        gain, (low, high) = found["top1"] - found["usual_top1"], found["gain_interval"]
+        points = f"{100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+        evidence = f"{points} on {found['images']:,} training images in cross-validation"
+        times = f"{found['relative_time']:.2g} times as long"
+        if low > 0:
+            return (
+                f"the weights {name} would bring about {evidence} and take about {times}: "
+                f"--weights {name}"
+            )
+        return f"the weights {name} would bring no clear gain: {evidence}, {times}"
     tall, wide = found["usual_size"]
     return (
         f"{text} was {'chosen' if found['chosen'] else 'tried, but not chosen'}: a head classifies "
         f"{percent(found['top1'])} of {found['images']:,} training images correctly in "
         f"cross-validation (at {format_size((tall, wide))} pixels: {percent(found['usual_top1'])})"
     )
-
-
-def describe_weights(name: str, found: StartTrial) -> str:
-    """Return a sentence about what other weights would bring, and how long they would take."""
-    gain, (low, high) = found["top1"] - found["usual_top1"], found["gain_interval"]
-    points = f"{100 * gain:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
-    evidence = f"{points} on {found['images']:,} training images in cross-validation"
-    times = f"{found['relative_time']:.2g} times as long"
-    if low > 0:
-        return (
-            f"the weights {name} would bring about {evidence} and take about {times}: "
-            f"--weights {name}"
-        )
-    return f"the weights {name} would bring no clear gain: {evidence}, {times}"
 
 
 def confirmed_in_float32(after: float, during: float, precision: str) -> str:

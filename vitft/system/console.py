@@ -237,13 +237,6 @@ def quiet_step(label: str) -> Iterator[None]:
         RUNNING.remove((ended, thread))
 
 
-def end_spinners() -> None:
-    """Remove the spinners of running steps: a terminal shows one bar at a time."""
-    for ended, thread in RUNNING:
-        ended.set()
-        thread.join()
-
-
 def spinner(label: str) -> "Bar":
     """Return a context manager that shows a spinner, a text and the seconds so far on stderr."""
     from rich.markup import escape
@@ -284,7 +277,9 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.live:
-            end_spinners()
+            for ended, thread in RUNNING:  # a terminal shows one bar at a time
+                ended.set()
+                thread.join()
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
             from rich.table import Column

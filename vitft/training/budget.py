@@ -275,7 +275,11 @@ class Search:
             trials[place] = trial
         self.found["used"] = used_seconds(self.context)
         write_budget(self.context.run, self.found)
-        log.info(describe_trial(trial))
+        log.info(
+            f"trained {layers_text(trial['layers'])} for {count(trial['epochs'], 'epoch')}: "
+            f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images correct "
+            f"(with the head alone: {percent(trial['head_top1'])})"
+        )
 
 
 def used_seconds(context: RunContext) -> float:
@@ -340,15 +344,6 @@ def best_trial(trials: list[TrialResults]) -> TrialResults | None:
 
     better = [trial for trial in trials if is_clear(trial) or is_likely(trial)]
     return max(better, key=gain, default=None)
-
-
-def describe_trial(trial: TrialResults) -> str:
-    """Return a log line about a trial."""
-    return (
-        f"trained {layers_text(trial['layers'])} for {count(trial['epochs'], 'epoch')}: "
-        f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images correct "
-        f"(with the head alone: {percent(trial['head_top1'])})"
-    )
 
 
 def with_choice(context: RunContext, found: BudgetResults) -> Config:

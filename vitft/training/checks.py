@@ -80,7 +80,13 @@ def check_request(
     data = prepare_data(config.data.path, config.data)
     if place := place_of(config.data.path):
         config = replace(config, data=replace(config.data, path=place.text))  # without secrets
-    check_table_settings(data, config.data)
+    named = {key: getattr(config.data, key.partition(".")[2]) for key in SETTING_OF.values()}
+    useless = [f"{key}={value}" for key, value in named.items() if value]
+    if useless and not is_table(data):
+        raise UsageError(
+            f"{useless[0]} has no effect: {config.data.path} is not a table",
+            fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})",
+        )
     scanned = scan(data, config.data)
     check_val_from(scanned, config.data)
     folder = assign_parts(scanned, config.data.val_from)
@@ -101,7 +107,13 @@ def check_request(
             config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
         )
     check_trackers(config.train.trackers)
-    check_not_begun(out, spell)
+    path = Path(out or "").expanduser()
+    if out and is_unfinished(path):
+        raise RunError(
+            f"folder {path} is not empty: it contains a run that has not finished",
+            fix=f"continue it with `{resume_command(path)}`, or choose a new or empty folder with "
+            f"{spell('out')}",
+        )
     planned = plan_run(out, short_name(config.data.path), spell=spell)
     if data.resolve() in planned.resolve().parents:  # never true of a table
         raise UsageError(
@@ -118,17 +130,6 @@ def log_data(folder: Folder, name: str) -> None:
     if folder.labels:
         kinds = f"with {count(len(folder.labels), 'label')}"
     log.info(labelled("Data", f"{name}, {files} {kinds}"))
-
-
-def check_not_begun(out: str | None, spell: Spelling) -> None:
-    """Raise a RunError if the run directory contains an unfinished run, which can be resumed."""
-    path = Path(out or "").expanduser()
-    if out and is_unfinished(path):
-        raise RunError(
-            f"folder {path} is not empty: it contains a run that has not finished",
-            fix=f"continue it with `{resume_command(path)}`, or choose a new or empty folder with "
-            f"{spell('out')}",
-        )
 
 
 def with_weights(config: Config, *, images: int) -> Config:
@@ -150,17 +151,6 @@ def with_weights(config: Config, *, images: int) -> Config:
         name, why = default_weights(images, device=config.train.device)
     log.info(labelled("Weights", f"{why} (choose others with --weights)"))
     return replace(config, weights=replace(config.weights, name=name))
-
-
-def check_table_settings(data: Path, spec: DataSpec) -> None:
-    """Raise a UsageError if a setting names a table column but the data is not a table."""
-    named = {key: getattr(spec, key.partition(".")[2]) for key in SETTING_OF.values()}
-    useless = [f"{key}={value}" for key, value in named.items() if value]
-    if useless and not is_table(data):
-        raise UsageError(
-            f"{useless[0]} has no effect: {spec.path} is not a table",
-            fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})",
-        )
 
 
 def check_val_from(folder: Folder, spec: DataSpec) -> None:

@@ -47,7 +47,10 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     if not solved.method.reads_several:
         context.inputs = of_last_block(context.inputs, best.model)
     first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
-    set_head(best.model, solved)
+    last_head = getattr(best.model, "last_head", None)
+    set_linear(best.model.head, solved.weight, solved.bias)
+    if last_head is not None:
+        set_linear(last_head, *(part * solved.method.alone for part in solved.last))
     for tried in solved.path:
         some = {} if tried.classes is None else {"cv_classes": tried.classes}
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
@@ -156,7 +159,17 @@ class HeadSolver:
         if cross_validation is not None:
             results["cross_validation"] = cross_validation
         if solved.candidates:
-            results["head"] = head_choice(self.context.best.model, solved, held_out, truth)
+            # Which blocks the head reads, and the scores that led to this choice
+            model = self.context.best.model
+            weight, bias = solved.last
+            right = (held_out @ weight.T + bias).argmax(dim=1) == truth
+            blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
+            results["head"] = {
+                "blocks": blocks,
+                "reads": solved.method.name,
+                "candidates": list(solved.candidates),
+                "last_block_top1": fraction_right(right) if blocks > 1 else None,
+            }
         return results
 
 
@@ -167,23 +180,6 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
     extractor = inputs.extractor.of_last_block()
     model.read_last_blocks(1)
     return replace(inputs, extractor=extractor, cut=cut_model(model, "head"))
-
-
-def head_choice(model: Model, solved: SolvedHead, x: Tensor, y: Tensor) -> HeadChoice:
-    """Return which blocks the fitted head reads, and the scores that led to this choice.
-
-    `x` (n, D) contains the last-block features of the validation images, and `y` (n,) their class
-    indices.
-    """
-    weight, bias = solved.last
-    right = (x @ weight.T + bias).argmax(dim=1) == y
-    blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
-    return {
-        "blocks": blocks,
-        "reads": solved.method.name,
-        "candidates": list(solved.candidates),
-        "last_block_top1": fraction_right(right) if blocks > 1 else None,
-    }
 
 
 def describe_choice(choice: HeadChoice) -> str:
@@ -270,14 +266,6 @@ def inputs_to_head(
     x: Tensor = model.pre_logits.cpu()(inputs.features(rows, view))
     model.pre_logits.to(inputs.data.device)
     return x
-
-
-def set_head(model: Model, solved: SolvedHead) -> None:
-    """Load the fitted head into the model."""
-    last_head = getattr(model, "last_head", None)
-    set_linear(model.head, solved.weight, solved.bias)
-    if last_head is not None:
-        set_linear(last_head, *(part * solved.method.alone for part in solved.last))
 
 
 def read_last_block(model: Model, head: LinearHead) -> None:

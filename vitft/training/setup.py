@@ -25,7 +25,7 @@ from vitft.data.inspection import describe_counts, log_inspection
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, check_folder_classes, split
+from vitft.data.split import check_folder_classes, split
 from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import eval_view
@@ -190,7 +190,13 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
         DivergedError: Features are not finite, or too large to compute with.
         RunError, ResourceError: The cache cannot be written, or a process was lost.
     """
-    setup = with_grey_range(setup, group)
+    grey_range = shared_grey_range(setup.folder, group, max_pixels=setup.config.data.max_pixels)
+    transform = replace(setup.report.transform, grey_range=grey_range)
+    setup = replace(
+        setup,
+        report=replace(setup.report, transform=transform),
+        pipeline=replace(setup.pipeline, transform=transform),
+    )
     config, view = setup.config, eval_view(setup.report.transform)
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
@@ -205,17 +211,6 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     if not config.train.cache and extractor is not None:
         prune(default_folder(), idle_s=3600)
     return Start(setup=setup, inspection=found, inputs=inputs, extraction_s=extraction_s)
-
-
-def with_grey_range(setup: Setup, group: ProcessGroup) -> Setup:
-    """Measure the grey range of the images, and return the setup with transforms that use it."""
-    grey_range = shared_grey_range(setup.folder, group, max_pixels=setup.config.data.max_pixels)
-    transform = replace(setup.report.transform, grey_range=grey_range)
-    return replace(
-        setup,
-        report=replace(setup.report, transform=transform),
-        pipeline=replace(setup.pipeline, transform=transform),
-    )
 
 
 def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> Inspection:
@@ -271,6 +266,14 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
     log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
+    weights = config.weights.name  # of a run, perhaps
+    known = images_of_weights(weights)
+    train, val = (
+        sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
+    )
+    if train + val:
+        run = shell_quote(str(run_of_weights(weights)))
+        log.warning(already_trained(weights, train + val, val, run))
     return Dataset(
         manifest=manifest,
         transform=setup.report.transform,
@@ -280,20 +283,8 @@ def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Datase
         duplicates=duplicates,
         groups=fold_groups(manifest, groups, duplicates),
         own_split=inspected.folder.layout == "split",
-        known_to_weights=count_known_images(manifest, config.weights.name),
+        known_to_weights=train + val,
     )
-
-
-def count_known_images(manifest: Manifest, weights: str) -> int:
-    """Return on how many images the weights, if they are a run's, were trained; log a warning."""
-    known = images_of_weights(weights)
-    train, val = (
-        sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
-    )
-    if train + val:
-        run = shell_quote(str(run_of_weights(weights)))
-        log.warning(already_trained(weights, train + val, val, run))
-    return train + val
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
