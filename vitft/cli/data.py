@@ -46,11 +46,8 @@ def fetch_data(args: argparse.Namespace) -> int:
     folder = fetched.folder
     for text in folder.notes:
         output.note(text)
-    images, classes = (
-        count(len(folder.files), "image"),
-        count(len(folder.classes), "class", "classes"),
-    )
-    output.result(f"{fetched.root}: {images} in {classes}")
+    classes = count(len(folder.classes), "class", "classes")
+    output.result(f"{fetched.root}: {count(len(folder.files), 'image')} in {classes}")
     expected = "as published" if archive.sha256 else "as recorded earlier"
     output.note(
         f"SHA-256 of the archive: {fetched.sha256}" + ("" if fetched.record else f" ({expected})")

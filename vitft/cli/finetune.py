@@ -87,7 +87,10 @@ def finetune_command(args: argparse.Namespace) -> int:
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_request
 
-    max_seconds = seconds_of(args.max_time) if args.max_time else 0.0
+    max_seconds = parse_duration(args.max_time or "") or 0.0
+    if args.max_time and not max_seconds:
+        problem = f"invalid --max-time {args.max_time!r}"
+        raise UsageError(problem, fix=f"use {duration_fix(args.max_time)}")
     if args.dry_run:
         return print_dry_run(args)
     is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
@@ -223,15 +226,3 @@ def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:
             f"{min(twice)} is set both by an option and by --set", fix="remove one of them"
         )
     return [*options, *settings]
-
-
-def seconds_of(text: str) -> float:
-    """Return the number of seconds in a time such as `90s`, `10m` or `2h`.
-
-    Raises:
-        UsageError: The text is not a time, or the time is 0.
-    """
-    seconds = parse_duration(text)
-    if not seconds:
-        raise UsageError(f"invalid --max-time {text!r}", fix=f"use {duration_fix(text)}")
-    return seconds

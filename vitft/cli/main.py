@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (see `system.errors`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with output.safe_streams() as stdout:
-        console.show_log(log_level(arguments))
+        levels = [LOG_LEVELS[flag] for flag in arguments if flag in LOG_LEVELS]
+        console.show_log(min(levels, default=logging.INFO))
         code = run_command(arguments)
         try:
             code = stdout.exit_code(code)
@@ -51,13 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.fail(error)
             code = error.exit_code
     return code
-
-
-def log_level(arguments: Sequence[str]) -> int:
-    """Return the level of log records to show, given the command-line arguments."""
-    if {*LOG_LEVELS} & {*arguments}:
-        return min(LOG_LEVELS[flag] for flag in arguments if flag in LOG_LEVELS)
-    return logging.INFO
 
 
 def run_command(arguments: list[str]) -> int:
@@ -145,7 +139,7 @@ def build_parser(command: str | None = None) -> Parser:
             added = commands.add_parser(name, help=text)
             if command in {None, name}:
                 getattr(importlib.import_module(f"vitft.cli.{name}"), f"add_{name}")(added)
-        commands.name_group(title, group)
+        parser.command_groups[title] = group
     return parser
 
 

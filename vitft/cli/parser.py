@@ -269,10 +269,6 @@ class Commands:
         self.parser.commands[name] = command
         return command
 
-    def name_group(self, title: str, names: Collection[str]) -> None:
-        """Show some of the commands under a title in the help."""
-        self.parser.command_groups[title] = names
-
 
 def add_threshold_options(group: OptionGroup) -> None:
     """Add the options for the threshold below which predictions are marked `not sure`."""

@@ -131,9 +131,7 @@ def run_server(server: "Server", bound: socket.socket, message: str) -> int:
     gc.collect()
     gc.freeze()  # pauses for garbage collection would delay requests
     output.result(message)
-    with contextlib.suppress(
-        Stopped
-    ):  # not raised if the signal is ignored, as in shell jobs with &
+    with contextlib.suppress(Stopped):  # not raised if it is ignored, as in shell jobs with &
         server.run(sockets=[bound])
     if server.exit_code:
         output.note("stopped")

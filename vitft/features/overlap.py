@@ -47,18 +47,6 @@ class PixelBatch(Generic[Image]):
     empty."""
 
 
-def gpu_sizes(images: int, *, most: int, workers: int) -> tuple[int, int]:
-    """Return the number of images per batch, and per chunk that a worker decodes at a time.
-
-    Both depend on nothing but the arguments, so a repeated pass computes the same batches.
-    """
-    batch = SMALLEST_BATCH
-    while batch * 2 <= images // BATCHES:
-        batch *= 2
-    chunk = max(1, min(LARGEST_CHUNK, images // (CHUNKS * max(1, workers))))
-    return min(batch, most), chunk
-
-
 def computed_batches(
     files: Sequence[Item],
     decode: Callable[[Sequence[Item]], list[Image]],
@@ -107,7 +95,12 @@ def computed_batches(
 
         return finish_and_save
 
-    size, each = gpu_sizes(len(files), most=size, workers=workers)
+    # Sizes that depend only on the arguments, so a repeated pass computes the same batches
+    batch_size = SMALLEST_BATCH
+    while batch_size * 2 <= len(files) // BATCHES:
+        batch_size *= 2
+    size = min(batch_size, size)
+    each = max(1, min(LARGEST_CHUNK, len(files) // (CHUNKS * max(1, workers))))
     ahead = 2 * (workers + size // each)
     with contextlib.closing(
         in_order(decode, in_chunks(files, each), workers=workers, ahead=ahead)

@@ -172,19 +172,20 @@ def chance_remedy(
     return "train longer, with another learning rate, or on more images"
 
 
-def using(results: Results, place: str, file_time: float, now: float | None = None) -> str:
+def using(results: Results, place: str, file_time: float) -> str:
     """Return e.g. `Using runs/latest (flower_photos, trained 4 minutes ago, accuracy 94%)`.
 
     Args:
         results: Numbers of the run.
         place: Where the model was found, as the user wrote it.
         file_time: Time of its file in seconds since 1970, for a run whose end is unknown.
-        now: Time in seconds since 1970; by default, the current time.
     """
-    ended = _seconds_since_1970(results.ended)
-    age = days_and_hours(
-        max(0.0, (time.time() if now is None else now) - (file_time if ended is None else ended))
-    )
+    ended: float | None = None
+    with contextlib.suppress(ValueError, OverflowError):
+        moment = datetime.fromisoformat(results.ended)
+        if 1970 < moment.year < 9999:  # not every time zone can represent other years
+            ended = moment.timestamp()
+    age = days_and_hours(max(0.0, time.time() - (file_time if ended is None else ended)))
     accuracy = "accuracy unknown"
     if one := results.headline:
         before = " before rounding to 8 bits" if results.rounded else ""
@@ -201,18 +202,6 @@ def using(results: Results, place: str, file_time: float, now: float | None = No
 def run_details(results: Results) -> str:
     """Return the name of a run and all its estimates, e.g. for `-v`."""
     return "; ".join([f"run {results.name}", *map(estimate_text, results.estimates)])
-
-
-def _seconds_since_1970(time: str) -> float | None:
-    """Return a time in ISO 8601 in seconds since 1970, or None if it is not such a time.
-
-    Years up to 1970 and from 9999 on are rejected: not every time zone can represent them.
-    """
-    with contextlib.suppress(ValueError, OverflowError):
-        moment = datetime.fromisoformat(time)
-        if 1970 < moment.year < 9999:
-            return moment.timestamp()
-    return None
 
 
 def accuracy_without_copies(value: float, bounds: Interval, images: str) -> str:

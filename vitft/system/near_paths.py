@@ -3,7 +3,7 @@
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -112,24 +112,20 @@ def without_suffix(name: str) -> str:
 
 def namesakes(parent: Path, name: str, accept: Accept) -> list[Path]:
     """Return paths of entries with a name (see `folded`) below a folder or next to it."""
+    # The subfolders, the folder above, and the folders two levels below
+    folders = subfolders(parent)
+    below = len(folders)
+    folders.append(Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent)
+    for folder in folders[:below]:
+        if len(folders) >= MAX_FOLDERS:
+            break
+        folders += subfolders(folder)
     found: list[Path] = []
-    for folder in nearby_folders(parent):
+    for folder in folders[:MAX_FOLDERS]:
         found += (folder / e.name for e in entries_of(folder, accept) if folded(e.name) == name)
         if len(found) >= MAX_FOUND:
             break
     return found[:MAX_FOUND]
-
-
-def nearby_folders(parent: Path) -> Iterator[Path]:
-    """Yield the subfolders of a folder, the folder above it, and the folders two levels below."""
-    below = subfolders(parent)
-    above = Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent
-    folders = [*below, above]
-    for folder in below:
-        if len(folders) >= MAX_FOLDERS:
-            break
-        folders += subfolders(folder)
-    yield from folders[:MAX_FOLDERS]
 
 
 def subfolders(folder: Path) -> list[Path]:

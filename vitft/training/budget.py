@@ -144,7 +144,11 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
         search = Search(context, method, found)
         search.run()
         if (best := best_trial(found["trials"])) is not None:
-            found["chosen"], found["epochs"] = best["layers"], search.final_epochs(best)
+            # Layers that gained usually gain more from longer training, as far as there is time
+            trial, tried = search.prepare(search.candidates[best["layers"]]), best["epochs"]
+            left, most = search.remaining(), trial.further_epochs(tried)
+            fitting = [n for n in range(tried, most + 1) if trial.final_seconds(n) <= left]
+            found["chosen"], found["epochs"] = best["layers"], max(fitting, default=tried)
             found["interpolation"] = best.get("interpolation", 1.0)
     chosen = found["chosen"] or "head"
     return {**found, "chosen": chosen, "used": used_seconds(context)}
@@ -232,17 +236,6 @@ class Search:
         trial = self.prepare(self.candidates[before["layers"]], fold=folds_of(before))
         place = self.found["trials"].index(before)
         self.record(pooled(before, trial.run(before["epochs"])), place)
-
-    def final_epochs(self, best: TrialResults) -> int:
-        """Return for how many epochs to train the layers of the best trial.
-
-        Layers that gained in a trial usually gain more from longer training, so time that is left
-        goes into at most `FURTHER` times as many epochs as in the trial.
-        """
-        trial, tried = self.prepare(self.candidates[best["layers"]]), best["epochs"]
-        left, most = self.remaining(), trial.further_epochs(tried)
-        fitting = [n for n in range(tried, most + 1) if trial.final_seconds(n) <= left]
-        return max(fitting, default=tried)
 
     def final_seconds(self, trial: TrialResults) -> float:
         """Return the time in seconds of the longest final training of a trial's layers."""

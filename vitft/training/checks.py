@@ -200,7 +200,20 @@ def check_resume(
     constant = optim.get("schedule") == "constant" and not optim.get("warmup")
     extended = {"optim.epochs"} if grows and constant else set[str]()
     if refused := {k: v for k, v in changed.items() if k not in allowed | extended}:
-        raise refused_changes(path, refused, typed or {})
+        by_option = {(typed or {}).get(key, key): values for key, values in refused.items()}
+        words = [
+            f"{name} was {'not set' if old in (None, '') else shown_value(old)} and is now "
+            f"{'not set' if new in (None, '') else shown_value(new)}"
+            for name, (old, new) in by_option.items()
+        ]
+        only = (
+            " (only a run with optim.schedule=constant and optim.warmup=0 can be given more epochs)"
+        )
+        raise RunError(
+            f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
+            fix=f"remove {listing(by_option)}, or start a new run without --resume"
+            f"{only * ('optim.epochs' in refused)}",
+        )
     environment = read_environment(path / "environment.json")
     status = environment["status"] if environment else None
     config = config_from_table(after)
@@ -240,25 +253,3 @@ def changed_settings(
         if old != new:
             changed[key] = (old, new)
     return changed
-
-
-def refused_changes(
-    path: Path, changed: Mapping[str, tuple[Any, Any]], typed: Mapping[str, str]
-) -> RunError:
-    """Return the error for settings that must not change, which names what the user typed."""
-    by_option = {typed.get(key, key): values for key, values in changed.items()}
-    unset = (None, "")
-    words = [
-        f"{option} was {'not set' if old in unset else shown_value(old)} and is now "
-        f"{'not set' if new in unset else shown_value(new)}"
-        for option, (old, new) in by_option.items()
-    ]
-    again = ""
-    if "optim.epochs" in changed:
-        again = (
-            " (only a run with optim.schedule=constant and optim.warmup=0 can be given more epochs)"
-        )
-    return RunError(
-        f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
-        fix=f"remove {listing(by_option)}, or start a new run without --resume{again}",
-    )

@@ -146,11 +146,8 @@ class Dataset:
         Raises:
             DataError: A file has been deleted or replaced since the start of the run.
         """
-        rows, size, channels = (
-            self.manifest.rows,
-            self.transform.image_size,
-            self.transform.channels,
-        )
+        rows, size = self.manifest.rows, self.transform.image_size
+        channels = self.transform.channels
         if not fits(len(rows), size, channels):
             return None
         table = torch.empty((len(rows), *size, channels), dtype=torch.uint8, device=self.device)

@@ -19,7 +19,7 @@ from vitft.features.neighbours import nearest_neighbours
 from vitft.messages.training import describe_head
 from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import CrossValidation, HeadChoice, SolvedHeadResults
+from vitft.metrics.results import CrossValidation, SolvedHeadResults
 from vitft.metrics.targets import are_right, fraction_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
@@ -61,7 +61,10 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     with console.quiet_step("cross-validating the head"):
         best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
-        log.debug(describe_choice(best.head_results["head"]))
+        choice = best.head_results["head"]
+        last, blocks = choice["candidates"][0], choice["blocks"]
+        read = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
+        log.debug(describe_head(last if blocks == 1 else read, last, blocks))
     return solved
 
 
@@ -180,13 +183,6 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
     extractor = inputs.extractor.of_last_block()
     model.read_last_blocks(1)
     return replace(inputs, extractor=extractor, cut=cut_model(model, "head"))
-
-
-def describe_choice(choice: HeadChoice) -> str:
-    """Return a log line that states how many blocks the head reads, and why."""
-    last, blocks = choice["candidates"][0], choice["blocks"]
-    best = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
-    return describe_head(last if blocks == 1 else best, last, blocks)
 
 
 def cross_validate_images(

@@ -6,13 +6,12 @@ assumed to be the same image, as in `vitft evaluate`. This module does not impor
 """
 
 import logging
-from collections.abc import Mapping, Sequence
 
 from vitft.config.run import read_run_config
 from vitft.data.draw import FormerSplit
 from vitft.data.duplicates import KnownImages
 from vitft.data.folder import File, Folder
-from vitft.data.inspection import InspectedFile, InspectedFolder
+from vitft.data.inspection import InspectedFolder
 from vitft.data.parts import Part
 from vitft.data.split import Manifest, run_manifest
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
@@ -58,7 +57,7 @@ def former_split(
     Args:
         like: Directory of the earlier run.
         inspected: The images of the new run.
-        fingerprints: Fingerprints of these images.
+        fingerprints: Fingerprints of these images, to which those of held-out images are added.
         max_pixels: Maximum number of pixels in an image of the earlier run.
         applies_fixes: Whether the new run applies a table of fixes.
 
@@ -77,7 +76,25 @@ def former_split(
     held = [row for row in manifest.rows if row.split != "train"]
     rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out rows override
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}
-    copies = held_out_copies(manifest, parts, inspected.good, fingerprints, max_pixels=max_pixels)
+    # Images held out before that the new data lacks: read from their folder, if it is still there
+    out = [row for row in manifest.rows if parts[row.sha256] != "train"]
+    gone = tuple(
+        File(row.path, row.label) for row in out if row.sha256 not in fingerprints.by_digest
+    )
+    folder = Folder(root=manifest.root, classes=manifest.classes, files=gone, layout="classes")
+    fingerprint_folder(folder, fingerprints, max_pixels=max_pixels)
+    lost = {row.path: row.sha256 for row in out if row.sha256 not in fingerprints.by_digest}
+    seen = list({row.sha256 for row in out if row.sha256 in fingerprints.by_digest})
+    known = KnownImages(fingerprints.table(seen))
+    copies: dict[str, Part] = {}  # of held-out images, with the originals' part
+    for file in inspected.good:
+        if parts.get(file.sha256, "train") != "train":
+            continue
+        near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
+        if file.path in lost and file.sha256 not in parts:
+            near.add(parts[lost[file.path]])
+        if near:
+            copies[file.sha256] = "test" if "test" in near else "val"
     digests = {row.sha256 for row in held}
     again = len(digests & {file.sha256 for file in inspected.good})
     also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
@@ -86,47 +103,6 @@ def former_split(
     )
     groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
     return FormerSplit(parts=parts | copies, groups=groups)
-
-
-def held_out_copies(
-    manifest: Manifest,
-    parts: Mapping[str, Part],
-    files: Sequence[InspectedFile],
-    fingerprints: Fingerprints,
-    *,
-    max_pixels: int,
-) -> dict[str, Part]:
-    """Return a mapping from the digests of copies of held-out images to the originals' splits.
-
-    Held-out images that are not among `files` are read from the data folder of their run, if they
-    are still there, and their fingerprints are added to `fingerprints`.
-
-    Args:
-        manifest: Split of the earlier run.
-        parts: Split (train, val or test) of each image of the earlier run, by digest.
-        files: The images of the new run.
-        fingerprints: Fingerprints of these images.
-        max_pixels: Maximum number of pixels in an image.
-    """
-    held = [row for row in manifest.rows if parts[row.sha256] != "train"]
-    gone = tuple(
-        File(row.path, row.label) for row in held if row.sha256 not in fingerprints.by_digest
-    )
-    folder = Folder(root=manifest.root, classes=manifest.classes, files=gone, layout="classes")
-    fingerprint_folder(folder, fingerprints, max_pixels=max_pixels)
-    lost = {row.path: row.sha256 for row in held if row.sha256 not in fingerprints.by_digest}
-    seen = list({row.sha256 for row in held if row.sha256 in fingerprints.by_digest})
-    known = KnownImages(fingerprints.table(seen))
-    copies: dict[str, Part] = {}
-    for file in files:
-        if parts.get(file.sha256, "train") != "train":
-            continue
-        near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
-        if file.path in lost and file.sha256 not in parts:
-            near.add(parts[lost[file.path]])
-        if near:
-            copies[file.sha256] = "test" if "test" in near else "val"
-    return copies
 
 
 def check_matches(like: str, former: FormerSplit, inspected: InspectedFolder) -> None:

@@ -85,7 +85,13 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     """Return the layer number of each parameter, counting from the input; the head is last."""
     for inner in model.modules():
         if isinstance(inner, TimmModel):
-            return timm_layers(model, inner)
+            from timm.models import group_parameters
+
+            groups = inner.net.group_matcher(coarse=False)
+            found = group_parameters(inner.net, groups, reverse=True)
+            top = max(found.values(), default=0)
+            at = {id(p): found.get(name, top) for name, p in inner.net.named_parameters()}
+            return {name: at.get(id(p), top + 1) for name, p in model.named_parameters()}
     names = [name for name, _ in model.named_parameters()]
     blocks = {name: re.search(r"\bblocks\.(\d+)\.", name) for name in names}
     last = max((int(match[1]) for match in blocks.values() if match), default=-1)
@@ -96,16 +102,6 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
         name: int(match[1]) + 1 if match else 0 if embeds.search(name) else last + 2
         for name, match in blocks.items()
     }
-
-
-def timm_layers(model: nn.Module, inner: TimmModel) -> dict[str, int]:
-    """Return the layer number of each parameter in timm's grouping; the head is the last layer."""
-    from timm.models import group_parameters
-
-    found = group_parameters(inner.net, inner.net.group_matcher(coarse=False), reverse=True)
-    last = max(found.values(), default=0)
-    at = {id(p): found.get(name, last) for name, p in inner.net.named_parameters()}
-    return {name: at.get(id(p), last + 1) for name, p in model.named_parameters()}
 
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:

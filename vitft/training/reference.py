@@ -128,27 +128,21 @@ def reference_features(
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy(), None, 0
     blocks, parts = intermediate_blocks(inputs.cut, model), list[Tensor]()
+
+    def compute(batch: Tensor, part: slice) -> Tensor:
+        """Compute from the inputs to the trained layers: pixels, or tokens from frozen layers."""
+        with exact_float32(inputs.data.device):
+            if inputs.cut.prefix is None:
+                return model.eval().features(batch[part], blocks).float().cpu()
+            start = inputs.cut.prefix.stop
+            return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()
+
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):
-            compute = functools.partial(trained_features, inputs, model, batch.inputs, blocks)
-            parts += inputs.limit.split(compute, len(batch.inputs))
+            split = functools.partial(compute, batch.inputs)
+            parts += inputs.limit.split(split, len(batch.inputs))
             progress.advance(len(batch.inputs))
     head, intermediate = torch.cat(parts).numpy(), None
     if blocks:
         head, intermediate = np.split(head, [model.feature_size], axis=1)
     return head, intermediate, blocks
-
-
-def trained_features(
-    inputs: StageInputs, model: Model, batch: Tensor, blocks: int, part: slice
-) -> Tensor:
-    """Return features of the trained model on the CPU for a slice of a batch, (B, D).
-
-    The batch contains inputs to the trained layers: pixels, or tokens from the frozen layers. For
-    `blocks`, see `intermediate_blocks`.
-    """
-    with exact_float32(inputs.data.device):
-        if inputs.cut.prefix is None:
-            return model.eval().features(batch[part], blocks).float().cpu()
-        start = inputs.cut.prefix.stop
-        return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()

@@ -65,26 +65,6 @@ TIMED_IMAGES = 32
 def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrials]:
     """Try a larger input size and other weights, if there is time.
 
-    Args:
-        start: The run at its usual input size.
-        started: Value of `time.monotonic()` at the start of the run.
-
-    Returns:
-        The start at the better size, and the trials.
-    """
-    found: StartTrials = {}
-    chosen, size = choose_input_size(start, started=started)
-    if size is not None:
-        found["size"] = size
-    weights = try_weights(chosen, start.setup.config.weights, started=started)
-    if weights is not None:
-        found["weights"] = weights
-    return chosen, found
-
-
-def choose_input_size(start: Start, *, started: float) -> tuple[Start, StartTrial | None]:
-    """Fit the head at a larger input size, if there is time, and return the better start of a run.
-
     The larger size is chosen if the cross-validated loss of the head on the training images is
     clearly lower there (see `EVIDENCE`). Validation images are not used. No other size is tried if
     the settings specify one, if the weights are random, if the model is one of timm's, or if there
@@ -95,20 +75,23 @@ def choose_input_size(start: Start, *, started: float) -> tuple[Start, StartTria
         started: Value of `time.monotonic()` at the start of the run.
 
     Returns:
-        The start at the chosen size, and the scores of both sizes. The scores are None if there is
-        no other size to try.
+        The start at the better size, and the trials.
     """
-    size = larger_size(start)
-    if size is None:
-        return start, None
-    larger = start_with(start, replace(start.setup.config.weights, image_size=size))
-    found = try_start(start, larger, fraction=SIZE_FRACTION, started=started)
-    if found is None:
-        return start, None
-    if found["chosen"]:
-        extract(larger, start.inputs.data.manifest.rows)
-    log_trial(found)
-    return (larger if found["chosen"] else start), found
+    found: StartTrials = {}
+    chosen, size = start, larger_size(start)
+    if size is not None:
+        larger = start_with(start, replace(start.setup.config.weights, image_size=size))
+        trial = try_start(start, larger, fraction=SIZE_FRACTION, started=started)
+        if trial is not None:
+            if trial["chosen"]:
+                extract(larger, start.inputs.data.manifest.rows)
+                chosen = larger
+            log_trial(trial)
+            found["size"] = trial
+    weights = try_weights(chosen, start.setup.config.weights, started=started)
+    if weights is not None:
+        found["weights"] = weights
+    return chosen, found
 
 
 def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTrial | None:
