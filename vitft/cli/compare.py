@@ -105,9 +105,7 @@ def print_comparison(comparison: "RunComparison") -> None:
         )
     if settings := comparison.setting_rows():
         output.table(
-            ("setting", *comparison.letters),
-            settings,
-            title="\nsettings in which the runs differ",
+            ("setting", *comparison.letters), settings, title="\nsettings in which the runs differ"
         )
     for text in comparison.limits:
         output.note(text)

@@ -56,11 +56,7 @@ def add_predict(parser: Parser) -> None:
     )
     common.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
     common.add_argument(
-        "--top-k",
-        type=int,
-        default=1,
-        metavar="K",
-        help="number of classes per image (default: 1)",
+        "--top-k", type=int, default=1, metavar="K", help="number of classes per image (default: 1)"
     )
     add_threshold_options(common)
     common.add_argument(

@@ -108,11 +108,7 @@ def serve_command(args: argparse.Namespace) -> int:
             args.threshold, args.precision, checkpoint.parent, engine
         )
         postprocess = Postprocess.for_run(
-            args.run,
-            engine,
-            top_k=len(engine.classes),
-            threshold=threshold,
-            thresholds=thresholds,
+            args.run, engine, top_k=len(engine.classes), threshold=threshold, thresholds=thresholds
         )
         postprocess.announce()
         server = make_server(engine, postprocess, limits, access)
@@ -142,8 +138,7 @@ def check_port(port: int) -> None:
     """Raise a UsageError if a port number is out of range."""
     if not 0 <= port < 2**16:
         raise UsageError(
-            f"invalid --port {port}",
-            fix="use a number from 1 to 65535, or 0 for any free port",
+            f"invalid --port {port}", fix="use a number from 1 to 65535, or 0 for any free port"
         )
 
 

@@ -91,11 +91,7 @@ def study_command(args: argparse.Namespace) -> int:
 
     with heavy_imports():
         from vitft.messages.study import HEAD_NOTE, lead_sentences
-        from vitft.study.results import (
-            heading,
-            short_rows,
-            write_results,
-        )
+        from vitft.study.results import heading, short_rows, write_results
         from vitft.study.run import run_study
 
     study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)

@@ -24,13 +24,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.folder import File, Folder
-from vitft.data.inspection import (
-    InspectedFile,
-    InspectedFolder,
-    OpenedImage,
-    collect,
-    inspect_file,
-)
+from vitft.data.inspection import InspectedFile, InspectedFolder, OpenedImage, collect, inspect_file
 from vitft.data.jpeg import can_resize, resized
 from vitft.data.loading import Pixels
 from vitft.data.transforms import View

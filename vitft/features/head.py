@@ -42,12 +42,7 @@ from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.confusions import most_frequent
 from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval
-from vitft.metrics.results import (
-    CrossValidation,
-    HeadCandidate,
-    LearningCurvePoint,
-    WeakClass,
-)
+from vitft.metrics.results import CrossValidation, HeadCandidate, LearningCurvePoint, WeakClass
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.metrics.values import Interval
 

@@ -24,13 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.features.reference import (
-    ClassStatistics,
-    Distances,
-    Features,
-    Reference,
-    combined,
-)
+from vitft.features.reference import ClassStatistics, Distances, Features, Reference, combined
 from vitft.metrics.results import OodResults
 from vitft.system.text import percent
 

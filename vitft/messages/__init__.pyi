@@ -9,8 +9,8 @@ from .results import difference_text as difference_text
 from .results import distinguishes as distinguishes
 from .results import estimate_text as estimate_text
 from .results import growth_text as growth_text
-from .results import how_measured as how_measured
 from .results import headline_text as headline_text
+from .results import how_measured as how_measured
 from .results import measured_on as measured_on
 from .results import run_details as run_details
 from .results import using as using

@@ -31,12 +31,7 @@ from vitft.metrics.intervals import (
     wilson_interval,
 )
 from vitft.metrics.label_metrics import label_results
-from vitft.metrics.results import (
-    ClassMetrics,
-    LabelResults,
-    Metrics,
-    ProbabilityMetrics,
-)
+from vitft.metrics.results import ClassMetrics, LabelResults, Metrics, ProbabilityMetrics
 from vitft.metrics.targets import are_right, chosen, mean_loss
 
 
@@ -189,10 +184,7 @@ def class_metrics(own: Flags, given: Flags, groups: Groups | None) -> ClassMetri
 
 
 def calibrated_metrics(
-    logits: Tensor,
-    labels: Tensor,
-    temperature: FittedTemperature,
-    groups: Groups | None = None,
+    logits: Tensor, labels: Tensor, temperature: FittedTemperature, groups: Groups | None = None
 ) -> ProbabilityMetrics:
     """Return unbiased estimates of the metrics that depend on the temperature.
 

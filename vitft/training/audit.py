@@ -21,11 +21,7 @@ from vitft.data.view_facts import measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group
 from vitft.features.head import HeldOutLogits, cross_validation_rows
-from vitft.features.label_errors import (
-    find_mislabels,
-    out_of_fold_logits,
-    score_given_labels,
-)
+from vitft.features.label_errors import find_mislabels, out_of_fold_logits, score_given_labels
 from vitft.features.near_copies import similar_images
 from vitft.features.penalty import default_penalty
 from vitft.metrics.results import AuditResults, Mislabel
@@ -126,10 +122,8 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     distinct = data.distinct
     pairs = similar_images(features)
     rows = sorted({row for pair in pairs for row in pair})
-    digests, fingerprints = (
-        [distinct[row].sha256 for row in rows],
-        Fingerprints(cache, data.transform.grey_range),
-    )
+    digests = [distinct[row].sha256 for row in rows]
+    fingerprints = Fingerprints(cache, data.transform.grey_range)
     folder = Folder(
         root=data.manifest.root,
         classes=data.manifest.classes,

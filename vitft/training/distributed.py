@@ -280,11 +280,7 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
     with report_lost_process(), signal_handlers(signal.SIG_DFL):
         group.store = rendezvous_store(timeout)
         distributed.init_process_group(
-            backend,
-            store=group.store,
-            rank=group.rank,
-            world_size=group.size,
-            timeout=timeout,
+            backend, store=group.store, rank=group.rank, world_size=group.size, timeout=timeout
         )
     try:
         yield group

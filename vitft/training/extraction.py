@@ -101,10 +101,7 @@ def inspect_shards(
         computed = sum(group.gather(extractor.computed))
         log_cached_features(inspected, computed)
     return Inspection(
-        inspected=inspected,
-        duplicates=duplicates,
-        fingerprints=fingerprints,
-        computed=computed,
+        inspected=inspected, duplicates=duplicates, fingerprints=fingerprints, computed=computed
     )
 
 
@@ -129,11 +126,7 @@ def compute_views(
         for view in views:
             try:
                 extractor.compute(
-                    str(manifest.root),
-                    files,
-                    view,
-                    claim=group.claims(),
-                    progress=progress.advance,
+                    str(manifest.root), files, view, claim=group.claims(), progress=progress.advance
                 )
             except ImageError as error:
                 raise vanished_error(error) from error

@@ -205,9 +205,7 @@ class Trainer:
             except RuntimeError as error:
                 if self.sharded and is_lost_process(error):
                     raise lost_process(str(error)) from error
-                if self.sharded and is_out_of_memory(
-                    error
-                ):  # the other ranks are waiting for this rank's slice of a block
+                if self.sharded and is_out_of_memory(error):  # other ranks wait for this one
                     raise ResourceError(
                         f"out of memory with {count(self.micro_batch, 'image')} at a time",
                         fix="resume the run with a smaller micro-batch (--resume RUN --set "

@@ -14,8 +14,8 @@ from pathlib import Path
 from torch import nn
 
 from vitft.config.defaults import FINE_TUNING
-from vitft.config.labels import check_several_labels
 from vitft.config.run import Config, to_toml
+from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.draw import draw, joined_groups, joined_note
@@ -54,12 +54,7 @@ from vitft.training.batches import caches_views, training_views
 from vitft.training.checks import log_data
 from vitft.training.dataset import Dataset, StageInputs, fold_groups
 from vitft.training.distributed import ProcessGroup, check_sharding
-from vitft.training.extraction import (
-    Inspection,
-    compute_views,
-    inspect_shards,
-    shared_grey_range,
-)
+from vitft.training.extraction import Inspection, compute_views, inspect_shards, shared_grey_range
 from vitft.training.like import check_matches, former_split
 from vitft.training.optim import batch_slices, with_step_defaults
 from vitft.training.same_weights import at_recorded_commit, checked_report
@@ -126,8 +121,18 @@ def load_data_and_model(
     folder, data_spec = apply_fixes(folder, located)
     if resume and group.is_main:  # a new run has logged this before torch was imported
         log_data(folder, short_name(config.data.path))
-    if folder.labels:
-        check_several_labels(config)
+    needs_one_class = {
+        f"--budget {config.train.budget}": bool(config.train.budget),
+        "optim.class_weights=true": config.optim.class_weights,
+        "train.sampling=balanced": config.train.sampling == "balanced",
+        f"data.fixes={config.data.fixes}": bool(config.data.fixes),
+    }
+    for setting, is_set in needs_one_class.items():
+        require(
+            not (folder.labels and is_set),
+            f"{setting} cannot be used for multi-label classification",
+            fix="remove it, or use data.labels=one if each image has exactly one class",
+        )
     config = replace(config, data=data_spec)
     recorded = recorded or {}
     pipeline, report = load_pipeline(

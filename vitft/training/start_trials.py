@@ -33,11 +33,7 @@ from vitft.metrics.budget_results import StartTrial, StartTrials
 from vitft.metrics.intervals import PairedDifference, mean_error
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.pretrained.locate import RANDOM
-from vitft.models.pretrained.recommended import (
-    Recommendation,
-    cached_alternatives,
-    machine_speed,
-)
+from vitft.models.pretrained.recommended import Recommendation, cached_alternatives, machine_speed
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.errors import WeightsError
