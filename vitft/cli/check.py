@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 EXAMPLES = 5
 """Maximum number of examples printed for each problem; `--format json` prints all of them."""
 
-
 LITTLE = 0.5
 """Fraction of an image's area below which `check` says how little of it the model sees."""
 

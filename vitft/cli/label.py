@@ -27,7 +27,6 @@ from vitft.system.text import count, listing, shell_join, shell_quote
 BUNDLED = "demo"
 """Name of the default weights, which are bundled with vitft."""
 
-
 MIN_PER_CLASS = 2
 """Number of images per class without which a class cannot be split into training and validation."""
 

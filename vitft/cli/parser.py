@@ -18,7 +18,6 @@ from vitft.system.text import listing, shell_join
 FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
 
-
 FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--config": ("--recipe",),
     "--cfg": ("--recipe",),

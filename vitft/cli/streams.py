@@ -21,7 +21,6 @@ CLOSED_PIPE = 141
 SUCCESSES = (0, 3)
 """Exit codes of commands that produced results; 3 means that some inputs could not be read."""
 
-
 REPLACEMENTS = {"█": "#", "░": ".", "−": "-", "–": "-", "×": "x", "…": "...", "·": "|"}
 """Replacements for characters that the encoding of a stream lacks; others are escaped."""
 

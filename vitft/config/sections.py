@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from vitft.config.schema import Named, check_pattern, check_values, invalid, multiples, require
-from vitft.config.stages import is_valid
 from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
 
@@ -532,7 +531,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "train")
-        if not is_valid(self.layers):
+        if not are_stages(self.layers):
             raise invalid(
                 "train.layers",
                 self.layers,
@@ -578,3 +577,17 @@ def layers_text(stage: str) -> str:
     if number != stage:
         return "the last block" if number == "1" else f"the last {number} blocks"
     return {"all": "all layers", "lora": "LoRA adapters"}.get(stage, f"the {stage}")
+
+
+def are_stages(layers: str) -> bool:
+    """Return whether all stages are valid, and in ascending order of trained parameters."""
+    ranks = [stage_rank(stage.strip()) for stage in layers.split(",")]
+    return min(ranks) >= 0 and ranks == sorted({*ranks})
+
+
+def stage_rank(stage: str) -> float:
+    """Return a sort key: higher for stages with more trained parameters, -1 for invalid stages."""
+    number = stage.removeprefix("blocks:")
+    if number != stage and number.isdecimal() and int(number) > 0:
+        return 2 + int(number)
+    return {"head": 0, "pre_logits": 1, "lora": 1.5, "all": math.inf}.get(stage, -1)

@@ -325,7 +325,7 @@ class Progress:
                 self.task,
                 completed=self.done,
                 count=self.count_text(),
-                metrics=self.metrics_beside_bar(),
+                metrics=self.metrics_text(most=stderr().width),
                 left=self.time_left(),
             )
         elif not self.is_complete and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
@@ -346,19 +346,15 @@ class Progress:
         """Return the number of units done and, if it is known, the total, such as `120/600`."""
         return str(self.done) if self.total is None else f"{self.done}/{self.total}"
 
-    def metrics_beside_bar(self) -> str:
-        """Return the text beside the bar: on a narrow terminal, the metrics without the speed."""
-        if self.metrics and stderr().width < WIDE_COLUMNS:
-            return "  ".join(f"{name} {value}" for name, value in self.metrics.items())
-        return self.metrics_text()
-
-    def metrics_text(self) -> str:
-        """Return the metrics and the speed, such as `loss 0.42  61 images/s`."""
+    def metrics_text(self, most: int = WIDE_COLUMNS) -> str:
+        """Return e.g. `loss 0.42  61 images/s`, without the speed on a narrow terminal."""
         done = self.done - self.before
         speed = done / max(1e-9, time.monotonic() - self.started)
         digits = 0 if speed >= 10 or done == 0 else 1
         parts = [f"{name} {value}" for name, value in self.metrics.items()]
-        return "  ".join([*parts, f"{speed:,.{digits}f} {self.unit}/s"])
+        if not parts or most >= WIDE_COLUMNS:
+            parts.append(f"{speed:,.{digits}f} {self.unit}/s")
+        return "  ".join(parts)
 
     def time_left(self) -> str:
         """Return the estimated time left, such as `40 s left`, or "" until there is an estimate.

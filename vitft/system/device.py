@@ -14,13 +14,6 @@ from vitft.system.errors import UsageError
 from vitft.system.text import count
 
 
-def usable_devices() -> str:
-    """Return the devices of this machine, as in `auto, cpu or cuda:0`."""
-    names = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    names += ["mps"] * torch.backends.mps.is_available()
-    return " or ".join([", ".join(names[:-1]), names[-1]])
-
-
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
     """Return the device with a given name.
 
@@ -34,7 +27,9 @@ def pick_device(wanted: str, *, number: int = 0) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", number)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    fix = f"use --device {usable_devices()}"
+    names = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    names += ["mps"] * torch.backends.mps.is_available()
+    fix = f"use --device {', '.join(names[:-1])} or {names[-1]}"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:  # torch lists all types that it was ever built for

@@ -60,9 +60,7 @@ CROPS = MappingProxyType({"augment": "crop", "crop_scale": 0.4})
 def layers_to_try(model: Model) -> list[LayerSettings]:
     """Return the candidates for a model, in order of increasing time per training step."""
     everything = LayerSettings(layers="all", optim=EVERYTHING, train=CROPS)
-    if not isinstance(model, VisionTransformer):
-        return [everything]
-    if model.config.depth <= 4:
+    if not isinstance(model, VisionTransformer) or model.config.depth <= 4:
         return [everything]
     return [LayerSettings(layers="blocks:4", optim=LAST_BLOCKS), everything]
 

@@ -114,7 +114,17 @@ def load_data_and_model(
         WeightsError: The weights cannot be found or read, or do not match the configuration.
         UsageError: The device or a setting cannot be used.
     """
-    located = with_absolute_paths(config.data)
+    spec = config.data
+    place, path = place_of(spec.path), data_path(spec.path, spec.root).resolve()
+    located = replace(
+        spec,
+        path=place.text if place else str(path),
+        root=str(base_folder(path, spec.root).resolve())
+        if spec.root and is_table(path)
+        else spec.root,
+        classes=str(Path(spec.classes).expanduser().resolve()) if spec.classes else "",
+        like=str(run_path(spec.like).resolve()) if spec.like else "",  # `latest` may change
+    )
     folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
     if folder.table and folder.root != base_folder(folder.table, located.root):
         located = replace(located, root=str(folder.root))  # where the paths in split.csv begin
@@ -166,19 +176,6 @@ def load_data_and_model(
     share = f"{most}{trained:,} of {total:,} parameters"
     log.debug(labelled("Trained", share))
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
-
-
-def with_absolute_paths(spec: DataSpec) -> DataSpec:
-    """Return the settings with absolute paths to the data, its base folder and other files."""
-    place, data = place_of(spec.path), data_path(spec.path, spec.root).resolve()
-    root = (
-        str(base_folder(data, spec.root).resolve()) if spec.root and is_table(data) else spec.root
-    )
-    like = str(run_path(spec.like).resolve()) if spec.like else ""  # `latest` may change
-    classes = str(Path(spec.classes).expanduser().resolve()) if spec.classes else ""
-    return replace(
-        spec, path=place.text if place else str(data), root=root, classes=classes, like=like
-    )
 
 
 def count_parameters(model: Model, names: Sequence[str]) -> int:
@@ -348,7 +345,16 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     setup = load_data_and_model(config, ProcessGroup())
     config, folder, model = setup.config, setup.folder, setup.pipeline.model
     labels = expected_training_labels(folder, config.data)
-    plan = describe_images(folder, labels), *folder.notes
+    test = sum(file.part == "test" for file in folder.files)
+    what = f"in {len(folder.classes)} classes"
+    if folder.labels:
+        what = f"with {count(len(folder.labels), 'label')}"
+    split = (
+        f"{count(len(folder.files), 'image')} {what}, not opened yet: "
+        f"about {len(labels):,} for training and {len(folder.files) - len(labels) - test:,} for "
+        f"validation{f', and {test:,} for the final test' * (test > 0)}"
+    )
+    plan = split, *folder.notes
     if config.train.sampling == "balanced":
         plan += (describe_epoch(labels, folder.classes),)
     for stage in config.train.stages:
@@ -363,20 +369,6 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     for text in plan:
         log.info(text)
     log.info(f"dry run: nothing was trained; the run would be written to {out}")
-
-
-def describe_images(folder: Folder, labels: Sequence[int]) -> str:
-    """Describe the images of a folder, given the expected training labels."""
-    test = sum(file.part == "test" for file in folder.files)
-    held_back = len(folder.files) - len(labels) - test
-    tested = f", and {test:,} for the final test" if test else ""
-    what = f"in {len(folder.classes)} classes"
-    if folder.labels:
-        what = f"with {count(len(folder.labels), 'label')}"
-    return (
-        f"{count(len(folder.files), 'image')} {what}, not opened yet: "
-        f"about {len(labels):,} for training and {held_back:,} for validation{tested}"
-    )
 
 
 def describe_solver(config: Config, stage: str, labels: Sequence[int], trained: nn.Module) -> str:

@@ -74,6 +74,10 @@ def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrial
         The start at the better size, and the trials.
     """
     found: StartTrials = {}
+    name, few = start.setup.config.weights.name, MIN_TRIAL_IMAGES
+    is_new = name == "none" or name.startswith(RANDOM)
+    if not start.setup.config.train.budget or is_new or len(start.inputs.data.manifest.train) < few:
+        return start, found
     chosen, size = start, larger_size(start)
     if size is not None:
         larger = start_with(start, replace(start.setup.config.weights, image_size=size))
@@ -155,12 +159,6 @@ def try_start(start: Start, other: Start, *, fraction: float, started: float) ->
 def weights_to_try(start: Start, *, started: float) -> Recommendation | None:
     """Return the most accurate other weights in the cache for which there is time, or None."""
     config, data = start.setup.config, start.inputs.data
-    if (
-        not config.train.budget
-        or is_random(config.weights)
-        or len(data.manifest.train) < MIN_TRIAL_IMAGES
-    ):
-        return None
     origin = start.setup.report.provenance
     others = cached_alternatives(origin.get("name", ""), origin.get("licence", ""))
     if not others:
@@ -174,26 +172,14 @@ def weights_to_try(start: Start, *, started: float) -> Recommendation | None:
 
 def larger_size(start: Start) -> tuple[int, int] | None:
     """Return the larger input size (height, width) to try, or None if none should be tried."""
-    config, model = start.setup.config, start.setup.pipeline.model
-    weights, training = config.weights, start.inputs.data.manifest.train
-    if (
-        not config.train.budget
-        or is_random(weights)
-        or weights.image_size is not None
-        or not isinstance(model, VisionTransformer)
-        or len(training) < MIN_TRIAL_IMAGES
-    ):
+    model, given = start.setup.pipeline.model, start.setup.config.weights.image_size
+    if given is not None or not isinstance(model, VisionTransformer):
         return None
     height, width = (
         round(ENLARGEMENT * side / patch) * patch
         for side, patch in zip(model.config.image_size, model.config.patch_size, strict=True)
     )
     return height, width
-
-
-def is_random(weights: WeightsSpec) -> bool:
-    """Return whether the weights are not pretrained."""
-    return weights.name == "none" or weights.name.startswith(RANDOM)
 
 
 def start_with(start: Start, weights: WeightsSpec) -> Start:

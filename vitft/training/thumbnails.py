@@ -125,7 +125,16 @@ class ThumbnailMaker:
 
         def draw(batch: Mapping[str, PixelArray]) -> list[tuple[str, bytes]]:
             torch.set_num_threads(1)  # for this thread: one core per batch, as in `extract`
-            return self.draw_attention(model, batch)
+            some = next(model.parameters())
+            stack = torch.from_numpy(np.stack([*batch.values()])).to(some.device)
+            classes = torch.tensor([self.predicted[name] for name in batch])
+            maps = relevance_map(model, self.transform.normalise(stack).to(some.dtype), classes)
+            overlays = []
+            for (name, pixels), relevance in zip(batch.items(), maps, strict=True):
+                view = Image.fromarray(pixels)
+                view = view.resize(thumbnail_size(view.size), Image.Resampling.BICUBIC)
+                overlays.append((name, thumbnail_jpeg(overlay(view, relevance))))
+            return overlays
 
         before = torch.get_num_threads()
         try:
@@ -137,21 +146,6 @@ class ThumbnailMaker:
             log.info(f"the report will have no relevance overlays: {error.problem}")
         finally:
             torch.set_num_threads(before)
-
-    def draw_attention(
-        self, model: nn.Module, views: Mapping[str, PixelArray]
-    ) -> list[tuple[str, bytes]]:
-        """Return the digest and the overlay of each view in a batch."""
-        some = next(model.parameters())
-        stack = torch.from_numpy(np.stack([*views.values()])).to(some.device)
-        classes = torch.tensor([self.predicted[name] for name in views])
-        maps = relevance_map(model, self.transform.normalise(stack).to(some.dtype), classes)
-        overlays = []
-        for (name, pixels), relevance in zip(views.items(), maps, strict=True):
-            view = Image.fromarray(pixels)
-            view = view.resize(thumbnail_size(view.size), Image.Resampling.BICUBIC)
-            overlays.append((name, thumbnail_jpeg(overlay(view, relevance))))
-        return overlays
 
 
 def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
