@@ -6,7 +6,7 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.cli.shared_options import add_shared
-from vitft.models.licences import marked_licence
+from vitft.models.licences import licence_terms, marked_licence
 from vitft.system.errors import UsageError
 from vitft.system.speed import has_gpu
 from vitft.system.text import duration
@@ -66,7 +66,7 @@ def add_weights(parser: Parser) -> None:
 
 def list_weights(args: argparse.Namespace) -> int:
     """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
-    from vitft.models.pretrained.catalog import select_entries
+    from vitft.models.pretrained.catalog import catalog_entries
 
     if not (args.all or args.size or args.licence or args.data):
         from vitft.models.pretrained.recommended import machine_speed, recommendations
@@ -90,7 +90,19 @@ def list_weights(args: argparse.Namespace) -> int:
         output.note(f"times are estimates for one pass over 1,000 images on {machine}")
         output.note("no account is required; `vitft weights list --all` lists the whole catalogue")
         return 0
-    chosen = select_entries(size=args.size, licence=args.licence, data=args.data)
+    licence = (args.licence or "").lower()
+    terms: Any = {"open": ("open",), "commercial": ("open", "own terms")}.get(licence)
+    chosen = [
+        entry
+        for entry in catalog_entries()
+        if args.size in (None, "", entry.size)
+        and (
+            licence_terms(entry.licence) in terms
+            if terms
+            else licence in ("", entry.licence.lower())
+        )
+        and (args.data or "").lower() in entry.data
+    ]
     if not chosen:
         raise UsageError("no weights match all filters", fix="remove one of the filters")
     output.table(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.data.transforms import CROP, Fit
-from vitft.models.licences import licence_terms, marked_licence
+from vitft.models.licences import marked_licence
 from vitft.models.model_names import similar_models
 from vitft.models.timm_config import timm_modules
 from vitft.system.errors import WeightsError
@@ -117,19 +117,17 @@ def read_catalog() -> Mapping[str, Any]:
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
     """Return all entries of the catalogue, in the order of the file."""
-    families = read_catalog()["family"]
-    return tuple(parse_entry(row, families[row["family"]]) for row in read_catalog()["weights"])
-
-
-def parse_entry(row: Mapping[str, Any], family: Mapping[str, Any]) -> CatalogEntry:
-    """Return an entry of the catalogue, completed with the settings of its family."""
-    options = {**family.get("options", {}), **row.get("options", {})}
-    fields: dict[str, Any] = {**family, **row, "options": options}
-    del fields["family"]
-    if fields.get("repo", "").startswith("timm/"):
-        fields["aliases"] = [*fields.get("aliases", ()), fields["repo"]]
-    pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return CatalogEntry(**pairs)
+    entries = []
+    for row in read_catalog()["weights"]:
+        family = read_catalog()["family"][row["family"]]
+        options = {**family.get("options", {}), **row.get("options", {})}
+        fields: dict[str, Any] = {**family, **row, "options": options}
+        del fields["family"]
+        if fields.get("repo", "").startswith("timm/"):
+            fields["aliases"] = [*fields.get("aliases", ()), fields["repo"]]
+        pairs: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        entries.append(CatalogEntry(**pairs))
+    return tuple(entries)
 
 
 def find_entry(name: str) -> CatalogEntry:
@@ -169,34 +167,3 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
             assert name not in rows, f"catalog.toml lists {name} more than once"
             rows[name] = entry
     return rows
-
-
-def has_licence(entry: CatalogEntry, wanted: str) -> bool:
-    """Return whether an entry's licence matches `wanted`: a name, `open` or `commercial`.
-
-    See `select_entries` for the meaning of the last two.
-    """
-    terms = licence_terms(entry.licence)
-    if wanted == "open":
-        return terms == "open"
-    if wanted == "commercial":
-        return terms in ("open", "own terms")
-    return wanted == entry.licence.lower()
-
-
-def select_entries(
-    *, size: str | None = None, licence: str | None = None, data: str | None = None
-) -> list[CatalogEntry]:
-    """Return the entries that match all filters; None matches everything.
-
-    The licence `open` matches licences without additional terms, and `commercial` matches licences
-    that do not forbid commercial use. `data` matches if the description of the training
-    data contains it.
-    """
-    return [
-        entry
-        for entry in catalog_entries()
-        if (not size or entry.size == size)
-        and (not licence or has_licence(entry, licence.lower()))
-        and (not data or data.lower() in entry.data)
-    ]
