@@ -97,7 +97,12 @@ def explain(
                 return feature_relevance(known, pixels[part], classes)
             return attribute_patches(known, pixels[part], method, classes)
 
-    found = BatchLimit(batch_images(known)).split(compute, len(pixels))
+    images = TIMM_IMAGES
+    if not isinstance(known, TimmModel):  # as many as have weights that fit in memory
+        config = known.config
+        tokens = config.num_prefix + config.grid[0] * config.grid[1]
+        images = max(1, MAX_WEIGHTS // (config.depth * config.heads * tokens**2))
+    found = BatchLimit(images).split(compute, len(pixels))
     maps, logits = (torch.cat(parts).float().cpu() for parts in zip(*found, strict=True))
     if not bool(torch.isfinite(maps).all()):
         raise RunError(
@@ -106,15 +111,6 @@ def explain(
             fix="train again with a lower learning rate",
         )
     return Attribution(values=maps.numpy(), logits=logits.numpy())
-
-
-def batch_images(model: Model) -> int:
-    """Return the number of images to explain at once, so that the stored tensors fit in memory."""
-    if isinstance(model, TimmModel):
-        return TIMM_IMAGES
-    config = model.config
-    num_tokens = config.num_prefix + config.grid[0] * config.grid[1]
-    return max(1, MAX_WEIGHTS // (config.depth * config.heads * num_tokens**2))
 
 
 def map_title(model: nn.Module, method: Method) -> str:
@@ -177,21 +173,13 @@ def attribute_patches(
                 matrix = FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
                 outputs = read_outputs(model.config, [after for _, after in traced])
             logits = model.classify(pool_explicitly(model, pooling, outputs))
-            tokens = pool_rows(model.config, matrix, pooling)
+            # The rows (B, N, N) of the tokens that the head reads are averaged: (B, N). Attention
+            # pooling weights them by the mean over the heads of its attention (B, H, 1, N).
+            config = model.config
+            is_cls = config.pool == "cls"
+            read = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
+            tokens = (pooling[0].mean(dim=1) @ matrix)[:, 0] if pooling else read.mean(dim=1)
     return tokens[:, model.config.num_prefix :].unflatten(1, model.config.grid), logits
-
-
-def pool_rows(config: ViTConfig, matrix: Tensor, pooling: Sequence[Tensor]) -> Tensor:
-    """Average the rows of a matrix (B, N, N) for the tokens that the head reads: (B, N).
-
-    With attention pooling, `pooling` contains its attention weights (B, H, 1, N), and the rows are
-    weighted by their mean over the heads.
-    """
-    if pooling:
-        return (pooling[0].mean(dim=1) @ matrix)[:, 0]
-    is_cls = config.pool == "cls"
-    rows = matrix[:, : config.num_read] if is_cls else matrix[:, config.num_prefix :]
-    return rows.mean(dim=1)
 
 
 def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -6,7 +6,6 @@ characters that might have a special meaning are replaced by character reference
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from vitft.export.trained import (
     last_block_reason,
 )
 from vitft.messages.results import accuracy_text, chance_clause, measured_on
-from vitft.metrics.summary import Estimate
 from vitft.metrics.values import Interval
 from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
@@ -207,14 +205,21 @@ def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list
     """
     from huggingface_hub import EvalResult
 
-    metrics: Sequence[tuple[str, str, float | None, Interval | None]] = []
+    metrics: list[tuple[str, str, float | None, Interval | None]] = []
     part, on = "validation", row.compared_on
     if row.is_eight_bits:
         name = "accuracy (all labels right)" if row.several_labels else "accuracy"
         accuracy = row.correct[1] / row.images
         metrics = [("accuracy", f"{name} with 8-bit weights", accuracy, row.interval)]
     elif one := trained.results.estimate("test", "validation"):
-        part, metrics, on = one.kind, run_metrics(trained, one), measured_on(one)
+        part, on, found = one.kind, measured_on(one), trained.measured
+        metrics = [(one.measure.replace(" ", "_"), one.measure, one.value, one.interval)]
+        if found is not None and not trained.is_narrow and one.measure == "accuracy":
+            own = found["test"] if part == "test" else found
+            metrics += [
+                ("balanced_accuracy", "mean recall", own["balanced"], own["balanced_interval"]),
+                ("top5_accuracy", "top-5 accuracy", own["top5"], own["top5_interval"]),
+            ]
     return [
         EvalResult(
             task_type="image-classification",
@@ -227,22 +232,6 @@ def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list
         )
         for kind, name, value, bounds in metrics
         if value is not None
-    ]
-
-
-def run_metrics(
-    trained: TrainedRun, one: Estimate
-) -> Sequence[tuple[str, str, float | None, Interval | None]]:
-    """Return kind, name, value and interval of each metric that holds for the exported head."""
-    known = (one.measure.replace(" ", "_"), one.measure, one.value, one.interval)
-    found = trained.measured
-    if found is None or trained.is_narrow or one.measure != "accuracy":
-        return [known]
-    part = found["test"] if one.kind == "test" else found
-    return [
-        known,
-        ("balanced_accuracy", "mean recall", part["balanced"], part["balanced_interval"]),
-        ("top5_accuracy", "top-5 accuracy", part["top5"], part["top5_interval"]),
     ]
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from vitft.export.job import Exported
 from vitft.export.plan import ExportPlan
 from vitft.models.pretrained.hub import describe_failure, http_error, plain_http, status_of
-from vitft.system.errors import VitftError, WeightsError
+from vitft.system.errors import WeightsError
 from vitft.system.text import shell_quote
 
 
@@ -37,21 +37,17 @@ def push(done: Exported, plan: ExportPlan) -> str:
                 commit_message=f"Upload by vitft {version('vitft')}",
             )
     except (http_error(), OSError, RuntimeError, ValueError) as error:
-        raise push_error(done, plan, error) from error
+        status = status_of(error)
+        cause = error if status or error.__cause__ is None else error.__cause__
+        reason = describe_failure(cause if isinstance(cause, Exception) else error)
+        owner, folder = plan.repo.split("/")[0], shell_quote(str(done.folder))
+        raise WeightsError(
+            f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}",
+            fix=f"set HF_TOKEN to a token with write access to {owner}"
+            if status in (401, 403)
+            else f"upload it later: hf upload {plan.repo} {folder}",
+        ) from error
     return str(commit.commit_url)
-
-
-def push_error(done: Exported, plan: ExportPlan, error: Exception) -> VitftError:
-    """Return the error for a failed upload."""
-    cause = error if status_of(error) or error.__cause__ is None else error.__cause__
-    reason = describe_failure(cause if isinstance(cause, Exception) else error)
-    problem = f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}"
-    if status_of(error) in (401, 403):
-        return WeightsError(
-            problem, fix=f"set HF_TOKEN to a token with write access to {plan.repo.split('/')[0]}"
-        )
-    folder = shell_quote(str(done.folder))
-    return WeightsError(problem, fix=f"upload it later: hf upload {plan.repo} {folder}")
 
 
 @contextlib.contextmanager

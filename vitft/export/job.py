@@ -98,8 +98,14 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         for source in {id(one): one for one in (trained, trained.of_last_block)}.values():
             names = [n for n, one in formats.items() if one.source(trained) is source]
             group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
+            if not group:
+                continue
             which = f"{format_options(names)} " if len(names) < len(formats) else ""
-            rows += compare_with(source, group, sizes, plan, which=which)
+            original = open_module(source.model, source.card, by="vitft")
+            images = comparison_images(source, plan.images)
+            total = num_comparison_images(source, plan.images)
+            with console.Progress(f"comparing {which}with the run", total) as progress:
+                rows += compare_exports(original, group, images, sizes, done=progress.advance)
         refused = remove_refused(rows, plan, fresh)
         rows = [row for row in rows if format_of(row) not in refused]
         plan = replace(plan, formats=tuple(n for n in plan.formats if n not in refused))
@@ -136,8 +142,10 @@ def remove_refused(
     """
     refused: dict[str, RunError] = {}
     for row in rows:
+        is_resized = plan.with_resize or row.name == "transformers-js"
+        limit = MAX_ERROR_RESIZED if is_resized else MAX_ERROR
         try:
-            check_comparison(row, max_error=max_error_of(row.name, plan))
+            check_comparison(row, max_error=MAX_ERROR_ROUNDED if row.name == "html" else limit)
         except RunError as error:
             refused.setdefault(format_of(row), error)
     if refused and len(refused) == len({format_of(row) for row in rows}):
@@ -171,35 +179,6 @@ def write_formats(
             whole, graphs = sizes[name], each.graph_sizes(folder)
             sizes[name], sizes[f"{name}, int8"] = (whole - graphs[i] for i in (1, 0))
     return opened, sizes
-
-
-def max_error_of(name: str, plan: ExportPlan) -> float:
-    """Return the maximum relative logit difference of a format."""
-    if name == "html":
-        return MAX_ERROR_ROUNDED
-    is_resized = plan.with_resize or name == "transformers-js"
-    return MAX_ERROR_RESIZED if is_resized else MAX_ERROR
-
-
-def compare_with(
-    source: TrainedRun,
-    opened: Mapping[str, OpenedModel],
-    sizes: Mapping[str, int],
-    plan: ExportPlan,
-    *,
-    which: str,
-) -> list[ExportComparison]:
-    """Compare each export with the original model on the same images.
-
-    `which` names the exports in the progress line, followed by a space; empty for all of them.
-    """
-    if not opened:
-        return []
-    original = open_module(source.model, source.card, by="vitft")
-    images = comparison_images(source, plan.images)
-    total = num_comparison_images(source, plan.images)
-    with console.Progress(f"comparing {which}with the run", total) as progress:
-        return compare_exports(original, opened, images, sizes, done=progress.advance)
 
 
 def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:

@@ -55,25 +55,21 @@ def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
 
 
 def draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
-    """Write the names beside the rows and, rotated to read upwards, above the columns."""
+    """Write the names beside the rows and, rotated to read upwards, above the columns.
+
+    Long names are shortened, and the number of the class replaces a name that is not ASCII.
+    """
     font = ImageFont.load_default(FONT_PX)
     for i, name in enumerate(classes):
-        text = shown_name(name, i, font)
+        text = name if name.isascii() and name.isprintable() else f"class {i}"
+        while font.getlength(text) > NAME_WIDTH - 12:
+            text = text.removesuffix("...")[:-1] + "..."
         label = Image.new("RGB", (NAME_WIDTH - 8, CELL), PAPER)
         above = label.copy()
         ImageDraw.Draw(label).text((label.width, CELL / 2), text, INK, font, anchor="rm")
         picture.paste(label, (0, NAME_WIDTH + i * CELL))
         ImageDraw.Draw(above).text((0, CELL / 2), text, INK, font, anchor="lm")
         picture.paste(above.transpose(Image.Transpose.ROTATE_90), (NAME_WIDTH + i * CELL, 0))
-
-
-def shown_name(name: str, index: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Return a name shortened to `NAME_WIDTH`, or the class number if the name is not ASCII."""
-    if not (name.isascii() and name.isprintable()):
-        return f"class {index}"
-    while font.getlength(name) > NAME_WIDTH - 12:
-        name = name.removesuffix("...")[:-1] + "..."
-    return name
 
 
 def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:

@@ -188,7 +188,11 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     found = islice(unchanged_images(trained.run, trained.card, count), count)
     first = next(found, None)
     if first is None:
-        yield from noise_images(trained.card)
+        random = np.random.default_rng(0)
+        height, width = trained.card.transform.image_size
+        for i in range(NUM_NOISE_IMAGES):  # of different heights, at least as large as the input
+            pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
+            yield LabelledImage(Image.fromarray(pixels), -1)
         return
     yield first
     yield from found
@@ -226,12 +230,3 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
 def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
     """Return at most `count` rows, evenly spaced so that they cover many classes."""
     return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
-
-
-def noise_images(card: Card) -> Iterator[LabelledImage]:
-    """Yield noise images of different heights, at least as large as the model's input."""
-    random = np.random.default_rng(0)
-    height, width = card.transform.image_size
-    for i in range(NUM_NOISE_IMAGES):
-        pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
-        yield LabelledImage(Image.fromarray(pixels), -1)

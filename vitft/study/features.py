@@ -25,7 +25,6 @@ from vitft.features.pipeline import build_pipeline, inspect_dataset, log_cached_
 from vitft.models.initial import log_model
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import RANDOM
-from vitft.models.timm_model import Model
 from vitft.study.plan import FeatureSource
 from vitft.system import console
 from vitft.system.device import describe_device, pick_device, pick_precision
@@ -55,10 +54,16 @@ class BackboneFeatures:
         grey_range: GreyRange = (),
     ) -> None:
         self.folder, self.data = folder, data
-        model, transform = load_source(
-            source.weights, len(folder.classes), seed=train.seed, allow_pickle=allow_pickle
+        # Random weights are the same as in `finetune --weights random:NAME` with the same seed.
+        model, report = load_backbone(
+            source.weights,
+            num_classes=len(folder.classes),
+            allow_pickle=allow_pickle,
+            seed=train.seed,
         )
-        transform = replace(transform, grey_range=grey_range)
+        if not source.weights.startswith(RANDOM):
+            log_model(source.weights, report)
+        transform = replace(report.transform, grey_range=grey_range)
         device = pick_device(train.device)
         precision = pick_precision(train.precision, device)
         pipeline = build_pipeline(
@@ -104,21 +109,6 @@ class BackboneFeatures:
                 except ImageError as error:
                     raise vanished_error(error) from error
         return self.extractor.rows([file.sha256 for file in files], self.view)
-
-
-def load_source(
-    weights: str, classes: int, *, seed: int = 0, allow_pickle: bool = False
-) -> tuple[Model, EvalTransform]:
-    """Load a model and its preprocessing.
-
-    Random weights are the same as in `finetune --weights random:NAME` with the same seed.
-    """
-    model, report = load_backbone(
-        weights, num_classes=classes, allow_pickle=allow_pickle, seed=seed
-    )
-    if not weights.startswith(RANDOM):
-        log_model(weights, report)
-    return model, report.transform
 
 
 def baseline_features(

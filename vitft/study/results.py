@@ -159,9 +159,20 @@ def write_results(study: StudyResults, command: str) -> None:
     """
     leads = study.leads()
     figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
+    text = program(
+        "study",
+        study=study,
+        plan=study.plan,
+        leads=leads,
+        command=visible(command),
+        described=heading(study),
+        head_note=HEAD_NOTE,
+        known_images_note=known_images_note,
+        cell=markdown_cell,
+    )
     with atomic_folder(study.plan.out) as folder:
         write_atomically(folder / "study.json", figures + "\n")
-        write_atomically(folder / "study.md", to_markdown(study, leads, command))
+        write_atomically(folder / "study.md", f"{text.rstrip()}\n")
         write_atomically(folder / "study.png", to_figure(study))
 
 
@@ -228,22 +239,6 @@ def to_figure(study: StudyResults) -> bytes:
         title=f"{plan.folder.name}: linear heads on frozen features",
         detail=figure_heading(plan.seeds, study.test_images),
     )
-
-
-def to_markdown(study: StudyResults, leads: Leads, command: str) -> str:
-    """Return the content of study.md: command, table of accuracies and table of differences."""
-    text = program(
-        "study",
-        study=study,
-        plan=study.plan,
-        leads=leads,
-        command=visible(command),
-        described=heading(study),
-        head_note=HEAD_NOTE,
-        known_images_note=known_images_note,
-        cell=markdown_cell,
-    )
-    return f"{text.rstrip()}\n"
 
 
 def heading(study: StudyResults) -> str:

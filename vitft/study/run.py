@@ -102,20 +102,6 @@ def few_shot_split(
     return FewShotSplit(tuple(rows[:most] for rows in order), np.sort(rest))
 
 
-def count_images_of_sources(plan: Plan, files: Sequence[InspectedFile]) -> dict[str, int]:
-    """Return on how many of the images the backbone of each source was trained; log warnings.
-
-    The keys are the names of the sources.
-    """
-    counts = {}
-    for one in plan.sources:
-        known = set() if one.is_baseline else images_of_weights(one.weights)
-        counts[one.name] = sum(file.sha256 in known for file in files)
-        if counts[one.name]:
-            log.warning(known_images_note(one.name, counts[one.name], len(files)))
-    return counts
-
-
 def run_study(
     plan: Plan, *, data: DataSpec, train: TrainSpec, allow_pickle: bool = False
 ) -> StudyResults:
@@ -140,7 +126,12 @@ def run_study(
     )
     log_inspection(inspected)
     files = unique_images(inspected)
-    known = count_images_of_sources(plan, files)
+    known: dict[str, int] = {}  # on how many of the images each backbone was trained, by source
+    for one in plan.sources:
+        trained = set() if one.is_baseline else images_of_weights(one.weights)
+        known[one.name] = sum(file.sha256 in trained for file in files)
+        if known[one.name]:
+            log.warning(known_images_note(one.name, known[one.name], len(files)))
     plan = fit_plan(plan, files)
     splits = [
         few_shot_split(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)

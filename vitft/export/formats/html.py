@@ -7,7 +7,7 @@ test pattern with NumPy's.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from itertools import islice
@@ -53,7 +53,6 @@ from vitft.models.find import PAGE_FILE
 from vitft.models.numpy_vit import (
     Float32Array,
     NumpyModel,
-    Uint8Array,
     normalise,
     numpy_supports,
     strictly,
@@ -223,20 +222,9 @@ def choose_precision(
     if len(targets) < MIN_TRIED:
         few = f"testing 8 bits requires more than {count(len(targets), 'validation image')}"
         return Precision(16, f"16-bit weights, because {few}")
+    # Logits (2, n, C), with exact and with 8-bit weights, and classes (n,) or label flags (n, C).
     logits, thresholds = np.concatenate(found, axis=1), trained.card.thresholds
-    return measured_precision(logits, np.array(targets), thresholds)
-
-
-def measured_precision(
-    logits: NumericArray, truth: NumericArray, thresholds: Sequence[float] = ()
-) -> Precision:
-    """Choose a precision based on the effect of 8-bit weights on validation images.
-
-    Args:
-        logits: Logits (2, n, C), with exact and with 8-bit weights.
-        truth: Classes (n,), or label flags (n, C) of multi-label data.
-        thresholds: Minimum probabilities of labels (C,); empty unless the model is multi-label.
-    """
+    truth = np.array(targets)
     exact = logits.astype(np.float64)
     probabilities = sigmoid(exact) if thresholds else softmax(exact)
     before, after = (predictions(each, thresholds) for each in logits)
@@ -294,7 +282,11 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
     assert isinstance(config, ViTConfig)
     model = NumpyModel(config, read_tensors(*content))
     size = sum(tensor.nbytes for tensor in model.weights.values())
-    logits = scores(model, normalise(self_test_view(card.transform), card.transform))
+    # The page tests itself on a pattern: one view (1, S, S, channels).
+    shape = 1, *card.transform.image_size, card.transform.channels
+    i = np.arange(math.prod(shape))
+    view = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8).reshape(shape)
+    logits = scores(model, normalise(view, card.transform))
     return {
         "config": {
             **asdict(config), "num_read": config.num_read, "num_prefix": config.num_prefix
@@ -308,14 +300,6 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
         "self_test": logits[0].tolist(),
         "workers": max(1, min(MAX_WORKERS, WORKER_BYTES // size)),
     }  # fmt: skip
-
-
-def self_test_view(transform: EvalTransform) -> Uint8Array:
-    """Return the view (1, S, S, channels) on which the page tests itself."""
-    height, width = transform.image_size
-    i = np.arange(height * width * transform.channels)
-    pattern = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8)
-    return pattern.reshape(1, height, width, transform.channels)
 
 
 def page_facts(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel
+from vitft.export.formats.base import ExportFormat, OpenedModel
 from vitft.export.formats.graph import silenced
 from vitft.export.formats.nodes import GraphBuilder
 from vitft.export.formats.onnx import OnnxFormat, open_onnx
@@ -113,7 +113,14 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
         is_rows = any(a.name == "transB" and a.i for a in node.attribute)  # (F, D), not (D, F)
         if tensor.name not in parts:
             weights = numpy_helper.to_array(tensor)
-            parts[tensor.name] = add_quantized(graph, tensor.name, weights, axis=int(is_rows))
+            largest = np.abs(weights).max(axis=int(is_rows), keepdims=True)  # of each output
+            scales = np.maximum(largest, 1e-12) / 127
+            arrays = {
+                f"{tensor.name}_rounded": (np.rint(weights / scales) + ZERO).astype(np.uint8),
+                f"{tensor.name}_scale": scales.astype(np.float32).ravel(),
+            }
+            graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
+            parts[tensor.name] = f"{tensor.name}_rounded", f"{tensor.name}_scale"
         rounded, scale = parts[tensor.name]
         if node.op_type == "MatMul" and producer.get(node.input[0]) not in ACTIVATIONS:
             integer_product(builder, node, rounded, scale)
@@ -129,28 +136,6 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     graph.initializer.extend(builder.tensors())
     del graph.node[:]
     graph.node.extend(builder.nodes)
-
-
-def add_quantized(
-    graph: Any,  # noqa: ANN401 - onnx's protobufs
-    name: str,
-    weights: NumericArray,
-    *,
-    axis: int,
-) -> tuple[str, str]:
-    """Add an 8-bit matrix and its scales (F,) to a graph, and return the names of both tensors.
-
-    Axis `axis` of `weights` corresponds to the inputs of the layer.
-    """
-    from onnx import numpy_helper
-
-    scale = np.maximum(np.abs(weights).max(axis=axis, keepdims=True), 1e-12) / 127
-    arrays = {
-        f"{name}_rounded": (np.rint(weights / scale) + ZERO).astype(np.uint8),
-        f"{name}_scale": scale.astype(np.float32).ravel(),
-    }
-    graph.initializer.extend(numpy_helper.from_array(array, part) for part, array in arrays.items())
-    return f"{name}_rounded", f"{name}_scale"
 
 
 def add_zero_points(graph: Any, name: str, outputs: int) -> str:  # noqa: ANN401 - onnx's protobufs

@@ -102,6 +102,8 @@ def resize_graph(
 
 def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
     """Add nodes that compute `EvalTransform.resized`, and return the name of the output (H, W)."""
+    from onnx import TensorProto
+
     wide, tall = transform.resized(1, 1)  # for a square image
     if transform.fit == "squash":
         return graph.add("Identity", [tall, wide])
@@ -109,16 +111,8 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
     if transform.fit == "crop" and height == width:
         short = graph.add("ReduceMin", old, keepdims=0)
         return graph.add("Div", graph.add("Mul", old, [tall, wide]), short)  # rounded down
-    return rounded_sides(graph, transform, old)
-
-
-def rounded_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
-    """Add nodes for sides that are rounded to the nearest integer, as in timm's ResizeKeepRatio.
-
-    They compute in float64, like Python, so that exact halves are rounded the same way.
-    """
-    from onnx import TensorProto
-
+    # The sides are rounded to the nearest integer, as in timm's ResizeKeepRatio. float64, as in
+    # Python, rounds exact halves the same way.
     add = graph.add
     limits = [math.floor(side / transform.crop) for side in transform.image_size]
     sides = add("Cast", old, to=TensorProto.DOUBLE)

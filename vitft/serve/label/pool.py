@@ -11,10 +11,9 @@ from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
-from vitft.data.inspection import InspectedFolder, log_inspection
+from vitft.data.inspection import log_inspection
 from vitft.data.transforms import eval_view
 from vitft.features.pipeline import (
-    FrozenPipeline,
     build_pipeline,
     inspect_dataset,
     load_pipeline,
@@ -72,12 +71,23 @@ def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec
             cache cannot be used.
     """
     max_pixels = DataSpec().max_pixels
-    pipeline, classes = open_pipeline(folder, weights=weights, run=run, train=train)
     if run is None:
+        pipeline, _ = load_pipeline(
+            folder,
+            "head",
+            weights=WeightsSpec(name=weights),
+            model=ModelSpec(),
+            train=train,
+            max_pixels=max_pixels,
+        )
         found = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
-        transform = replace(pipeline.transform, grey_range=found)
+        transform, classes = replace(pipeline.transform, grey_range=found), tuple[str, ...]()
     else:
-        transform = pipeline.transform
+        one = Predictor.from_run(run, device=train.device)
+        pipeline = build_pipeline(
+            one.model, one.transform, "head", train, device=one.device, precision="fp32"
+        )
+        transform, classes = pipeline.transform, one.classes
     view = eval_view(transform)
     extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
     assert extractor is not None
@@ -86,53 +96,6 @@ def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec
     )
     log_inspection(inspected)
     log_cached_features(inspected, extractor.computed)
-    files = files_by_digest(inspected)
-    x = extractor.rows([*files], view)
-    stand_ins = find_stand_ins(pipeline.model, x, pipeline.device) if classes else None
-    return PicturePool(
-        root=folder.root,
-        paths=tuple(files.values()),
-        digests=tuple(files),
-        z=directions(x),
-        bad=inspected.bad,
-        classes=classes,
-        stand_ins=stand_ins,
-        grey_range=transform.grey_range,
-    )
-
-
-def open_pipeline(
-    folder: Folder, *, weights: str, run: str | None, train: TrainSpec
-) -> tuple[FrozenPipeline, tuple[str, ...]]:
-    """Load a frozen model, and return it with the classes of the run, if any."""
-    if run is None:
-        pipeline, _ = load_pipeline(
-            folder,
-            "head",
-            weights=WeightsSpec(name=weights),
-            model=ModelSpec(),
-            train=train,
-            max_pixels=DataSpec().max_pixels,
-        )
-        return pipeline, ()
-    predictor = Predictor.from_run(run, device=train.device)
-    pipeline = build_pipeline(
-        predictor.model,
-        predictor.transform,
-        "head",
-        train,
-        device=predictor.device,
-        precision="fp32",
-    )
-    return pipeline, predictor.classes
-
-
-def files_by_digest(inspected: InspectedFolder) -> dict[str, tuple[str, ...]]:
-    """Return a mapping from the digest of each picture to the paths of its files.
-
-    Raises:
-        DataError: None of the files can be read.
-    """
     files: dict[str, list[str]] = {}
     for file in inspected.good:
         files.setdefault(file.sha256, []).append(file.path)
@@ -143,7 +106,18 @@ def files_by_digest(inspected: InspectedFolder) -> dict[str, tuple[str, ...]]:
             f"read ({path}: {reason})",
             fix="use a folder with undamaged images",
         )
-    return {digest: tuple(paths) for digest, paths in files.items()}
+    x = extractor.rows([*files], view)
+    stand_ins = find_stand_ins(pipeline.model, x, pipeline.device) if classes else None
+    return PicturePool(
+        root=folder.root,
+        paths=tuple(map(tuple, files.values())),
+        digests=tuple(files),
+        z=directions(x),
+        bad=inspected.bad,
+        classes=classes,
+        stand_ins=stand_ins,
+        grey_range=transform.grey_range,
+    )
 
 
 @torch.inference_mode()
