@@ -67,8 +67,37 @@ class PredictRequest:
 
     @property
     def style(self) -> str:
-        """Format of the rows: `format` or, if it is None, the default."""
-        return choose_format(self.format, self.out)
+        """Format of the rows: `format` or, if it is None, that of the suffix of `out`, or a table.
+
+        Raises:
+            UsageError: The suffix does not match any format, a binary format is requested without
+                an output file, or its library is not installed.
+        """
+        out = self.out
+        style = self.format or (
+            "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
+        )
+        if out is not None and Path(out).suffix.lower() in OTHER_EXCEL and not style:
+            xlsx = shell_quote(str(Path(out).with_suffix(".xlsx")))
+            raise UsageError(
+                f"--out {out} names an Excel format that vitft does not write",
+                fix=f"use --out {xlsx}",
+            )
+        if not style:
+            raise UsageError(
+                f"cannot infer a format from the suffix of --out {out}",
+                fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}, or add --format, e.g. "
+                "--format csv",
+            )
+        if style in BINARY_FORMATS:
+            name, extra = BINARY_FORMATS[style]
+            if out is None:
+                raise UsageError(
+                    f"{name} cannot be written to the terminal",
+                    fix=f"add --out predictions.{style}",
+                )
+            require_extra(extra, feature=f"--format {style}")
+        return style
 
     @property
     def torch_dtype(self) -> str:
@@ -194,37 +223,3 @@ def requested_thresholds(
     chosen = choose_threshold(run, precision, spell)
     log.info(str(chosen))
     return chosen.value, ()
-
-
-def choose_format(wanted: str | None, out: str | None) -> str:
-    """Return the requested output format or, if none is requested, the default.
-
-    The default is inferred from the suffix of the output file; if there is no file, it is a table.
-
-    Raises:
-        UsageError: The suffix does not match any format, a binary format is requested without an
-            output file, or its library is not installed.
-    """
-    style = wanted or (
-        "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
-    )
-    if out is not None and Path(out).suffix.lower() in OTHER_EXCEL and not style:
-        xlsx = shell_quote(str(Path(out).with_suffix(".xlsx")))
-        raise UsageError(
-            f"--out {out} names an Excel format that vitft does not write",
-            fix=f"use --out {xlsx}",
-        )
-    if not style:
-        raise UsageError(
-            f"cannot infer a format from the suffix of --out {out}",
-            fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}, or add --format, e.g. "
-            "--format csv",
-        )
-    if style in BINARY_FORMATS:
-        name, extra = BINARY_FORMATS[style]
-        if out is None:
-            raise UsageError(
-                f"{name} cannot be written to the terminal", fix=f"add --out predictions.{style}"
-            )
-        require_extra(extra, feature=f"--format {style}")
-    return style

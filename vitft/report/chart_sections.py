@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from vitft.messages.results import growth_text
 from vitft.messages.training import BEST_RULE, selected_epoch
-from vitft.metrics.results import SEVERAL_BLOCKS, CalibrationMetrics, LogLine
+from vitft.metrics.results import SEVERAL_BLOCKS, LogLine
 from vitft.report import charts
 from vitft.report.run_files import Run
 from vitft.system.text import (
@@ -44,7 +44,10 @@ def epochs_section(run: Run) -> ChartSection | None:
     top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
     parts = ("training", "validation")
     text = f"The run trained for {count(len(log), 'epoch')}."
-    if planned := epochs_not_trained(run, len(log)):
+    stages = [s for s in str(run.setting("train", "layers") or "").split(",") if s != "head"]
+    planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
+    is_finished = run.environment.get("status") == "finished"
+    if is_finished and run.setting("optim", "patience") and len(log) < planned:
         patience = count(int(run.setting("optim", "patience") or 0), "epoch")
         text = f"The run stopped early, after {len(log)} of {planned} epochs: no improvement in "
         text += f"{patience}."
@@ -75,15 +78,6 @@ def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         return list(range(1, len(log) + 1))  # in the log, each training stage counts from 1
     return numbers
-
-
-def epochs_not_trained(run: Run, trained: int) -> int:
-    """Return the planned number of epochs if a finished run stopped early, otherwise 0."""
-    stages = [s for s in str(run.setting("train", "layers") or "").split(",") if s != "head"]
-    planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
-    is_finished = run.environment.get("status") == "finished"
-    is_early = bool(run.setting("optim", "patience")) and trained < planned
-    return planned if is_finished and is_early else 0
 
 
 def penalty_section(run: Run) -> ChartSection | None:
@@ -183,8 +177,10 @@ def confidence_section(run: Run) -> ChartSection | None:
     if before is not None and temperature is not None and is_scaled(temperature):
         text += (
             f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-            f"{calibration_images(calibration)}"
+            "the validation images"
         )
+        if more := calibration.get("cross_validated"):
+            text += f" and the cross-validated predictions for {count(more, 'training image')}"
         shown = f"the difference was {points(before).lstrip('+')}"
         if not is_measurable(before):
             shown = "no difference could be measured"
@@ -210,17 +206,6 @@ def confidence_section(run: Run) -> ChartSection | None:
             ]
             for b in bins
         ],
-    )
-
-
-def calibration_images(calibration: CalibrationMetrics) -> str:
-    """Describe the images to which the temperature was fitted."""
-    more = calibration.get("cross_validated")
-    if not more:
-        return "the validation images"
-    return (
-        "the validation images and the cross-validated predictions for "
-        f"{count(more, 'training image')}"
     )
 
 

@@ -8,7 +8,6 @@ from vitft.metrics.comparison_results import (
     ComparedRun,
     ComparisonResults,
     DataChanges,
-    FixesResults,
     FixesVerdict,
 )
 from vitft.report.added_images import find_added
@@ -79,24 +78,21 @@ def pair_results(
         "more_accurate": names[pair.difference > 0] if is_significant else None,
         "conclusion": comparison.conclusion(pair),
         "added": added,
-        "fixes": fixes_results(effect, names) if effect else None,
-    }
-
-
-def fixes_results(effect: FixesEffect, names: tuple[str, str]) -> FixesResults:
-    """Return the effect of the fixes of one of two runs, given the names of both."""
-    return {
-        "run": names[effect.is_second],
-        "verdict": cast("FixesVerdict", effect.verdict),
-        "relabelled": effect.relabelled,
-        "left_out": effect.left_out,
-        "added": effect.added,
-        "settings": list(effect.settings),
-        "cross_validated": effect.is_cross_validated,
-        "images": effect.paired.images,
-        "only_with_right": effect.paired.only_first,
-        "only_without_right": effect.paired.only_second,
-        "difference": effect.difference,
-        "interval": effect.interval,
-        "p_holm": effect.p,
+        "fixes": None
+        if effect is None
+        else {
+            "run": names[effect.is_second],
+            "verdict": cast("FixesVerdict", effect.verdict),
+            "relabelled": effect.relabelled,
+            "left_out": effect.left_out,
+            "added": effect.added,
+            "settings": list(effect.settings),
+            "cross_validated": effect.is_cross_validated,
+            "images": effect.paired.images,
+            "only_with_right": effect.paired.only_first,
+            "only_without_right": effect.paired.only_second,
+            "difference": effect.difference,
+            "interval": effect.interval,
+            "p_holm": effect.p,
+        },
     }

@@ -1,7 +1,6 @@
 """HTML page of a comparison of runs: conclusions, curves, settings and images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +22,6 @@ MAX_CURVES = 6
 """Maximum number of runs whose curves are overlaid; colours and dashes would repeat."""
 Curve = tuple[str, Sequence[float], Sequence[float]]
 """Letter of a run, and the coordinates of its points."""
-
-
-@dataclass(frozen=True, slots=True)
-class DisputedGroup:
-    """Images on which the predictions of the runs differ."""
-
-    title: str
-    images: Sequence[SharedImage]
-    number: int
-    """Number of images in the group, shown or not."""
 
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:
@@ -153,9 +142,10 @@ def learning_points(run: Run) -> list[tuple[float, float]]:
     return [(point["images"], point["top1"]) for point in curve] if len(curve) > 1 else []
 
 
-def disputed_groups(comparison: RunComparison) -> list[DisputedGroup]:
-    """Return the images with different predictions, most confident first.
+def disputed_groups(comparison: RunComparison) -> list[dict[str, object]]:
+    """Return the images with different predictions, in groups, most confident first.
 
+    `number` counts the images of a group, shown or not.
     Images that some run classifies correctly come first. Of two runs, each has a group of its own.
     """
     runs = range(len(comparison.runs))
@@ -173,10 +163,10 @@ def disputed_groups(comparison: RunComparison) -> list[DisputedGroup]:
             title = titles[right[0]] if len(runs) == 2 else "Some are right"
         groups.setdefault(title, []).append(image)
     order_of = [*titles, "Some are right", "All are wrong, in different ways"]
-    left, found = MAX_DISPUTED, []
+    left, found = MAX_DISPUTED, list[dict[str, object]]()
     for title in sorted(groups, key=order_of.index):
         shown = groups[title][: max(0, min(left, -(-MAX_DISPUTED // len(groups))))]
-        found.append(DisputedGroup(title, shown, len(groups[title])))
+        found.append({"title": title, "images": shown, "number": len(groups[title])})
         left -= len(shown)
     return found
 

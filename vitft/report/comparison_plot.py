@@ -29,7 +29,11 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
         RunError: The file cannot be written.
         ResourceError: The disk is full.
     """
-    runs, names = comparison.runs, short_names(comparison)
+    runs, names = comparison.runs, []
+    for letter, text in zip(comparison.letters, map(visible, run_descriptions(runs)), strict=True):
+        names.append(
+            f"{letter}  {text if len(text) <= MAX_LABEL else f'...{text[3 - MAX_LABEL :]}'}"
+        )
     curves = [by_epoch(run, "val_top1") for run in runs][:MAX_CURVES]
     with_curves = sum(map(bool, curves)) > 1
     height = max(3.2 if with_curves else 1.8, 1.2 + 0.4 * len(runs))
@@ -44,15 +48,6 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
     add_title(figure, data, f"accuracy on {images}, with 95% intervals")
     write_atomically(out, to_png(figure))
     return out
-
-
-def short_names(comparison: RunComparison) -> list[str]:
-    """Return the letter and the description of each run, shortened at the beginning."""
-    names = [visible(text) for text in run_descriptions(comparison.runs)]
-    return [
-        f"{letter}  {name if len(name) <= MAX_LABEL else f'...{name[3 - MAX_LABEL :]}'}"
-        for letter, name in zip(comparison.letters, names, strict=True)
-    ]
 
 
 def draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Proportion]) -> None:

@@ -1,6 +1,5 @@
 """First screen of a run's page: one number, example images and the weakest class."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitft.messages.results import (
@@ -13,9 +12,7 @@ from vitft.messages.results import (
     rough_percent,
     weak_text,
 )
-from vitft.metrics.summary import Results
 from vitft.predict.validation import (
-    ValidationPrediction,
     least_confident,
     mistakes,
 )
@@ -24,20 +21,6 @@ from vitft.report.run_files import Run, Thumbnails
 
 MAX_EXAMPLES = 8
 """Maximum number of example images."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """The accuracy of a run, or the mean average precision of a multi-label run."""
-
-    value: str
-    interval: str
-    what: str
-    """What the value is, e.g. `of new images are classified correctly`."""
-    how: str
-    """How it was measured, e.g. `, cross-validated on 36 images`."""
-    bar: str
-    """SVG of the value, its interval and the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,67 +34,32 @@ class Weakest:
     """Whether the recall was measured in cross-validation instead of on the validation images."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A validation image with its thumbnail, as a data URI."""
+def first_screen(run: Run, thumbnails: Thumbnails) -> dict[str, object]:
+    """Return the content of the first screen of a run's page; parts without data are empty.
 
-    prediction: ValidationPrediction
-    thumbnail: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExampleRow:
-    """Example images of one kind: `right`, `wrong` or `doubtful`."""
-
-    kind: str
-    title: str
-    examples: Sequence[Example]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstScreen:
-    """Content of the first screen; parts without data are None or empty."""
-
-    chance: str
-    """Clause on a model at chance level; otherwise empty."""
-    score: Score | None
-    weakest: Weakest | None
-    no_weakest: str
-    """Reason why no weakest class is named; empty if one is named."""
-    difference: str
-    """Sentence on images that are harder or easier than the others, or empty."""
-    examples: Sequence[ExampleRow]
-
-
-def first_screen(run: Run, thumbnails: Thumbnails) -> FirstScreen:
-    """Return the content of the first screen of a run's page."""
-    chance = chance_clause(run.results)
+    `chance` is a clause on a model at chance level, and `score` the number that summarises the run.
+    """
+    chance, one = chance_clause(run.results), run.results.headline
     weakest = None if chance else weakest_of(run)
-    return FirstScreen(
-        chance=chance,
-        score=score_of(run.results),
-        weakest=weakest,
-        no_weakest="" if weakest else reason_without_weakest(run),
-        difference=difference_text(run.results),
-        examples=example_rows(run, thumbnails),
-    )
-
-
-def score_of(results: Results) -> Score | None:
-    """Return the number that summarises a run, or None if the run has no results."""
-    one = results.headline
-    if one is None:
-        return None
-    what = "of new images are classified correctly" if one.measure == "accuracy" else one.measure
-    return Score(
-        value=rough_percent(one),
-        interval=rough_interval(one),
-        what=what,
-        how=how_measured(one),
-        bar=charts.score_bar(
-            one.measure, one.value, one.interval, one.baseline, marks=baseline_text(one)
-        ),
-    )
+    return {
+        "chance": chance,
+        "score": one
+        and {
+            "value": rough_percent(one),
+            "interval": rough_interval(one),
+            "what": "of new images are classified correctly"
+            if one.measure == "accuracy"
+            else one.measure,
+            "how": how_measured(one),
+            "bar": charts.score_bar(
+                one.measure, one.value, one.interval, one.baseline, marks=baseline_text(one)
+            ),
+        },
+        "weakest": weakest,
+        "no_weakest": "" if weakest else reason_without_weakest(run),
+        "difference": difference_text(run.results),
+        "examples": example_rows(run, thumbnails),
+    }
 
 
 def weakest_of(run: Run) -> Weakest | None:
@@ -141,7 +89,7 @@ def reason_without_weakest(run: Run) -> str:
     return f"None of the {measured_on(one)} was misclassified, so no class is called the weakest."
 
 
-def example_rows(run: Run, thumbnails: Thumbnails) -> list[ExampleRow]:
+def example_rows(run: Run, thumbnails: Thumbnails) -> list[dict[str, object]]:
     """Return the most confident mistakes, or else the right predictions of the lowest confidence.
 
     Images without thumbnails are left out.
@@ -157,6 +105,8 @@ def example_rows(run: Run, thumbnails: Thumbnails) -> list[ExampleRow]:
     for kind, title, predictions in kinds:
         shown = [one for one in predictions[:60] if run.thumbnail(one.sha256)][:MAX_EXAMPLES]
         if shown:
-            examples = [Example(one, thumbnails.get(one.sha256)) for one in shown]
-            return [ExampleRow(kind, title, examples)]
+            examples = [
+                {"prediction": one, "thumbnail": thumbnails.get(one.sha256)} for one in shown
+            ]
+            return [{"kind": kind, "title": title, "examples": examples}]
     return []

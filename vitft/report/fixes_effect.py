@@ -205,19 +205,11 @@ def fixes_steps(
             continue
         without, fixed = pair if effect.is_second else pair[::-1]
         before, after = (runs[ord(letter) - ord("A")] for letter in (without, fixed))
-        if command := evaluation_command(after, before):
-            notes.append(comparison.accuracy_on_corrected_labels(without, fixed, command))
+        if not after.root_uri:  # its image files are not in one folder
+            continue
+        path, root = (str(after.setting("data", key) or "") for key in ("path", "root"))
+        folder = f"data.root={base_folder(Path(path), root)}"
+        words = ["--data", str(after.path / "split.csv"), "--set", folder, "--run"]
+        command = f"vitft evaluate {shell_join([*words, str(before.path)])}"
+        notes.append(comparison.accuracy_on_corrected_labels(without, fixed, command))
     return notes
-
-
-def evaluation_command(fixed: Run, run: Run) -> str:
-    """Return the command that evaluates a run on the validation images and labels of another.
-
-    The command is empty if the image files of the other run are not in one folder.
-    """
-    if not fixed.root_uri:
-        return ""
-    path, root = (str(fixed.setting("data", key) or "") for key in ("path", "root"))
-    folder = f"data.root={base_folder(Path(path), root)}"
-    words = ["--data", str(fixed.path / "split.csv"), "--set", folder, "--run", str(run.path)]
-    return f"vitft evaluate {shell_join(words)}"

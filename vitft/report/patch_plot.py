@@ -143,8 +143,19 @@ def draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, parts: PatchTok
 
 def draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown: int) -> None:
     """Draw projections, positions and tokens as matrices with one column per patch."""
-    matrices = token_matrices(parts, num_inputs)
     count, width = parts.tokens.shape
+    how = f"Each patch times a {num_inputs} x {width} matrix{', plus a bias' * parts.has_bias}"
+    if not parts.is_linear:
+        how = f"Convolutions: {width} numbers at each patch"
+    matrices = {f"4. {how}": parts.projections}
+    if parts.positions is None:
+        result = "Tokens: positions follow in each block"
+    else:
+        matrices["5. Position embedding of each patch"] = parts.positions
+        result = "Tokens: the sum of both"
+    matrices[f"{len(matrices) + 4}. {result}{'' if parts.is_sum else ', normalised'}"] = (
+        parts.tokens
+    )
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
     limit = max(float(np.percentile(np.abs(every), CLIPPED)), 1e-12)
     plots = np.atleast_1d(figure.subplots(1, len(matrices), sharey=True))
@@ -163,24 +174,6 @@ def draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown
     bar = figure.colorbar(plots[0].images[0], ax=[*plots], extend="both", shrink=0.9)
     bar.set_label("value", fontsize=9)
     bar.ax.tick_params(labelsize=8)
-
-
-def token_matrices(parts: PatchTokens, num_inputs: int) -> dict[str, NDArray[np.float32]]:
-    """Return titles and values (P, D) of the projections, the positions and the tokens."""
-    width = parts.tokens.shape[1]
-    how = f"Each patch times a {num_inputs} x {width} matrix{', plus a bias' * parts.has_bias}"
-    if not parts.is_linear:
-        how = f"Convolutions: {width} numbers at each patch"
-    matrices = {f"4. {how}": parts.projections}
-    if parts.positions is None:
-        result = "Tokens: positions follow in each block"
-    else:
-        matrices["5. Position embedding of each patch"] = parts.positions
-        result = "Tokens: the sum of both"
-    matrices[f"{len(matrices) + 4}. {result}{'' if parts.is_sum else ', normalised'}"] = (
-        parts.tokens
-    )
-    return matrices
 
 
 def show(axes: Axes, pixels: NDArray[np.uint8], title: str) -> None:

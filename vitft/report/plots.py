@@ -14,7 +14,6 @@ from itertools import cycle
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findSystemFonts, fontManager, get_font
@@ -174,25 +173,19 @@ def accuracy_curves_png(
         text = name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}"
         labels.append((text, percents[-1], colour))
     labels.append(("largest class", 100 * majority, BASELINE_COLOURS[1]))
-    label_lines(axes, labels, height_inches=figure.get_figheight())
-    add_title(figure, title, detail)
-    return to_png(figure)
-
-
-def label_lines(
-    axes: Axes, labels: Sequence[tuple[str, float, str]], *, height_inches: float
-) -> None:
-    """Draw labels (text, height in percent, colour) at the right edge without overlaps."""
+    # The labels are at the right edge, without overlaps.
     # The axes take up about four fifths of the height of the figure.
-    spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * height_inches * 72)
+    spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * figure.get_figheight() * 72)
     heights = spread_apart([height for _, height, _ in labels], spacing)
-    for (text, _, colour), height in zip(labels, heights, strict=True):
+    for (text, _, colour), place in zip(labels, heights, strict=True):
         drawn, families = drawable(text)
         axes.annotate(
-            drawn, (1.0, height), (4, 0), xycoords=("axes fraction", "data"),
+            drawn, (1.0, place), (4, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", va="center", color=colour, fontsize=LABEL_SIZE,
             annotation_clip=False, parse_math=False, fontfamily=families,
         )  # fmt: skip
+    add_title(figure, title, detail)
+    return to_png(figure)
 
 
 def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:

@@ -305,7 +305,15 @@ def read_run(path: Path) -> Run:
     if results is not None and (*results["per_class"],) != tuple(classes):
         problem = "its classes differ from those in class_indices.json"
         raise damaged_file(RunDir(path).eval, problem)
-    card, digest, parameters = read_model_facts(RunDir(path).model)
+    model, card, digest, parameters = RunDir(path).model, None, "", 0
+    if os.path.lexists(model):  # `vitft predict` verifies the digest, not this function
+        try:
+            header = read_header(model)
+            card = parse_card(header.metadata.get("vitft.card", ""))
+        except (OSError, ValueError) as error:
+            raise damaged_file(model, str(error)) from error
+        digest = header.metadata.get("vitft.sha256", "")
+        parameters = sum(math.prod(facts.shape) for facts in header.tensors.values())
     audit = read_run_json(path / "audit.json", AuditResults)
     run = Run(
         path=path,
@@ -325,23 +333,3 @@ def read_run(path: Path) -> Run:
         notes_unlike=(path / REFERENCE_FILE).is_file(),
     )
     return with_evaluation(run) if evaluated else run
-
-
-def read_model_facts(path: Path) -> tuple[Card | None, str, int]:
-    """Return the card, digest and parameter count of a checkpoint without reading its tensors.
-
-    If the file is missing, return None, an empty string and 0. The digest is not verified here;
-    `vitft predict` verifies it whenever it loads the checkpoint.
-
-    Raises:
-        RunError: The file is damaged.
-    """
-    if not os.path.lexists(path):
-        return None, "", 0
-    try:
-        header = read_header(path)
-        card = parse_card(header.metadata.get("vitft.card", ""))
-    except (OSError, ValueError) as error:
-        raise damaged_file(path, str(error)) from error
-    parameters = sum(math.prod(facts.shape) for facts in header.tensors.values())
-    return card, header.metadata.get("vitft.sha256", ""), parameters

@@ -111,14 +111,7 @@ class MetricsMiddleware:
             seconds = time.perf_counter() - started
             self.metrics.add(scope["path"], status, seconds)
             if request_log.isEnabledFor(logging.DEBUG):
-                request_log.debug(access_line(scope, status, seconds))
-
-
-def access_line(scope: Scope, status: int, seconds: float) -> str:
-    """Return a line of the access log: time, client, method, path without query, status, duration.
-
-    Uvicorn's own access log has neither the time nor the duration.
-    """
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    client = (scope.get("client") or ("-",))[0]
-    return f"{now} {client} {scope['method']} {scope['path']} {status} {1000 * seconds:.1f} ms"
+                # Uvicorn's own access log has neither the time nor the duration.
+                now = datetime.now().astimezone().isoformat(timespec="seconds")
+                what = f"{(scope.get('client') or '-')[0]} {scope['method']} {scope['path']}"
+                request_log.debug(f"{now} {what} {status} {1000 * seconds:.1f} ms")

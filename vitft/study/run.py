@@ -132,10 +132,9 @@ def run_study(
         known[one.name] = sum(file.sha256 in trained for file in files)
         if known[one.name]:
             log.warning(known_images_note(one.name, known[one.name], len(files)))
-    plan = fit_plan(plan, files)
+    plan, classes = fit_plan(plan, files), len(plan.folder.classes)
     splits = [
-        few_shot_split(files, len(plan.folder.classes), most=plan.shots[-1], seed=seed)
-        for seed in range(plan.seeds)
+        few_shot_split(files, classes, most=plan.shots[-1], seed=seed) for seed in range(plan.seeds)
     ]
     y = torch.tensor([file.label for file in files])
     baselines = {}
@@ -151,9 +150,23 @@ def run_study(
             if backbone is None or one is not first:
                 backbone = load(one)
             x = backbone.rows(files)
-        points = evaluate_heads(x, y, splits, plan, label=one.name)
+        points = []
+        with console.Progress(
+            f"fitting heads on {console.visible(one.name)}",
+            len(plan.shots) * len(splits),
+            unit="heads",
+        ) as progress:
+            for shots in plan.shots:
+                correct = []
+                for seed, split in enumerate(splits):
+                    correct.append(evaluate_head(x, y, split, shots, classes=classes, seed=seed))
+                    progress.advance()
+                point = CurvePoint(shots=shots, correct=tuple(correct), groups=splits[0].groups)
+                points.append(point)
         curves.append(
-            FewShotCurve(name=one.name, weights=one.weights, features=x.shape[1], points=points)
+            FewShotCurve(
+                name=one.name, weights=one.weights, features=x.shape[1], points=tuple(points)
+            )
         )
     if first and not train.cache:
         prune(default_folder(), idle_s=3600)
@@ -190,26 +203,6 @@ def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if not shots:
         raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))
     return replace(plan, shots=shots, left_out=(*dropped, *plan.left_out), most=most)
-
-
-def evaluate_heads(
-    x: Tensor, y: Tensor, splits: Sequence[FewShotSplit], plan: Plan, *, label: str
-) -> tuple[CurvePoint, ...]:
-    """Fit a linear head for each split and number of shots; return the points of the curve.
-
-    `x` contains the features (n, D) of all images; `label` is the name of the feature source.
-    """
-    classes, points = len(plan.folder.classes), []
-    with console.Progress(
-        f"fitting heads on {console.visible(label)}", len(plan.shots) * len(splits), unit="heads"
-    ) as progress:
-        for shots in plan.shots:
-            correct = []
-            for seed, split in enumerate(splits):
-                correct.append(evaluate_head(x, y, split, shots, classes=classes, seed=seed))
-                progress.advance()
-            points.append(CurvePoint(shots=shots, correct=tuple(correct), groups=splits[0].groups))
-    return tuple(points)
 
 
 def evaluate_head(

@@ -122,8 +122,14 @@ class Session:
         trained = [i for i in self.label_of if self.kind_of[i] != AUDIT]
         pictures, labels = torch.tensor(trained), torch.tensor([self.label_of[i] for i in trained])
         weights = torch.ones(len(trained))
-        if self.pool.stand_ins is not None:
-            extra, own = self.usable_stand_ins(labels)
+        if (stand_ins := self.pool.stand_ins) is not None:
+            # Unlabelled pictures represent classes with few answers, except the audit sample.
+            answers = torch.bincount(labels.long(), minlength=len(self.classes))
+            kept = answers[stand_ins.labels] < STAND_IN_WEIGHT
+            taken = torch.zeros(len(z), dtype=torch.bool)
+            taken[[*self.kind_of, *self.audit_sample]] = True
+            kept &= ~taken[stand_ins.pictures]
+            extra, own = stand_ins.pictures[kept], stand_ins.labels[kept]
             number = torch.bincount(own, minlength=len(self.classes))[own]
             pictures, labels = torch.cat([pictures.long(), extra]), torch.cat([labels.long(), own])
             weights = torch.cat([weights, STAND_IN_WEIGHT / number])
@@ -141,20 +147,6 @@ class Session:
         """Return a random sample of the unlabelled pictures (u,) outside the audit sample."""
         done = {*self.kind_of, *self.trained.tolist()}
         return torch.tensor([i for i in self.random_rest if i not in done][:PSEUDO_LABELLED]).long()
-
-    def usable_stand_ins(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unlabelled pictures that represent classes with few answers, and their classes.
-
-        `labels` contains the class indices of the answers. The audit sample is left out.
-        """
-        stand_ins = self.pool.stand_ins
-        assert stand_ins is not None
-        answers = torch.bincount(labels.long(), minlength=len(self.classes))
-        kept = answers[stand_ins.labels] < STAND_IN_WEIGHT
-        taken = torch.zeros(len(self.pool.z), dtype=torch.bool)
-        taken[[*self.kind_of, *self.audit_sample]] = True
-        kept &= ~taken[stand_ins.pictures]
-        return stand_ins.pictures[kept], stand_ins.labels[kept]
 
     def answer(self, picture: int, label: str) -> None:
         """Record the class of one picture; `label` may be the name of a new class.
