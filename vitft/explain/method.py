@@ -1,7 +1,7 @@
 """Attribution methods of `vitft explain` and their options. Does not import torch."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -56,7 +56,13 @@ class Method:
         choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}
         for kind, (value, known) in choices.items():
             if value not in known:
-                raise unknown_choice(kind, value, known)
+                name = re.sub(r"\W+", "_", value.lower())
+                near = OTHER_METHODS.get(name) if kind == "method" else None
+                closest = f" ({near} is the closest to {value})" if near else ""
+                fix = f"use one of {', '.join(known)}{closest}"
+                if not near and (similar := suggest(value, known)):
+                    fix = f"did you mean {similar[0]}? {fix[0].upper()}{fix[1:]}"
+                raise UsageError(f"unknown {kind} {value!r}", fix=fix)
         if not 0 <= self.discard < 1:
             raise UsageError(
                 f"invalid discard {self.discard}",
@@ -133,13 +139,3 @@ def check_picture_side(side_px: int | None, spell: Spelling = option) -> None:
             f"invalid {spell('size')} {side_px}",
             fix=f"use an integer from 1 to {MAX_SIDE_PX}, e.g. 800",
         )
-
-
-def unknown_choice(kind: str, value: str, known: Sequence[str]) -> UsageError:
-    """Return the error for an unknown method or fusion, which suggests the closest method."""
-    near = OTHER_METHODS.get(re.sub(r"\W+", "_", value.lower())) if kind == "method" else None
-    closest = f" ({near} is the closest to {value})" if near else ""
-    fix = f"use one of {', '.join(known)}{closest}"
-    if not near and (similar := suggest(value, known)):
-        fix = f"did you mean {similar[0]}? {fix[0].upper()}{fix[1:]}"
-    return UsageError(f"unknown {kind} {value!r}", fix=fix)

@@ -96,16 +96,11 @@ def load_trained(run: str | None) -> TrainedRun:
             "the checkpoint contains a backbone without classes",
             fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
         )
-    card = _with_results(without_paths(card), source.parent)
+    file = card.weights.get("source", "")
+    if os.path.isabs(file):  # noqa: PTH117 - it may be a repository name
+        card = replace(card, weights={**card.weights, "source": Path(file).name})
+    card = _with_results(card, source.parent)
     return TrainedRun(source.parent, state, card)
-
-
-def without_paths(card: Card) -> Card:
-    """Return the card with any local path to the weights shortened to its file name."""
-    source = card.weights.get("source", "")
-    if not os.path.isabs(source):  # noqa: PTH117 - it may be a repository name
-        return card
-    return replace(card, weights={**card.weights, "source": Path(source).name})
 
 
 def _with_results(card: Card, run: Path) -> Card:

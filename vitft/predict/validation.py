@@ -91,23 +91,6 @@ def read_split(run: Path, classes: Sequence[str]) -> Manifest:
     return Manifest(run, tuple(classes), tuple(rows))
 
 
-def read_thresholds(run: Path, labels: Sequence[str]) -> tuple[float, ...]:
-    """Return the threshold of each label of a multi-label model, or () if `labels` is empty.
-
-    Raises:
-        RunError: The file eval.json is damaged or has no thresholds.
-    """
-    if not labels:
-        return ()
-    path = RunDir(run).eval
-    results = read_results(path)
-    rows = results["labels"]["per_label"] if results and "labels" in results else {}
-    found = [rows[name]["threshold"] for name in labels if "threshold" in rows.get(name, {})]
-    if len(found) != len(labels):
-        raise damaged_file(path, "it does not have a threshold for each label")
-    return tuple(found)
-
-
 def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     """Return the validation logits (n, C) in the order of split.csv.
 
@@ -229,8 +212,15 @@ def validation_predictions(run: Path, split: Manifest) -> tuple[ValidationPredic
     logits = read_logits(run, len(rows), len(split.outputs)) if rows else None
     if logits is None:
         return ()
-    thresholds = read_thresholds(run, split.labels)
-    predictions = Postprocess(classes=split.outputs, thresholds=thresholds)(
+    path, thresholds = RunDir(run).eval, list[float]()
+    if split.labels:
+        results = read_results(path)
+        each = results["labels"]["per_label"] if results and "labels" in results else {}
+        known = [name for name in split.labels if "threshold" in each.get(name, {})]
+        thresholds = [each[name]["threshold"] for name in known]
+    if len(thresholds) != len(split.labels):
+        raise damaged_file(path, "it does not have a threshold for each label")
+    predictions = Postprocess(classes=split.outputs, thresholds=tuple(thresholds))(
         [row.path for row in rows], Scores(logits), split.targets(rows)
     )
     by_path = {

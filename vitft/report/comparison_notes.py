@@ -37,7 +37,15 @@ def comparison_notes(
     notes += fixes_notes(runs, by_digest, relabelled)
     for letter, changes in zip(ascii_uppercase[1:], data_changes(runs), strict=False):
         notes.append(data_difference(letter, *changes))
-    notes += cross_validation_notes(runs, common)
+    # The effect of fixes on two heads that were both cross-validated is tested in `fixes_effect`.
+    has_fixes = any(run.setting("data", "fixes") for run in runs)
+    cross_validated = [run for run in runs if run.results.estimate("cross-validation")]
+    if len(runs) == len(cross_validated) == 2 and not has_fixes:
+        right, also_right, groups = cross_validated_pairs(*runs)
+        if len(right) > common:
+            p = PairedDifference.of(right, also_right, groups).p
+            accuracies = [int(flags.sum()) / len(flags) for flags in (right, also_right)]
+            notes.append(cross_validated_difference(len(right), accuracies, p))
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
     notes += result_notes(
@@ -50,21 +58,3 @@ def comparison_notes(
         fitted=common > len(relabelled) and not runs[0].is_evaluation,
     )
     return [*filter(None, notes)]
-
-
-def cross_validation_notes(runs: Sequence[Run], common: int) -> list[str]:
-    """Return a sentence on two runs whose heads were cross-validated on more than `common` images.
-
-    The images are those with the same label in both runs. It is left out if one of the runs applied
-    fixes, because the effect of these is tested in the same way (`fixes_effect`).
-    """
-    if len(runs) != 2 or any(run.setting("data", "fixes") for run in runs):
-        return []
-    if not all(run.results.estimate("cross-validation") for run in runs):
-        return []
-    right, also_right, groups = cross_validated_pairs(*runs)
-    if len(right) <= common:
-        return []
-    p = PairedDifference.of(right, also_right, groups).p
-    accuracies = [int(flags.sum()) / len(flags) for flags in (right, also_right)]
-    return [cross_validated_difference(len(right), accuracies, p)]

@@ -61,32 +61,6 @@ class ClassRow:
     """SVG of the recall and its interval; empty if there are many classes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfusionCell:
-    """A true class and a predicted class, with the number of images."""
-
-    label: str
-    predicted: str
-    count: int
-    fraction: str
-    """Number of images as a percentage of the true class's images."""
-    cell: str
-    """Position in the matrix, as `row-column`."""
-    shade: str
-    """CSS class of the background; empty for a count of 0."""
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Confusion:
-    """The confusion matrix (empty if there are many classes) and the most confused pairs."""
-
-    matrix: list[list[ConfusionCell]]
-    pairs: list[ConfusionCell]
-    more: int
-    """Number of confused pairs that are not shown."""
-
-
 def report_of_new_run(run: Path) -> Path | None:
     """Write the report at the end of a run and return its path, or None with a warning.
 
@@ -257,36 +231,42 @@ def class_rows(run: Run) -> list[ClassRow]:
     return sorted(rows, key=order)
 
 
-def confusion_of(classes: Sequence[str], counts: Mapping[tuple[int, int], int]) -> Confusion | None:
-    """Return the confusions, given numbers of images by true and predicted class, or None."""
+def confusion_of(
+    classes: Sequence[str], counts: Mapping[tuple[int, int], int]
+) -> dict[str, object] | None:
+    """Return the confusions, given numbers of images by true and predicted class, or None.
+
+    The matrix is empty if there are many classes; `more` counts the pairs that are not shown.
+    """
     if not counts:
         return None
     totals = Counter[int]()
     for (i, _), n in counts.items():
         totals[i] += n
 
-    def cell(i: int, j: int) -> ConfusionCell:
+    def cell(i: int, j: int) -> dict[str, object]:
+        """Return the images of class i predicted as j; `fraction` is that of the images of i."""
         n, total = counts.get((i, j), 0), totals[i]
         label, predicted = classes[i], classes[j]
         shade = min(NUM_SHADES - 1, int(n / total * NUM_SHADES)) if n else 0
         result = "classified correctly" if i == j else f"classified as {predicted}"
-        return ConfusionCell(
-            label=label,
-            predicted=predicted,
-            count=n,
-            fraction=percent(n / total, 0) if total else "",
-            cell=f"{i}-{j}",
-            shade=f"{'right' if i == j else 'wrong'}-{shade}" if n else "",
-            text=f"{n} of {total} images of {label} {result}",
-        )
+        return {
+            "label": label,
+            "predicted": predicted,
+            "count": n,
+            "fraction": percent(n / total, 0) if total else "",
+            "cell": f"{i}-{j}",
+            "shade": f"{'right' if i == j else 'wrong'}-{shade}" if n else "",
+            "text": f"{n} of {total} images of {label} {result}",
+        }
 
     pairs = sorted((-n, n, i, j) for (i, j), n in counts.items() if i != j)
     indices = range(len(classes) if len(classes) <= MAX_MATRIX_CLASSES else 0)
-    return Confusion(
-        matrix=[[cell(i, j) for j in indices] for i in indices],
-        pairs=[cell(i, j) for _, _, i, j in pairs[:MAX_PAIRS]],
-        more=max(0, len(pairs) - MAX_PAIRS),
-    )
+    return {
+        "matrix": [[cell(i, j) for j in indices] for i in indices],
+        "pairs": [cell(i, j) for _, _, i, j in pairs[:MAX_PAIRS]],
+        "more": max(0, len(pairs) - MAX_PAIRS),
+    }
 
 
 def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:

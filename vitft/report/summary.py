@@ -96,34 +96,29 @@ def describe_model(run: Run) -> str:
     if not name and not shape:
         return ""
     kind = "Vision Transformer" if isinstance(shape, ViTConfig) else "network"
-    number = run.parameters
-    size = f"{number:,}" if number < 100_000 else f"{number / 1e6:,.1f} million"
+    size = f"{run.parameters:,}"
+    if run.parameters >= 100_000:
+        size = f"{run.parameters / 1e6:,.1f} million"
     blocks = f"{count(shape.depth, 'block')}, " if isinstance(shape, ViTConfig) else ""
     origin = f"was pretrained (weights: {weights_name(name) or 'unknown'})"
     if name == "none" or name.startswith("random:"):
         origin = "was initialised at random"
-    trained = describe_training(str(run.setting("train", "layers") or ""))
+    trained = []  # a clause for each stage
+    for stage in filter(None, str(run.setting("train", "layers") or "").split(",")):
+        number = stage.removeprefix("blocks:")
+        if number != stage:
+            last = "its last block" if number == "1" else f"its last {number} blocks"
+            trained.append(f"{last} and a new head were trained")
+        else:
+            trained.append(WHAT_WAS_TRAINED.get(stage, ""))
     pixels = shape.image_size if shape else ()
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
     view = run.audit.get("view")
     if view:
         text = describe_view(view)
         inputs += f" {text[0].upper()}{text[1:]}."
-    training = f"; {trained}" if trained else ""
+    training = f"; {', then '.join(filter(None, trained))}" if any(trained) else ""
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
-
-
-def describe_training(layers: str) -> str:
-    """Describe which layers were trained, with one clause for each stage of `train.layers`."""
-    words = []
-    for stage in filter(None, layers.split(",")):
-        blocks = stage.removeprefix("blocks:")
-        if blocks != stage:
-            last = "its last block" if blocks == "1" else f"its last {blocks} blocks"
-            words.append(f"{last} and a new head were trained")
-        else:
-            words.append(WHAT_WAS_TRAINED.get(stage, ""))
-    return ", then ".join(word for word in words if word)
 
 
 def describe_budget(run: Run) -> str:
