@@ -86,7 +86,11 @@ def inline() -> list[tuple[str, str]]:
 
 def parse(command: str) -> None:
     """Check the options of a command of vitft; what the text leaves out may be missing."""
-    words = [word for word in shlex.split(command)[1:] if word not in ("-v", "-q", "--debug")]
+    words = [
+        word
+        for word in shlex.split(command)[1:]
+        if word not in ("-v", "-q", "--debug", "[options]")
+    ]
     words = words[: words.index(">")] if ">" in words else words
     try:
         _, unknown = build_parser(words[0]).parse_known_args(words)

@@ -175,9 +175,11 @@ def test_patches_and_tokens_are_drawn(
     Path("page.jpg").write_text("<html>")
     good = str(image_folder / "red" / "000.png")
 
-    assert main(["explain", "--patches", "page.jpg", good, "--run", str(run), "--out", "a"]) == 3
+    assert (
+        main(["explain", "--patches", "page.jpg", good, "--run", str(run), "--out", "a", "-v"]) == 3
+    )
     weights = ["--weights", str(tiny_weights)]
-    assert main(["explain", "--patches", good, *weights, "--out", "b"]) == 0
+    assert main(["explain", "--patches", good, *weights, "--out", "b", "-v"]) == 0
 
     assert files_in(Path("a")) == ["002-000-patches.png"]
     assert files_in(Path("b")) == ["001-000-patches.png"]

@@ -1,6 +1,7 @@
 """Files that are not used: counted by suffix, with the reason and the fix, by every command."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.report.test_report import check_harmless
 from vitft.cli.main import main
+from vitft.system import show_log
 
 RAW = "not used: 2 files: 2 .cr2 (camera raw images are not supported; export them as TIFF or JPEG)"
 ODD = (
@@ -49,7 +51,9 @@ def run(mixed: Path, tiny_weights: Path) -> Path:
 def test_training_and_its_page_say_what_is_not_used(
     mixed: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    show_log(logging.DEBUG)
     run = train(mixed, tiny_weights)
+    show_log()
 
     shown = capsys.readouterr().err
     for note in (RAW, ODD, TEXT, HIDDEN, OUTSIDE, NESTED):

@@ -17,8 +17,7 @@ from vitft.export import ExportPlan, export_run
 from vitft.metrics import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
 from vitft.models import VisionTransformer, load_backbone, load_checkpoint
 from vitft.predict import NumpyEngine, Predictor
-from vitft.system import percent
-from vitft.system.console import show_log
+from vitft.system import percent, show_log
 from vitft.training import run_finetuning
 
 Choose = Callable[[str], None]

@@ -13,8 +13,7 @@ import torch
 from vitft.config import config_from_table, read_toml
 from vitft.models import load_checkpoint
 from vitft.predict import Predictor
-from vitft.system import DivergedError
-from vitft.system.console import show_log
+from vitft.system import DivergedError, show_log
 from vitft.training import Result, run_finetuning
 
 

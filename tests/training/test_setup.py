@@ -53,7 +53,7 @@ def test_the_next_stage_trains_more_layers_on_what_the_frozen_ones_compute(
         inputs = next_inputs(model, start.inputs, setup.config, "blocks:1", precision="fp32")
     later = {name for name, p in model.named_parameters() if p.requires_grad}
 
-    assert "Training   the head on cpu" in caplog.text
+    assert "Training   a classifier on cpu" in caplog.text
     total = sum(p.numel() for p in model.parameters())
     assert f"Trained    99 of {total:,} parameters" in caplog.text
     assert "next stage: --train blocks:1" in caplog.text

@@ -294,8 +294,8 @@ def test_a_moved_run_is_resumed_at_its_new_place(
         (
             ["--set", "optim.lr=0.5", "--group-by", "(a)", "--group-duplicates"],
             5,
-            "change the results: --group-duplicates was false and is now true, --group-by was "
-            "not set and is now (a), --set optim.lr was 0.01 and is now 0.5\n",
+            "change the results: --group-by was not set and is now (a), --group-duplicates was "
+            "false and is now true, --set optim.lr was 0.01 and is now 0.5\n",
         ),
         (["--set", "model.norm=middle"], 2, "invalid model.norm=middle\n  fix: use pre or post"),
         (

@@ -81,6 +81,8 @@ def test_images_named_by_the_audit_have_thumbnails(
     odds = {"given_probability": 0.01, "suggested_probability": 0.99}
     audit = {
         "images": 30,
+        "unused": [],
+        "notes": [],
         "bad": [],
         "odd": [{"path": odd.path, "reason": "a JPEG with the suffix .HEIC"}],
         "duplicates": [

@@ -7,6 +7,7 @@ from vitft.cli.parser import Parser
 from vitft.cli.shared_options import add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.run import config_from_table
+from vitft.messages.study import HEAD_NOTE, lead_sentences
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.text import shell_join
 
@@ -90,7 +91,6 @@ def study_command(args: argparse.Namespace) -> int:
         )
 
     with heavy_imports():
-        from vitft.messages.study import HEAD_NOTE, lead_sentences
         from vitft.study.results import heading, short_rows, write_results
         from vitft.study.run import run_study
 

@@ -78,7 +78,8 @@ class AtChance:
     guessing: Share
     """Balanced accuracy of guessing, or mean average precision of random scores."""
     too_few: bool = False
-    """Whether not even an accuracy of 100% on so few images would be better than guessing."""
+    """Whether not even an accuracy of 100% on so few images would be better than guessing. False if
+    `predicts` is known, which says more."""
     predicts: str = ""
     """Class predicted for nearly all validation images; empty if there is none."""
     fraction: Share = 0.0
@@ -342,7 +343,8 @@ def _at_chance(found: RunResults) -> AtChance | None:
     if low > known.guessing:
         return None
     predicts, fraction = _constant_class(found) or ("", 0.0)
-    too_few = balanced == 1 or wilson_interval(known.images, known.images)[0] <= known.guessing
+    best_low = wilson_interval(known.images, known.images)[0]
+    too_few = not predicts and (balanced == 1 or best_low <= known.guessing)
     return replace(known, too_few=too_few, predicts=predicts, fraction=fraction)
 
 
