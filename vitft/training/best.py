@@ -133,8 +133,8 @@ def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
 
     Of the epochs whose accuracy is at most one standard error below the `highest`, the one with the
     lowest loss is the best. With few images, the accuracy stays the same for many epochs or changes
-    by chance, while the loss keeps changing. `messages.training.BEST_RULE` states this rule in words.
-    The standard error is that of the interval, which counts groups.
+    by chance, while the loss keeps changing. `messages.training.BEST_RULE` states this rule in
+    words. The standard error is that of the interval, which counts groups.
     """
     new_fits, best_fits = (
         highest - one["top1"] <= (one["top1_interval"][1] - one["top1_interval"][0]) / (2 * Z)

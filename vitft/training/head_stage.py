@@ -193,7 +193,7 @@ def cross_validate_images(
     If the data has validation images of its own, which may come from another source, no head is
     fitted to them, and the results do not count them. The results and the logits are None if there
     are too few images (see `cross_validate`). The results are also None if the weights were trained
-    on some of the images.
+    on some of the images, or if the run's head is fitted to augmented views, which these are not.
     """
     apart = torch.tensor([row.split == "val" for row in data.distinct])
     scores = cross_validate(
@@ -208,8 +208,8 @@ def cross_validate_images(
         apart=apart if data.own_split else None,
     )
     results, held_out = scores or (None, None)
-    if data.known_to_weights:
-        results = None  # the model has seen the images, although the heads have not
+    if data.known_to_weights or config.train.views:
+        results = None  # the model has seen the images, or is not fitted as these heads are
     features = distinct[:, : method.read]
     return results, ScoredImages(features=features, held_out=held_out)
 
