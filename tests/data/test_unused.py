@@ -1,7 +1,6 @@
 """Files that are not used: counted by suffix, with the reason and the fix, by every command."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.report.test_report import check_harmless
 from vitft.cli.main import main
-from vitft.system import show_log
 
 RAW = "not used: 2 files: 2 .cr2 (camera raw images are not supported; export them as TIFF or JPEG)"
 ODD = (
@@ -39,7 +37,7 @@ def mixed(image_folder: Path) -> Path:
 def train(data: Path, weights: Path) -> Path:
     path = data.parent / "run"
     given = ["--data", str(data), "--weights", str(weights), "--out", str(path)]
-    assert main(["finetune", *given, "--cache", "none"]) == 0
+    assert main(["finetune", *given, "--cache", "none", "-v"]) == 0
     return path
 
 
@@ -51,9 +49,7 @@ def run(mixed: Path, tiny_weights: Path) -> Path:
 def test_training_and_its_page_say_what_is_not_used(
     mixed: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_log(logging.DEBUG)
     run = train(mixed, tiny_weights)
-    show_log()
 
     shown = capsys.readouterr().err
     for note in (RAW, ODD, TEXT, HIDDEN, OUTSIDE, NESTED):

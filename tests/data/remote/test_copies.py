@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 import os
 import shutil
 import signal
@@ -23,7 +22,7 @@ from vitft.cli.main import main
 from vitft.config import DataSpec
 from vitft.data import DownloadLimits, place_of, prepare_data
 from vitft.models import load_checkpoint
-from vitft.system import DataError, ResourceError, show_log
+from vitft.system import DataError, ResourceError
 
 PRIVATE = "data.allow_private_addresses=true"
 SPEC = DataSpec(allow_private_addresses=True)
@@ -58,9 +57,7 @@ def test_shards_on_disk_and_on_the_web_are_the_folder_they_were_made_of(
     train(local, tiny_weights, tmp_path / "local")
     capsys.readouterr()
     with serving_shards(contents) as (site, asked):
-        show_log(logging.DEBUG)
-        train(site.url, tiny_weights, tmp_path / "web")
-        show_log()
+        train(site.url, tiny_weights, tmp_path / "web", "-v")
         assert asked == [f"/part-{number:02}.tar" for number in range(4)]
 
     assert "features from the cache: 24 of 24" in capsys.readouterr().err
