@@ -206,7 +206,7 @@ def test_two_processes_take_the_steps_of_one_and_log_once(
     check_same_run(tmp_path / "two", whole)
     assert figures(whole)["images"] == figures(tmp_path / "two")["images"] == 3
     assert two.stderr.count("Training   ") == 1
-    assert two.stdout.count("accuracy") == 1
+    assert two.stdout.count("Accuracy") == 1
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from vitft.training import check_resume, slice_like
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module", params=["none", "blocks:2"])
+@pytest.fixture(scope="module", params=["all", "blocks:2"])
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Tensor]:

@@ -66,9 +66,9 @@ def test_the_page_and_the_audit_say_how_much_is_shown(run: Path) -> None:
 def test_check_says_how_much_the_view_shows(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["check", str(image_folder), "--out", str(tmp_path)])
+    main(["check", str(image_folder), "--out", str(tmp_path), "-v"])
 
-    assert "view (224 x 224 pixels, crop 0.9) shows 68% of an image" in capsys.readouterr().out
+    assert "view (224 x 224 pixels, crop 0.9) shows 68% of an image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
