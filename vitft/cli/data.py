@@ -7,7 +7,7 @@ from vitft.cli import output
 from vitft.cli.parser import Commands, Parser
 from vitft.data.download.resumable import DownloadLimits
 from vitft.system.errors import UsageError
-from vitft.system.text import count, shell_quote
+from vitft.system.text import count, labelled, shell_quote
 
 
 def add_data(parser: Parser) -> None:
@@ -54,5 +54,6 @@ def fetch_data(args: argparse.Namespace) -> int:
     )
     if fetched.record:
         output.note(f"digest recorded in {fetched.record} to verify later downloads")
-    output.note(f"next: vitft finetune --data {shell_quote(str(fetched.root))} --weights NAME")
+    command = f"vitft finetune --data {shell_quote(str(fetched.root))} --weights NAME"
+    output.note(labelled("Next", command))
     return 0

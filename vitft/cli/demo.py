@@ -6,7 +6,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.predict.rows import RowWriter
 from vitft.system.imports import heavy_imports
-from vitft.system.text import count, interval, percent
+from vitft.system.text import count, interval, labelled, percent
 
 
 def add_demo(parser: Parser) -> None:
@@ -42,5 +42,7 @@ def demo_command(_: argparse.Namespace) -> int:
         f"on {count(done.export_images, 'image')}"
     )
     output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {done.export}/")
-    output.result("next: vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")
+    output.result(
+        labelled("Next", "vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")
+    )
     return 0

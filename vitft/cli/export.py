@@ -18,7 +18,7 @@ from vitft.system import console
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
-from vitft.system.text import count, listing, shell_quote
+from vitft.system.text import count, labelled, listing, shell_quote
 
 
 def add_export(parser: Parser) -> None:
@@ -157,7 +157,9 @@ def export_command(args: argparse.Namespace) -> int:
             numbers=4,
         )
     if plan.formats == ("transformers",):
-        output.note(f'next: transformers.pipeline("image-classification", "{done.folder}")')
+        output.note(
+            labelled("Next", f'transformers.pipeline("image-classification", "{done.folder}")')
+        )
     if done.refused:  # the other formats are kept
         fixes = dict.fromkeys(error.fix for error in done.refused)
         problem = "; ".join(error.problem for error in done.refused)
@@ -166,7 +168,7 @@ def export_command(args: argparse.Namespace) -> int:
         output.note(moved_note(done.folder, plan.formats))
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
-        output.note(f"next: hf upload {plan.repo} {shell_quote(str(done.folder))}")
+        output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))
     elif plan.repo:
         from vitft.export.hub import push
 

@@ -22,7 +22,7 @@ from vitft.serve.label.pictures import find_pictures
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
-from vitft.system.text import count, listing, shell_join, shell_quote
+from vitft.system.text import count, labelled, listing, shell_join, shell_quote
 
 BUNDLED = "demo"
 """Name of the default weights, which are bundled with vitft."""
@@ -188,14 +188,12 @@ def print_next(
     output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
     few = [f"{name} ({number})" for name, number in answers.items() if number < MIN_PER_CLASS]
     if few or len(answers) < 2:
-        missing = f"; too few: {listing(few)}" if few else ""
-        output.result(
-            "next: run the same command again to label more: training needs at least 2 classes, "
-            f"and at least {MIN_PER_CLASS} pictures of every class{missing}"
-        )
+        missing = f". Too few: {listing(few)}" if few else ""
+        need = f"at least 2 classes, and at least {MIN_PER_CLASS} pictures of every class{missing}"
+        output.result(labelled("Next", f"run the same command again: training needs {need}"))
         return
     words = ["--data", str(table)]
     if not paths_in_table(root, table)[1]:
         words += ["--set", f"data.root={root}"]
     words += ["--weights", args.run or args.weights or BUNDLED]
-    output.result(f"next: {shell_join(['vitft', 'finetune', *words])}")
+    output.result(labelled("Next", shell_join(["vitft", "finetune", *words])))

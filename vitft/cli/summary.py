@@ -49,7 +49,7 @@ def print_summary(
         predictions = read_validation_predictions(run)
         groups = read_groups(run, len(predictions))
         if known := accuracy_without_copies(predictions, audit, groups):
-            output.detail(f"accuracy {known}")
+            rows.append(("Copies", f"accuracy {known}"))
         if undecided := undecided_findings(audit, settled_paths(config.data)):
             rows.append(("Review", f"{undecided}, in the report"))
     page = report_of_new_run(run)
