@@ -4,7 +4,7 @@
 
 The run digits gives patches, positions and its curve, the run first patches and attention, the runs
 pre and post (and pre1, post1, ... with other seeds) the norms. The curves of docs/tutorials.md are
-those of its tables.
+those of the tables in benchmarks/notebook/tutorials.md.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from vitft.explain.model_figures import position_similarity
 from vitft.explain.patches import patch_figure
 from vitft.report.svg import epoch_ticks
 
-PAGE = Path(__file__).with_name("tutorials.md")
+PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "notebook" / "tutorials.md"
 RUNS = ("digits", "first", "pre", "post")
 SEED_RUNS = tuple(f"{name}{seed}" for seed in (1, 2) for name in ("pre", "post"))
 """The runs of the norms with further training seeds, which the page has, too."""
@@ -187,7 +187,7 @@ def norm_runs(runs: Path, name: str) -> list[Path]:
 
 
 def recorded(section: str) -> list[tuple[list[int], dict[str, list[float]]]]:
-    """Return the tables of accuracies by epoch in a section of docs/tutorials.md."""
+    """Return the tables of accuracies by epoch in a section of the notebook."""
     page = PAGE.read_text()
     text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
     found = []

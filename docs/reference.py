@@ -5,7 +5,9 @@ python docs/reference.py          # or: make docs
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -20,19 +22,31 @@ from vitft.config.schema import setting_types
 
 FILLED_IN = {"fixes_digest"}
 """Set by the run, not by its user."""
+SHORTER = {
+    "^an? ": "",
+    "^(string|true or false)$": "",
+    r"of (\d+) or more": r"≥ \1",
+    r"from 0 up to but not including 1": "≥ 0, < 1",
+    "above 0 and (at most|below) 1": lambda found: f"> 0, {'<' if found[1] == 'below' else '≤'} 1",
+    "above 0": "> 0",
+    "^number ": "",
+}
+"""Words of a type, and what stands in the table in their place."""
 HEAD = """# Settings
 
-Set any of these with `--set`, e.g. `--set optim.ema=0.999`, or in a TOML file for `--recipe`, under
-its section. `vitft finetune ... --dry-run` prints the settings of a run.
-
-`make docs` generates this page from `vitft/config/`.
+Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. For a setting with
+an option, such as `--fit`, the [options](options.md#vitft-finetune) have its meaning.
+`vitft finetune ... --dry-run` prints all settings of a run.
 """
 OPTIONS_HEAD = """# Options
 
-All options of all commands. Every command also accepts `-v`, `-q` and `--debug`
-([commands](commands.md)).
+`vitft COMMAND --help` prints the same. Every command also accepts `-v` (more detail), `-q` (results
+and warnings only) and `--debug` (tracebacks).
 
-`make docs` generates this page from the help of the commands.
+## Common options
+
+| option | meaning |
+|---|---|
 """
 
 
@@ -47,11 +61,14 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             meanings[ast.unparse(line.target)] = " ".join(str(text.value.value).split())
     for field in fields(section):
         if field.name not in FILLED_IN:
-            kind = str(setting_types(section)[field.name]).removeprefix("an ").removeprefix("a ")
-            summary = setting_types(section)[field.name].named.help
-            sentences = [f"{summary[:1].upper()}{summary[1:]}."] if summary else []
-            meaning = " ".join([*sentences, meanings.get(field.name, "")]).rstrip()
-            yield field.name, kind, repr(field.default), meaning
+            setting = setting_types(section)[field.name]
+            option = f"`--{(setting.named.name or field.name).replace('_', '-')}`. "
+            meaning = (option if setting.named.help else "") + meanings.get(field.name, "")
+            kind = str(setting)
+            for words, shorter in SHORTER.items():
+                kind = re.sub(words, shorter, kind)
+            default = "" if field.default in ("", None) else f"`{json.dumps(field.default)}`"
+            yield field.name, kind, default, meaning.strip()
 
 
 def by_what_trains() -> Iterator[str]:
@@ -79,7 +96,7 @@ def settings_page() -> str:
         lines += [f"## `{table}`: {spec.__doc__}\n"]
         lines += ["| setting | value | default | |\n|---|---|---|---|"]
         for name, kind, default, meaning in rows(spec):
-            cells = (f"`{table}.{name}`", kind, f"`{default}`", meaning)
+            cells = (f"`{table}.{name}`", kind, default, meaning)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     lines.append("## Defaults by trained layers\n")
@@ -96,23 +113,48 @@ def settings_page() -> str:
 
 def options_page() -> str:
     """Return the content of docs/options.md."""
-    return OPTIONS_HEAD + "".join(described(build_parser()))
+    every = list(with_options(build_parser()))
+    options = [option for command in every for option in options_of(command)]
+    common = {option: None for option in options if options.count(option) > 2}
+    return OPTIONS_HEAD + "".join([*map(row, common), *(section(one, common) for one in every)])
 
 
-def described(parser: Parser) -> Iterator[str]:
-    """Yield the sections of the page on the commands of a parser."""
+def with_options(parser: Parser) -> Iterator[Parser]:
+    """Yield the commands of a parser that have no commands of their own."""
     for command in parser.commands.values():
         if not command.commands:
-            guide = GUIDES[command.prog.split()[1]]
-            usage, page = command.format_usage(), guide.page.removeprefix("docs/")
-            yield f"\n## {command.prog}\n\n`{usage.removeprefix('usage: ').rstrip()}`\n\n"
-            yield f"{command.description} More in [{page}]({page}).\n"
-            actions = command.shown_actions()
-            yield "\n| option | meaning |\n|---|---|\n" * bool(actions)
-            for action in actions:
-                cells = (f"`{command.shown_usage(action)}`", command.help_of(action))
-                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
-        yield from described(command)
+            yield command
+        yield from with_options(command)
+
+
+def options_of(command: Parser) -> list[tuple[str, str]]:
+    """Return usage and meaning of the options of a command."""
+    return [
+        (command.shown_usage(action), command.help_of(action)) for action in command.shown_actions()
+    ]
+
+
+def row(option: tuple[str, str]) -> str:
+    """Return a line of a table of options."""
+    usage, meaning = (cell.replace("|", "\\|") for cell in option)
+    return f"| `{usage}` | {meaning} |\n"
+
+
+def section(command: Parser, common: Container[tuple[str, str]]) -> str:
+    """Return the section of the page on a command."""
+    summary = str(command.description).partition(". ")[0].removesuffix(".")
+    page = GUIDES[command.prog.split()[1]].page.removeprefix("docs/")
+    own = [row(option) for option in options_of(command) if option not in common]
+    also = [f"`{usage.split()[0]}`" for usage, _ in options_of(command) if (usage, _) in common]
+    usage = command.format_usage().removeprefix("usage: ").rstrip()
+    return (
+        f"\n## {command.prog}\n\n"
+        + f"`{usage}`\n\n" * (usage not in (command.prog, f"{command.prog} [options]"))
+        + f"{summary}. [Guide]({page}).\n"
+        + "\n| option | meaning |\n|---|---|\n" * bool(own)
+        + "".join(own)
+        + f"\nAlso {', '.join(also)} ([common options](#common-options)).\n" * bool(also)
+    )
 
 
 if __name__ == "__main__":

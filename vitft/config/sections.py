@@ -36,36 +36,31 @@ class DataSpec:
             "input_dir source image images image_dir folder",
         ),
     ] = ""
-    """Folders of classes may be inside train/ and val/. Tables are .csv, .tsv, .jsonl, .parquet or
-    .xlsx files. Arrays are an .npz file, a folder of IDX or CIFAR files, or `torchvision:CIFAR10`.
-    Tar shards are `wds:URL{00..99}.tar`, Hugging Face datasets `hf:NAME` or `hf:NAME:SPLIT`."""
+    """Tar shards are `wds:URL{00..99}.tar`, Hugging Face datasets `hf:NAME` or `hf:NAME:SPLIT`."""
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
     folder of the torchvision datasets (default: `data`)."""
     label: Annotated[str, Named(aliases="label_column target target_column y_col class_column")] = (
         ""
     )
-    """Column of a table that contains the class or the labels, several columns separated by commas,
-    or `*` for all columns without another use. Default: a column with a common name, e.g. `label`,
-    `class` or `labels`."""
+    """Column of the class or the labels, several columns separated by commas, or `*` for all
+    columns without another use. Default: a common name, e.g. `label`, `class` or `labels`."""
     labels: Literal["auto", "one", "several"] = "auto"
-    """Whether each image in a table has exactly `one` class, or any number of labels (`several`).
-    `auto` means `several` if a cell contains `data.separator` or a list, if the column is named
-    `labels` or `tags`, or if `data.label` names several columns. If each image has exactly one
-    label, it means `one`."""
+    """Whether each image has exactly `one` class, or any number of labels (`several`). `auto` means
+    `several` if a cell contains `data.separator` or a list, or if several columns, `labels` or
+    `tags` hold the labels. If each image has exactly one label, it means `one`."""
     separator: str = "|"
     """Text between the labels in a cell of a table, e.g. `,` or a blank."""
     path_column: Annotated[str, Named(aliases="x_col image_column file_column filename_column")] = (
         ""
     )
-    """Column of a table that contains the image paths. Default: a column with a common name."""
+    """Column of the image paths. Default: a common name."""
     split_column: str = ""
-    """Column of a table that assigns images to train, val or test. Default: a column with a common
-    name, e.g. `split`. `none` ignores that column."""
+    """Column that assigns images to train, val or test. Default: a common name, e.g. `split`.
+    `none` ignores that column."""
     group: Annotated[str, Named(aliases="group_column groups patient patient_id")] = ""
-    """Column of a table that names the group of each image, e.g. the patient or the video. Default:
-    a column with a common name. `none` ignores that column. A group is never divided between
-    training and validation."""
+    """Column of the group of each image, e.g. the patient. Default: a common name. `none` ignores
+    that column. A group is never divided between training and validation."""
     group_by: Annotated[
         str,
         Named(
@@ -94,9 +89,8 @@ class DataSpec:
             "or as in the reference experiment"
         ),
     ] = "content"
-    """`content` uses a hash of each image's bytes, which is stable when files are added, removed or
-    renamed. `random` uses the position in the sorted list of images. `reference` works like
-    `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing."""
+    """`content` uses a hash of each image's bytes, `random` its position in the sorted list.
+    `reference` works like `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing."""
     val_from: Annotated[
         Literal["auto", "test"],
         Named(
@@ -104,8 +98,7 @@ class DataSpec:
             "or use the test set"
         ),
     ] = "auto"
-    """With `auto`, the test images are evaluated once, at the end. `test` validates on the test
-    images."""
+    """With `auto`, the test images are evaluated once, at the end."""
     like: Annotated[
         str,
         Named(
@@ -115,8 +108,8 @@ class DataSpec:
             aliases="previous_run base_run same_split",
         ),
     ] = ""
-    """Near-duplicates of these images are held out too, and the run's training images are used for
-    training again. New images are held out as required by `data.val_rate`."""
+    """Near-duplicates of these images are held out too, and enough new images for
+    `data.val_rate`."""
     val_rate: Annotated[
         float,
         Range(gt=0, lt=1),
@@ -126,15 +119,15 @@ class DataSpec:
     seed: WholeNumber = 0
     """Seed for the split."""
     max_pixels: PositiveInt = 100_000_000
-    """Maximum number of pixels of an image. Larger images are rejected before they are decoded."""
+    """Maximum number of pixels of an image. Larger images are rejected before decoding."""
     allow_private_addresses: bool = False
-    """Whether to fetch tar shards from this machine and its local network too."""
+    """Also fetch tar shards from this machine and its local network."""
     allow_bad: bool = False
-    """Whether to continue when more than a tenth of the files are unreadable."""
+    """Continue when more than a tenth of the files are unreadable."""
     group_duplicates: Annotated[
         bool, Named("keep near-duplicates on the same side of the split")
     ] = False
-    """This is always done for identical files."""
+    """Identical files always stay together."""
     fixes: Annotated[
         str,
         Named(
@@ -209,8 +202,8 @@ class WeightsSpec:
             aliases="crop_mode resize_mode letterbox",
         ),
     ] = "auto"
-    """`crop` cuts off what does not fit. `pad` uses the mean colour. `auto` fits images as in
-    pretraining. `vitft check` reports how much of the image area reaches the model."""
+    """`pad` uses the mean colour. `vitft check` reports how much of the image area reaches the
+    model."""
     crop: Annotated[
         float | None, Range(gt=0, le=1), Named(aliases="crop_pct crop_fraction center_crop")
     ] = None
@@ -232,7 +225,7 @@ class WeightsSpec:
         Named("channel standard deviations for normalisation", default="taken from the weights"),
     ] = None
     allow_pickle: Annotated[bool, Named("allow .pth files, which are pickles")] = False
-    """They are read with weights_only=True."""
+    """Pickles are read with weights_only=True."""
 
     def __post_init__(self) -> None:
         check_values(self, "weights")
@@ -262,12 +255,11 @@ class ModelSpec:
     pool: Literal["cls", "mean"] = "cls"
     """Input of the head: the class token, or the mean of the patch tokens."""
     positions: Literal["noise", "waves"] = "noise"
-    """Initial values of the learned position embeddings: small `noise`, or `waves`, i.e. sines and
-    cosines of the row and the column, about as large as the patch embeddings. `waves` helps
-    if there are few blocks or epochs."""
+    """Initial position embeddings: small `noise`, or `waves`, i.e. sines and cosines of the row and
+    the column. `waves` helps if there are few blocks or epochs."""
     convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
-    """Channels of 3x3 convolutions before the patch embedding (a convolutional stem), e.g. [32, 48,
-    64]. If the patch size has n factors of 2, the last n convolutions have stride 2."""
+    """Channels of 3x3 convolutions before the patch embedding, e.g. [32, 48, 64]. If the patch size
+    has n factors of 2, the last n convolutions have stride 2."""
     registers: Annotated[
         int, Range(ge=0, le=64), Named(aliases="reg_tokens num_register_tokens")
     ] = 0
@@ -321,7 +313,7 @@ class OptimSpec:
     l2: Annotated[NotNegative, Named(aliases="c alpha penalty reg regularization")] = 0.0
     """L2 penalty of `lbfgs` on standardised features. With 0, cross-validation chooses it."""
     class_weights: Annotated[bool, Named(aliases="class_weight balanced")] = False
-    """Whether to give all classes the same total weight in the loss, regardless of their sizes."""
+    """Give all classes the same total weight in the loss, regardless of their sizes."""
     lr: Annotated[
         float | None,
         Range(gt=0),
@@ -332,7 +324,7 @@ class OptimSpec:
             aliases="learning_rate lrate base_lr lr0 blr eta",
         ),
     ] = None
-    """It is reached at the end of warm-up."""
+    """The peak is reached at the end of warm-up."""
     schedule: Annotated[
         Literal["cosine", "constant"],
         Named(aliases="scheduler lr_scheduler lr_scheduler_type sched"),
@@ -367,7 +359,7 @@ class OptimSpec:
             aliases="bs batch per_device_train_batch_size",
         ),
     ] = None
-    """The number is over all processes and micro-batches."""
+    """All processes and micro-batches count together."""
     micro_batch: Annotated[
         WholeNumber, Named(aliases="gradient_accumulation_steps grad_accum_steps accum_iter")
     ] = 0
@@ -382,11 +374,10 @@ class OptimSpec:
     """Decay per step of an exponential moving average of the weights, e.g. 0.999. The average is
     then validated and saved. 0 means none."""
     interpolation: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Fraction of the trained weights in those that are validated and saved. The rest are the
-    weights before the stage (WiSE-FT). 0.5 is their mean, which may help with few images."""
+    """Fraction of the trained weights in the saved ones. The rest are the weights before the stage
+    (WiSE-FT). 0.5 is their mean, which may help with few images."""
     patience: Annotated[WholeNumber, Named(aliases="early_stopping early_stopping_patience")] = 0
-    """Number of epochs without improvement after which to stop. 0 trains all epochs. If accuracies
-    differ by less than their standard error, the validation losses are compared."""
+    """Number of epochs without improvement after which to stop. 0 trains all epochs."""
 
     def __post_init__(self) -> None:
         check_values(self, "optim")
@@ -444,8 +435,7 @@ class TrainSpec:
     sampling: Annotated[
         Literal["shuffled", "balanced"], Named(aliases="sampler weighted_sampler")
     ] = "shuffled"
-    """Images used in each epoch: `shuffled` uses every image once. `balanced` uses the same number
-    of images from each class, and about the same total as `shuffled`."""
+    """`shuffled` uses every image once per epoch, `balanced` the same number from each class."""
     budget: Annotated[
         str,
         Named(
@@ -460,11 +450,10 @@ class TrainSpec:
     views: Annotated[
         int, Range(ge=0, le=1000), Named("augmented copies of each training image to cache")
     ] = 0
-    """These are in addition to the original."""
+    """The original is cached too."""
     head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
-    """Number of blocks, counted from the last, whose features a head fitted by `lbfgs` may use.
-    Cross-validation on the training images decides whether the head uses all of them or only the
-    last block. 0 for the largest number that can be fitted quickly, up to 6."""
+    """Number of last blocks whose features a head fitted by `lbfgs` may use. Cross-validation
+    decides between all of them and the last block. 0 means as many as fit quickly, up to 6."""
     cache: Annotated[
         str,
         Named(
@@ -492,11 +481,10 @@ class TrainSpec:
     """Number format of the computation (unlike `predict --precision`). `auto` is bf16 where it is
     supported natively, else fp16 on GPUs with tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
-    """Whether to decode and resize images exactly even if the precision is bf16 or fp16, as is
-    always done for fp32. This doubles the decoding time. Otherwise, a pixel of a JPEG may be off by
-    up to two grey levels (out of 255)."""
+    """Decode and resize images exactly also for bf16 and fp16, as always for fp32. This doubles the
+    decoding time. Otherwise, a pixel of a JPEG may be off by up to two of 255 grey levels."""
     compile: Annotated[bool, Named(aliases="torch_compile torchcompile")] = False
-    """Whether to use torch.compile, which pays off on a GPU after a few minutes."""
+    """Use torch.compile, which pays off on a GPU after a few minutes."""
     lora_rank: Annotated[PositiveInt, Named(aliases="r rank")] = 8
     """Rank of the LoRA matrices."""
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
@@ -506,18 +494,16 @@ class TrainSpec:
     keep_adapter: Annotated[
         bool, Named("also write the LoRA adapter for peft (with --train lora)")
     ] = False
-    """It is a folder that peft can load."""
+    """The folder `adapter/` of the run."""
     checkpointing: Annotated[bool, Named(aliases="gradient_checkpointing grad_checkpointing")] = (
         False
     )
-    """Whether to use activation checkpointing, which saves memory but takes a third more time."""
+    """Activation checkpointing, which saves memory but takes a third more time."""
     shard: Annotated[bool, Named(aliases="fsdp")] = False
-    """Whether to shard weights, gradients and optimiser state over the processes of torchrun
-    (FSDP2), for models that would otherwise not fit in memory. This adds communication to every
-    step."""
+    """Shard weights, gradients and optimiser state over the processes of torchrun (FSDP2), for
+    models that would otherwise not fit in memory."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
-    """Time in seconds after which an unresponsive torchrun process is considered lost. A process
-    that exits is detected immediately."""
+    """Seconds after which an unresponsive torchrun process is considered lost."""
     tracker: Annotated[
         str,
         Named(
