@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.features.test_head import blobs
-from vitft.features import nearest_neighbours, votes_outside_group
+from vitft.features import most_similar, nearest_neighbours, votes_outside_group
 
 
 def test_votes_are_the_weights_of_the_twenty_most_similar_images() -> None:
@@ -63,3 +64,21 @@ def test_the_length_of_features_does_not_matter() -> None:
     short = nearest_neighbours(1e-4 * x, y, x[:5], classes=3)
 
     torch.testing.assert_close(short, nearest_neighbours(x, y, x[:5], classes=3), rtol=1e-3, atol=0)
+
+
+def brute_force(x: Tensor) -> list[tuple[float, int, int]]:
+    """Return cosine and indices of all pairs of centred features, most similar first."""
+    centred = (x - x.mean(dim=0)).double()
+    unit = (centred / centred.norm(dim=1, keepdim=True)).numpy()
+    cosines = unit @ unit.T
+    pairs = ((-cosines[i, j], i, j) for i in range(len(x)) for j in range(i + 1, len(x)))
+    return sorted(pair for pair in pairs if -pair[0] >= 0.75)
+
+
+def test_the_most_similar_pairs_are_those_of_the_highest_cosines() -> None:
+    x = torch.randn(120, 4, generator=torch.Generator().manual_seed(0)) + 3
+    expected = brute_force(x)
+    assert len(expected) > 200
+
+    assert most_similar(x, 10_000) == [(i, j) for _, i, j in expected]
+    assert most_similar(x, 50) == [(i, j) for _, i, j in expected[:50]]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.training.test_run import run_it
-from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
 from vitft.config import TrainSpec
 from vitft.data import EvalTransform
 from vitft.features import Whole
@@ -80,28 +79,6 @@ def test_new_adapters_are_drawn_from_the_seed(tiny_config: ViTConfig) -> None:
 
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_lora_run_is_resumed_bit_for_bit(
-    few: Path,  # noqa: F811 - the fixture
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    count: int,
-) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "train": {"layers": "lora"},
-        "optim": {"epochs": 2, "batch_size": 8},
-    }
-    whole = start(few, tiny_weights, tmp_path / "whole", settings)
-
-    with monkeypatch.context() as patch:
-        stop_after(patch, count)
-        stopped = start(few, tiny_weights, tmp_path / "stopped", settings)
-
-    assert outcome(resumed(stopped.run).run) == outcome(whole.run)
 
 
 @pytest.mark.parametrize("layers", ["lora", "head,lora"])

@@ -1,9 +1,13 @@
-"""Child processes that never outlive the test that started them."""
+"""Child processes that never outlive the test that started them, and what they print."""
 
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from tests.support.limits import HANG_S
 
 
 @contextmanager
@@ -19,3 +23,14 @@ def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Pope
     finally:
         child.kill()
         child.communicate()
+
+
+def ended(command: Sequence[str | Path], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a child to its end, and return its exit code and outputs."""
+    usual = {"capture_output": True, "text": True, "timeout": HANG_S, "check": False}
+    return subprocess.run(command, **{**usual, **options})
+
+
+def python(code: str, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run Python code in a child to its end."""
+    return ended([sys.executable, "-c", code, *arguments], **options)

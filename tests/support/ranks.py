@@ -12,6 +12,10 @@ from typing import Any
 from tests.support.limits import HANG_S
 
 Process = subprocess.Popen[str]
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"),
+)
+"""Words before the name of a module that two processes are to run."""
 
 
 def free_port() -> int:

@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -49,12 +48,6 @@ def data_set(rows: Sequence[Row], **more: Any) -> Dataset:
     return Dataset(manifest=manifest, **settings | more)
 
 
-def noted(seen: list[Any], value: Any, result: Any = None) -> Any:
-    """Add a value to a list, and return the result; for functions that are only to be called."""
-    seen.append(value)
-    return result
-
-
 class CachedFeatures:
     """Extractor whose features are already cached: of each digest and view, or of all views."""
 
@@ -73,30 +66,3 @@ def pooled_inputs(data: Dataset, features: dict[Any, Tensor], *, leading: int = 
     prefix: Any = SimpleNamespace(pooled=True, leading=leading, shape=(leading,), stop=2)
     extractor: Any = CachedFeatures(features, prefix)
     return StageInputs(data=data, cut=Cut(prefix, nn.Identity()), extractor=extractor)
-
-
-class Shown:
-    """Progress bar that knows its total and how far it has advanced."""
-
-    def __init__(self, label: str, total: int, *, done: int = 0, unit: str = "images") -> None:
-        self.label, self.total, self.done, self.unit = label, total, done, unit
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def advance(self, count: int = 1, **_: str) -> None:
-        self.done += count
-
-
-def watched_progress(monkeypatch: pytest.MonkeyPatch) -> list[Shown]:
-    """Return a list to which every progress bar is added that is shown from now on."""
-    bars: list[Shown] = []
-
-    def show(label: str, total: int, *, done: int = 0, unit: str = "images") -> Shown:
-        bars.append(Shown(label, total, done=done, unit=unit))
-        return bars[-1]
-
-    monkeypatch.setattr("vitft.system.console.Progress", show)
-    return bars

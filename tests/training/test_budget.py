@@ -12,7 +12,6 @@ from tests.conftest import tiny_home
 from vitft.config import Config, config_from_table, defaults, read_toml
 from vitft.metrics import TrialResults
 from vitft.models import load_checkpoint
-from vitft.system import UsageError
 from vitft.training import (
     MAX_EPOCHS,
     Result,
@@ -193,29 +192,3 @@ def test_the_settings_of_a_finished_run_give_the_same_model_without_trials(
     assert best < 1 + MAX_EPOCHS or all(torch.equal(one[name], other[name]) for name in one)
     logs = [(r.run / "metrics.jsonl").read_text().splitlines() for r in (first, again)]
     assert logs[0][-1] == logs[1][-1]
-
-
-def test_few_training_images_get_a_head_without_trials(tmp_path: Path) -> None:
-    tiny_home(tmp_path)
-
-    done = run(tmp_path, "run")
-
-    assert done.figures["budget"]["trials"] == []
-    assert done.figures["budget"]["chosen"] == "head"
-
-
-@pytest.mark.parametrize(
-    ("train", "optim", "message"),
-    [
-        ({"budget": "soon"}, {}, "train.budget=soon"),
-        ({"budget": "0m"}, {}, "train.budget=0m"),
-        ({"budget": "5m", "layers": "all"}, {}, "already choose"),
-        ({"budget": "5m"}, {"epochs": 3}, "already choose"),
-        ({"budget": "5m", "augment": "crop"}, {}, "already choose"),
-    ],
-)
-def test_a_budget_excludes_settings_that_choose_the_layers(
-    train: dict[str, Any], optim: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        config_from_table({"train": train, "optim": optim})

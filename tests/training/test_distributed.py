@@ -9,14 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.conftest import tiny_home
-from tests.support.collectives import results
-from tests.support.limits import HANG_S
-from tests.support.loopback_group import Loopback
-from tests.support.ranks import end_ranks, free_port, rank_environment
+from tests.support.children import ended
+from tests.support.ranks import TORCHRUN, end_ranks, free_port, rank_environment
 from vitft.cli.main import main
 from vitft.models import load_checkpoint
 from vitft.system import ResourceError
@@ -78,40 +77,9 @@ def test_only_a_broken_connection_is_reported_as_a_lost_process(
     assert type(caught.value) is expected
 
 
-@pytest.mark.long
-def test_two_processes_have_the_same_running_statistics(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = ["--nproc-per-node", "2", "-m", "tests.support.batchnorm_steps", str(tmp_path)]
-    done = subprocess.run(
-        [*torchrun, *script],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-
-    assert first.keys() == second.keys() >= {"model/1.running_mean", "average/1.running_mean"}
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    means = [torch.load(tmp_path / f"{r}-inputs.pt", weights_only=True) for r in (0, 1)]
-    expected = 0.1 * (means[0] + means[1]) / 2  # momentum 0.1, and a mean of 0 before the step
-    torch.testing.assert_close(first["model/1.running_mean"], expected)
-
-
-@pytest.fixture(scope="module", params=["processes", "threads"])
-def collected(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what three ranks got from the collectives, in the order of their ranks."""
-    if request.param == "threads":
-        with pytest.MonkeyPatch.context() as patch:
-            loopback = Loopback(3)
-            patch.setattr("vitft.training.distributed.distributed", loopback)
-            patch.setattr("vitft.training.distributed.node_cores", lambda: 7)
-            return loopback.run(results)
     out, port = tmp_path_factory.mktemp("collectives"), free_port()
     processes = [
         subprocess.Popen(
@@ -127,12 +95,16 @@ def collected(
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
 
 
-def test_sums_and_maxima_are_those_of_all_processes(collected: list[dict[str, Any]]) -> None:
+def test_every_process_gets_the_values_of_all(collected: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(collected):
         assert found["group"] == [rank, 3, rank, rank == 0]
         assert found["summed"] == [[3.0, 3.0], [[33.0, 33.0, 33.0]], [3.0, 1.5], [3.0]]
-        assert found["largest"] == 10
-        assert found["device"] == "cpu"
+        assert (found["largest"], found["device"]) == (10, "cpu")
+        assert found["broadcast"] == ["of 0", "of 2"]
+        assert found["gathered"] == [{"rank": other} for other in range(3)]
+        assert found["rows"] == [[2 * i, 2 * i + 1] for i in range(10)]
+        assert (found["few rows"], found["main only"]) == ([[0, 1]], 0)
+    assert np.sum([found["claimed"] for found in collected], axis=0).tolist() == [1] * 6
     assert collected[0]["reduced"] == [[7.0, 7.0], [3.0]]  # 1 + 2 + 4
 
 
@@ -168,16 +140,8 @@ def whole(home: Path, tmp_path: Path) -> Path:
 
 def launch(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `vitft finetune` in two processes."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "-m", "vitft", "finetune", *options],
-        cwd=home,
-        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return ended([*TORCHRUN, "vitft", "finetune", *options], cwd=home, env=environment)
 
 
 def figures(run: Path) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """The test part of the data: untouched until the end, evaluated once, stated everywhere."""
 
 import json
-import re
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,11 +9,9 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.training.test_run import run_it
-from vitft.cli.main import main
 from vitft.data import Manifest
 from vitft.metrics import FinalTestResults
 from vitft.predict import Predictor
-from vitft.report import key_figures, read_run
 from vitft.training import Result
 
 SOLVED = {"solver": "lbfgs", "l2": 1.0}
@@ -85,68 +81,3 @@ def test_the_test_images_change_nothing_but_their_own_results(
     assert one == two
     assert (first.run / "model.safetensors").stat().st_size > 0
     assert final_results(first)["confusion"] != final_results(second)["confusion"]
-
-
-def test_three_folders_train_validate_and_test(
-    parts: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    for path in sorted((parts / "train").rglob("00[0-3].png")):
-        place = parts / "val" / path.parent.name / path.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(place)
-
-    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
-
-    own = {("train", "train"): 18, ("val", "val"): 12}
-    assert split_counts(done.run) == {**own, ("test", "test"): 12}
-    assert final_results(done)["images"] == 12
-
-
-def test_val_from_test_validates_on_the_test_folder(
-    parts: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    options = ["--val-from", "test", "--weights", str(tiny_weights), "--out", str(out)]
-
-    assert main(["finetune", "--data", str(parts), *options]) == 0
-
-    assert split_counts(out) == {("train", "train"): 30, ("test", "val"): 12}
-    assert "test" not in json.loads((out / "eval.json").read_text())
-
-
-def test_val_from_test_beside_a_val_folder_is_refused(
-    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(parts / "test", parts / "val")
-    options = ["--val-from", "test", "--weights", str(tiny_weights)]
-
-    assert main(["finetune", "--data", str(parts), *options]) == 2
-    assert "has its own validation set" in capsys.readouterr().err
-
-
-def test_copies_of_training_images_are_left_out_of_the_test(
-    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(parts / "train" / "red" / "000.png", parts / "test" / "red" / "copy.png")
-
-    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
-
-    test = final_results(done)
-    assert (test["images"], test["left_out"]) == (12, 1)
-    assert "in more than one of training, validation and test" in capsys.readouterr().err
-
-
-def test_log_summary_and_page_state_the_test(
-    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    options = ["--data", str(parts), "--weights", str(tiny_weights), "--out", str(out)]
-
-    assert main(["finetune", *options]) == 0
-
-    printed = capsys.readouterr()
-    assert "and 12 for the final test" in printed.err
-    assert re.search(r"Accuracy .* on 12 test images", printed.out)
-    run = read_run(out)
-    assert any(figure.name == "test accuracy" for figure in key_figures(run))
-    assert "12 test images" in (out / "report.html").read_text(encoding="utf-8")

@@ -2,38 +2,49 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.conftest import draw_folder
-from tests.support.fail_points import FailPoints
+from tests.conftest import draw_folder, tiny_home
+from tests.support.fail_points import FailPoints, Killed
 from tests.training.test_run import run_it
 from vitft.data import Manifest, open_image
-from vitft.models import load_checkpoint, save_checkpoint
+from vitft.models import load_checkpoint
 from vitft.predict import Predictor
-from vitft.system import ResourceError, RunDir
+from vitft.system import ResourceError
 from vitft.training import Result
 
 
-@pytest.fixture
-def mixed_up(tmp_path: Path) -> Path:
-    """Three colours with 50 images each, a fifth of them mislabelled."""
-    root = draw_folder(tmp_path / "mixed", per_class=50)
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights, and three colours with 50 images each, a fifth of them mislabelled."""
+    home = tiny_home(tmp_path_factory.mktemp("finish"), per_class=50)
+    mislabel(home / "data", every=5)
+    return home
+
+
+def mislabel(root: Path, *, every: int) -> None:
+    """Move every so many images of a class to the next class."""
     names = sorted(folder.name for folder in root.iterdir())
     for path in sorted(root.rglob("*.png")):
-        if int(path.stem) % 5 == 0:
+        if int(path.stem) % every == 0:
             other = names[(names.index(path.parent.name) + 1) % 3]
             path.rename(root / other / f"{path.stem}-of-{path.parent.name}.png")
-    return root
 
 
-def run_on(data: Path, weights: Path, out: Path) -> Result:
-    exact = {"precision": "fp32", "cache": str(out.parent / "cache")}
-    return run_it(data, weights, out, optim={"solver": "lbfgs", "l2": 1.0}, train=exact)
+def run_on(home: Path, name: str, data: Path | None = None) -> Result:
+    exact = {"precision": "fp32", "cache": str(home / "cache")}
+    solved = {"solver": "lbfgs", "l2": 1.0}
+    weights = home / "w.safetensors"
+    return run_it(data or home / "data", weights, home / name, optim=solved, train=exact)
+
+
+@pytest.fixture(scope="module")
+def done(home: Path) -> Result:
+    return run_on(home, "run")
 
 
 def scores_of(run: Path) -> torch.Tensor:
@@ -41,14 +52,11 @@ def scores_of(run: Path) -> torch.Tensor:
         return torch.from_numpy(file["logits"])
 
 
-def test_the_saved_model_computes_the_saved_logits(
-    mixed_up: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
+def test_the_saved_model_computes_the_saved_logits(home: Path, done: Result) -> None:
     predictor = Predictor.from_run(str(done.run), device="cpu")
-    val = Manifest.read(done.run / "split.csv", mixed_up).val
+    val = Manifest.read(done.run / "split.csv", home / "data").val
 
-    pixels = [predictor.card.transform.pixels(open_image(mixed_up / row.path)) for row in val]
+    pixels = [predictor.card.transform.pixels(open_image(home / "data" / row.path)) for row in val]
     answered = torch.from_numpy(predictor.scores(np.stack(pixels)).logits)
 
     kept = scores_of(done.run)
@@ -58,11 +66,10 @@ def test_the_saved_model_computes_the_saved_logits(
     assert right.item() == pytest.approx(done.figures["top1"])
 
 
-def test_calibration_improves_the_held_out_metrics(
-    mixed_up: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
-    labels = torch.tensor([r.label for r in Manifest.read(done.run / "split.csv", mixed_up).val])
+def test_calibration_improves_the_held_out_metrics(home: Path, done: Result) -> None:
+    labels = torch.tensor(
+        [r.label for r in Manifest.read(done.run / "split.csv", home / "data").val]
+    )
 
     figures = json.loads((done.run / "eval.json").read_text())
 
@@ -75,10 +82,9 @@ def test_calibration_improves_the_held_out_metrics(
 
 
 def test_the_temperature_rests_on_validation_and_cross_validated_training_images(
-    mixed_up: Path, tiny_weights: Path, tmp_path: Path
+    home: Path, done: Result
 ) -> None:
-    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
-    manifest = Manifest.read(done.run / "split.csv", mixed_up)
+    manifest = Manifest.read(done.run / "split.csv", home / "data")
 
     calibration = json.loads((done.run / "eval.json").read_text())["calibration"]
     with np.load(done.run / "validation.npz", allow_pickle=False) as file:
@@ -98,69 +104,30 @@ def test_the_temperature_rests_on_validation_and_cross_validated_training_images
 
 
 def test_training_images_that_are_easier_than_the_validation_images_do_not_calibrate(
-    tiny_weights: Path, tmp_path: Path
+    home: Path, tmp_path: Path
 ) -> None:
-    data = tmp_path / "data"
-    draw_folder(data / "train", per_class=30)
-    draw_folder(data / "val", per_class=20)
-    names = sorted(folder.name for folder in (data / "val").iterdir())
-    for path in sorted((data / "val").rglob("*.png")):  # every second validation label is wrong
-        if int(path.stem) % 2:
-            other = names[(names.index(path.parent.name) + 1) % 3]
-            path.rename(data / "val" / other / f"{path.stem}-of-{path.parent.name}.png")
+    draw_folder(tmp_path / "train", per_class=30)
+    mislabel(draw_folder(tmp_path / "val", per_class=20), every=2)
 
-    done = run_on(data, tiny_weights, tmp_path / "run")
+    calibration = run_on(home, "harder", tmp_path).figures["calibration"]
 
-    calibration = done.figures["calibration"]
     assert calibration is not None
     assert calibration["cross_validated"] == 0
 
 
-@pytest.mark.parametrize("ends_in", ["save_checkpoint", "write_arrays"])
-def test_eval_json_always_describes_the_weights_beside_it(
-    mixed_up: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ends_in: str,
-) -> None:
-    saved: list[Path] = []
+def test_eval_json_always_describes_the_weights_beside_it(home: Path) -> None:
+    with FailPoints(home / "counted") as points:
+        run_on(home, "counted")
+    calls = points.calls
 
-    whole = RunDir.write_arrays
-
-    def stop(run: RunDir, name: str, **arrays: Any) -> None:
-        if name == "validation.npz":
-            raise KeyboardInterrupt
-        whole(run, name, **arrays)
-
-    def save_once(path: Path, *rest: Any) -> str:
-        saved.append(path)
-        if len(saved) == 2 and ends_in == "save_checkpoint":
-            raise KeyboardInterrupt
-        return save_checkpoint(path, *rest)
-
-    monkeypatch.setattr("vitft.training.finish.save_checkpoint", save_once)
-    if ends_in == "write_arrays":
-        monkeypatch.setattr(RunDir, "write_arrays", stop)
-
-    done = run_on(mixed_up, tiny_weights, tmp_path / "run")
-
-    assert len(saved) == 2
-    assert done.interrupted
-    load_checkpoint(done.run / "model.safetensors")  # whole, the old one or the new
-    assert not (done.run / "eval.json").exists()
-    assert not (done.run / "validation.npz").exists()
-
-
-def test_metrics_that_cannot_be_replaced_are_reported_in_one_line(
-    mixed_up: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    with FailPoints(tmp_path / "run", -1, "EIO") as points:
-        run_on(mixed_up, tiny_weights, tmp_path / "run")
-    removed = points.calls.index("unlink eval.json")
-
-    with (
-        FailPoints(tmp_path / "again", removed, "EIO"),
-        pytest.raises(ResourceError, match=r"eval\.json"),
-    ):
-        run_on(mixed_up, tiny_weights, tmp_path / "again")
+    for name in ("open .model.safetensors", "replace .model.safetensors", "open .validation.npz"):
+        number = len(calls) - 1 - calls[::-1].index(name)
+        run = home / f"killed-{number}"
+        with FailPoints(run, number), pytest.raises(Killed):
+            run_on(home, run.name)
+        load_checkpoint(run / "model.safetensors")  # whole, the old one or the new
+        assert not (run / "eval.json").exists()
+        assert not (run / "validation.npz").exists()
+    removed = FailPoints(home / "again", calls.index("unlink eval.json"), "EIO")
+    with removed, pytest.raises(ResourceError, match=r"eval\.json"):
+        run_on(home, "again")

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.conftest import tiny_home
-from tests.support.limits import HANG_S
+from tests.support.children import ended
+from tests.support.ranks import TORCHRUN
 from vitft.models import load_checkpoint
 from vitft.system import RunError
 from vitft.training import check_resume, slice_like
@@ -30,32 +30,15 @@ def found(
 ) -> dict[str, Tensor]:
     """Weights trained by two processes: whole, sharded, and sharded and resumed."""
     out = tmp_path_factory.mktemp("split") / "found.pt"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [
-            *torchrun,
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "tests.support.split_steps",
-            request.param,
-            str(out),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    words = [*TORCHRUN, "tests.support.split_steps", request.param, str(out)]
+    done = ended(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     read: dict[str, Tensor] = torch.load(out, weights_only=True)
     return read
 
 
 def named(found: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    return {
-        key.removeprefix(f"{kind}/"): v for key, v in found.items() if key.startswith(f"{kind}/")
-    }
+    return {key.partition("/")[2]: v for key, v in found.items() if key.startswith(f"{kind}/")}
 
 
 def without_keys(bias: Tensor) -> Tensor:
@@ -124,29 +107,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-RUN = (
+RUN = [
     *("--data", "data", "--weights", "w.safetensors", "--train", "head,all", "--lr", "0.01"),
-    *(
-        "--epochs",
-        "12",
-        "--batch-size",
-        "7",
-        "--set",
-        "optim.ema=0.9",
-        "--set",
-        "optim.interpolation=0.8",
-        "--set",
-        "train.shard=true",
-    ),
-)
+    *("--epochs", "12", "--batch-size", "7", "--set", "optim.ema=0.9"),
+    *("--set", "optim.interpolation=0.8", "--set", "train.shard=true"),
+]
 
 
 def begun(home: Path, *options: str) -> subprocess.Popen[str]:
     """Start a run of two processes whose output goes to said.txt."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with (home / "said.txt").open("w") as said:
         return subprocess.Popen(
-            [*torchrun, "--nproc-per-node", "2", "-m", "--", "vitft", "finetune", *options],
+            [*TORCHRUN, "--", "vitft", "finetune", *options],
             cwd=home,
             env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
             stdout=said,
@@ -157,9 +129,8 @@ def begun(home: Path, *options: str) -> subprocess.Popen[str]:
 
 def epochs_of(run: Path) -> list[str]:
     log = run / "metrics.jsonl"
-    return (
-        [line for line in log.read_text().splitlines() if "epoch" in line] if log.exists() else []
-    )
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in lines if "epoch" in line]
 
 
 def test_a_sharded_run_that_is_terminated_and_resumed_is_bit_identical(home: Path) -> None:

@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config import OptimSpec
-from vitft.metrics import TrainingLoss
-from vitft.models import VisionTransformer
 from vitft.system import DivergedError
 from vitft.training import (
     Batch,
     StepResult,
     Trainer,
     load_trainer_state,
-    predict_logits,
     trainer_state,
 )
 
@@ -61,23 +58,6 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.inner(x))
-
-
-def test_the_first_loss_of_a_zeroed_head_is_the_log_of_the_class_count(
-    tiny_vit: VisionTransformer,
-) -> None:
-    images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
-    steps: list[StepResult] = []
-
-    run(
-        tiny_vit,
-        lambda *_: iter([Batch(images, labels)]),
-        steps_per_epoch=1,
-        spec=OptimSpec(batch_size=32, solver="adamw", lr=0.01, epochs=1),
-        on_step=steps.append,
-    )
-
-    assert steps[0].loss == pytest.approx(math.log(3), abs=1e-6)  # three classes, equally likely
 
 
 def test_steps_are_numbered_and_warmed_up() -> None:
@@ -155,15 +135,6 @@ def test_a_trainer_resumed_after_any_step_ends_with_the_same_weights(
     assert any(name.startswith("average/") for name in wanted)
 
 
-def test_the_micro_batch_changes_only_the_last_bits() -> None:
-    def weights(micro_batch: int) -> Tensor:
-        torch.manual_seed(0)
-        spec = OptimSpec(batch_size=32, solver="sgd", lr=0.5, epochs=2, micro_batch=micro_batch)
-        return run(nn.Linear(3, 3), spec=spec).parameters["weight"]
-
-    torch.testing.assert_close(weights(3), weights(8), atol=1e-6, rtol=0)
-
-
 class Greedy(nn.Linear):
     """A model that runs out of memory above some batch size."""
 
@@ -209,32 +180,6 @@ def test_the_state_holds_the_trained_weights_while_the_average_is_swapped_in() -
         lent, _ = trainer_state(trainer)
 
     assert all(torch.equal(lent[name], before[name]) for name in before)
-
-
-def test_a_class_with_zero_weight_is_not_learnt() -> None:
-    model = nn.Linear(3, 3)
-
-    spec = OptimSpec(batch_size=32, solver="adamw", lr=0.5, epochs=9)
-    run(model, spec=spec, loss=TrainingLoss(class_weights=torch.tensor([1.5, 1.5, 0.0])))
-
-    logits, labels = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
-    right = logits.argmax(dim=-1) == labels
-    assert right[labels < 2].all()
-    assert not right[labels == 2].any()
-
-
-def test_label_smoothing_limits_the_probabilities() -> None:
-    def spread(smoothing: float) -> float:
-        torch.manual_seed(0)
-        model = nn.Linear(3, 3)
-        spec = OptimSpec(
-            batch_size=32, solver="adamw", lr=0.3, epochs=20, label_smoothing=smoothing
-        )
-        run(model, spec=spec)
-        logits, _ = predict_logits(model, toy_batches(99), device=torch.device("cpu"))
-        return logits.softmax(dim=-1).max().item()
-
-    assert spread(0.3) < 0.85 < spread(0.0)
 
 
 class Steep(torch.autograd.Function):

@@ -137,9 +137,6 @@ GOLDEN = (0.6658776998519897, 0.11984613802955812, 0.5567792081052679)
 """The first numbers of torch, Python and NumPy for the seed 1, step 2 and rank 3."""
 
 
-LOST, NO_MEMORY = "[gloo] Connection closed by peer", "CUDA out of memory"
-
-
 def gradients_of(images: int, whole: int, *, sharded: bool) -> tuple[Any, list[Tensor], list[int]]:
     """Return loss, gradients and numbers of inputs of a rank of three, two images at a time."""
     sizes: list[int] = []

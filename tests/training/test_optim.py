@@ -8,13 +8,12 @@ from torch import nn
 
 from vitft.config import OptimSpec
 from vitft.features import Whole
-from vitft.models import TimmConfig, TimmModel, VisionTransformer, freeze_model, frozen_blocks
+from vitft.models import TimmConfig, TimmModel, VisionTransformer, freeze_model
 from vitft.system import UsageError
 from vitft.training import (
     WeightAverage,
     lr_at,
     parameter_groups,
-    running_statistics,
     with_step_defaults,
 )
 
@@ -48,46 +47,6 @@ def test_missing_settings_of_a_training_loop_depend_on_the_model_and_the_images(
     assert (many.lr, many.batch_size) == (5e-4, 32)
     assert (given.lr, given.batch_size) == (0.3, 5)
     assert with_norm.batch_size == 32
-
-
-def test_running_statistics_are_the_means_and_variances() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-
-    assert {*running_statistics(model)} == {"1.running_mean", "1.running_var"}
-
-
-@pytest.mark.parametrize(
-    ("layers", "blocks"),
-    [
-        pytest.param("head", 12, id="the whole encoder"),
-        pytest.param("pre_logits", 12, id="the same cut"),
-        pytest.param("blocks:2", 10, id="all but two"),
-        pytest.param("blocks:12", 0, id="only the embedding"),
-        pytest.param("all", None, id="nothing, not even the embedding"),
-    ],
-)
-def test_the_freeze_mode_determines_the_number_of_frozen_blocks(
-    layers: str, blocks: int | None
-) -> None:
-    assert frozen_blocks(layers, 12) == blocks
-
-
-@pytest.mark.parametrize(
-    ("layers", "first", "count"),
-    [
-        pytest.param("head", "head.weight", 2, id="the head"),
-        pytest.param("blocks:1", "blocks.1.norm1.weight", 16, id="the last block, norm and head"),
-        pytest.param("all", "cls_token", 32, id="everything"),
-    ],
-)
-def test_only_parameters_behind_the_boundary_train(
-    tiny_vit: VisionTransformer, layers: str, first: str, count: int
-) -> None:
-    trained = freeze_model(tiny_vit, layers)
-
-    assert trained[0] == first
-    assert len(trained) == count
-    assert trained == [n for n, p in tiny_vit.named_parameters() if p.requires_grad]
 
 
 def test_training_pre_logits_needs_a_model_that_has_them(tiny_vit: VisionTransformer) -> None:

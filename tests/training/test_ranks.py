@@ -1,6 +1,5 @@
 """Faults of one process of several, started as torchrun would."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 
 from tests.conftest import tiny_home
 from tests.support.limits import HANG_S
+from tests.support.ranks import Process, free_port, rank_environment
 
 pytestmark = pytest.mark.long
 
@@ -26,7 +26,6 @@ if os.environ["RANK"] == os.environ.get("BROKEN_RANK"):
     run.fit_and_write = fail
 sys.exit(main(sys.argv[1:]))
 """
-Process = subprocess.Popen[str]
 OPTIONS = ["--data", "data", "--weights", "w.safetensors", "--train", "all", "--epochs", "1"]
 
 
@@ -36,25 +35,15 @@ def home(tmp_path: Path) -> Path:
 
 
 def start(home: Path, rank: int, port: int, *, seconds: int, broken: str = "") -> Process:
-    environment = {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "BROKEN_RANK": broken,
-    }  # fmt: skip
     settings = ["--out", "run", "--lr", "0.01", "--set", f"train.timeout={seconds}"]
     return subprocess.Popen(
         [sys.executable, "-c", BROKEN, "finetune", *OPTIONS, *settings],
         cwd=home,
-        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", **environment},
+        env={**rank_environment(home, rank, 2, port), "BROKEN_RANK": broken},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def end(process: Process) -> tuple[int, str]:

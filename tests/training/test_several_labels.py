@@ -54,44 +54,6 @@ def finetune(home: Path, name: str, *options: str) -> dict[str, Any]:
     return dict(json.loads((home / name / "eval.json").read_text()))
 
 
-def test_a_solved_head_finds_the_labels_and_the_images_of_none(home: Path) -> None:
-    results = json.loads((home / "run" / "eval.json").read_text())
-    labels = results["labels"]
-
-    assert tuple(results["per_class"]) == tuple(labels["per_label"]) == LABELS
-    assert labels["map"] > 0.9 > labels["chance_map"]
-    assert results["top1"] > 0.6 > results["majority"]
-    assert labels["none"]["images"] >= 1
-    assert len(results["label_l2"]) == 3
-    assert results["cross_validation"]["images"] == 60
-    assert all(0 < row["threshold"] < 1 for row in labels["per_label"].values())
-
-
-def test_the_split_gives_each_side_its_share_of_every_label(home: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO((home / "run" / "split.csv").read_text())))
-
-    assert {row["split"] for row in rows} == {"train", "val"}
-    for name in LABELS:
-        own = [row["split"] for row in rows if name in row["labels"].split("|")]
-        assert abs(own.count("val") - 0.2 * len(own)) <= 1.5
-
-
-def test_the_results_on_test_images_have_intervals(home: Path) -> None:
-    table = draw_patches(home / "parts")
-    header, *rows = table.read_text().splitlines()
-    parts = ["test" if i % 4 == 0 else "train" for i in range(len(rows))]
-    lines = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
-    table.write_text("\n".join([f"{header},split", *lines]) + "\n")
-
-    results = finetune(home, "with-test", "--data", str(table))
-
-    labels = results["test"]["labels"]
-    assert results["test"]["images"] == 15
-    for name in ("map", "micro_f1", "macro_f1"):
-        low, high = labels[f"{name}_interval"]
-        assert low <= labels[name] <= high
-
-
 def test_every_engine_and_format_gives_the_same_labels(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,17 +82,6 @@ def test_every_engine_and_format_gives_the_same_labels(
     assert sure[0].labels == ()
 
 
-def test_a_precision_chooses_the_threshold_of_each_label(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    image = str(home / "patches" / "00.png")
-
-    assert main(["predict", image, "--run", str(home / "run"), "--precision", "0.8"]) == 0
-
-    told = capsys.readouterr().err
-    assert "green: threshold" in told or "never assigned" in told
-
-
 def test_evaluation_of_the_run_agrees_with_its_validation(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,24 +98,6 @@ def test_evaluation_of_the_run_agrees_with_its_validation(
     )
     assert main(["evaluate", *words]) == 0
     assert "Mean AP" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("--train", "head,blocks:1"), id="blocks"),
-        pytest.param(("--train", "lora"), id="lora"),
-        pytest.param(("--train", "all", "--set", "train.mixup=0.2"), id="all layers, with mixup"),
-        pytest.param(("--solver", "sgd", "--set", "optim.label_smoothing=0.1"), id="a head by SGD"),
-    ],
-)
-def test_layers_are_trained_with_binary_cross_entropy(
-    home: Path, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    results = finetune(home, f"run-{tmp_path.name}", *options, "--epochs", "3")
-
-    assert results["loss"] < 3 * np.log(2)  # better than a probability of one half for each label
-    assert results["labels"]["map"] > results["labels"]["chance_map"]
 
 
 @pytest.mark.parametrize("form", ["safetensors", "timm", "torch-export", "onnx", "int8"])
@@ -216,14 +149,6 @@ def test_the_page_in_a_browser_gives_the_labels_of_predict(home: Path) -> None:
     assert [sorted(labels) for labels in shown] == [sorted(labels or ()) for labels in expected]
     assert () in expected  # an image without labels
     assert first == ("labels: " + ", ".join(shown[0]) if shown[0] else "no label")
-
-
-def test_a_label_is_explained(home: Path) -> None:
-    words = ["explain", str(home / "patches" / "03.png"), "--run", str(home / "run")]
-
-    assert main([*words, "--class", "green", "--out", str(home / "explained")]) == 0
-
-    assert list((home / "explained").glob("*.png"))
 
 
 def test_a_micro_batch_of_several_labels_has_the_gradient_of_the_whole_batch() -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from tests.support.training_data import data_set, digest, row
 from vitft.config import DataSpec
 from vitft.data import (
     THUMBNAIL_SIDE,
@@ -23,14 +21,13 @@ from vitft.data import (
 )
 from vitft.models import VisionTransformer
 from vitft.predict import (
-    ValidationPrediction,
     least_confident,
     mistakes,
     read_validation_predictions,
     thumb_name,
 )
 from vitft.system import RunDir
-from vitft.training import select_images, write_thumbnails
+from vitft.training import write_thumbnails
 
 TRANSFORM = EvalTransform(image_size=(16, 16))
 
@@ -157,37 +154,3 @@ def test_the_attention_in_bf16_is_nearly_that_of_float32(
     assert len(exact) == 3
     assert np.abs(exact - fast).mean() < 2  # grey levels
     assert next(tiny_vit.parameters()).dtype == torch.float32
-
-
-def predictions(count: int, *, wrong: int) -> list[ValidationPrediction]:
-    """Return predictions for images of class a, of which the first `wrong` are mistaken for b.
-
-    Mistakes are the more confident the earlier they are, correct predictions the later they are.
-    """
-    found = []
-    for i in range(count):
-        predicted = "b" if i < wrong else "a"
-        probability = 0.99 - i / 1000 if i < wrong else 0.5 + i / (2 * count)
-        found.append(
-            ValidationPrediction(
-                path=f"a/{i:03}",
-                sha256=digest(f"a/{i:03}"),
-                label="a",
-                predicted=predicted,
-                probability=probability,
-                label_probability=probability if predicted == "a" else 1 - probability,
-                most_probable=predicted,
-            )
-        )
-    return found
-
-
-def selected(
-    monkeypatch: pytest.MonkeyPatch, found: list[ValidationPrediction], audit: Any, *rest: str
-) -> tuple[dict[str, int], list[str]]:
-    """Return what is selected of the predicted images and of the other images `rest`."""
-    monkeypatch.setattr("vitft.training.thumbnails.read_validation_predictions", lambda _: found)
-    monkeypatch.setattr("vitft.training.thumbnails.read_run_json", lambda *_: audit)
-    rows = [row(one.path, 0, "val") for one in found] + [row(name, 2) for name in rest]
-    predicted, chosen = select_images(Path("run"), data_set(rows).manifest)
-    return predicted, [one.path for one in chosen]

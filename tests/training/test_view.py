@@ -1,6 +1,5 @@
 """Inputs that are not square, and the ways of fitting an image to them, through every command."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from vitft.data import EvalTransform, Fit
 from vitft.export import export_run, plan_export
 from vitft.models import fitted
 from vitft.predict import NumpyEngine, Predictor
-from vitft.report import write_report
 
 pytestmark = pytest.mark.long
 
@@ -51,24 +49,6 @@ def test_every_engine_and_export_sees_the_same_view(run: Path, image_folder: Pat
     assert main(["explain", photo, "--run", str(run), "--out", str(run.parent / "heat")]) == 0
     with Image.open(run.parent / "heat" / "001-000.png") as heat:
         assert heat.width * 16 == heat.height * 24  # enlarged, the shape of the view
-
-
-def test_the_page_and_the_audit_say_how_much_is_shown(run: Path) -> None:
-    facts = json.loads((run / "audit.json").read_text())["view"]
-    page = write_report(run).read_text()
-
-    assert facts["image_size"] == [16, 24]
-    assert facts["shown"] == pytest.approx({"crop": 0.63}.get(facts["fit"], 1.0), abs=0.05)
-    assert "view (16 x 24 pixels" in page
-    assert ("use vitft finetune --fit pad" in page) is (facts["fit"] == "crop")
-
-
-def test_check_says_how_much_the_view_shows(
-    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["check", str(image_folder), "--out", str(tmp_path), "-v"])
-
-    assert "view (224 x 224 pixels, crop 0.9) shows 68% of an image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

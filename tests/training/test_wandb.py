@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import draw_folder
+from tests.training.test_stages import outcome
 from vitft.cli.main import main
 from vitft.training import CLIENTS, TrackedRun
 
@@ -17,10 +18,19 @@ from vitft.training import CLIENTS, TrackedRun
 class Recorded(ModuleType):
     """The parts of wandb that are used; the service has `step` steps of a run that is resumed."""
 
-    def __init__(self, mode: str = "online", *, step: int = 0, is_known: bool = True) -> None:
+    def __init__(
+        self,
+        mode: str = "online",
+        *,
+        step: int = 0,
+        is_known: bool = True,
+        is_reachable: bool = True,
+        is_lasting: bool = True,
+    ) -> None:
         super().__init__("wandb")
         self.__spec__ = ModuleSpec("wandb", None)
         self.mode, self.step, self.is_known = mode, step, is_known
+        self.is_reachable, self.is_lasting = is_reachable, is_lasting
         self.started: list[dict[str, Any]] = []
         self.points: list[tuple[int, dict[str, float]]] = []
         self.summary: dict[str, Any] = {}
@@ -31,6 +41,8 @@ class Recorded(ModuleType):
 
     def login(self, *, prompt: bool) -> bool:
         assert not prompt
+        if not self.is_reachable:
+            raise OSError("no way to https://me:secret@example.org/x")
         return self.is_known
 
     def Settings(self, **_: Any) -> None:
@@ -43,9 +55,14 @@ class Recorded(ModuleType):
             step=self.step,
             resumed=self.step > 0,
             summary=self.summary,
-            log=lambda values, *, step: self.points.append((step, values)),
+            log=self.log,
             finish=lambda *, exit_code: self.ended.append(exit_code),
         )
+
+    def log(self, values: dict[str, float], *, step: int) -> None:
+        if not self.is_lasting and step > 9:
+            raise ConnectionError("gone\nwith a long story")
+        self.points.append((step, values))
 
 
 def train(
@@ -55,16 +72,14 @@ def train(
     wandb = Recorded(**facts)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     draw_folder(folder / "few", per_class=7)
-    options = ["--train", "all", "--epochs", "3", "--batch-size", "2", "--tracker", "wandb", *more]
-    options += [
-        "--data",
-        f"{folder / 'few'}",
-        "--weights",
-        f"{weights}",
-        "--out",
-        f"{folder / 'x'}",
-    ]
-    return main(["finetune", *options, "--device", "cpu"]), wandb
+    words = ["--train", "all", "--epochs", "3", "--batch-size", "2", "--tracker", "wandb", *more]
+    for option, name in (
+        ("--data", folder / "few"),
+        ("--weights", weights),
+        ("--out", folder / "x"),
+    ):
+        words += [option, str(name)]
+    return main(["finetune", *words, "--device", "cpu"]), wandb
 
 
 def test_a_run_logs_its_settings_steps_epochs_and_results(
@@ -109,6 +124,40 @@ def test_without_a_login_no_run_is_started(
     assert (code, wandb.started) == (2, [])
     assert "wandb login" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_a_failing_tracker_is_dropped_with_one_warning_and_the_run_is_unchanged(
+    tmp_path: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, wandb = train(monkeypatch, tmp_path / "one", tiny_weights, is_lasting=False)
+    shown = capsys.readouterr().err
+    train(monkeypatch, tmp_path / "two", tiny_weights)
+
+    assert (code, wandb.ended) == (0, [])
+    assert shown.count("wandb logging disabled: ConnectionError: gone;") == 1
+    failed, whole = (outcome(tmp_path / name / "x") for name in ("one", "two"))
+    assert failed == whole
+
+
+def test_an_unreachable_service_stops_a_new_run_but_none_that_is_resumed(
+    tmp_path: Path,
+    tiny_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _ = train(monkeypatch, tmp_path, tiny_weights, is_reachable=False)
+    error = capsys.readouterr().err
+    begun, _ = train(monkeypatch, tmp_path / "later", tiny_weights, "--max-time", "0.001s")
+    monkeypatch.setitem(sys.modules, "wandb", Recorded(is_reachable=False))
+
+    assert (code, begun) == (2, 0)
+    assert "wandb failed to start: OSError: no way" in error
+    assert "secret" not in error
+    assert not (tmp_path / "x").exists()
+    assert main(["finetune", "--resume", str(tmp_path / "later" / "x")]) == 0
 
 
 def test_a_resumed_run_keeps_its_id_and_goes_on_after_the_last_step_of_the_service(
