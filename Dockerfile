@@ -1,4 +1,4 @@
-# A server for a trained model (docs/export.md). The image contains no model: the
+# A server for a trained model (docs/serve.md). The image contains no model: the
 # folder of runs is mounted, and its latest run answers.
 #
 #   docker build -t vitft .

@@ -36,7 +36,7 @@ HEAD = """# Settings
 
 Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. For a setting with
 an option, such as `--fit`, the [options](options.md#vitft-finetune) have its meaning.
-`vitft finetune ... --dry-run` prints all settings of a run.
+Without a given value, a setting takes text, or true and false.
 """
 OPTIONS_HEAD = """# Options
 
@@ -64,7 +64,7 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             setting = setting_types(section)[field.name]
             option = f"`--{(setting.named.name or field.name).replace('_', '-')}`. "
             meaning = (option if setting.named.help else "") + meanings.get(field.name, "")
-            kind = str(setting)
+            kind = "" if setting.named.help else str(setting)
             for words, shorter in SHORTER.items():
                 kind = re.sub(words, shorter, kind)
             default = "" if field.default in ("", None) else f"`{json.dumps(field.default)}`"
@@ -130,7 +130,12 @@ def with_options(parser: Parser) -> Iterator[Parser]:
 def options_of(command: Parser) -> list[tuple[str, str]]:
     """Return usage and meaning of the options of a command."""
     return [
-        (command.shown_usage(action), command.help_of(action)) for action in command.shown_actions()
+        (
+            command.shown_usage(action),
+            command.help_of(action)
+            + " (required)" * (action.required and bool(action.option_strings)),
+        )
+        for action in command.shown_actions()
     ]
 
 
@@ -146,14 +151,11 @@ def section(command: Parser, common: Container[tuple[str, str]]) -> str:
     page = GUIDES[command.prog.split()[1]].page.removeprefix("docs/")
     own = [row(option) for option in options_of(command) if option not in common]
     also = [f"`{usage.split()[0]}`" for usage, _ in options_of(command) if (usage, _) in common]
-    usage = command.format_usage().removeprefix("usage: ").rstrip()
     return (
-        f"\n## {command.prog}\n\n"
-        + f"`{usage}`\n\n" * (usage not in (command.prog, f"{command.prog} [options]"))
-        + f"{summary}. [Guide]({page}).\n"
+        f"\n## {command.prog}\n\n{summary}. [Guide]({page}).\n"
         + "\n| option | meaning |\n|---|---|\n" * bool(own)
         + "".join(own)
-        + f"\nAlso {', '.join(also)} ([common options](#common-options)).\n" * bool(also)
+        + f"\n[Also](#common-options) {', '.join(also)}.\n" * bool(also)
     )
 
 

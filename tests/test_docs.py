@@ -96,12 +96,6 @@ def test_every_figure_of_the_chart_is_recorded_in_the_notebook() -> None:
     assert chart["chart"]() == (ROOT / "docs" / "speed.svg").read_text()
 
 
-def test_the_program_on_the_page_is_the_one_that_is_tested() -> None:
-    page = (ROOT / "docs" / "export.md").read_text()
-
-    assert (ROOT / "docs" / "deploy" / "classify.py").read_text() in page
-
-
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_benchmarks_that_a_page_names_exist(page: Path) -> None:
     modules = re.findall(r"python -m (benchmarks[\w.]*\w)", page.read_text())

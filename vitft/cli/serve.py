@@ -28,7 +28,7 @@ def add_serve(parser: Parser) -> None:
     parser.description = (
         "Serve predictions at POST /predict, and a web page for uploading images at /. Without "
         "--host, the server is reachable only from this machine. It has no "
-        "password: for other users, put it behind a reverse proxy (docs/export.md). Press Ctrl-C "
+        "password: for other users, put it behind a reverse proxy (docs/serve.md). Press Ctrl-C "
         "to stop it."
     )
     common, advanced = parser.section("common options"), parser.section("advanced options")

@@ -108,8 +108,7 @@ class DataSpec:
             aliases="previous_run base_run same_split",
         ),
     ] = ""
-    """Near-duplicates of these images are held out too, and enough new images for
-    `data.val_rate`."""
+    """Their near-duplicates are held out too, and enough new images for `data.val_rate`."""
     val_rate: Annotated[
         float,
         Range(gt=0, lt=1),
