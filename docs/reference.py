@@ -35,8 +35,8 @@ SHORTER = {
 HEAD = """# Settings
 
 Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. For a setting with
-an option, such as `--fit`, the [options](options.md#vitft-finetune) have its meaning.
-Without a given value, a setting takes text, or true and false.
+an option, such as `--fit`, the [options](options.md#vitft-finetune) describe it.
+Settings with an empty value column take text, or true and false.
 """
 OPTIONS_HEAD = """# Options
 
@@ -45,7 +45,7 @@ and warnings only) and `--debug` (tracebacks).
 
 ## Common options
 
-| option | meaning |
+| option | |
 |---|---|
 """
 
@@ -153,7 +153,7 @@ def section(command: Parser, common: Container[tuple[str, str]]) -> str:
     also = [f"`{usage.split()[0]}`" for usage, _ in options_of(command) if (usage, _) in common]
     return (
         f"\n## {command.prog}\n\n{summary}. [Guide]({page}).\n"
-        + "\n| option | meaning |\n|---|---|\n" * bool(own)
+        + "\n| option | |\n|---|---|\n" * bool(own)
         + "".join(own)
         + f"\n[Also](#common-options) {', '.join(also)}.\n" * bool(also)
     )
