@@ -4,12 +4,12 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import ended
 from vitft.cli.main import build_parser
 from vitft.system import LATEST
 
@@ -32,9 +32,7 @@ def of(name: str) -> list[str]:
 def test_the_dockerfile_has_no_lint() -> None:
     assert HADOLINT is not None
 
-    done = subprocess.run(
-        [HADOLINT, "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ended([HADOLINT, "Dockerfile"], cwd=ROOT)
 
     assert done.returncode == 0, done.stdout
 

@@ -3,14 +3,13 @@
 import os
 import re
 import runpy
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.support.limits import HANG_S
+from tests.support.children import ended
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md"))
@@ -22,14 +21,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. A warning, e.g. of a broken link or a page that is in no menu, fails."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("docs") / "site"
-    done = subprocess.run(
+    done = ended(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.limits import HANG_S
+from tests.support.children import ended
 from tests.support.serving import serving
 from vitft.cli.main import build_parser, main
 from vitft.data import draw_demo
@@ -201,9 +200,7 @@ def call(command: str, folder: Path) -> None:
         patch.chdir(folder)
         if not command.startswith("vitft "):
             patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-            done = subprocess.run(
-                ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False
-            )
+            done = ended(["bash", "-c", command])
             assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
             return
         command, _, target = command.partition(" > ")

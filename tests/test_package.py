@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import subprocess
 import sys
 import tokenize
 import tomllib
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.limits import HANG_S
+from tests.support.children import ended, python
 from vitft.config import config_from_table, read_recipe, read_toml
 from vitft.system import resource
 
@@ -37,24 +36,11 @@ def where(path: Path) -> str:
     return str(path.relative_to(ROOT / "vitft"))
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-
-
 # imports and start-up ----------------------------------------------------------------------------
 
 
 def test_packages_import_only_from_lower_layers() -> None:
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = ended([str(Path(sys.executable).with_name("lint-imports")), "--no-cache"], cwd=ROOT)
 
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -62,32 +48,16 @@ def test_packages_import_only_from_lower_layers() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "vitft",
-        "vitft.check.folder",
-        "vitft.cli.main",
-        "vitft.config.run",
-        "vitft.data.folder",
-        "vitft.data.split",
-        "vitft.data.sources",
-        "vitft.data.transforms",
-        "vitft.export.plan",
-        "vitft.features.ood",
-        "vitft.models.numpy_vit",
-        "vitft.predict.engine",
-        "vitft.predict.jobs",
-        "vitft.predict.numpy_engine",
-        "vitft.predict.output",
-        "vitft.predict.validation",
-        "vitft.serve.label.pictures",
-        "vitft.study.plan",
-        "vitft.system.console",
-        "vitft.system.rundir",
-        "vitft.training.checks",
+        "", "check.folder", "cli.main", "config.run", "data.folder", "data.split", "data.sources",
+        "data.transforms", "export.plan", "features.ood", "models.numpy_vit", "predict.engine",
+        "predict.jobs", "predict.numpy_engine", "predict.output", "predict.validation",
+        "serve.label.pictures", "study.plan", "system.console", "system.rundir", "training.checks",
     ],
-)
+)  # fmt: skip
 def test_modules_that_check_arguments_start_without_torch(module: str) -> None:
     done = python(
-        f"import {module}, sys; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
+        f"import vitft{'.' * bool(module)}{module}, sys\n"
+        "sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
     )
 
     assert done.returncode == 0, done.stderr
@@ -114,40 +84,11 @@ def test_a_run_without_sharding_does_not_import_dtensor() -> None:
 
 
 HEAVY = {
-    *(
-        "PIL",
-        "alembic",
-        "datasets",
-        "fastapi",
-        "fsspec",
-        "h11",
-        "huggingface_hub",
-        "jinja2",
-        "markupsafe",
-        "matplotlib",
-    ),
-    *(
-        "mlflow",
-        "numpy",
-        "onnx",
-        "onnxruntime",
-        "onnxscript",
-        "openpyxl",
-        "peft",
-        "pyarrow",
-        "pydantic",
-    ),
-    *(
-        "pillow_heif",
-        "requests",
-        "rich",
-        "safetensors",
-        "simplejpeg",
-        "starlette",
-        "tensorboard",
-        "timm",
-    ),
-    *("torch", "torchvision", "transformers", "uvicorn", "wandb"),
+    *("PIL", "alembic", "datasets", "fastapi", "fsspec", "h11", "huggingface_hub", "jinja2"),
+    *("markupsafe", "matplotlib", "mlflow", "numpy", "onnx", "onnxruntime", "onnxscript"),
+    *("openpyxl", "peft", "pyarrow", "pydantic", "pillow_heif", "requests", "rich", "safetensors"),
+    *("simplejpeg", "starlette", "tensorboard", "timm", "torch", "torchvision", "transformers"),
+    *("uvicorn", "wandb"),
 }
 """Third-party packages that are slow to import, or optional."""
 LATE_WITH_REASON = {
@@ -283,16 +224,6 @@ def test_every_imported_package_is_a_dependency() -> None:
 
 
 # names, budgets and habits -----------------------------------------------------------------------
-
-
-def definitions(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
 
 
 def internal_imports() -> Iterator[str]:

@@ -287,9 +287,6 @@ def test_relevance_is_the_product_of_matrices_of_the_paper(options: dict[str, An
     assert logits[0, 1].item() == pytest.approx(score.item(), abs=1e-5)
 
 
-# model figures -----------------------------------------------------------------------------------
-
-
 # patches and tokens ------------------------------------------------------------------------------
 
 

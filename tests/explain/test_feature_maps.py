@@ -96,6 +96,3 @@ def test_the_map_lies_where_the_only_evidence_is() -> None:
     changed = outside((slice(0, 40), slice(0, 40)))
 
     assert changed[:2, :2].sum() > changed[2:, 2:].sum()
-
-
-# commands -----------------------------------------------------------------------------------------

@@ -82,6 +82,3 @@ def test_logits_may_differ_by_a_ten_thousandth_and_8_bits_on_a_twentieth_of_the_
         return
     with pytest.raises(RunError, match="the predictions of the --"):
         check_comparison(compared(**fields))
-
-
-# images ------------------------------------------------------------------------------------------

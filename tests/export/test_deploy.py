@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.children import ended
 from tests.support.export_run import make_run
 from vitft import load
 from vitft.export import export_run, plan_export
@@ -17,13 +18,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
 
 
 def run_script(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, str(FOLDER / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return ended([sys.executable, str(FOLDER / script), *arguments])
 
 
 def answer(script: str, *arguments: str) -> str:

@@ -1,24 +1,12 @@
 """Parts of exported graphs: bytes and grey levels inside the graph, its description, and errors."""
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-from tests.support.export_run import make_run, tiny
 from vitft.export import (
-    TrainedRun,
-    load_trained,
     to_grey,
 )
-
-
-@pytest.fixture
-def grey(tmp_path: Path) -> TrainedRun:
-    config = tiny(3, in_channels=1)
-    return load_trained(str(make_run(tmp_path, config=config, mean=(0.4,), std=(0.2,))))
 
 
 def test_a_graph_converts_colours_to_grey_exactly_as_pillow() -> None:

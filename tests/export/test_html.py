@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 from PIL import Image
 
 from tests.models.test_numpy_vit import KINDS, model_of
+from tests.support.children import ended
 from tests.support.chromium import Chromium
 from tests.support.export_run import make_run
-from tests.support.limits import HANG_S
 from tests.support.reference_run import FOREIGN, make_reference_run
 from vitft.cli.main import main
 from vitft.data import EvalTransform
@@ -68,13 +67,9 @@ Promise.resolve(run(request)).catch((error) => ({ problem: error.message }))
 
 def in_node(code: str, **request: Any) -> Any:
     """Return what JavaScript code returns that follows the engine; `request` is its argument."""
-    done = subprocess.run(
+    done = ended(
         [str(NODE), "-e", HARNESS],
         input=json.dumps({"engine": engine(), "code": f"return ({code})(arguments[0])", **request}),
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

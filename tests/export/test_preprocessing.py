@@ -3,7 +3,6 @@
 import importlib
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from PIL import Image
 
 from tests.contract.built.images import png
 from tests.data.test_images import tiff
+from tests.support.children import ended
 from tests.support.export_run import make_run, tiny
-from tests.support.limits import HANG_S
 from vitft.data import EvalTransform, open_image
 from vitft.export import (
     Vector,
@@ -93,9 +92,7 @@ def random_vectors() -> Iterator[Vector]:
 
 
 def checked(*command: str, cwd: Path) -> tuple[int, str]:
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = ended(command, cwd=cwd)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.children import python
 from tests.support.export_run import make_run, tiny
-from tests.support.limits import HANG_S
 from vitft.cli.main import main
 from vitft.export import EXPORT_FORMATS, export_run, plan_export
 from vitft.models import ViTConfig, load_checkpoint, save_checkpoint
@@ -99,13 +97,7 @@ def check(
         for library, code in programs(folder).items():
             found[f"{form}, {library}"] = (str(folder), code)
     assert {name.split(", ")[1] for name in found} == libraries
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, json.dumps(found), json.dumps([*map(str, photos[1:])])],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = python(RUNNER, json.dumps(found), json.dumps([*map(str, photos[1:])]))
     assert done.returncode == 0, done.stderr[-3000:]
     printed = filter(None, re.split(r"[\r\n]+", done.stderr))
     assert [line for line in printed if not re.search(OWN_OUTPUT, line)] == []

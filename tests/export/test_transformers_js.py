@@ -12,7 +12,6 @@ from PIL import Image
 
 from tests.support.export_run import make_run
 from tests.support.limits import HANG_S
-from vitft.cli.main import main
 from vitft.data import grey_levels, open_image
 from vitft.export import Exported, export_run, plan_export
 from vitft.predict import Predictor
@@ -58,20 +57,6 @@ def test_the_graphs_answer_as_the_run_does_for_images_of_any_size(
         (theirs,) = session.run(["logits"], {"pixel_values": pixels})
         ours = predictor.scores(predictor.transform.pixels(image)[None]).logits
         assert np.abs(theirs - ours).max() < limit * np.abs(ours).max()
-
-
-def test_predict_reads_the_folder(
-    run: Path, done: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = []
-    for model in (run, done.folder):
-        arguments = [str(run.parent / "photos"), "--run", str(model), "--format", "csv"]
-        assert main(["predict", *arguments]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        rows.append([line.split(",")[:2] for line in lines])
-
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 10
 
 
 def program(folder: Path) -> str:

@@ -111,22 +111,6 @@ def padding_only(whole: bytes, mutant: bytearray) -> bool:
     return whole[:used] == mutant[:used] and whole[start:] == mutant[start:]
 
 
-def test_a_damaged_row_is_computed_again_and_found(tmp_path: Path) -> None:
-    path = next(filled(tmp_path).folder.glob("*.rows"))
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1  # in the last row
-    path.write_bytes(content)
-
-    store = Store(tmp_path, SPACE, (2, 3), "float32")
-    assert store.get(keys(10)[9]) is None
-    assert store.damaged == 1
-    store.add({keys(10)[9]: row(9)})
-    store.flush()
-
-    again = Store(tmp_path, SPACE, (2, 3), "float32")
-    assert same(again.get(keys(10)[9]), row(9))
-
-
 def fill_some(root: Path, start: int) -> None:
     store = Store(root, SPACE, (2, 3), "float32")
     for i, key in list(enumerate(keys(40)))[start:40:2]:

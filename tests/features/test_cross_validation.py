@@ -14,27 +14,8 @@ from vitft.features import (
     nested_subset,
     solve_head,
     stratified_folds,
-    stratified_subset,
 )
 from vitft.metrics import Flags
-
-
-def test_a_subset_keeps_the_class_proportions() -> None:
-    y = torch.tensor([0] * 800 + [1] * 200)
-
-    rows = stratified_subset(y, 100, seed=0)
-
-    assert torch.bincount(y[rows]).tolist() == [80, 20]
-
-
-def test_a_subset_has_at_most_as_many_images_as_asked_for() -> None:
-    y = torch.arange(3).repeat(40)
-
-    assert torch.equal(stratified_subset(y, 120, seed=0), torch.arange(120))
-    for most in (119, 60, 7):
-        rows = stratified_subset(y, most, seed=0)
-        assert most / 2 < len(rows) <= most
-        assert (rows.diff() > 0).all()
 
 
 def right_at(*errors: float, images: int) -> Flags:

@@ -46,23 +46,6 @@ def test_exported_folders_are_the_run_to_the_last_bit(
         assert (report.transform, report.classes) == (known.transform, known.classes)
 
 
-@pytest.mark.parametrize("form", ["timm", "transformers"])
-def test_predict_answers_alike_from_the_run_and_from_its_export(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
-    run = make_run(tmp_path, mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
-    folder = exported(run, form)
-    rows = []
-
-    for model in (run, folder):
-        options = ["--run", str(model), "--engine", "torch", "--device", "cpu", "--format", "csv"]
-        assert main(["predict", str(tmp_path / "photos"), *options]) == 0
-        rows.append(capsys.readouterr().out)
-
-    assert rows[0] == rows[1]
-    assert rows[0].count("\n") == 10
-
-
 def test_a_folder_of_a_timm_model_is_the_run(tmp_path: Path) -> None:
     config = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
     run = make_run(tmp_path, config=config)

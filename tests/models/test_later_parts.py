@@ -216,6 +216,3 @@ def test_a_rotary_model_takes_images_of_another_size_without_resampling(tmp_path
     assert "rotary positions" in report.architecture
     assert larger(torch.randn(1, 3, 32, 20)).shape == (1, 3)
     assert all(torch.equal(larger.state_dict()[n], t) for n, t in model.state_dict().items())
-
-
-# files --------------------------------------------------------------------------------------------

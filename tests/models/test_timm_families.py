@@ -185,9 +185,6 @@ def test_a_file_of_every_family_is_opened_with_timms_config(name: str, tmp_path:
     assert torch.equal(opened(images), ours(images))
 
 
-# cards ------------------------------------------------------------------------------------------
-
-
 # names --------------------------------------------------------------------------------------------
 
 

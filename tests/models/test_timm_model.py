@@ -13,7 +13,6 @@ from torch import nn
 
 from tests.training.test_run import run_it
 from vitft.data import EvalTransform
-from vitft.features import cut_model, run_prefix
 from vitft.metrics import Metrics
 from vitft.models import (
     Card,
@@ -75,34 +74,6 @@ def test_weights_go_to_timm_and_back_and_answer_alike(config: TimmConfig) -> Non
     with torch.no_grad():
         torch.testing.assert_close(theirs(pixels), model(pixels), atol=1e-5, rtol=0)
         assert torch.equal(back(pixels), model(pixels))
-
-
-def test_features_and_head_are_the_model() -> None:
-    model = random_model()
-    freeze_model(model, "head")
-    cut = cut_model(model, "head")
-    assert cut.prefix is not None
-
-    features = run_prefix(cut.prefix, PIXELS)
-
-    assert tuple(features.shape[1:]) == cut.prefix.shape
-    assert cut.pooled
-    torch.testing.assert_close(cut.suffix(features.clone()), model(PIXELS), atol=1e-6, rtol=0)
-
-
-def test_the_digest_is_of_the_frozen_part_alone() -> None:
-    model, other = random_model(), random_model()
-
-    def digest(of: TimmModel) -> str:
-        prefix = cut_model(of, "head").prefix
-        assert prefix is not None
-        return prefix.digest()
-
-    other.head.weight.data += 1
-    assert digest(model) == digest(other)
-
-    next(other.net.parameters()).data += 1
-    assert digest(model) != digest(other)
 
 
 def measured(top1: float) -> Metrics:

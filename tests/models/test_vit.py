@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -21,6 +22,7 @@ from vitft.models import (
     architecture_config,
     build_model,
     create_model,
+    sinusoidal_positions,
 )
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 4}
@@ -329,3 +331,14 @@ def test_an_intermediate_feature_follows_the_pooled_one(
     assert torch.allclose(found, whole, atol=1e-6)
     assert torch.allclose(whole[:, : model.feature_size], plain, atol=1e-6)
     assert torch.allclose(whole[:, model.feature_size :], expected, atol=1e-6)
+
+
+def test_positions_of_a_patch_are_waves_of_lengths_from_2_pi_to_200_pi() -> None:
+    table = sinusoidal_positions((3, 4), 12)  # three frequencies: 1, 1/10 and 1/100
+
+    expected = [
+        [f(place / scale) for place in (x, y) for f in (np.sin, np.cos) for scale in (1, 10, 100)]
+        for y in range(3)
+        for x in range(4)
+    ]
+    assert table.numpy() == pytest.approx(np.array(expected), abs=1e-6)

@@ -2,30 +2,11 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
-from tests.support.run_files import make_run
 from vitft.metrics import ClassEstimate, wilson_interval
 from vitft.report import (
-    Run,
     compared_with_accuracy,
-    read_run,
 )
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run of three classes with 6 training and 4 validation images each."""
-    return read_run(make_run(tmp_path / "run"))
-
-
-# which advice ------------------------------------------------------------------------------------
-
-
-# confused pairs ----------------------------------------------------------------------------------
-
 
 # weak classes ------------------------------------------------------------------------------------
 
@@ -52,6 +33,3 @@ def test_a_recall_whose_interval_reaches_the_accuracy_may_be_low_by_chance() -> 
 
     assert "due to chance" in compared_with_accuracy(reaching, 0.6, 2)
     assert "chance" not in compared_with_accuracy(reaching, 0.65, 2)
-
-
-# more images -------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -10,104 +9,10 @@ import pytest
 from matplotlib import font_manager
 from PIL import ImageFont
 
-from tests.support.run_files import make_run
-from vitft.cli.main import main
 from vitft.metrics import wilson_interval
 from vitft.report import charts, svg
 
-
-def test_charts_are_written_as_files_that_need_no_style_sheet(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path / "run", epochs=True)
-
-    assert main(["report", "--run", str(run), "--charts", str(tmp_path / "charts")]) == 0
-
-    files = sorted((tmp_path / "charts").iterdir())
-    names = [file.name for file in files]
-    assert names[-1:] == ["loss_by_epoch.svg"]
-    assert "accuracy_by_epoch.svg" in names
-    assert {f"chart: {file}" for file in files} == {*capsys.readouterr().out.splitlines()}
-    assert not (run / "report.html").exists()
-    for file in files:
-        root = ElementTree.parse(file).getroot()
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert root.get("viewBox") == f"0 0 {svg.WIDTH:g} {svg.HEIGHT:g}"
-        size = [float(root.attrib[key]) for key in ("width", "height")]
-        assert size == pytest.approx([3 * svg.WIDTH, 3 * svg.HEIGHT])
-        assert all("class" not in element.attrib for element in root.iter())
-
-
-# rules -------------------------------------------------------------------------------------------
-
-
 # drawing -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The charts that are drawn, with their axes and series."""
-    made: list[Any] = []
-
-    class Recorded(svg.Chart):
-        def markup(self) -> str:
-            made.append(self)
-            return super().markup()
-
-    monkeypatch.setattr(charts, "Chart", Recorded)
-    return made
-
-
-def test_a_reliability_diagram_has_the_diagonal_the_bins_and_their_intervals(
-    drawn: list[Any],
-) -> None:
-    bins: Any = [
-        {"images": 5, "confidence": 0.5, "accuracy": 0.4},
-        {"images": 8, "confidence": 0.8, "accuracy": 0.75},
-    ]
-
-    charts.reliability_diagram("Accuracy by confidence", bins)
-
-    ((diagonal, *bars, measured),) = (chart.series for chart in drawn)
-    assert ([*diagonal.xs], [*diagonal.ys], [*diagonal.markers]) == ([0, 1], [0, 1], [False, False])
-    assert [(bar.xs, bar.ys) for bar in bars] == [
-        ([0.5, 0.5], wilson_interval(2, 5)),
-        ([0.8, 0.8], wilson_interval(6, 8)),
-    ]
-    assert all(not any(bar.markers) for bar in bars)
-    assert (measured.xs, measured.ys, measured.width) == ([0.5, 0.8], [0.4, 0.75], 0)
-    for axis in (drawn[0].x, drawn[0].y):
-        assert axis.ticks == [
-            (0, "0%"), (0.2, "20%"), (0.4, "40%"), (0.6, "60%"), (0.8, "80%"), (1, "100%"),
-        ]  # fmt: skip
-        assert axis.low == 0
-        assert 1 < axis.high < 1.1
-
-
-def test_a_learning_curve_ends_in_the_extrapolated_point(drawn: list[Any]) -> None:
-    measured = [(10, 0.5), (20, 0.7)]
-
-    charts.learning_curve_chart(
-        "Accuracy", measured, (40, 0.8), bounds=[wilson_interval(25, 50), wilson_interval(35, 50)]
-    )
-    charts.learning_curve_chart("Accuracy", measured, None)
-
-    first, second = (chart.series for chart in drawn)
-    assert [(one.xs, one.ys) for one in first[:2]] == [
-        ([10, 10], wilson_interval(25, 50)),
-        ([20, 20], wilson_interval(35, 50)),
-    ]
-    assert ([*first[2].xs], [*first[2].ys]) == ([10, 20], [0.5, 0.7])
-    assert (first[3].xs, first[3].ys) == ([20, 40], [0.7, 0.8])
-    assert (first[3].markers, first[3].is_hollow, bool(first[3].dashes)) == (
-        [False, True],
-        True,
-        True,
-    )
-    assert [*drawn[0].x.ticks] == [(10, "10"), (20, "20"), (40, "40")]
-    assert [one.name for one in first] == ["", "", "measured, 95% interval", "extrapolated"]
-    assert [one.name for one in second] == ["measured"]
-    assert drawn[0].x.is_log
 
 
 @pytest.mark.parametrize(

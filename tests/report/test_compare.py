@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import check_harmless
 from tests.support.run_files import (
-    ENVIRONMENT,
     FLOWERS,
     HOSTILE,
     make_run,
@@ -18,51 +16,21 @@ from tests.support.run_files import (
 )
 from vitft.cli.main import main
 from vitft.config import config_from_table, read_toml, to_toml
-from vitft.metrics import ComparisonResults, mcnemar
+from vitft.metrics import ComparisonResults
 from vitft.predict import read_split
 from vitft.report import (
     RunComparison,
     compare_runs,
     comparison_results,
-    curve_charts,
     different_settings,
     read_run,
     write_comparison,
 )
-from vitft.system import RunError, points, structured
+from vitft.system import points, structured
 
 
 def compared(*runs: Path) -> RunComparison:
     return compare_runs([read_run(run) for run in runs])
-
-
-# comparison --------------------------------------------------------------------------------------
-
-
-def test_two_runs_on_one_split_are_tested_on_all_images(tmp_path: Path) -> None:
-    good = make_run(tmp_path / "good", per_class=60, held_back=50, hardness=0.5)
-    poor = make_run(tmp_path / "poor", per_class=60, held_back=50, hardness=2, seed=1)
-
-    result = compared(good, poor)
-
-    assert result.shared == 150
-    assert list(result.notes) == []
-    (pair,) = result.pairs
-    assert pair.paired.only_first - pair.paired.only_second == result.rights[1] - result.rights[0]
-    assert pair.difference == (result.rights[1] - result.rights[0]) / 150 < 0
-    assert pair.p == mcnemar(pair.paired.only_first, pair.paired.only_second) < 0.001
-    assert result.conclusion(pair).startswith("A is more accurate than B on these images, by ")
-
-
-def test_only_shared_images_of_different_splits_are_compared(tmp_path: Path) -> None:
-    more, fewer = make_run(tmp_path / "more", held_back=6), make_run(tmp_path / "fewer")
-
-    result = compared(more, fewer)
-
-    assert result.shared == 12
-    assert result.notes[0].startswith(
-        "The splits differ: the runs have 18 and 12 distinct validation images, and"
-    )
 
 
 # added training images ---------------------------------------------------------------------------
@@ -119,17 +87,6 @@ def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -
     assert "training images" not in text
 
 
-def test_an_unfinished_run_is_to_be_resumed_before_it_is_compared(tmp_path: Path) -> None:
-    done, stopped = make_run(tmp_path / "done"), make_run(tmp_path / "stopped")
-    (stopped / "validation.npz").unlink()
-    (stopped / "environment.json").write_text(json.dumps(ENVIRONMENT | {"status": "interrupted"}))
-
-    with pytest.raises(RunError, match="has not finished") as error:
-        compared(done, stopped)
-
-    assert error.value.fix == f"finish it with `vitft finetune --resume {stopped}`"
-
-
 def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
     one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
     table = (other / "split.csv").read_text()
@@ -170,53 +127,6 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     )
     fixes.write_text("path,action\n")
     assert not [text for text in compared(one, other).notes if "The fixes of" in text]
-
-
-def test_a_run_without_cross_validated_accuracy_does_not_hide_that_of_others(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, found in (("a", {"top1": 0.625, "top1_interval": [0.5, 0.75]}), ("b", None)):
-        run = make_run(here / name)
-        results = json.loads((run / "eval.json").read_text())
-        results["cross_validation"] |= found or {}
-        if found is None:
-            del results["cross_validation"]
-        (run / "eval.json").write_text(json.dumps(results))
-
-    assert main(["compare", "a", "b", "--format", "json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert main(["compare", "a", "b", "--out", "page.html"]) == 0
-    printed = capsys.readouterr().out
-
-    crossed = [
-        [(one["value"], one["interval"]) for one in estimates if one["kind"] == "cross-validation"]
-        for estimates in ([r["results"]["headline"], *r["results"]["supporting"]] for r in runs)
-    ]
-    assert crossed == [[(0.625, [0.5, 0.75])], []]
-    assert "cross-validated" in printed
-    assert re.search(r"A a .* 62\.5% +50\.0 to 75\.0%\n", printed)
-    assert re.search(r"B b .* –\s*\n", printed)
-    page = (here / "page.html").read_text(encoding="utf-8")
-    shown = re.findall(r'data-label="cross-validated accuracy">([^<]*)<small>([^<]*)<', page)
-    assert shown == [("62.5%", "50.0 to 75.0%"), ("–", "")]
-
-
-def test_the_cross_validation_of_a_head_is_not_that_of_a_run_that_trained_further(
-    here: Path,
-) -> None:
-    for name, best_epoch in (("a", 1), ("b", 7)):
-        run = make_run(here / name)
-        results = json.loads((run / "eval.json").read_text())
-        results |= {"best_epoch": best_epoch}
-        (run / "eval.json").write_text(json.dumps(results))
-
-    result = compared(here / "a", here / "b")
-
-    assert result.cross_validated[0] is not None
-    assert result.cross_validated[1] is None
-    assert "No cross-validated accuracy for B" in result.notes[-1]
-    titles = [title for title, _ in curve_charts(result)]
-    assert not any("Cross-validated" in title for title in titles)
 
 
 def test_heads_that_were_cross_validated_are_compared_on_all_images(tmp_path: Path) -> None:
@@ -263,27 +173,6 @@ def test_green_marks_a_significant_difference_and_never_a_tie(tmp_path: Path) ->
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_compare_writes_only_the_page_that_is_named_and_never_overwrites_it(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_run(here / "a"), make_run(here / "b", seed=1, hardness=2)
-
-    assert main(["compare", "a", "b"]) == 0
-    captured = capsys.readouterr()
-    assert "add --out compare.html for a page" in captured.err
-    assert {path.name for path in here.iterdir()} == {"a", "b"}
-
-    codes = [main(["compare", "a", "b", "--out", "compare.html"]) for _ in range(2)]
-    assert codes == [0, 5]
-    assert main(["compare", "a"]) == 2
-
-    captured = capsys.readouterr()
-    assert "mid-p McNemar test on the shared images" in captured.out
-    assert {p.name for p in here.glob("*.html")} == {"compare.html"}
-    assert "already exists" in captured.err
-    assert "only one run to compare" in captured.err
 
 
 @pytest.mark.parametrize("is_link", [True, False], ids=["link", "file"])

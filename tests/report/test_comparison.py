@@ -140,9 +140,6 @@ def test_recalls_are_counted_by_class_and_the_widest_range_comes_first(run: Run)
     assert comparison_results(comparison)["runs"][1]["recall"]["a"] == 0.6
 
 
-# notes -------------------------------------------------------------------------------------------
-
-
 # added images ------------------------------------------------------------------------------------
 
 
@@ -169,6 +166,3 @@ def test_the_effect_of_added_images_is_clear_only_if_it_is_significant(run: Run)
     assert " adds to those of A hurt: B - A = −50.0 points" in worse.conclusions()[0]
     assert found.conclusions()[0].endswith(", p = 0.004)")
     assert border.conclusions()[0].startswith("No clear effect of the 2 training images")
-
-
-# the page ----------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,69 +11,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.limits import HANG_S
+from tests.support.children import python
 from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
-from vitft.cli.main import build_parser, main
+from vitft.cli.main import build_parser
 from vitft.config import config_from_table, merge_settings, to_toml
 from vitft.predict import thumb_name
 from vitft.report import (
-    charts,
     command_of,
     digest_source,
     palette,
     read_run,
-    svg,
     write_report,
 )
-from vitft.system import RunError, VitftError
+from vitft.system import RunError
 
-ELEMENTS = {
-    *("html", "head", "meta", "title", "link", "style", "body", "script", "header", "footer"),
-    *("nav", "main", "section", "a", "p", "h1", "h2", "h3", "dl", "div", "dt", "dd", "ol", "li"),
-    *("ul", "strong", "small", "span", "figure", "img", "figcaption", "details", "summary"),
-    *(
-        "fieldset",
-        "legend",
-        "label",
-        "input",
-        "select",
-        "option",
-        "noscript",
-        "bdi",
-        "br",
-        "pre",
-        "code",
-        "button",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-    ),
-    *("svg", "g", "path", "defs", "use", "clippath", "rect", "text"),
-}
-ATTRIBUTES = {
-    *("lang", "charset", "http-equiv", "content", "name", "rel", "href", "class", "id", "alt"),
-    *("src", "title", "scope", "type", "role", "hidden", "tabindex", "aria-label", "aria-sort"),
-    *(
-        "aria-hidden",
-        "data-cell",
-        "data-file",
-        "data-suggested",
-        "data-table",
-        "data-root",
-        "value",
-        "data-value",
-        "data-fold",
-        "data-label",
-        "viewbox",
-        "preserveaspectratio",
-    ),
-    *("x", "y", "width", "height", "d", "transform", "clip-path", "fill", "stroke", "opacity"),
-    *("font-size", "text-anchor", "stroke-width", "stroke-dasharray", "fill-opacity"),
-}
+WORDS = """
+html head meta title link style body script header footer nav main section a p h1 h2 h3 dl div dt dd
+ol li ul strong small span figure img figcaption details summary fieldset legend label input select
+option noscript bdi br pre code button table thead tbody tr th td svg g path defs use clippath rect
+text
+
+lang charset http-equiv content name rel href class id alt src title scope type role hidden tabindex
+aria-label aria-sort aria-hidden data-cell data-file data-suggested data-table data-root value
+data-value data-fold data-label viewbox x y width height preserveaspectratio d transform clip-path
+fill stroke opacity font-size text-anchor stroke-width stroke-dasharray fill-opacity
+"""
+"""Elements, and attributes, that pages consist of."""
+ELEMENTS, ATTRIBUTES = ({*part.split()} for part in WORDS.split("\n\n"))
 
 
 class Page(HTMLParser):
@@ -179,66 +142,6 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first == second
 
 
-# advice ------------------------------------------------------------------------------------------
-
-
-def at_chance(run: Path, *, weights: str = "none", of: int = 30) -> Path:
-    """Rewrite a run of three classes so that it predicts poppy for `of` of 30 images."""
-    table = json.loads((run / "eval.json").read_text())
-    del table["cross_validation"]
-    matrix = [[0, 10, 0], [0, 10, 0], [30 - of, of - 20, 0]]
-    chance = {"confusion": matrix, "top1": 1 / 3, "top1_interval": [0.19, 0.51]}
-    chance["balanced_interval"] = [0.19, 0.51]
-    (run / "eval.json").write_text(json.dumps(table | chance))
-    settings = run / "config.toml"
-    settings.write_text(settings.read_text().replace('"demo"', f'"{weights}"'))
-    return run
-
-
-@pytest.mark.parametrize(
-    ("weights", "of", "lead", "advice"),
-    [
-        pytest.param(
-            "none",
-            30,
-            "distinguish 3 classes (daisy, poppy and rose), but it always predicts poppy",
-            (
-                "train longer or start from pretrained weights.",
-                "It always predicts poppy. The 95%",
-            ),
-            id="always",
-        ),
-        pytest.param(
-            "demo",
-            29,
-            "but it predicts poppy for 97% of the validation images",
-            ("use more images or other weights", "It predicts poppy for 97% of the"),
-            id="nearly always, from pretrained weights",
-        ),
-        pytest.param(
-            "none",
-            25,
-            "but it is not measurably better than guessing",
-            ("Do not use this model yet.", "The 95% CI of its balanced accuracy (19.0"),
-            id="several classes, at chance",
-        ),
-    ],
-)
-def test_a_model_at_chance_level_is_called_so_and_ranks_no_classes(
-    tmp_path: Path, weights: str, of: int, lead: str, advice: tuple[str, str]
-) -> None:
-    run = at_chance(make_run(tmp_path / "run", epochs=True), weights=weights, of=of)
-
-    page = check_harmless(write_report(run).read_text())
-
-    assert lead in page.text
-    assert "Do not use this model yet" in page.text
-    assert advice[0] in page.text
-    assert advice[1] in page.text
-    for untrue in ("This model distinguishes", "Weakest class", "start with", "Compare images"):
-        assert untrue not in page.text
-
-
 # files of a run ----------------------------------------------------------------------------------
 
 
@@ -259,9 +162,6 @@ def test_a_thumbnail_is_a_small_jpeg(tmp_path: Path, content: bytes, *, is_shown
     assert (run.thumbnail(sha256) != "") is is_shown
     assert run.thumbnail(sha256, attention=True).startswith("data:image/jpeg;base64,")
     assert run.thumbnail("0" * 64) == ""
-
-
-# colours and numbers ---------------------------------------------------------------------------
 
 
 # safety ------------------------------------------------------------------------------------------
@@ -286,35 +186,6 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         if "<svg onload=alert(1)>" in part:
             assert "<svg onload=alert(1)>" in page.text
             assert "{{ 7 * 7 }}" not in part or "{{ 7 * 7 }}" in page.text
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("eval.json", b"{", RunError),
-        ("eval.json", b"[]", RunError),
-        ("class_indices.json", b'{"0": "daisy", "2": "rose"}', RunError),
-        ("class_indices.json", b'{"0": "daisy"}', RunError),
-        ("split.csv", b"path\n", RunError),
-        ("validation.npz", b"PK\x03\x04", RunError),
-        ("validation.npz", b"", RunError),
-        ("metrics.jsonl", b"{]\n", RunError),
-        ("config.toml", b"=", RunError),
-        ("model.safetensors", b"\xff" * 8, RunError),
-        ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00[]", RunError),
-    ],
-)
-def test_a_damaged_file_is_an_error_that_names_it(
-    tmp_path: Path, name: str, content: bytes, kind: type[VitftError]
-) -> None:
-    run = make_run(tmp_path / "run")
-    (run / name).write_bytes(content)
-
-    with pytest.raises(kind) as caught:
-        write_report(run)
-
-    assert name.partition(".")[0].replace("class_indices", "") in caught.value.problem
-    assert not (run / "report.html").exists()
 
 
 def test_logits_of_another_split_are_refused(tmp_path: Path) -> None:
@@ -356,26 +227,10 @@ def test_a_page_needs_no_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'timm', 'torchvision'} & set(sys.modules)"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = python(code)
 
     assert done.returncode == 0, done.stderr
     assert f"report: {run}/report.html" in done.stdout
-
-
-def test_the_command_writes_to_out_and_overwrites_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, page = make_run(tmp_path / "run"), tmp_path / "page.html"
-
-    assert main(["report", "--run", str(run), "--out", str(page)]) == 0
-    assert main(["report", "--run", str(run), "--out", str(page)]) == 5
-
-    assert "already exists" in capsys.readouterr().err
-    assert not (run / "report.html").exists()
-    assert main(["report", "--run", str(run), "--out", str(tmp_path / "no" / "page.html")]) == 5
-    assert main(["report", "--run", str(tmp_path)]) == 5
 
 
 # appearance --------------------------------------------------------------------------------------
@@ -411,32 +266,6 @@ def test_text_and_graphics_have_enough_contrast(theme: str) -> None:
     for meaning in ("accent", "bad"):
         for shade in palette.shades(colours, meaning, palette.STRONGEST[theme]):
             assert contrast(colours["ink"], shade) >= 4.5, shade
-
-
-def points_of(svg: str) -> list[tuple[float, float]]:
-    """Return the points of all lines of a chart."""
-    paths = re.findall(r'<path d="M ([^"A]+)"', svg)
-    pairs = [pair.split() for path in paths for pair in path.split(" L ")]
-    return [(float(x), float(y)) for x, y in pairs]
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6], ids=str)
-@pytest.mark.parametrize("count", [1, 2, 40])
-def test_every_chart_stays_within_its_picture(scale: float, count: int) -> None:
-    xs, ys = list(range(1, count + 1)), [scale * (1 + i % 7) for i in range(count)]
-
-    drawn = [
-        charts.epoch_chart('a "label" <b>', xs, ys, ys, y="y"),
-        charts.penalty_chart("p", xs, [0.5 + i / 100 for i in range(count)], selected=1),
-        charts.learning_curve_chart("l", [(x, 0.9) for x in xs], extrapolated=(2 * count, 0.95)),
-    ]
-
-    for chart in drawn:
-        points = points_of(chart)
-        assert all(0 <= x <= svg.WIDTH and 0 <= y <= svg.HEIGHT for x, y in points)
-        assert chart.count("</text>") >= 4  # two titles, and a value along each axis
-        assert "style" not in chart
-    assert 'aria-label="a &quot;label&quot; &lt;b&gt;"' in drawn[0]
 
 
 # reproduction ------------------------------------------------------------------------------------

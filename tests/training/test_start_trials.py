@@ -108,6 +108,3 @@ def test_no_other_size_is_tried_where_it_was_not_asked_for(
 
     assert seen == [], why
     assert sides(result) == (16, 16)
-
-
-# other weights ----------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ The client reads its environment once, at import, so each situation is a process
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from safetensors.torch import save
 
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import hf_folder
+from tests.support.children import python
 from tests.support.hub_server import COMMIT, HubServer, Repo
-from tests.support.limits import HANG_S
 from vitft.models import plain_http
 
 TOKEN = "hf_thisIsASecretThatNobodySees"
@@ -76,14 +74,7 @@ def in_child(code: str, argument: str, cache: Path, endpoint: str, **more: str) 
         "HF_TOKEN": "",
         **more,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code, argument],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = python(code, argument, env=environment)
     assert done.returncode == 0, done.stderr
     answers: Answers = json.loads(done.stdout)
     return answers

@@ -7,14 +7,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from timm.layers import resample_patch_embed
-from timm.models import adapt_input_conv
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import CONFIG, SMALL, random_weights, write_timm_config
 from vitft import load_pretrained
-from vitft.models import VisionTransformer, fit_channels, resize_kernel
+from vitft.models import VisionTransformer, resize_kernel
 from vitft.system import WeightsError
 
 
@@ -168,15 +167,6 @@ def test_a_new_head_on_a_distilled_deit_reads_the_class_token_alone(
 # other pixels
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_kernels_for_other_channels_are_timms(channels: int) -> None:
-    kernel = torch.randn(8, 3, 4, 4)
-
-    fitted = fit_channels(kernel, channels)
-
-    assert torch.allclose(fitted, adapt_input_conv(channels, kernel.clone()), atol=1e-6)
-
-
 @pytest.mark.parametrize("sides", [(16, 16), (32, 32), (8, 8), (16, 32), (14, 14)])
 def test_kernels_for_other_patches_are_timms(sides: tuple[int, int]) -> None:
     kernel = torch.randn(8, 3, 16, 16)
@@ -185,30 +175,3 @@ def test_kernels_for_other_patches_are_timms(sides: tuple[int, int]) -> None:
 
     assert resized.shape == (8, 3, *sides)
     assert torch.allclose(resized, resample_patch_embed(kernel, list(sides)), atol=1e-4)
-
-
-@torch.no_grad()
-def test_grey_images_are_answered_as_their_rgb_copies(tmp_path: Path) -> None:
-    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
-    grey = torch.randn(2, 1, 32, 32)
-
-    colour, _ = load_pretrained(tmp_path)
-    model, report = load_pretrained(tmp_path, in_channels=1)
-
-    assert torch.allclose(model(grey), colour(grey.expand(-1, 3, -1, -1)), atol=1e-5)
-    assert report.transform.mean == (0.5,)
-    assert any("kernels for 3 channels are summed to fit 1" in note for note in report.notes)
-
-
-@torch.no_grad()
-def test_larger_patches_answer_larger_images_as_before(tmp_path: Path, images: Tensor) -> None:
-    save_file(random_weights(CONFIG), tmp_path / "model.safetensors")
-    doubled = torch.nn.functional.interpolate(images, (64, 64), mode="bicubic", antialias=True)
-
-    small, _ = load_pretrained(tmp_path)
-    large, report = load_pretrained(tmp_path, patch_size=16, image_size=64)
-
-    near, far = (small(images) - large(doubled)).abs().max(), small(images).abs().max()
-    assert near < 0.2 * far  # only the borders between patches differ
-    assert report.positions == "4x4 as loaded"
-    assert any("8x8 -> 16x16 (pseudo-inverse" in note for note in report.notes)

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,10 @@ import torch
 from safetensors.torch import save, save_file
 
 from tests.conftest import draw_folder
+from tests.support.children import python
 from tests.support.hub_server import HubServer, Repo
-from tests.support.limits import HANG_S
 from vitft.cli.main import main
-from vitft.models import TimmModel, check_weights_name, load_backbone, load_pretrained
+from vitft.models import TimmModel, check_weights_name, load_backbone
 from vitft.system import WeightsError
 
 RUN = """
@@ -71,14 +69,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "HOME": str(home),
             "HF_TOKEN": "",
         }
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, str(data), str(home)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            check=False,
-        )
+        done = python(RUN, str(data), str(home), env=environment)
     assert done.returncode == 0, done.stderr
     answers: dict[str, Any] = json.loads(done.stdout)
     return answers
@@ -182,17 +173,6 @@ def test_a_pickle_of_a_timm_model_needs_permission(
     assert torch.equal(model.net.state_dict()["conv1.0.weight"], resnet[1]["conv1.0.weight"])
 
 
-def test_random_weights_of_a_timm_model_need_neither_hub_nor_file() -> None:
-    model, report = load_backbone("random:timm:test_resnet", num_classes=3, seed=5)
-    again, _ = load_backbone("random:timm:test_resnet", num_classes=3, seed=5)
-    other, _ = load_backbone("random:timm:test_resnet", num_classes=3, seed=6)
-
-    state, same, different = (m.state_dict() for m in (model, again, other))
-    assert all(torch.equal(state[name], same[name]) for name in state)
-    assert not torch.equal(state["conv1.0.weight"], different["conv1.0.weight"])
-    assert report.provenance == {"name": "random:timm:test_resnet"}
-
-
 @pytest.mark.parametrize("form", ["timm:test_resnet={}", "random:timm:test_resnet"])
 def test_finetune_and_study_take_the_same_names(
     tmp_path: Path,
@@ -209,26 +189,3 @@ def test_finetune_and_study_take_the_same_names(
     assert main(["study", *run, str(tmp_path / "study"), "--shots", "1", "--seeds", "1"]) == 0
     assert main(["check", str(data), "--weights", name]) == 0
     assert (tmp_path / "run" / "report.html").exists()
-
-
-@pytest.mark.parametrize("name", ["random:demo", "random:timm:test_resnet", "none"])
-def test_commands_that_need_pretrained_weights_refuse_random_ones_with_the_reason(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    reason = f"{name} means new random weights, but pretrained weights are needed here"
-    for command in (
-        ["explain", "photo.jpg", "--weights", name],
-        ["weights", "show", name],
-        ["weights", "inspect", name],
-        ["weights", "fetch", name],
-    ):
-        assert main(command) == 4, command
-        assert reason in capsys.readouterr().err
-    with pytest.raises(WeightsError, match=reason) as caught:
-        load_pretrained(name)
-    wanted = {"none": "a name from `vitft weights list`"}.get(name, name.removeprefix("random:"))
-    assert caught.value.fix.startswith(f"use {wanted}; only vitft finetune")
