@@ -29,14 +29,14 @@ SHORTER = {
     r"from 0 up to but not including 1": "≥ 0, < 1",
     "above 0 and (at most|below) 1": lambda found: f"> 0, {'<' if found[1] == 'below' else '≤'} 1",
     "above 0": "> 0",
-    "^number ": "",
+    r"^number (from )?|(?<=integer )from ": "",
 }
 """Words of a type, and what stands in the table in their place."""
 HEAD = """# Settings
 
 Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. For a setting with
 an option, such as `--fit`, the [options](options.md#vitft-finetune) describe it.
-Settings with an empty value column take text, or true and false.
+An empty value column means text, or true and false.
 """
 OPTIONS_HEAD = """# Options
 
@@ -64,7 +64,7 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             setting = setting_types(section)[field.name]
             option = f"`--{(setting.named.name or field.name).replace('_', '-')}`. "
             meaning = (option if setting.named.help else "") + meanings.get(field.name, "")
-            kind = "" if setting.named.help else str(setting)
+            kind = str(setting)
             for words, shorter in SHORTER.items():
                 kind = re.sub(words, shorter, kind)
             default = "" if field.default in ("", None) else f"`{json.dumps(field.default)}`"
