@@ -38,22 +38,6 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_images_become_overlays_and_a_sheet(
-    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = [str(image_folder / "red" / "000.png"), str(image_folder / "blue" / "000.png")]
-
-    assert main(["explain", *images, "--run", str(run)]) == 0
-
-    assert files_in(Path("explained")) == ["001-000.png", "002-000.png", "sheet.html"]
-    with Image.open("explained/001-000.png", formats=["PNG"]) as picture:
-        assert (picture.size, picture.mode) == ((224, 224), "RGB")
-        assert "exif" not in picture.info
-    out = capsys.readouterr().out
-    assert "relevance maps of 2 images written to explained/; overview: sheet.html" in out
-    assert images[0] in out
-
-
 def test_the_exif_orientation_of_a_photo_is_applied(run: Path, image_folder: Path) -> None:
     pixels = np.zeros((24, 24, 3), np.uint8)
     pixels[:12, :12] = (250, 30, 30)
@@ -87,41 +71,6 @@ def test_arrays_hold_the_raw_numbers(run: Path, image_folder: Path) -> None:
         assert 0.5 < arrays["heat"].sum() <= 0.75  # each block leaves the class token half of it
 
 
-def test_attention_also_shows_every_block_and_head(
-    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    image = str(image_folder / "red" / "000.png")
-    command = ["explain", image, "--run", str(run), "--method", "attention"]
-
-    assert main([*command, "--out", "all"]) == 0
-    shown = capsys.readouterr().out
-    assert "001-000.png, 001-000-heads.png" in shown
-    assert "explained class" not in shown  # attention does not depend on a class
-    assert main([*command[:-1], "relevance", "--out", "relevance"]) == 0
-    assert "explained class" in capsys.readouterr().out
-    assert main([*command, "--block", "0", "--head", "1", "--out", "one"]) == 0
-
-    assert files_in(Path("all")) == ["001-000-heads.png", "001-000.png"]
-    assert files_in(Path("one")) == ["001-000.png"]
-    assert "heads" not in capsys.readouterr().out
-
-
-def test_unreadable_files_get_an_error_and_the_others_a_picture(
-    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("page.jpg").write_text("<html>")
-    good = str(image_folder / "red" / "000.png")
-
-    assert main(["explain", "page.jpg", "none.jpg", "--run", str(run), "--out", "none"]) == 3
-    assert "maps of" not in capsys.readouterr().out
-    assert main(["explain", "page.jpg", good, "none.jpg", "--run", str(run)]) == 3
-
-    assert files_in(Path("explained")) == ["002-000.png"]
-    out = capsys.readouterr().out
-    assert out.count("error: ") == 2
-    assert "relevance maps of 1 image written to explained/" in out
-
-
 def test_hostile_names_become_safe_file_names(run: Path) -> None:
     names = ["a\nb.png", "..;rm -rf.png", "x" * 200 + ".png", "\u202egnp.png", "花.png"]
     for name in names:
@@ -133,26 +82,6 @@ def test_hostile_names_become_safe_file_names(run: Path) -> None:
     assert len(written) == 6
     assert "001-a_b.png" in written
     assert all(len(name) < 60 and "\u202e" not in name for name in written)
-
-
-def test_figures_of_the_weights(
-    run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images = str(image_folder / "red")
-    assert main(["explain", "--model", images, "--run", str(run), "--out", "a"]) == 0
-    assert main(["explain", "--model", "--weights", str(tiny_weights), "--out", "b"]) == 0
-
-    assert files_in(Path("a")) == ["distance.png", "filters.png", "positions.png"]
-    assert files_in(Path("b")) == ["filters.png", "positions.png"]
-    assert (
-        "distance.png was not written: attention distances are measured on images"
-        in capsys.readouterr().err
-    )
-    for path in Path("a").iterdir():
-        with Image.open(path, formats=["PNG"]) as figure:
-            assert min(figure.size) > 300
-            assert len(figure.convert("RGB").getcolors(1_000_000) or ()) > 20
-            assert "Software" not in figure.info
 
 
 def test_distances_are_taken_over_the_runs_own_validation_images(
@@ -167,28 +96,6 @@ def test_distances_are_taken_over_the_runs_own_validation_images(
     assert [Path(name).name for name in validation_files(run)] == ["000.png", "001.png", "002.png"]
     assert main(["explain", "--model", "--run", str(run), "--out", "o"]) == 0
     assert "distance.png" in files_in(Path("o"))
-
-
-def test_patches_and_tokens_are_drawn(
-    run: Path, tiny_weights: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("page.jpg").write_text("<html>")
-    good = str(image_folder / "red" / "000.png")
-
-    assert (
-        main(["explain", "--patches", "page.jpg", good, "--run", str(run), "--out", "a", "-v"]) == 3
-    )
-    weights = ["--weights", str(tiny_weights)]
-    assert main(["explain", "--patches", good, *weights, "--out", "b", "-v"]) == 0
-
-    assert files_in(Path("a")) == ["002-000-patches.png"]
-    assert files_in(Path("b")) == ["001-000-patches.png"]
-    with Image.open("a/002-000-patches.png", formats=["PNG"]) as figure:
-        assert figure.width > 1200
-    out, err = capsys.readouterr()
-    assert "patches and tokens of 1 image written to a/" in out
-    assert "error: " in out
-    assert ("drawing: 2/2" in err, "drawing: 1/1" in err) == (True, True)
 
 
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tiny_home
+from tests.support.children import ended
 from tests.support.forked_commands import STREAM_FAULTS, Launcher, launcher
-from tests.support.limits import HANG_S
 
 RUN = ["--run", "run"]
 DATA = ["--data", "data", "--weights", "w.safetensors"]
@@ -93,11 +93,8 @@ def test_a_command_outlasts_a_faulty_stream(
         assert (home / out / "report.html").read_text().rstrip().endswith("</html>")
 
 
-def python(words: list[str], redirection: str) -> "subprocess.CompletedProcess[str]":
-    command = " ".join([sys.executable, "-m", "vitft", *words, redirection])
-    return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+def shell(command: str) -> "subprocess.CompletedProcess[str]":
+    return ended(["bash", "-c", command])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,7 @@ def python(words: list[str], redirection: str) -> "subprocess.CompletedProcess[s
     ],
 )
 def test_the_interpreter_ends_with_the_code_of_the_command(redirection: str, code: int) -> None:
-    done = python(["recipes"], redirection)
+    done = shell(f"{sys.executable} -m vitft recipes {redirection}")
 
     assert done.returncode == code
     assert "Traceback" not in done.stderr
@@ -122,25 +119,15 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
         "import os, vitft.__main__ as m; m.open_closed_descriptors(); "
         "os._exit(os.open(os.devnull, os.O_RDONLY))"
     )
-    shell = f"{sys.executable} -c '{code}' 0<&- 1>&- 2>&-"
-
-    assert subprocess.run(["bash", "-c", shell], timeout=HANG_S, check=False).returncode == 3
+    assert shell(f"{sys.executable} -c '{code}' 0<&- 1>&- 2>&-").returncode == 3
 
 
 def test_images_from_a_closed_stdin_are_a_usage_error_only_if_they_are_asked_for(
     home: Path, forked: Launcher
 ) -> None:
-    shell = "{} -m vitft predict {} --run {} <&-"
-    results = [
-        subprocess.run(
-            ["bash", "-c", shell.format(sys.executable, image, home / "run")],
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            check=False,
-        )
-        for image in (home / "data" / "red" / "000.png", "-")
-    ]
+    predict = f"{sys.executable} -m vitft predict --run {home / 'run'} {{}} <&-"
 
-    assert [done.returncode for done in results] == [0, 3]
-    assert "standard input is empty" in results[1].stderr
+    image, stdin = (shell(predict.format(x)) for x in (home / "data" / "red" / "000.png", "-"))
+
+    assert (image.returncode, stdin.returncode) == (0, 3)
+    assert "standard input is empty" in stdin.stderr

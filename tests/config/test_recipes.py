@@ -2,7 +2,6 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,67 +62,3 @@ def test_the_command_of_a_recipe_is_valid(name: str) -> None:
     assert command[:2] == ["vitft", "finetune"]
     args = build_parser().parse_args(command[1:])
     requested_config(args.recipe, named_settings(args))
-
-
-def test_a_dry_run_logs_what_each_stage_would_do(
-    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = ["--data", str(image_folder), "--weights", f"random:{tiny_weights}"]
-    place = ["--out", str(tmp_path / "run")]
-    steps = ["--train", "head,all", "--batch-size", "10", "--set", "train.sampling=balanced"]
-
-    code, out, err = dry_run(capsys, *data, *place, *steps)
-    assert f"parameters, random weights instead of {tiny_weights}" in err
-
-    assert code == 0, err
-    assert "30 images in 3 classes, not opened yet: about 24 for training and 6 for" in err
-    assert "--train head: 99 trainable parameters, fitted by L-BFGS" in err
-    assert (
-        "adamw with learning rate 0.0005: 10 epochs, 3 steps per epoch, 10 images per step" in err
-    )
-    assert tomllib.loads(out)["optim"]["lr"] == 5e-4  # defaults are filled in
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        pytest.param(["--data", "nowhere"], 3, "nowhere", id="no such folder"),
-        pytest.param(["--weights", "nothing.npz"], 4, "weights not found", id="no such weights"),
-        pytest.param(
-            ["--train", "blocks:9"], 2, "the model has only 2 blocks", id="too many blocks"
-        ),
-        pytest.param(
-            ["--resume", "x"], 2, "--dry-run and --resume cannot be combined", id="a run to resume"
-        ),
-        pytest.param(["--device", "cuda:99"], 2, "cannot use device", id="no such device"),
-        pytest.param(["--solver", "adam"], 2, "lbfgs, sgd or adamw", id="no such solver"),
-    ],
-)
-def test_a_dry_run_fails_as_the_run_would(
-    image_folder: Path,
-    tiny_weights: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    code: int,
-    message: str,
-) -> None:
-    given: dict[str, Any] = {"--data": str(image_folder), "--weights": str(tiny_weights)}
-    given |= dict([options])
-
-    found, out, err = dry_run(capsys, *(word for pair in given.items() for word in pair))
-
-    assert (found, out) == (code, "")
-    assert message in err
-
-
-def test_images_drawn_for_a_dry_run_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    code, out, _ = dry_run(capsys, "--recipe", "demo")
-
-    assert code == 0
-    assert tomllib.loads(out)["data"]["path"] == "demo"
-    assert list(tmp_path.iterdir()) == []

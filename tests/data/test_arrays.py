@@ -1,8 +1,6 @@
 """Data sets stored as arrays behave like folders of image files."""
 
-import gzip
 import io
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from PIL import Image
 from torchvision import datasets
 
 from vitft.data import encode_bmp, find_arrays, open_image, scan
-from vitft.system import DataError, ImageError
+from vitft.system import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -21,24 +19,6 @@ def drawn(count: int, shape: tuple[int, ...], classes: int = 3) -> tuple[Array, 
     """Images of noise, and labels in turn."""
     random = np.random.default_rng(0)
     return random.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % classes
-
-
-def idx(array: Array) -> bytes:
-    """An IDX file."""
-    head = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return head + array.astype(np.uint8).tobytes()
-
-
-def write_idx(root: Path, *, packed: bool = False) -> tuple[Array, Array]:
-    """MNIST in small: nine images train, six are the test."""
-    images, labels = drawn(15, (6, 5))
-    root.mkdir(parents=True)
-    for part, rows in (("train", slice(0, 9)), ("t10k", slice(9, 15))):
-        for kind, array in (("images-idx3", images[rows]), ("labels-idx1", labels[rows])):
-            content = idx(array)
-            path = root / f"{part}-{kind}-ubyte{'.gz' if packed else ''}"
-            path.write_bytes(gzip.compress(content) if packed else content)
-    return images, labels
 
 
 @pytest.mark.parametrize("shape", [(6, 5, 3), (5, 7, 3), (8, 8, 3)], ids=str)
@@ -53,31 +33,6 @@ def test_the_bytes_of_an_image_are_those_that_pillow_writes(shape: tuple[int, in
     assert found[:34] == expected[:34]  # after it: an optional size, and dots per metre
     assert found[34:54] == bytes(20)
     assert found[54:] == expected[54:]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("x_train", "y_train", "x_test", "y_test"),
-     ("train_images", "train_labels", "val_images", "val_labels")],
-    ids=["as Keras", "as MedMNIST"],
-)  # fmt: skip
-def test_an_npz_with_its_own_split_keeps_it(tmp_path: Path, names: tuple[str, ...]) -> None:
-    images, labels = drawn(15, (4, 4))
-    path = tmp_path / "set.npz"
-    values = images[:9], labels[:9, None], images[9:], labels[9:]
-    np.savez(path, allow_pickle=False, **dict(zip(names, values, strict=True)))
-
-    folder = scan(path)
-
-    assert folder.layout == "split"
-    assert folder.classes == ("0", "1", "2")
-    rows = [(file.label, file.path) for file in folder.files]
-    assert rows == sorted(rows)
-    second = "test" if "x_test" in names else "val"
-    assert [sum(f.part == part for f in folder.files) for part in ("train", second)] == [9, 6]
-    for file in folder.files:
-        number, own = int(file.path[-9:-4]), images[:9] if file.part == "train" else images[9:]
-        assert np.array_equal(np.asarray(open_image(f"{path}/{file.path}"))[..., 0], own[number])
 
 
 @pytest.mark.parametrize(
@@ -151,33 +106,3 @@ def test_pickles_of_cifar_with_another_digest_are_not_opened(
 
     with pytest.raises(DataError, match="CIFAR10 is missing or incomplete in"):
         scan(tmp_path)
-
-
-def test_a_damaged_idx_file_is_refused(tmp_path: Path) -> None:
-    write_idx(tmp_path / "set")
-    path = tmp_path / "set" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:-1])
-
-    with pytest.raises(DataError, match="cannot read"):
-        scan(tmp_path / "set")
-
-
-def test_an_idx_file_of_another_type_is_refused(tmp_path: Path) -> None:
-    write_idx(tmp_path / "set")
-    path = tmp_path / "set" / "train-labels-idx1-ubyte"
-    path.write_bytes(b"\0\0\x09" + path.read_bytes()[3:])  # signed bytes
-
-    with pytest.raises(DataError, match="cannot read"):
-        scan(tmp_path / "set")
-
-
-def test_an_image_of_a_set_is_not_found_under_another_class(tmp_path: Path) -> None:
-    images, labels = drawn(6, (4, 4))
-    np.savez(tmp_path / "a set.npz", x=images, y=labels)
-    right, wrong = (f"{tmp_path}/a set.npz/all/{name}/00000.bmp" for name in (0, 1))
-
-    with pytest.raises(ImageError) as raised:
-        open_image(wrong)
-
-    assert f"the path of image 0, with its class, is '{right}'" in raised.value.reason
-    assert np.array_equal(np.asarray(open_image(right))[..., 0], images[0])

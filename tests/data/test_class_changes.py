@@ -8,7 +8,6 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.data.test_folder import touch
-from tests.support.pictures import contents
 from tests.training.test_table_runs import train, write_table
 from vitft.cli.main import main
 from vitft.config import DataSpec
@@ -34,22 +33,6 @@ def scanned(data: Path, text: str, name: str = "classes.csv") -> Folder:
 
 def labels(folder: Folder) -> dict[str, str]:
     return {file.path: folder.classes[file.label] for file in folder.files}
-
-
-def test_classes_are_renamed_merged_and_left_out(flowers: Path) -> None:
-    before = contents(flowers)
-
-    found = scanned(flowers, HEAD + "rose,shrub\ndaisy,herb\ntulip,herb\nweed,\n")
-
-    assert found.classes == ("herb", "shrub")
-    assert labels(found) == {
-        "daisy/0.png": "herb", "daisy/1.png": "herb", "tulip/0.png": "herb",
-        "tulip/1.png": "herb", "rose/0.png": "shrub", "rose/1.png": "shrub",
-    }  # fmt: skip
-    assert list(found.files) == sorted(found.files, key=lambda file: (file.label, file.path))
-    note = "classes.csv: 4 of 4 classes changed, 2 left (2 images left out)"
-    assert note in found.notes
-    assert contents(flowers) == before
 
 
 @pytest.mark.parametrize("is_apart", [False, True])

@@ -29,9 +29,17 @@ def trimmed(image: Image.Image) -> Image.Image:
     return image.crop((round(0.02 * width), 0, width, round(0.98 * height)))
 
 
+def stretched(image: Image.Image, across: float, down: float) -> Image.Image:
+    x, y = round(across * image.width), round(down * image.height)
+    return image.crop((x, y, image.width - x, image.height - y)).resize(image.size)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        pytest.param(lambda im: stretched(im, 0.04, 0.0), id="4% narrower"),
+        pytest.param(lambda im: stretched(im, 0.0, 0.04), id="4% lower"),
+        pytest.param(lambda im: stretched(im, 0.03, 0.02), id="without all edges"),
         pytest.param(lambda im: read(encoded(im, 60)), id="encoded again"),
         pytest.param(lambda im: im.resize((80, 60)), id="half the size"),
         pytest.param(lambda im: im.resize((320, 240)), id="twice the size"),
@@ -41,26 +49,9 @@ def trimmed(image: Image.Image) -> Image.Image:
     ],
 )
 def test_a_copy_is_recognised_after(change: Callable[[Image.Image], Image.Image]) -> None:
-    scenes = [scene(seed) for seed in range(8)]
-
-    found = near_pairs(sketches(*scenes, *(change(image) for image in scenes)))
-
-    assert found == [(seed, seed + 8) for seed in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("across", "down"), [(0.04, 0.0), (0.0, 0.04), (0.03, 0.02)], ids=["wide", "high", "both"]
-)
-def test_a_copy_is_recognised_without_a_few_percent_of_both_edges(
-    across: float, down: float
-) -> None:
-    def stretched(image: Image.Image) -> Image.Image:
-        x, y = round(across * image.width), round(down * image.height)
-        return image.crop((x, y, image.width - x, image.height - y)).resize(image.size)
-
     scenes = [scene(seed) for seed in range(24)]
 
-    found = near_pairs(sketches(*scenes, *(stretched(image) for image in scenes)))
+    found = near_pairs(sketches(*scenes, *(change(image) for image in scenes)))
 
     assert found == [(seed, seed + 24) for seed in range(24)]
 

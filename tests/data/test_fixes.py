@@ -32,32 +32,6 @@ def applied(folder: Folder, path: Path, text: str) -> Folder:
     return apply_fixes(folder, DataSpec(fixes=str(path)))[0]
 
 
-def test_keep_changes_nothing_drop_leaves_out_and_move_relabels(
-    folder: Folder, tmp_path: Path
-) -> None:
-    table = tmp_path / "fixes.csv"
-    write_fixes(
-        table,
-        [
-            Fix(path="a/1.jpg", action="drop", label="a", kind="exact", confidence=1.0),
-            Fix(path="a/2.jpg", action="move", label="a", new_label="b"),
-            Fix(path="b/1.jpg", action="keep", label="b", new_label="a"),
-            Fix(path="b/torn.jpg", action="drop", reason="empty file"),
-        ],
-    )
-
-    found, spec = apply_fixes(folder, DataSpec(fixes=str(table)))
-
-    paths = [(file.path, file.label) for file in found.files]
-    assert paths == sorted(paths, key=lambda pair: (pair[1], pair[0]))
-    assert ("a/2.jpg", 1) in paths
-    assert ("b/1.jpg", 1) in paths
-    assert "a/1.jpg" not in {path for path, _ in paths}
-    assert found.bad == ()
-    assert "1 image left out, 1 relabelled" in found.notes[-1]
-    assert spec.fixes == str(table.resolve())
-
-
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_paths_and_labels_are_found_in_another_spelling(tmp_path: Path, is_apart: bool) -> None:
     ours, theirs = "G\u00e4nse", unicodedata.normalize("NFD", "G\u00e4nse")

@@ -1,6 +1,5 @@
 """More than 8 bits per channel: one range for the data set, kept in the transform of the model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_images import encoded, gradient
-from vitft.cli.main import main
 from vitft.data import decode, grey_levels, measure_grey_range, read_image, scan
-from vitft.models import open_checkpoint
-from vitft.predict import decode_view
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT = 10**8
@@ -120,95 +116,6 @@ def test_only_training_images_set_the_range(tmp_path: Path) -> None:
     assert measured(fill(tmp_path, {**train, **val})) == (0, 1000)
 
 
-# ---- whole runs
-
-
-@pytest.fixture
-def scans(tmp_path: Path) -> Path:
-    """Two classes of 12-bit images that the upper 8 of 16 bits do not tell apart."""
-    random = np.random.default_rng(0)
-    images = {
-        f"{name}/{i:02}": (random.integers(0, 60, (20, 24)) + level).astype(np.uint16)
-        for name, level in (("dark", 0), ("light", 150))
-        for i in range(12)
-    }
-    return fill(tmp_path / "scans", images)
-
-
-def test_a_run_learns_and_predicts_with_the_range_of_its_data(
-    scans: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = scans.parent / "run"
-    given = ["--data", str(scans), "--weights", str(tiny_weights), "--out", str(run)]
-    assert main(["finetune", *given, "--group-duplicates"]) == 0
-    shown = capsys.readouterr()
-
-    assert "24 images with more than 8 bits per channel: values from 0 to 209" in shown.err
-    card = open_checkpoint(run / "model.safetensors").card
-    assert card.transform.grey_range == (0, 209)
-    files = [str(scans / name / "00.png") for name in ("dark", "light")]
-    answers = []
-    for engine in ("numpy", "torch"):
-        options = ["--run", str(run), "--engine", engine, "--format", "jsonl"]
-        assert main(["predict", *files, *options]) == 0
-        answers.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
-    assert [row["classes"][0]["class"] for row in answers[0]] == ["dark", "light"]
-    assert [row["classes"][0]["class"] for row in answers[1]] == ["dark", "light"]
-    view = decode_view(Path(files[1]).read_bytes(), "x", card.transform)
-    assert view.mean() > 150  # without the range: 0
-
-
-# ---- several pages, wide colour
-
-
 def pages(number: int, **options: Any) -> bytes:
     others = [gradient(8 + i, 8) for i in range(1, number)]
     return encoded(gradient(8, 8), "TIFF", save_all=True, append_images=others, **options)
-
-
-def test_predictions_and_evaluations_note_the_first_of_several_pages(
-    image_folder: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, scan_file = image_folder.parent / "run", image_folder / "red" / "scan.tif"
-    given = ["--data", str(image_folder), "--weights", str(tiny_weights), "--out", str(run)]
-    assert main(["finetune", *given, "--cache", "none"]) == 0
-    scan_file.write_bytes(pages(3))
-    capsys.readouterr()
-
-    assert main(["predict", str(scan_file), "--run", str(run), "--format", "csv"]) == 0
-    assert "first of several pages" in capsys.readouterr().out
-    assert main(["evaluate", "--data", str(image_folder), "--run", str(run)]) == 0
-    assert "used only the first of several pages in 1 image" in capsys.readouterr().err
-
-
-@pytest.fixture
-def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two classes of six images in the current folder, one of which has three pages."""
-    monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    for name in ("old", "young"):
-        Path("data", name).mkdir(parents=True)
-        for i in range(6):
-            values = random.integers(0, 256, (80, 80, 3), np.uint8) // (2 if name == "old" else 1)
-            Image.fromarray(values).save(f"data/{name}/{i}.png")
-    further = [Image.fromarray(random.integers(0, 256, (80, 80, 3), np.uint8)) for _ in "bc"]
-    first = Image.open("data/old/0.png", formats=["PNG"])
-    first.save("data/old/scan.tif", save_all=True, append_images=further)
-    return Path("data/old/scan.tif")
-
-
-def test_training_and_checks_state_which_image_has_several_pages(
-    scanned: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    remark = "several images, first one used"
-    assert main(["finetune", "--data", "data", "--weights", str(tiny_weights), "--out", "run"]) == 0
-    assert f"{remark}: 1 image" in capsys.readouterr().err
-    noted = {"path": "old/scan.tif", "reason": remark, "label": "old"}
-    assert noted in json.loads(Path("run/audit.json").read_text())["odd"]
-    assert remark in Path("run/report.html").read_text()
-
-    assert main(["check", "data", "--out", "checked"]) == 0
-    assert f"old/scan.tif: {remark}" in capsys.readouterr().out
-    assert remark in Path("checked/check.html").read_text()
-    assert main(["check", "data", "--out", "again", "--format", "json"]) == 0
-    assert noted in json.loads(capsys.readouterr().out)["odd"]

@@ -5,7 +5,6 @@ import os
 import random
 import socket
 import struct
-import subprocess
 import sys
 import zlib
 from collections.abc import Iterable
@@ -14,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, features
 
+from tests.support.children import python
 from vitft.data import decode, open_image, read_bytes, read_image
-from vitft.system import ImageError
+from vitft.system import EXTRA_LIBRARIES, ImageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,13 @@ def gradient(width: int = 56, height: int = 40) -> Image.Image:
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
+    if kind == "HEIC":
+        heif = pytest.importorskip("pillow_heif", reason="the extra `heic` is not installed")
+        picture: Any = image.copy()
+        picture.encoderinfo = options  # as Pillow calls a plugin
+        heif.as_plugin._save_heif(picture, buffer, "")
+    else:
+        image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -72,7 +78,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiff": ("TIFF", {}),
     "lzw tiff": ("TIFF", {"compression": "tiff_lzw"}),
 }
-EVERY_KIND = pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS.keys())
+NO_AVIF = pytest.mark.skipif(features.check("avif") is not True, reason="Pillow lacks AVIF")
+MODERN = [pytest.param("AVIF", {"quality": 90}, marks=NO_AVIF), ("HEIC", {"quality": 90})]
+EVERY_KIND = pytest.mark.parametrize(
+    ("kind", "options"), [*KINDS.values(), *MODERN], ids=[*KINDS, "avif", "heic"]
+)
 
 
 # ---- what is read
@@ -126,83 +136,55 @@ def transparent_palette() -> Image.Image:
     return image
 
 
-MODES = [
-    pytest.param(encoded(Image.new("1", (1, 1), 1), "PNG"), (255, 255, 255), id="1-bit white"),
-    pytest.param(encoded(Image.new("1", (1, 1), 0), "TIFF"), (0, 0, 0), id="1-bit black"),
-    pytest.param(encoded(Image.new("L", (1, 1), 77), "PNG"), (77, 77, 77), id="grey"),
-    pytest.param(encoded(Image.new("LA", (1, 1), (0, 0)), "PNG"), (255, 255, 255), id="LA clear"),
-    pytest.param(
-        encoded(Image.new("LA", (1, 1), (100, 128)), "PNG"),
-        (177, 177, 177),  # 255 * 127/255 + 100 * 128/255 = 177.2
-        id="LA half",
-    ),
-    pytest.param(
-        encoded(Image.new("RGBA", (1, 1), (200, 100, 50, 128)), "PNG"), (227, 177, 152), id="RGBA"
-    ),
-    pytest.param(
-        encoded(Image.new("RGBA", (4, 4), (9, 9, 9, 0)), "WEBP", lossless=True),
-        (255, 255, 255),
-        id="transparent WebP",
-    ),
-    pytest.param(encoded(transparent_palette(), "PNG"), (10, 20, 30), id="palette"),
-    pytest.param(
-        encoded(transparent_palette(), "PNG", transparency=0), (255, 255, 255), id="palette tRNS"
-    ),
-    pytest.param(
+def one(mode: str, colour: Any, kind: str = "PNG", **options: Any) -> bytes:
+    """A file of a few equal pixels."""
+    return encoded(Image.new(mode, (8, 8), colour), kind, **options)
+
+
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
+MODES = {
+    "1-bit white": (one("1", 1), WHITE),
+    "1-bit black": (one("1", 0, "TIFF"), BLACK),
+    "grey": (one("L", 77), (77, 77, 77)),
+    "LA clear": (one("LA", (0, 0)), WHITE),
+    "LA half": (one("LA", (100, 128)), (177, 177, 177)),  # 255 * 127/255 + 100 * 128/255 = 177.2
+    "RGBA": (one("RGBA", (200, 100, 50, 128)), (227, 177, 152)),
+    "transparent WebP": (one("RGBA", (9, 9, 9, 0), "WEBP", lossless=True), WHITE),
+    "palette": (encoded(transparent_palette(), "PNG"), (10, 20, 30)),
+    "palette tRNS": (encoded(transparent_palette(), "PNG", transparency=0), WHITE),
+    "palette tRNS half": (
         encoded(transparent_palette(), "PNG", transparency=b"\x80\xff"),
         (132, 137, 142),  # 255 * 127/255 + 10 * 128/255 = 132.0, and so on
-        id="palette tRNS half",
     ),
-    pytest.param(
-        encoded(transparent_palette(), "GIF", transparency=0), (255, 255, 255), id="GIF tRNS"
-    ),
-    pytest.param(
-        encoded(Image.new("RGB", (1, 1), (1, 2, 3)), "PNG", transparency=(1, 2, 3)),
-        (255, 255, 255),
-        id="RGB tRNS",
-    ),
-    pytest.param(
-        encoded(Image.new("L", (1, 1), 9), "PNG", transparency=9), (255, 255, 255), id="grey tRNS"
-    ),
-    pytest.param(encoded(wide([65535]), "PNG"), (255, 255, 255), id="16-bit white"),
-    pytest.param(encoded(wide([0x8040]), "PNG"), (128, 128, 128), id="16-bit grey"),
-    pytest.param(encoded(wide([255]), "TIFF"), (0, 0, 0), id="16-bit, all but black"),
-    pytest.param(
-        encoded(wide([4660]), "PNG", transparency=4660), (255, 255, 255), id="16-bit tRNS"
-    ),
-    pytest.param(encoded(wide([65535], "int32"), "TIFF"), (255, 255, 255), id="I white"),
-    pytest.param(encoded(wide([10**9], "int32"), "TIFF"), (255, 255, 255), id="I too much"),
-    pytest.param(encoded(wide([-5], "int32"), "TIFF"), (0, 0, 0), id="I negative"),
-    pytest.param(encoded(wide([0x4000], "int32"), "TIFF"), (64, 64, 64), id="I quarter"),
-    pytest.param(
-        encoded(Image.new("F", (1, 1), 0.5), "TIFF"), (128, 128, 128), id="F, a share of one"
-    ),
-    pytest.param(encoded(Image.new("F", (1, 1), 1.0), "TIFF"), (255, 255, 255), id="F, one"),
-    pytest.param(encoded(Image.new("F", (1, 1), 1.5), "TIFF"), (2, 2, 2), id="F, above one"),
-    pytest.param(
-        encoded(Image.new("F", (1, 1), np.inf), "TIFF"), (255, 255, 255), id="F, infinite"
-    ),
-    pytest.param(
-        encoded(Image.new("F", (1, 1), -np.inf), "TIFF"), (0, 0, 0), id="F, minus infinite"
-    ),
-    pytest.param(encoded(Image.new("F", (1, 1), 99.6), "TIFF"), (100, 100, 100), id="F, to 255"),
-    pytest.param(encoded(Image.new("F", (1, 1), 1e9), "TIFF"), (255, 255, 255), id="F too much"),
-    pytest.param(encoded(Image.new("F", (1, 1), np.nan), "TIFF"), (0, 0, 0), id="F not a number"),
-    pytest.param(
-        encoded(Image.new("CMYK", (1, 1), (0, 255, 255, 0)), "TIFF"), (255, 0, 0), id="CMYK"
-    ),
-    pytest.param(
-        encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=100),
+    "GIF tRNS": (encoded(transparent_palette(), "GIF", transparency=0), WHITE),
+    "RGB tRNS": (one("RGB", (1, 2, 3), transparency=(1, 2, 3)), WHITE),
+    "grey tRNS": (one("L", 9, transparency=9), WHITE),
+    "16-bit white": (encoded(wide([65535]), "PNG"), WHITE),
+    "16-bit grey": (encoded(wide([0x8040]), "PNG"), (128, 128, 128)),
+    "16-bit, all but black": (encoded(wide([255]), "TIFF"), BLACK),
+    "16-bit tRNS": (encoded(wide([4660]), "PNG", transparency=4660), WHITE),
+    "I white": (encoded(wide([65535], "int32"), "TIFF"), WHITE),
+    "I too much": (encoded(wide([10**9], "int32"), "TIFF"), WHITE),
+    "I negative": (encoded(wide([-5], "int32"), "TIFF"), BLACK),
+    "I quarter": (encoded(wide([0x4000], "int32"), "TIFF"), (64, 64, 64)),
+    "F, a share of one": (one("F", 0.5, "TIFF"), (128, 128, 128)),
+    "F, one": (one("F", 1.0, "TIFF"), WHITE),
+    "F, above one": (one("F", 1.5, "TIFF"), (2, 2, 2)),
+    "F, infinite": (one("F", np.inf, "TIFF"), WHITE),
+    "F, minus infinite": (one("F", -np.inf, "TIFF"), BLACK),
+    "F, to 255": (one("F", 99.6, "TIFF"), (100, 100, 100)),
+    "F too much": (one("F", 1e9, "TIFF"), WHITE),
+    "F not a number": (one("F", np.nan, "TIFF"), BLACK),
+    "CMYK": (one("CMYK", (0, 255, 255, 0), "TIFF"), (255, 0, 0)),
+    "CMYK JPEG (Adobe)": (
+        one("CMYK", (255, 0, 0, 0), "JPEG", quality=100),
         (0, 255, 255),
-        id="CMYK JPEG (Adobe, inverted)",
     ),
-    pytest.param(
-        encoded(Image.new("YCbCr", (1, 1), (100, 128, 128)), "TIFF"), (100, 100, 100), id="YCbCr"
-    ),
-]
+    "YCbCr": (one("YCbCr", (100, 128, 128), "TIFF"), (100, 100, 100)),
+}
 
 
-@pytest.mark.parametrize(("data", "golden"), MODES)
+@pytest.mark.parametrize(("data", "golden"), MODES.values(), ids=MODES)
 def test_every_mode_becomes_rgb_by_the_documented_rule(
     data: bytes, golden: tuple[int, int, int]
 ) -> None:
@@ -210,7 +192,7 @@ def test_every_mode_becomes_rgb_by_the_documented_rule(
 
 
 def test_a_ycck_jpeg_is_converted_like_a_cmyk_one() -> None:
-    cmyk = encoded(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=100)
+    cmyk = one("CMYK", (255, 0, 0, 0), "JPEG", quality=100)
     adobe = cmyk.index(b"Adobe") + 11  # the byte that names the colour transform
     ycck = cmyk[:adobe] + b"\2" + cmyk[adobe + 1 :]
 
@@ -250,6 +232,26 @@ def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     assert picture.image.size == (56, 40)
     assert np.abs(np.asarray(picture.image).astype(int) - upright).max() <= 4
     assert ("rotated by EXIF" in picture.odd) == (orientation > 1)
+
+
+@pytest.mark.parametrize(("kind", "options"), MODERN, ids=["avif", "heic"])
+def test_phone_photos_are_upright(kind: str, options: dict[str, Any]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    lying = gradient().transpose(Image.Transpose.ROTATE_90)
+
+    upright = read_image(encoded(lying, kind, exif=exif.tobytes(), **options), "x")
+
+    assert (upright.size, upright.info) == ((56, 40), {})
+    assert np.abs(np.asarray(upright, int) - np.asarray(gradient(), int)).max() <= 30
+
+
+def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRA_LIBRARIES, "heic", ("no_such_library",))
+
+    assert reason(encoded(gradient(), "HEIC")).startswith(
+        "HEIC needs no_such_library, which is not installed: run pip install 'pillow-heif>="
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,38 +310,24 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"", "empty file"),
-        (b"<!DOCTYPE html><html>404</html>", "not an image (looks like HTML)"),
-        (b"\n <html><body>", "not an image (looks like HTML)"),
-        (b'<?xml version="1.0"?><svg xmlns=""/>', "not an image (looks like SVG)"),
-        (b'{"error": "not found"}', "not an image (looks like JSON)"),
-        (b'[{"error": "not found"}]', "not an image (looks like JSON)"),
-        (b"[optim]\nlr = 0.1\n", "not an image (looks like text)"),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
-            "not an image (looks like a Git LFS pointer: run git lfs pull)",
-        ),
-        (b"hello, world\n", "not an image (looks like text)"),
-        (bytes(5000), "not an image (only zero bytes)"),
-        (b"\x01\x02\xfe\x9f" * 9, "not an image (unknown content)"),
-    ],
-    ids=[
-        "empty",
-        "html",
-        "html later",
-        "svg",
-        "json",
-        "json list",
-        "toml",
-        "lfs",
-        "text",
-        "zeros",
-        "noise",
-    ],
-)
+OTHERS = {
+    b"": "empty file",
+    b"<!DOCTYPE html><html>404</html>": "not an image (looks like HTML)",
+    b"\n <html><body>": "not an image (looks like HTML)",
+    b'<?xml version="1.0"?><svg xmlns=""/>': "not an image (looks like SVG)",
+    b'{"error": "not found"}': "not an image (looks like JSON)",
+    b'[{"error": "not found"}]': "not an image (looks like JSON)",
+    b"[optim]\nlr = 0.1\n": "not an image (looks like text)",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n": (
+        "not an image (looks like a Git LFS pointer: run git lfs pull)"
+    ),
+    b"hello, world\n": "not an image (looks like text)",
+    bytes(5000): "not an image (only zero bytes)",
+    b"\x01\x02\xfe\x9f" * 9: "not an image (unknown content)",
+}
+
+
+@pytest.mark.parametrize(("data", "expected"), OTHERS.items(), ids=range(len(OTHERS)))
 def test_other_files_get_a_reason_by_their_kind(data: bytes, expected: str) -> None:
     assert reason(data) == expected
 
@@ -374,13 +362,7 @@ def test_postscript_does_not_start_a_program(tmp_path: Path) -> None:
     picture.write_bytes(encoded(gradient(), "EPS"))
     code = "import sys; from vitft.data.images import open_image; open_image(sys.argv[1])"
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(picture)],
-        env={"PATH": f"{fake.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(code, str(picture), env={"PATH": f"{fake.parent}:{os.environ['PATH']}"})
 
     assert "unsupported format EPS" in done.stderr
     assert not marker.exists()
@@ -404,6 +386,8 @@ def test_a_truncated_file_is_an_error_and_never_half_an_image(
         except ImageError:
             continue
         assert (np.asarray(image) == whole).all(), length  # only the end marker is missing
+    if kind in ("AVIF", "HEIC"):
+        assert reason(data[:-30]) == f"truncated ({len(data) - 30} of {len(data)} bytes)"
 
 
 def riff(kind: bytes, body: bytes) -> bytes:
@@ -411,44 +395,26 @@ def riff(kind: bytes, body: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", len(inner)) + inner
 
 
-BOMBS = [
-    pytest.param(
-        png_header(30000, 30000) + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))),
-        "image too large: 30000x30000 = 900 Mpx, limit 100 Mpx",
-        id="PNG",
-    ),
-    pytest.param(
-        b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b",",
-        "image too large: 65535x65535 = 4,295 Mpx, limit 100 Mpx",
-        id="GIF logical screen",
-    ),
-    pytest.param(
-        riff(b"VP8X", struct.pack("<I", 0) + b"\xff\xff\0" * 2),
-        "image too large: 65536x65536 = 4,295 Mpx, limit 100 Mpx",
-        id="WebP canvas",
-    ),
-    pytest.param(
-        riff(b"VP8L", b"\x2f" + struct.pack("<I", 16383 | 16383 << 14) + bytes(9)),
-        "image too large: 16384x16384 = 268 Mpx, limit 100 Mpx",
-        id="WebP lossless",
-    ),
-    pytest.param(
-        b"BM" + struct.pack("<4I2i2H6I", 99, 0, 54, 40, 60000, 60000, 1, 24, 0, 0, 0, 0, 0, 0),
-        "image too large: 60000x60000 = 3,600 Mpx, limit 100 Mpx",
-        id="BMP",
-    ),
-]
+BMP_SIZE = struct.pack("<4I2i2H6I", 99, 0, 54, 40, 60000, 60000, 1, 24, 0, 0, 0, 0, 0, 0)
+BOMBS = {
+    "30000x30000 = 900": png_header(30000, 30000)
+    + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))),
+    "65535x65535 = 4,295": b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b",",
+    "65536x65536 = 4,295": riff(b"VP8X", struct.pack("<I", 0) + b"\xff\xff\0" * 2),
+    "16384x16384 = 268": riff(b"VP8L", b"\x2f" + struct.pack("<I", 16383 | 16383 << 14) + bytes(9)),
+    "60000x60000 = 3,600": b"BM" + BMP_SIZE,
+}
 
 
-@pytest.mark.parametrize(("data", "expected"), BOMBS)
-def test_a_bomb_is_refused_by_its_header(data: bytes, expected: str) -> None:
-    assert reason(data) == expected
+@pytest.mark.parametrize(("size", "data"), BOMBS.items(), ids=BOMBS)
+def test_a_bomb_is_refused_by_its_header(size: str, data: bytes) -> None:
+    assert reason(data) == f"image too large: {size} Mpx, limit 100 Mpx"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_decompression_bomb_does_not_allocate_memory(tmp_path: Path) -> None:
     path = tmp_path / "x.png"
-    path.write_bytes(png_header(30000, 30000) + chunk(b"IDAT", zlib.compress(bytes(3751 * 30000))))
+    path.write_bytes(BOMBS["30000x30000 = 900"])
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom vitft.data.images import open_image\n"
         "try: open_image(sys.argv[1])\n"
@@ -456,13 +422,7 @@ def test_a_decompression_bomb_does_not_allocate_memory(tmp_path: Path) -> None:
         "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(code, str(path), check=True)
 
     assert "900 Mpx" in done.stdout
     assert int(done.stdout.split()[-1]) < 300 * 2**10  # KiB
@@ -500,18 +460,15 @@ def test_a_socket_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
-    with path.open("wb") as file:
-        file.truncate(10**10)
-
+    path.touch()
+    os.truncate(path, 10**10)
     with pytest.raises(ImageError, match=r"it has 10,000,000,000 bytes, more than the limit"):
         read_bytes(path)
-    with path.open("r+b") as file:
-        file.truncate(8 * 1000 + 2**26)
+    os.truncate(path, 8 * 1000 + 2**26)
     assert len(read_bytes(path, max_pixels=1000)) == 8 * 1000 + 2**26
     with pytest.raises(ImageError, match="more than the limit"):
         read_bytes(path, max_pixels=999)
-    with path.open("r+b") as file:
-        file.truncate(8 * 1000 + 2**26 + 1)
+    os.truncate(path, 8 * 1000 + 2**26 + 1)
     with pytest.raises(ImageError, match="more than the limit"):
         read_bytes(path, max_pixels=1000)
 
@@ -558,25 +515,8 @@ def test_a_thousand_mutants_are_images_or_image_errors(
         except ImageError as error:
             reasons.append(error.reason)
 
-    capfd.readouterr()  # libtiff talks to the terminal
+    if sys.platform != "win32":  # where libtiff's functions are not exported
+        assert capfd.readouterr().err == ""  # libtiff writes to the descriptor, not to sys.stderr
     assert read > 0
     assert reasons
     assert all(0 < len(text) < 120 for text in reasons)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="libtiff's functions are not exported there")
-def test_damaged_tiffs_write_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    rng = random.Random(0)
-    whole = encoded(gradient(), "TIFF", compression="tiff_lzw")
-    refused = 0
-    for _ in range(30):
-        mutant = bytearray(whole)
-        for _ in range(5):
-            mutant[rng.randrange(8, len(mutant) // 2)] = rng.randrange(256)
-        try:
-            read_image(bytes(mutant), "x.tif")
-        except ImageError:
-            refused += 1
-
-    assert refused
-    assert capfd.readouterr().err == ""  # libtiff writes to the descriptor, not to sys.stderr

@@ -35,12 +35,6 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
     assert len({f.sha256 for f in checked.good}) == 4
 
 
-def test_the_result_does_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
-    folder = scan(noisy(tmp_path, bad=range(0, 60, 9)))
-
-    assert inspect_folder(folder, workers=0) == inspect_folder(folder, workers=5)
-
-
 def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:
     """Two classes of images, some of them empty files."""
     stream, spoiled = np.random.default_rng(0), set(bad)

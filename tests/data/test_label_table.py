@@ -13,7 +13,6 @@ from vitft.config import DataSpec
 from vitft.data import Folder, scan
 
 NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
-ROWS = [{"path": name, "label": name.partition("/")[0]} for name in NAMES]
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]], separator: str = ",") -> None:
@@ -51,10 +50,6 @@ WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
 }
 
 
-def listed(folder: Folder) -> list[tuple[str, str, str, str]]:
-    return [(f.path, folder.classes[f.label], f.part, f.group) for f in folder.files]
-
-
 def table(root: Path, text: str, spec: DataSpec | None = None) -> Folder:
     """Scan a CSV table beside the images that it names."""
     touch(root, *NAMES)
@@ -81,34 +76,6 @@ def test_paths_are_found_in_the_unicode_form_on_disk(tmp_path: Path, is_apart: b
     found = scan(tmp_path / "labels.csv")
 
     assert {file.path for file in found.files} == {ours, ours.replace(".png", "2.png"), "b/1.png"}
-
-
-def test_accents_of_a_mac_and_separators_of_windows_make_no_difference(tmp_path: Path) -> None:
-    apart, name = unicodedata.normalize("NFD", "G\u00e4nse"), "G\u00e4nse"
-    touch(tmp_path, "x/1.png", "x/2.png", "y/1.png", "y\\2.png")
-    text = f"path,label\nx\\1.png,{name}\nx/2.png,{apart}\ny/1.png,b\ny\\2.png,b\n"
-    (tmp_path / "labels.csv").write_text(text)
-
-    found = scan(tmp_path / "labels.csv")
-
-    assert sorted(listed(found)) == [
-        ("x/1.png", name, "", ""),
-        ("x/2.png", name, "", ""),
-        ("y/1.png", "b", "", ""),
-        ("y\\2.png", "b", "", ""),
-    ]
-    assert found.warnings == ()
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_format_gives_the_files_of_the_folder(tmp_path: Path, name: str) -> None:
-    touch(tmp_path / "data", *NAMES)
-    WRITERS[name](tmp_path / "data" / name, ROWS[::-1])  # in another order
-
-    folder, found = scan(tmp_path / "data"), scan(tmp_path / "data" / name)
-
-    assert (found.classes, found.files, found.root) == (folder.classes, folder.files, folder.root)
-    assert found.source == tmp_path / "data" / name
 
 
 # ---- paths

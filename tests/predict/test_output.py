@@ -70,34 +70,20 @@ def test_the_table_escapes_control_characters(capsys: pytest.CaptureFixture[str]
     assert len({line.index("  ") for line in lines if "error: " in line}) == 2
 
 
-@pytest.mark.parametrize("style", ["jsonl", "csv"])
+@pytest.mark.parametrize("style", ["jsonl", "csv", "csv --bom"])
 def test_a_file_cut_anywhere_is_resumed_to_the_same_bytes(style: str) -> None:
-    predict("--top-k", "2", "--out", f"whole.{style}")
-    data = Path(f"whole.{style}").read_bytes()
+    suffix, *bom = style.split()
+    predict("--top-k", "2", "--out", f"whole.{suffix}", *bom)
+    data = Path(f"whole.{suffix}").read_bytes()
+    assert data.startswith(b"\xef\xbb\xbf") == bool(bom)
 
     for size in [*range(0, len(data), 41), len(data) - 1, len(data)]:
-        Path(f"o.{style}.part").write_bytes(data[:size])
-        assert predict("--top-k", "2", "--out", f"o.{style}", "--resume") == 3
+        Path(f"o.{suffix}.part").write_bytes(data[:size])
+        assert predict("--top-k", "2", "--out", f"o.{suffix}", "--resume", *bom) == 3
 
-        assert Path(f"o.{style}").read_bytes() == data
-        Path(f"o.{style}").unlink()
+        assert Path(f"o.{suffix}").read_bytes() == data
+        Path(f"o.{suffix}").unlink()
     assert [*Path().glob("o.*")] == []
-
-
-def test_parquet_has_the_columns_of_csv_with_numeric_probabilities() -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-
-    predict("--top-k", "2", "--out", "o.parquet")
-
-    table = parquet.read_table("o.parquet")
-    assert table.column_names == COLUMNS
-    first, *_, last = table.to_pylist()
-    assert first["path"] == "a.jpg"
-    assert first["class"] in CLASSES
-    assert 1 / 3 < first["probability"] < 1
-    assert (last["class"], last["probability"]) == (None, None)
-    assert last["error"]
-    assert [*Path().glob("o.*")] == [Path("o.parquet")]
 
 
 def test_a_workbook_has_the_columns_of_csv_no_formulas_and_filters() -> None:

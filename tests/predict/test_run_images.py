@@ -1,6 +1,5 @@
 """Training images are recognised among images to evaluate, also after they were saved again."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data import Manifest, find_labelled
 from vitft.metrics import EvaluatedData
-from vitft.predict import COPY_NOTE, GROUP_NOTE, PATH_NOTE, evaluate
+from vitft.predict import PATH_NOTE, evaluate
 
 CLASSES = ("cat", "dog")
 
@@ -43,16 +42,6 @@ def judged(data: Path, run: Path) -> tuple[int, EvaluatedData]:
     return results["images"], results["data"]
 
 
-@pytest.mark.parametrize("name", ["{}", "renamed-{}"], ids=["same names", "other names"])
-def test_training_photos_saved_again_are_left_out(
-    name: str, photos: Path, run: Path, tmp_path: Path
-) -> None:
-    images, data = judged(saved_again(photos, tmp_path / "again", name=name), run)
-
-    assert (data["trained"], data["trained_copies"], data["trained_paths"]) == (0, 16, 0)
-    assert images == data["validated"] == 4
-
-
 def test_12_bit_training_images_saved_in_another_format_are_left_out(
     tiny_weights: Path, tmp_path: Path
 ) -> None:
@@ -71,19 +60,6 @@ def test_12_bit_training_images_saved_in_another_format_are_left_out(
 
     assert (data["trained"], data["trained_copies"]) == (0, 16)
     assert images == data["validated"] == 4
-
-
-def test_a_warning_and_the_rows_say_what_was_left_out(
-    photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    again, out = saved_again(photos, tmp_path / "again"), tmp_path / "out"
-
-    assert main(["evaluate", "--data", str(again), "--run", str(run), "--out", str(out)]) == 0
-
-    assert "skipped 16 of 20 images: nearly identical" in capsys.readouterr().err
-    with (out / "predictions.csv").open(newline="") as file:
-        notes = [row["notes"] for row in csv.DictReader(file)]
-    assert notes.count(COPY_NOTE) == 16
 
 
 def test_other_images_with_the_names_of_training_images_are_evaluated(
@@ -138,36 +114,6 @@ def new_scenes(into: Path, names: dict[str, str]) -> Path:
             (into / kind / name).write_bytes(encoded(scene(3000 + 100 * label + i)))
             patients[f"{kind}/{name}"] = patient
     return patient_table(into, patients)
-
-
-@pytest.fixture
-def patients_run(photos: Path, tiny_weights: Path, tmp_path: Path) -> Path:
-    """A run on five patients, each with two scenes of both classes."""
-    paths = [str(path.relative_to(photos)) for path in photos.rglob("*.jpg")]
-    table = patient_table(photos, {path: f"p{int(path[4:-4]) // 2}" for path in paths})
-    return run_it(table, tiny_weights, tmp_path / "run", optim={"solver": "lbfgs", "l2": 1.0}).run
-
-
-def test_new_images_of_a_training_patient_are_left_out(
-    patients_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest = Manifest.read(patients_run / "split.csv", patients_run)
-    trained, held = manifest.train[0].group, manifest.val[0].group
-    names = {"0.jpg": trained, "1.jpg": held, "2.jpg": "new", "3.jpg": ""}
-    table, out = new_scenes(tmp_path / "fresh", names), tmp_path / "out"
-
-    assert (
-        main(["evaluate", "--data", str(table), "--run", str(patients_run), "--out", str(out)]) == 0
-    )
-
-    with (out / "predictions.csv").open(newline="") as file:
-        notes = {row["path"]: row["notes"] for row in csv.DictReader(file)}
-    assert {path for path, note in notes.items() if note == GROUP_NOTE} == {
-        "cat/0.jpg",
-        "dog/0.jpg",
-    }
-    said = capsys.readouterr().err
-    assert "skipped 2 of 8 images: in the same groups as training images" in said
 
 
 def test_the_groups_of_new_images_are_found_in_their_paths_as_in_the_run(

@@ -1,6 +1,5 @@
 """Fixes of a run, applied when the run is evaluated on its own data."""
 
-import logging
 import shutil
 from pathlib import Path
 
@@ -10,9 +9,8 @@ from PIL import Image
 from tests.conftest import draw_folder
 from vitft.cli.main import main
 from vitft.config import checked_run_config
-from vitft.data import LabelledImages, Manifest, find_labelled
+from vitft.data import LabelledImages, find_labelled
 from vitft.predict import as_in_run
-from vitft.system import RunDir
 
 KNOWN = ("blue", "green", "red")
 MOVED, DROPPED = "blue/moved.png", "green/000.png"
@@ -36,20 +34,6 @@ def fixed(tmp_path: Path, tiny_weights: Path) -> tuple[Path, Path]:
 
 def labels_in(found: LabelledImages) -> dict[str, str]:
     return dict(found.images)
-
-
-def test_images_of_the_run_have_the_labels_of_the_run(
-    fixed: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    data, run = fixed
-    manifest = Manifest.read(RunDir(run).split, run)
-
-    with caplog.at_level(logging.INFO):
-        found = as_in_run(find_labelled(data), run, KNOWN)
-
-    assert found.classes == KNOWN
-    assert labels_in(found) == {row.path: manifest.classes[row.label] for row in manifest.rows}
-    assert "1 image left out, 2 relabelled" in caplog.text
 
 
 def test_a_moved_copy_of_the_data_is_recognised_by_its_content(
@@ -106,16 +90,3 @@ def test_fixes_that_have_changed_are_not_applied(
 
     assert labels_in(found)[MOVED] == "blue"
     assert "the fixes of the run are not applied" in caplog.text
-
-
-def test_evaluate_reports_the_accuracy_of_the_run(
-    fixed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, run = fixed
-
-    assert main(["evaluate", "--data", str(data), "--run", str(run)]) == 0
-
-    shown = capsys.readouterr()
-    validation = len(Manifest.read(RunDir(run).split, run).val)
-    assert f"{validation} images" in shown.out
-    assert "applied the fixes of the run" in shown.err

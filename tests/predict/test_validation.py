@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.predict.test_label_thresholds import write_labels_run
 from tests.support.run_files import FLOWERS, make_run
 from vitft.predict import read_split, read_training_predictions, read_validation_predictions
-from vitft.system import RunDir, RunError, write_json
+from vitft.system import RunDir, RunError
 
 
 @pytest.fixture
@@ -32,38 +31,6 @@ def test_predictions_have_the_facts_of_split_csv_in_its_order(run: Path) -> None
         assert one.predicted == one.most_probable == FLOWERS[probabilities.argmax()]
         assert one.probability == pytest.approx(probabilities.max())
         assert one.label_probability == pytest.approx(probabilities[FLOWERS.index(one.label)])
-
-
-def test_predictions_of_several_labels_are_those_at_the_thresholds_of_the_run(
-    tmp_path: Path,
-) -> None:
-    run = write_labels_run(tmp_path / "run", validation=4)
-    write_thresholds(run, cat=0.5, dog=0.4, sea=0.99)
-
-    found = read_validation_predictions(run)
-
-    assert [one.label for one in found] == ["cat|dog", "dog", "cat", ""]
-    assert [one.predicted for one in found] == ["cat|dog", "dog", "cat|dog", "dog"]
-    assert [one.most_probable for one in found] == ["cat", "sea", "cat", "sea"]
-    assert [one.is_correct for one in found] == [True, True, False, False]
-
-
-def write_thresholds(run: Path, **thresholds: float) -> None:
-    """Write an eval.json of a multi-label model, as far as it is checked."""
-    import json
-
-    from tests.support.run_files import make_run
-
-    other = make_run(run.parent / "other")
-    results = json.loads((other / "eval.json").read_text())
-    per_label = {
-        name: {"ap": 0.5, "ap_interval": [0.1, 0.9], "threshold": value, "temperature": 1.0}
-        for name, value in thresholds.items()
-    }
-    each = {"map": 0.5, "map_interval": [0.1, 0.9], "chance_map": 0.3}
-    each |= {"macro_f1": 0.5, "macro_f1_interval": [0.1, 0.9]}
-    each |= {"micro_f1": 0.5, "micro_f1_interval": [0.1, 0.9]}
-    write_json(run / "eval.json", {**results, "labels": {**each, "per_label": per_label}})
 
 
 @pytest.mark.parametrize(

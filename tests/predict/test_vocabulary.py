@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 import vitft
-from tests.support.reference_run import CLASSES, FOREIGN, make_reference_run
+from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data import BLANK_REMARK
@@ -87,29 +86,6 @@ def test_every_format_has_the_same_names_values_and_notes(
             }
 
 
-def test_evaluate_writes_the_same_words(
-    run: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    out = tmp_path_factory.mktemp("evaluation")
-    rows = [f"{name},{label}" for name, label in zip(IMAGES, ["red", *CLASSES, "red"], strict=True)]
-    Path("labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
-
-    assert main(["evaluate", "--data", "labels.csv", "--run", "run", "--out", str(out)]) == 3
-
-    with (out / "predictions.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    answers = vitft.load(run, device="cpu").predict(IMAGES)
-    for row, answer in zip(table, answers, strict=True):
-        assert row["path"] == answer.path
-        assert row["class"] == "".join(answer.classes)
-        assert row["notes"] == "; ".join(answer.notes)
-        assert row["error"] == answer.error
-        if answer.classes:
-            assert float(row["probability"]) == pytest.approx(answer.probabilities[0], abs=3e-6)
-            assert row["correct"] == str(int(answer.classes[0] == row["label"]))
-    assert table[1]["notes"] == f"{FOREIGN}; {BLANK_REMARK}"
-
-
 NO_CHECK = "no images are flagged as unlike the training images"
 
 
@@ -155,34 +131,3 @@ def test_explain_shows_the_same_classes_probabilities_and_notes(
     assert f"({FOREIGN}, {BLANK_REMARK})" in explained["foreign.png"]
     assert FOREIGN not in explained["0.png"]
     assert "Using run (" in printed.err
-
-
-def test_a_blank_image_is_called_blank_by_every_command(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.new("RGB", (90, 60)).save("black.png")
-    Image.new("RGB", (60, 90), (200, 40, 40)).save("plain.jpg")
-    blank = ["black.png", "plain.jpg"]
-    Path("labels.csv").write_text("path,label\n" + "".join(f"{p},red\n" for p in [*blank, "0.png"]))
-    common = ["--run", "run", "--device", "cpu"]
-
-    main(["predict", *blank, "0.png", *common, "--format", "csv"])
-    rows = [*csv.DictReader(capsys.readouterr().out.splitlines())]
-    main(["evaluate", "--data", "labels.csv", *common, "--out", "evaluation"])
-    with Path("evaluation/predictions.csv").open(newline="") as file:
-        evaluated = [*csv.DictReader(file)]
-    capsys.readouterr()
-    main(["explain", *blank, "0.png", *common])
-    explained = " ".join(capsys.readouterr().out.split())
-    model = vitft.load(run, device="cpu")
-    postprocess = Postprocess.for_run("run", model.engine)
-    with serving(model.engine, postprocess=postprocess) as client:
-        files = [(name, Path(name).read_bytes()) for name in [*blank, "0.png"]]
-        served = client.form("/predict", *files).json["results"]
-
-    for table in (rows, evaluated):
-        assert [BLANK_REMARK in row["notes"] for row in table] == [True, True, False]
-    assert explained.count(BLANK_REMARK) == 2
-    assert [BLANK_REMARK in row.get("notes", []) for row in served] == [True, True, False]
-    answers = model.predict([*blank, "0.png"])
-    assert [BLANK_REMARK in answer.notes for answer in answers] == [True, True, False]

@@ -1,10 +1,8 @@
 """Limits of `vitft serve`: size, time, invalid HTTP and forms; page, options and shutdown."""
 
 import json
-import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from email.parser import BytesParser
@@ -12,25 +10,19 @@ from email.policy import HTTP
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
-import uvicorn
 from starlette.exceptions import HTTPException
-from uvicorn.server import ServerState
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
-from tests.support.children import started
-from tests.support.serving import Client, Reply, answered, form, read_all, serving
-from vitft.cli.main import main
+from tests.support.serving import Client, answered, command_serving, form, read_all, serving
 from vitft.data import EvalTransform
 from vitft.models import Card, VisionTransformer, save_checkpoint
 from vitft.serve import (
     FormError,
     MemoryBudget,
     ServeLimits,
-    TimeoutProtocol,
     Upload,
     build_page,
     limits,
@@ -56,67 +48,39 @@ def error_of(answer: bytes) -> tuple[int, str]:
     return int(head.split(b" ")[1]), json.loads(body)["error"]
 
 
-def outcome(answer: Reply) -> tuple[int, str]:
-    return answer.status, answer.json["error"]
-
-
 # limits of requests ------------------------------------------------------------------------------
 
 
-def test_a_too_large_content_length_is_refused_before_the_body(
-    client: Client,
-) -> None:
-    with client.raw(HEAD + b"Content-Length: 10000000000\r\n\r\n") as connection:
-        answer = answered(connection)
-
-    assert outcome(answer) == (413, "the request is larger than 0.1 MB")
-
-
-def test_a_body_in_chunks_without_end_is_refused_at_the_limit(client: Client) -> None:
-    chunk = b"8000\r\n" + bytes(0x8000) + b"\r\n"
-
-    with client.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + 4 * chunk) as connection:
-        answer = answered(connection)
-
-    assert outcome(answer) == (413, "the request is larger than 0.1 MB")
-
-
-def test_a_body_in_tiny_chunks_is_refused(client: Client) -> None:
-    crumbs = b"1\r\nx\r\n" * 1000
-
-    answer = client.send_raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + crumbs)
-
-    assert error_of(answer) == (400, "invalid HTTP request: the chunks are too small")
-
-
-def test_a_body_is_not_read_beyond_its_content_length(client: Client) -> None:
-    answer = client.send_raw(HEAD + b"Content-Length: 5\r\n\r\nhello" + b"\0\r\n" * 100)
-
-    assert answer.startswith(b"HTTP/1.1 422 ")
-    assert error_of(answer[answer.rindex(b"HTTP/1.1") :]) == (400, "invalid HTTP request")
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+LARGE = (413, "the request is larger than 0.1 MB")
+SLOW = (408, "the request was sent too slowly")
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("data", "outcome"),
     [
-        pytest.param(b"Content-Length: 1000\r\n\r\nhello", id="announced"),
-        pytest.param(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", id="in chunks"),
+        pytest.param(HEAD + b"Content-Length: 10000000000\r\n\r\n", LARGE, id="large"),
+        pytest.param(CHUNKED + 4 * (b"8000\r\n" + bytes(0x8000) + b"\r\n"), LARGE, id="chunks"),
+        pytest.param(HEAD + b"Content-Length: 1000\r\n\r\nhello", SLOW, id="half of a body"),
+        pytest.param(CHUNKED + b"5\r\nhello\r\n", SLOW, id="half of the chunks"),
     ],
 )
-def test_an_incomplete_body_times_out(client: Client, headers: bytes) -> None:
-    with client.raw(HEAD + headers) as connection:
-        assert outcome(answered(connection)) == (408, "the request was sent too slowly")
-        assert connection.recv(65536) == b""  # and the line is free again
+def test_a_body_is_read_within_limits(client: Client, data: bytes, outcome: object) -> None:
+    with client.raw(data) as connection:
+        answer = answered(connection)
+        assert (answer.status, answer.json["error"]) == outcome
+        if outcome == SLOW:
+            assert connection.recv(65536) == b""  # and the line is free again
 
 
-def test_incomplete_headers_time_out(client: Client) -> None:
-    assert error_of(client.send_raw(b"GET / HTTP/1.1\r\nX: ")) == (
-        408,
-        "the request was sent too slowly",
-    )
+def test_what_is_no_request_is_answered_until_the_server_hangs_up(client: Client) -> None:
+    crumbs = client.send_raw(CHUNKED + b"1\r\nx\r\n" * 1000)
+    beyond = client.send_raw(HEAD + b"Content-Length: 5\r\n\r\nhello" + b"\0\r\n" * 100)
 
-
-def test_an_idle_connection_is_closed(client: Client) -> None:
+    assert error_of(crumbs) == (400, "invalid HTTP request: the chunks are too small")
+    assert beyond.startswith(b"HTTP/1.1 422 ")  # the body is not read beyond its length
+    assert error_of(beyond[beyond.rindex(b"HTTP/1.1") :]) == (400, "invalid HTTP request")
+    assert error_of(client.send_raw(b"GET / HTTP/1.1\r\nX: ")) == SLOW
     assert client.send_raw(b"") == b""
 
 
@@ -158,19 +122,12 @@ def test_uploads_share_a_memory_budget_and_release_it() -> None:
     memory = MemoryBudget(100)
 
     with memory.reservation() as one, memory.reservation() as other:
-        one.grow(99)
-        with pytest.raises(HTTPException) as caught:
-            other.grow(2)
-        assert (caught.value.status_code, caught.value.headers) == (503, {"Retry-After": "1"})
-        assert memory.used == 99
-
-    assert memory.used == 0
-
-    with memory.reservation() as one, memory.reservation() as other:
         one.grow(60)
-        with pytest.raises(Exception, match="503: too many uploads at once"):
-            other.grow(60)
+        with pytest.raises(HTTPException, match="503: too many uploads at once") as caught:
+            other.grow(41)
+        assert caught.value.headers == {"Retry-After": "1"}
         other.grow(40)
+        assert memory.used == 100
 
     assert memory.used == 0
 
@@ -289,31 +246,21 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_damaged_model_is_not_served(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = run / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1] + b"\x55")
-
-    assert main(["serve", "--run", str(run), "--port", "0"]) == 5
-    assert "sha256" in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
     run: Path,
 ) -> None:
-    command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
-    with started(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
-        assert child.stdout is not None
-        found = re.search(r":(\d+)/", child.stdout.readline())
-        assert found, child.communicate()
-        with Client(int(found[1])).raw(head) as connection:
-            assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # it waits for the body
-            child.send_signal(signal.SIGTERM)
-            began = time.monotonic()
-            answer = read_all(connection)
-            child.wait(timeout=30)
-            seconds = time.monotonic() - began
+    with (
+        command_serving("serve", "--run", str(run)) as (client, child, _),
+        client.raw(head) as connection,
+    ):
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # it waits for the body
+        child.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        answer = read_all(connection)
+        child.wait(timeout=30)
+        seconds = time.monotonic() - began
 
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert child.returncode == 143
@@ -322,13 +269,8 @@ def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
 
 @pytest.mark.long
 def test_open_connections_may_still_send_a_request_after_a_signal(run: Path) -> None:
-    command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with started(command) as child:
-        assert child.stdout is not None
-        found = re.search(r":(\d+)/", child.stdout.readline())
-        assert found, child.communicate()
-        client = Client(int(found[1]))
+    with command_serving("serve", "--run", str(run)) as (client, child, _):
         with client.raw(b"") as fresh, client.raw(request) as used:
             last = answered(used)
             assert "connection" not in last.headers
@@ -351,16 +293,11 @@ def ignore_sigint() -> None:
 
 @pytest.mark.long
 def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
-    command = [sys.executable, "-m", "vitft", "serve", "--run", str(run), "--port", "0"]
     head = HEAD + f"Expect: 100-continue\r\nContent-Length: {len(png(0))}\r\n\r\n".encode()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     for number, code, ignored in ((signal.SIGTERM, 143, None), (signal.SIGINT, 130, ignore_sigint)):
-        with started(command, env=environment, preexec_fn=ignored) as child:
-            assert child.stdout is not None
-            found = re.search(r":(\d+)/", child.stdout.readline())
-            assert found, child.communicate()
-            with Client(int(found[1])).raw(head) as connection:
+        with command_serving("serve", "--run", str(run), preexec_fn=ignored) as (client, child, _):
+            with client.raw(head) as connection:
                 assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # it reads the body now
                 child.send_signal(number)
                 child.send_signal(number)  # impatience changes nothing
@@ -369,15 +306,3 @@ def test_an_open_request_is_finished_after_a_signal(run: Path) -> None:
             _, errors = child.communicate(timeout=30)
         assert child.returncode == code
         assert errors.splitlines()[-1] == "stopped"
-
-
-def connection() -> tuple[TimeoutProtocol, MagicMock]:
-    """Return a protocol with a connection that only records what is sent."""
-    config = uvicorn.Config(lambda: None, log_config=None, lifespan="off")
-    config.load()
-    protocol = TimeoutProtocol(config, ServerState(), {})
-    transport = MagicMock()
-    transport.is_closing.return_value = False
-    transport.get_extra_info.return_value = None
-    protocol.connection_made(transport)
-    return protocol, transport

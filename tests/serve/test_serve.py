@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from torch import nn
 
 from tests.support.serving import Client, serving
 from vitft.data import EvalTransform
-from vitft.models import Card, TimmConfig, TimmModel, VisionTransformer, ViTConfig
+from vitft.models import Card, VisionTransformer, ViTConfig
 from vitft.predict import Postprocess, Predictor, Scores
 from vitft.serve import BatchQueue, ServeLimits, access_for, is_own_page
-from vitft.system import RunError
 
 CLASSES = ("red <b>", "grün", "bl\udcffue")  # markup, two bytes, and a name that is no Unicode
 CONFIG = ViTConfig(
@@ -197,31 +195,7 @@ def test_an_internal_error_hides_its_details_and_leaves_later_requests_intact(
     assert fine.status == 200
 
 
-def test_a_model_with_nan_logits_is_not_served() -> None:
-    broken = make_predictor()
-    nn.init.constant_(broken.model.head.bias, float("nan"))  # type: ignore[arg-type]
-
-    with pytest.raises(RunError, match="are not finite"):
-        BatchQueue(broken, Postprocess(classes=CLASSES), ServeLimits())
-
-
 # explaining --------------------------------------------------------------------------------------
-
-
-def test_without_a_class_the_most_probable_one_is_explained(client: Client) -> None:
-    for seed in range(3):
-        best = client.post("/predict", png(seed)).json["results"][0]["classes"][0]["class"]
-        overlays = {
-            name: client.ask(
-                "POST", f"/explain?class={quote(name)}", png(seed), content_type="image/png"
-            ).body
-            for name in CLASSES[:2]
-        }
-
-        body = client.post("/explain", png(seed)).body
-
-        assert (body == overlays.get(best, body)) is True
-        assert all(body != overlay for name, overlay in overlays.items() if name != best)
 
 
 def test_an_overlay_has_no_exif_data_of_the_photo(client: Client) -> None:
@@ -233,18 +207,6 @@ def test_an_overlay_has_no_exif_data_of_the_photo(client: Client) -> None:
     assert b"48.137" in png(3, exif=exif)
     assert answer.status == 200
     assert b"48.137" not in answer.body
-
-
-def test_a_timm_model_is_served_with_overlays() -> None:
-    config = TimmConfig(timm="test_resnet", image_size=(16, 16), num_classes=3)
-    model = TimmModel(config).eval()
-    nn.init.normal_(model.head.get_parameter("weight"))
-
-    with serving(make_predictor(model=model)) as client:
-        answer = client.post("/explain", png(0))
-
-    assert answer.status == 200
-    assert Image.open(io.BytesIO(answer.body), formats=["PNG"]).size == (16, 16)
 
 
 # invalid requests --------------------------------------------------------------------------------

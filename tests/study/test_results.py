@@ -1,26 +1,16 @@
 """Accuracies, differences and texts of a study."""
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from vitft.data import Folder
 from vitft.metrics import wilson_interval
 from vitft.study import (
     CurvePoint,
-    FeatureSource,
-    FewShotCurve,
-    Plan,
-    StudyResults,
     difference,
     half_width_of_mean,
-    to_json,
 )
 
 
@@ -28,33 +18,7 @@ def at_shots(shots: int, *rows: Sequence[int]) -> CurvePoint:
     return CurvePoint(shots=shots, correct=tuple(np.array(row, dtype=bool) for row in rows))
 
 
-def curve(name: str, *points: CurvePoint) -> FewShotCurve:
-    return FewShotCurve(name=name, weights=name, features=32, points=points)
-
-
 GOOD, POOR = [1] * 80 + [0] * 20, [1] * 40 + [0] * 60
-
-
-def finished(*curves: FewShotCurve, **more: Any) -> StudyResults:
-    layout = more.pop("layout", "classes")
-    folder = Folder(root=Path("flowers"), classes=("a", "b"), files=(), layout=layout)
-    plan = Plan(
-        folder=folder,
-        sources=tuple(FeatureSource(name=c.name, weights=c.weights) for c in curves),
-        shots=tuple(point.shots for point in curves[0].points),
-        left_out=more.pop("left_out", ()),
-        most=20,
-        seeds=more.pop("seeds", 2),
-        out=more.pop("out", Path("o")),
-    )
-    facts = {"images": 1300, "test_images": 100, "majority": 0.525, "device": "cpu"}
-    return StudyResults(plan=plan, curves=curves, precision="fp32", **{**facts, **more})
-
-
-STUDY = finished(
-    curve("vit", at_shots(1, POOR, POOR), at_shots(5, GOOD, GOOD)),
-    curve("pixels", at_shots(1, GOOD, GOOD), at_shots(5, GOOD, GOOD)),
-)
 
 
 def test_the_interval_over_seeds_is_that_of_student() -> None:
@@ -91,25 +55,3 @@ def test_a_difference_has_the_wider_interval_of_seeds_and_images() -> None:
     mean, (low, high) = difference(same, second)  # seeds agree: the images decide
     images = 1.959963984540054 * math.sqrt(0.1 - 0.01) / 10
     assert (mean, low, high) == pytest.approx((0.1, 0.1 - images, 0.1 + images))
-
-
-def test_json_has_every_point_and_difference() -> None:
-    found: Any = to_json(replace(STUDY), STUDY.leads())
-
-    assert (found["data"], found["classes"], found["images"]) == ("flowers", ["a", "b"], 1300)
-    assert (found["test_images"], found["always_the_largest_class"]) == (100, 0.525)
-    assert (found["shots"], found["left_out"], found["seeds"]) == ([1, 5], [], [0, 1])
-    assert found["own_test_images"] is False
-    assert to_json(finished(*STUDY.curves, layout="split"), {})["own_test_images"] is True
-    assert [c["name"] for c in found["curves"]] == ["vit", "pixels"]
-    assert found["curves"][0]["points"][0] == {
-        "shots": 1,
-        "top1": pytest.approx(0.4),
-        "interval": list(STUDY.curves[0].points[0].interval),
-        "each_seed": [0.4, 0.4],
-    }
-    assert [(d["over"], d["shots"]) for d in found["lead_of_the_first"]] == [
-        ("pixels", 1),
-        ("pixels", 5),
-    ]
-    json.dumps(found, allow_nan=False)

@@ -15,9 +15,7 @@ from vitft.cli.main import build_parser
 from vitft.data import Folder, InspectedFile, InspectedFolder
 from vitft.features import linear_logits, solve_head
 from vitft.study import (
-    CurvePoint,
     FewShotSplit,
-    difference,
     evaluate_head,
     few_shot_split,
     reduce_dimensions,
@@ -39,10 +37,6 @@ def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
 def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
     folder = Folder(root=Path("x"), classes=("a", "b"), files=(), layout="classes")
     return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
-
-
-def point(*rows: Sequence[int]) -> CurvePoint:
-    return CurvePoint(shots=5, correct=tuple(np.array(row, dtype=bool) for row in rows))
 
 
 # splits ------------------------------------------------------------------------------------------
@@ -104,17 +98,6 @@ def test_rotated_features_give_the_same_predictions() -> None:
     drawn = FewShotSplit((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
     right = evaluate_head(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
     assert right.tolist() == expected.tolist()
-
-
-def test_a_difference_counts_only_discordant_images() -> None:
-    one, other = point([1] * 60 + [0] * 40), point([1] * 50 + [0] * 50)
-
-    mean, (low, high) = difference(one, other)
-
-    # ten of a hundred differ, all one way: 1.96 * sqrt(0.1 - 0.01) / 10
-    assert mean == pytest.approx(0.1)
-    assert (low, high) == pytest.approx((0.1 - 0.0588, 0.1 + 0.0588), abs=1e-4)
-    assert difference(one, one) == (0.0, (0.0, 0.0))
 
 
 # the whole ---------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Child processes that never outlive the test that started them, and what they print."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.limits import HANG_S
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -26,9 +29,10 @@ def started(command: Sequence[str], **options: Any) -> Iterator["subprocess.Pope
 
 
 def ended(command: Sequence[str | Path], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Run a child to its end, and return its exit code and outputs."""
+    """Run a child on this checkout to its end; `env` adds to the variables of this process."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
     usual = {"capture_output": True, "text": True, "timeout": HANG_S, "check": False}
-    return subprocess.run(command, **{**usual, **options})
+    return subprocess.run(command, **{**usual, "env": variables, **options})
 
 
 def python(code: str, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":

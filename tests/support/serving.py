@@ -2,13 +2,23 @@
 
 import http.client
 import json
+import os
+import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.support.children import started
+from tests.support.limits import HANG_S
 from vitft.predict import Engine, Postprocess
 from vitft.serve import Access, ServeLimits, access_for, listen, make_server
 
@@ -74,6 +84,18 @@ def reply(response: http.client.HTTPResponse) -> Reply:
     return Reply(response.status, headers, response.read())
 
 
+def shown_by(program: Path, url: str, *words: str | Path) -> Any:
+    """Return what a program for Node prints of the page at an address; skip without Node."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    done = subprocess.run(
+        [node, program, url, *words], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def answered(connection: socket.socket) -> Reply:
     """Read one response and leave the connection open."""
     response = http.client.HTTPResponse(connection)
@@ -100,6 +122,21 @@ def form(*files: tuple[str, bytes]) -> bytes:
     head = '--cut here\r\nContent-Disposition: form-data; name="images"; filename="{}"\r\n\r\n'
     parts = [head.format(name).encode() + data + b"\r\n" for name, data in files]
     return b"".join(parts) + b"--cut here--\r\n"
+
+
+@contextmanager
+def command_serving(
+    *words: str, **options: Any
+) -> Iterator[tuple[Client, "subprocess.Popen[str]", str]]:
+    """Run `vitft serve` or `label` with these words on a free port; yield also its first line."""
+    command = [sys.executable, "-m", "vitft", *words, "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with started(command, env=environment, **options) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        found = re.search(r":(\d+)/", line)
+        assert found, child.communicate()
+        yield Client(int(found[1])), child, line
 
 
 @contextmanager

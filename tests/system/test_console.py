@@ -2,12 +2,11 @@
 
 import io
 import logging
-import sys
 
 import pytest
 from rich.console import Console
 
-from vitft.system import LogHandler, Progress, between_words, show_log, shows_notes, visible
+from vitft.system import LogHandler, between_words, show_log, shows_notes, visible
 
 
 @pytest.mark.parametrize(
@@ -22,18 +21,6 @@ from vitft.system import LogHandler, Progress, between_words, show_log, shows_no
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
-
-
-def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FullDisk(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, f"No space left on device for {text}")
-
-    monkeypatch.setattr(sys, "stderr", FullDisk())
-
-    logging.getLogger("vitft.training").warning("a batch was halved")
-    with Progress("working", 1) as progress:
-        progress.advance()
 
 
 @pytest.mark.parametrize(

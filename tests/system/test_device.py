@@ -15,23 +15,6 @@ from vitft.system import (
 )
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:99", "meta"])
-@pytest.mark.parametrize(
-    ("gpus", "fix"),
-    [(0, "use --device auto or cpu"), (2, "use --device auto, cpu, cuda:0 or cuda:1")],
-)
-def test_an_unusable_device_is_answered_with_those_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, fix: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-
-    with pytest.raises(UsageError, match=rf"cannot use device '{name}'") as caught:
-        pick_device(name)
-
-    assert caught.value.fix == fix
-
-
 @pytest.mark.parametrize("name", ["gpu", "banana", "0"])
 def test_an_unknown_device_is_refused_in_a_short_sentence(name: str) -> None:
     with pytest.raises(UsageError) as caught:

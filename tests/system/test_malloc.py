@@ -1,12 +1,10 @@
 """glibc malloc: freed memory is kept during training and returned afterwards."""
 
 import resource
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.limits import HANG_S
+from tests.support.children import python
 from vitft.system import LARGEST_KEPT, MMAP_THRESHOLD, VARIABLES
 
 ABLE = (
@@ -14,10 +12,7 @@ ABLE = (
     "sys.exit(not (f and f({}, {})))"
 )
 pytestmark = pytest.mark.skipif(
-    subprocess.run(
-        [sys.executable, "-c", ABLE.format(MMAP_THRESHOLD, LARGEST_KEPT)], check=False
-    ).returncode
-    != 0,
+    python(ABLE.format(MMAP_THRESHOLD, LARGEST_KEPT)).returncode != 0,
     reason="another C library, or a glibc that cannot keep large blocks",
 )
 
@@ -36,7 +31,7 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 begun = resident()
-with freed_memory_kept(when={when}):
+with freed_memory_kept(when=True):
     faults(20)
     print(faults(), resident() - begun)
     del [torch.empty(2**29) for _ in range(2)][:]  # an untouched heap of 4 GiB
@@ -47,28 +42,16 @@ print(resident() - begun)
 PAGES = 48 * 2**20 // resource.getpagesize()
 
 
-def steps(monkeypatch: pytest.MonkeyPatch, *, when: bool, **variables: str) -> list[float]:
-    """Return faults per tensor, bytes kept, faults in a large heap, bytes kept afterwards."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    code = STEPS.replace("{when}", str(when))
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=HANG_S
-    )
-    return [float(number) for number in done.stdout.split()]
-
-
 def test_memory_of_a_step_is_kept_for_the_next_and_then_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    faults, kept, faults_in_a_large_heap, left = steps(monkeypatch, when=True)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
+    done = python(STEPS, check=True)
+
+    faults, kept, faults_in_a_large_heap, left = map(float, done.stdout.split())
     assert faults < PAGES / 100
     assert faults_in_a_large_heap < PAGES / 100
     assert kept > 40 * 2**20
     assert left < 20 * 2**20
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

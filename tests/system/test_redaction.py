@@ -37,10 +37,10 @@ def test_errors_are_redacted_whoever_shows_them() -> None:
     assert "secret" not in shown
 
 
-def test_the_log_and_tracebacks_are_redacted(
+def test_the_log_and_the_traceback_of_a_bug_are_redacted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no https://me:secret@h/x")
 
     monkeypatch.setattr("vitft.predict.jobs.find_model", broken)
@@ -48,4 +48,7 @@ def test_the_log_and_tracebacks_are_redacted(
 
     assert main(["predict", "x.jpg", "--top-k", "2"]) == 1
     assert main(["predict", "x.jpg", "--url=https://me:secret@h/x"]) == 2
-    assert "secret" not in "".join(capsys.readouterr())
+    shown = "".join(capsys.readouterr())
+    assert "secret" not in shown
+    assert "RuntimeError: no https://***@h/x" in shown
+    assert "please report it" in shown

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import pytest
 
-from vitft.system import RunError, read_run_arrays, read_run_bytes, read_run_lines
+from vitft.system import RunError, read_run_bytes, read_run_lines
 
 
 class Line(TypedDict):
@@ -21,20 +21,6 @@ def test_an_incomplete_last_line_and_empty_lines_are_ignored(tmp_path: Path) -> 
     path.write_text('{"epoch": 1}\n{"epo\n')
     with pytest.raises(RunError, match="damaged run"):
         read_run_lines(path, Line)
-
-
-def test_a_file_that_is_not_regular_or_too_large_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b"12345")
-
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(RunError, match="damaged run"):
-            read_run_bytes(path)
-        with pytest.raises(RunError, match="damaged run"):
-            read_run_arrays(path)
-    assert read_run_bytes(tmp_path / "large", limit=5) == b"12345"
-    with pytest.raises(RunError, match="more than the limit of 4"):
-        read_run_bytes(tmp_path / "large", limit=4)
 
 
 def test_a_confusion_matrix_of_5000_classes_can_be_read(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.limits import HANG_S
+from tests.support.children import python
 from vitft.models import find_model
 from vitft.system import RunDir, RunError, create_run, locked, point_latest, read_npz
 
@@ -36,9 +35,7 @@ def test_a_read_only_folder_is_not_writable(tmp_path: Path) -> None:
         f"os.setuid(65534); print(is_writable(Path({str(locked)!r})))"
     )  # root may write anywhere, so somebody else asks
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_S
-    )
+    done = python(code, check=True)
 
     assert done.stdout.strip() == "False"
 
@@ -124,13 +121,7 @@ def test_a_run_is_locked_against_other_processes_until_the_end(here: Path) -> No
     )
 
     def other() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            check=False,
-        )
+        return python(code)
 
     (here / ".lock").write_text("a longer line that a process left when it was killed " * 5)
     with locked(run):

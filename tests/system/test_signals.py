@@ -2,11 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
+from tests.support.children import python
 from vitft.system import Stopped, Stopper
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 143}
@@ -170,12 +169,7 @@ run()
 def test_a_signal_while_the_command_is_imported_ends_it_without_a_traceback(
     name: str, code: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WHILE_IMPORTING.format(name=name)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(WHILE_IMPORTING.format(name=name))
 
     assert (done.returncode, done.stderr) == (code, "vitft: interrupted\n")
 

@@ -195,6 +195,12 @@ def idx_truncated(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def idx_signed(folder: Path) -> None:
+    idx(folder)
+    path = folder / "mnist" / "train-labels-idx1-ubyte"
+    path.write_bytes(b"\0\0\x09" + path.read_bytes()[3:])
+
+
 def cifar(folder: Path) -> None:
     """Write CIFAR-10's binary files, with two images each."""
     root = folder / "cifar-10-batches-bin"

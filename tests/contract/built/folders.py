@@ -97,6 +97,13 @@ def animation(folder: Path) -> None:
     frames[0].save(path, save_all=True, append_images=frames[1:])
 
 
+def pages(folder: Path) -> None:
+    """Write an image of three pages."""
+    path = photos(folder) / "dog" / "scan.tif"
+    first, *others = [Image.linear_gradient("L").resize((16, 16)).rotate(90 * i) for i in range(3)]
+    first.save(path, save_all=True, append_images=others)
+
+
 def wide(folder: Path) -> None:
     """Draw images that are four times as wide as high."""
     for path in (*expand("p/cat/{0-3}.jpg"), *expand("p/dog/{0-3}.jpg")):

@@ -15,7 +15,15 @@ import torch
 
 from tests.contract.rows import draw, run
 from vitft.data import EvalTransform
-from vitft.models import Card, TimmConfig, TimmModel, VisionTransformer, ViTConfig, save_checkpoint
+from vitft.models import (
+    Card,
+    TimmConfig,
+    TimmModel,
+    VisionTransformer,
+    ViTConfig,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -75,6 +83,15 @@ def unusual(folder: Path) -> None:
             weights["head.bias"] = torch.full((3,), float("nan"))
         (folder / name).mkdir()
         save_checkpoint(folder / name / "model.safetensors", weights, card)
+
+
+def overflowing(folder: Path) -> None:
+    """Write T, R and w.safetensors, whose tensors are multiplied by 1e30."""
+    single(folder)
+    backbone(folder)
+    for path in (folder / "R" / "model.safetensors", folder / "w.safetensors"):
+        tensors, card = load_checkpoint(path)
+        save_checkpoint(path, {name: 1e30 * value for name, value in tensors.items()}, card)
 
 
 def graphs(folder: Path) -> None:

@@ -227,6 +227,7 @@ def google(folder: Path) -> None:
         arrays[f"{block}{layer}/{'kernel' if shape else 'scale'}"] = np.ones(
             shape or 64, np.float32
         )
+    arrays |= {"head/kernel": np.zeros((64, 9), np.float32), "head/bias": np.zeros(9, np.float32)}
     state_of: dict[str, Any] = {
         f"opt/state/0/mu/{name}": array * 0 for name, array in arrays.items()
     }

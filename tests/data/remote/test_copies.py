@@ -69,59 +69,6 @@ def test_shards_on_disk_and_on_the_web_are_the_folder_they_were_made_of(
         assert all(torch.equal(tensors[key], of_folder[key]) for key in of_folder)
 
 
-@pytest.fixture
-def web_run(tmp_path: Path, tiny_weights: Path) -> tuple[str, Path, Path]:
-    """The value of `--data` of shards that were on the web, a run on them, and their folder."""
-    folder = draw_folder(tmp_path / "data", per_class=8)
-    with serving_shards(shards_of(folder)) as (site, _):
-        train(site.url, tiny_weights, tmp_path / "run")
-    return site.url, tmp_path / "run", folder
-
-
-def test_every_command_works_on_a_copy_without_the_network(
-    web_run: tuple[str, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, run, folder = web_run
-    names = [f"part-0{i // 6}.tar/{c}{j:03}.png" for i, (c, j) in enumerate(
-        (c, j) for c in ("blue", "green", "red") for j in range(8)
-    )]  # fmt: skip
-
-    assert main(["predict", data, "--run", str(run), "--out", str(tmp_path / "p.csv")]) == 0
-    with (tmp_path / "p.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows] == names
-    assert not any(row["error"] for row in rows)
-    assert main(["predict", str(folder), "--run", str(run), "--out", str(tmp_path / "f.csv")]) == 0
-    with (tmp_path / "f.csv").open() as file:
-        of_folder = [row["probability"] for row in csv.DictReader(file)]
-    assert [row["probability"] for row in rows] == of_folder
-
-    assert main(["check", data, "--run", str(run), "--out", str(tmp_path / "check")]) == 0
-    capsys.readouterr()
-    assert main(["evaluate", "--data", data, "--run", str(run), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["data"]["path"] == data
-    assert main(["cache", "list"]) == 0
-    assert f"24 images of {data}" in capsys.readouterr().out.replace("\n", " ")
-    assert main(["report", "--run", str(run)]) == 0
-    assert [*(run / "thumbs").iterdir()]
-
-
-def test_a_stopped_run_refuses_changed_shards(
-    tmp_path: Path, tiny_weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    contents = shards_of(draw_folder(tmp_path / "data", per_class=8))
-    data = write_shards(tmp_path / "shards", contents)
-    options = ("--train", "all", "--epochs", "5000", "--max-time", "1s")
-    train(data, tiny_weights, tmp_path / "run", *options)
-    capsys.readouterr()
-
-    write_shards(tmp_path / "shards", [*contents[:3], contents[2]])
-    code = main(["finetune", "--resume", str(tmp_path / "run")])
-
-    assert code == 5
-    assert "Traceback" not in capsys.readouterr().err
-
-
 COPY = (
     "import sys; from vitft.config.sections import DataSpec;"
     "from vitft.data.remote.prepare import prepare_data;"

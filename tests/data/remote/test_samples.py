@@ -28,37 +28,6 @@ def labels(folder: Folder) -> dict[str, str]:
     return {file.path: folder.classes[file.label] for file in folder.files}
 
 
-LABELS = [
-    ({"cls": b"cat\n"}, {"cls": b"dog"}, {}),
-    ({"json": json_text(label="cat")}, {"json": json_text(label="dog")}, {}),
-    ({"txt": b"cat"}, {"txt": b"dog"}, {}),
-    ({"cls": b"cat", "txt": b"a long caption"}, {"cls": b"dog", "txt": b"another"}, {}),
-    (
-        {"cls": b"0", "json": json_text(species="cat", width=3)},
-        {"cls": b"1", "json": json_text(species="dog", width=4)},
-        {"label": "species"},
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("cat", "dog", "settings"),
-    LABELS,
-    ids=["cls", "json", "txt", "cls before txt", "the field that data.label names"],
-)
-def test_the_class_of_a_sample_is_in_cls_json_or_txt(
-    tmp_path: Path, cat: dict[str, bytes], dog: dict[str, bytes], settings: dict[str, str]
-) -> None:
-    content = shard({"a": {"jpg": PICTURES[0], **cat}, "b/c": {"jpg": PICTURES[1], **dog}})
-
-    folder = scanned(write_shards(tmp_path / "s", [content]), **settings)
-
-    assert labels(folder) == {"part-00.tar/a.jpg": "cat", "part-00.tar/b/c.jpg": "dog"}
-    assert read_bytes(f"{folder.root}/part-00.tar/b/c.jpg") == PICTURES[1]
-    with pytest.raises(ImageError, match="not found"):
-        read_bytes(f"{folder.root}/part-00.tar/b/d.jpg")
-
-
 def test_fields_may_contain_groups_and_several_labels(tmp_path: Path) -> None:
     rows = [["cat", "indoors"], ["dog"], []]
     content = shard(
@@ -213,6 +182,8 @@ def test_members_of_gnu_and_ustar_files_are_found(tmp_path: Path) -> None:
 
         assert read_bytes(f"{folder.root}/part-00.tar/{name}.jpg") == PICTURES[0]
         assert read_bytes(f"{folder.root}/part-00.tar/ö.jpg") == PICTURES[1]
+        with pytest.raises(ImageError, match="not found"):
+            read_bytes(f"{folder.root}/part-00.tar/ü.jpg")
 
 
 @pytest.mark.parametrize("suffix", ["png", "tiff"])

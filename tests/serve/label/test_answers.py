@@ -1,12 +1,11 @@
 """The file of answers: appending, undoing, recovery after a crash, and files of other programs."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import started
+from tests.support.children import python, started
 from vitft.serve import Answer, AnswerFile
 from vitft.system import DataError, LockedError, ResourceError
 
@@ -135,9 +134,7 @@ with AnswerFile(path) as file:
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
 
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True
-    )
+    done = python(FULL, str(path), check=True)
 
     assert done.stdout.splitlines() == [f"disk full while writing {path}", "True"]
     assert path.read_bytes() == HEADER + b"a.jpg,rose,picked\nc.jpg,tulip,picked\n"

@@ -2,11 +2,8 @@
 
 import csv
 import json
-import os
-import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,25 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.children import started
-from tests.support.limits import HANG_S
-from tests.support.serving import Client, Reply
+from tests.support.serving import Client, Reply, command_serving, shown_by
 from vitft.cli.label import paths_in_table
 from vitft.cli.main import main
 
-NODE = shutil.which("node")
-KEY = re.compile(r":(\d+)/\?key=([\w-]+)")
+PAGE = Path(__file__).with_name("page.mjs")
 
 
 @contextmanager
 def labelling(home: Path, *options: str) -> Iterator[tuple[Client, str, "subprocess.Popen[str]"]]:
     """Run the command in `home`, and yield a client, the key and the process."""
-    command = [sys.executable, "-m", "vitft", "label", *options, "--port", "0", "--device", "cpu"]
-    with started(command, cwd=home, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
-        assert child.stdout is not None
-        found = KEY.search(child.stdout.readline())
-        assert found, child.stderr and child.stderr.read()
-        yield Client(int(found[1])), found[2], child
+    words = ["label", *options, "--device", "cpu"]
+    with command_serving(*words, cwd=home) as (client, child, line):
+        yield client, line.partition("?key=")[2].split()[0], child
 
 
 @pytest.fixture
@@ -129,90 +120,15 @@ def test_paths_in_the_table_are_relative_to_it_where_possible(
     assert paths_in_table(Path(root), Path(table)) == expected
 
 
-PAGE = """
-const [base, ...keys] = process.argv.slice(2), request = globalThis.fetch, elements = {};
-class Element {
-  constructor(tag) {
-    Object.assign(this, { tagName: tag.toUpperCase(), own: "", children: [], style: {} });
-    Object.assign(this, { events: {}, attributes: {}, className: "", value: "", hidden: false });
-  }
-  get textContent() { return this.own + this.children.map((child) => child.textContent).join(" "); }
-  set textContent(text) { this.children = []; this.own = text; }
-  append(...nodes) { this.children.push(...nodes); }
-  replaceChildren(...nodes) { this.own = ""; this.children = nodes; }
-  addEventListener(name, react) { this.events[name] = react; }
-  setAttribute(name, value) { this.attributes[name] = value; }
-  focus() {}
-  blur() {}
-}
-const document = new Element("document"), pending = new Set();
-document.createElement = (tag) => new Element(tag);
-document.getElementById = (id) => (elements[id] ??= new Element("p"));
-const fetch = (path, options) => {
-  const reply = request(new URL(path, base), options);
-  pending.add(reply);
-  return reply.finally(() => pending.delete(reply));
-};
-const settled = async () => {
-  for (let calm = 0; calm < 5; calm += pending.size ? -calm : 1)
-    await new Promise((wake) => setTimeout(wake, 20));
-};
-const html = await (await request(base)).text();
-const script = html.match(/<script>([^]*)<\\/script>/)[1];
-const names = ["document", "fetch", "location", "Image", "innerWidth", "devicePixelRatio"];
-const values = [document, fetch, { search: new URL(base).search }, class {}, 390, 3];
-new Function(...names, script)(...values);
-await settled();
-const shown = [];
-const target = { tagName: "BODY" };
-for (const key of keys) {
-  if (key.startsWith("+")) {
-    document.getElementById("new-name").value = key.slice(1);
-    elements.new.events.submit({ preventDefault() {} });
-  } else if (key.startsWith("#")) {
-    elements.tiles.children[Number(key.slice(1))].children[0].events.click();
-  } else {
-    document.events.keydown({ key, target, preventDefault() {} });
-  }
-  await settled();
-  shown.push({
-    name: elements.name.textContent, problem: elements.problem.own,
-    classes: elements.classes.children.map((one) => one.textContent),
-    tiles: elements.tiles?.children.map((one) => one.children[0].attributes["aria-pressed"]) ?? [],
-    accept: elements.accept.hidden ? "" : elements.accept.textContent,
-    status: elements.status?.own ?? "", accuracy: elements.accuracy.textContent,
-    progress: elements.progress.textContent,
-  });
-}
-console.log(JSON.stringify(shown));
-process.exit(0);
-"""
-"""Program that opens the page in a minimal DOM and prints what it shows after each key."""
-
-
-def pressed(home: Path, client: Client, key: str, *keys: str) -> list[dict[str, Any]]:
-    program = home / "page.mjs"
-    program.write_text(PAGE)
-    done = subprocess.run(
-        [str(NODE), str(program), f"http://127.0.0.1:{client.port}/?key={key}", *keys],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout))
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_the_page_labels_by_keys(tmp_path: Path, pictures: Path, tiny_weights: Path) -> None:
     table = tmp_path / "labels.csv"
     options = ["pictures", "--weights", str(tiny_weights), "--classes", "red,green"]
     with labelling(tmp_path, *options) as (client, key, _):
-        shown = pressed(tmp_path, client, key, "1", "2", "+<b>blue</b>", "s", "u", "u", "Q")
+        url = f"http://127.0.0.1:{client.port}/?key={key}"
+        shown = shown_by(PAGE, url, "1", "2", "+<b>blue</b>", "s", "u", "u", "Q")
         first = rows(table)
-        group = pressed(tmp_path, client, key, "g", "1", "#0", "Enter")
-        measured = pressed(tmp_path, client, key, "m", "1")
+        group = shown_by(PAGE, url, "g", "1", "#0", "Enter")
+        measured = shown_by(PAGE, url, "m", "1")
 
     assert shown[0]["classes"] == ["1 red 1", "2 green 0"]
     assert shown[2]["classes"][2].startswith("3 <b>blue</b>")
