@@ -34,8 +34,8 @@ SHORTER = {
 """Words of a type, and what stands in the table in their place."""
 HEAD = """# Settings
 
-Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. For a setting with
-an option, such as `--fit`, the [options](options.md#vitft-finetune) describe it.
+Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`. If a
+setting has an option, such as `--fit`, it is described under [options](options.md#vitft-finetune).
 An empty value column means text, or true and false.
 """
 OPTIONS_HEAD = """# Options
