@@ -20,7 +20,7 @@ from vitft.features import (
     stratified_folds,
     weakest_classes,
 )
-from vitft.metrics import wilson_interval
+from vitft.metrics import classification_metrics, wilson_interval
 
 
 def blobs(per_class: int = 60, classes: int = 3, width: int = 8) -> tuple[torch.Tensor, ...]:
@@ -188,7 +188,7 @@ def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
     predicted[12] = 5  # class 3: three of four
     names = ["a", "b", "c", "d", "e", "f", "without images"]
 
-    found = weakest_classes(torch.eye(7)[predicted], y, names)
+    found = weakest_classes(classification_metrics(torch.eye(7)[predicted], y, names, effect=1.2))
 
     assert found == [
         {
@@ -200,8 +200,8 @@ def test_the_weakest_classes_are_those_with_the_lowest_recall() -> None:
         }
         for name, right, other in (("c", 1, "d"), ("b", 2, "a"), ("d", 3, "f"))
     ]
-    perfect = weakest_classes(torch.eye(2)[[0, 1]], torch.tensor([0, 1]), ["a", "b"])
-    assert [weak["taken_for"] for weak in perfect] == [None, None]
+    perfect = classification_metrics(torch.eye(2)[[0, 1]], torch.tensor([0, 1]), ["a", "b"])
+    assert [weak["taken_for"] for weak in weakest_classes(perfect)] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,18 @@
 import statistics
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from scipy.stats import norm
 
 from vitft.messages import chance_clause
-from vitft.metrics import Results, RunResults, mean_fraction_interval, wilson_interval
+from vitft.metrics import (
+    Results,
+    RunResults,
+    mean_fraction_interval,
+    p_of_guessing,
+    wilson_interval,
+)
 
 
 def results(matrix: list[list[int]]) -> RunResults:
@@ -75,6 +83,77 @@ def test_a_model_is_at_chance_level_unless_its_balanced_accuracy_is_above_guessi
     matrix: list[list[int]], clause: str
 ) -> None:
     assert chance_clause(Results.of(results(matrix))) == clause
+
+
+@pytest.mark.parametrize(
+    ("matrix", "p", "is_at_chance"),
+    [
+        pytest.param([[2, 10], [3, 225]], 0.02, False, id="rare class, seldom found"),
+        pytest.param([[2, 10], [3, 225]], 0.03, True, id="logits that say little"),
+        pytest.param([[40, 10], [10, 40]], 0.03, False, id="its interval is above one half"),
+        pytest.param([[0, 12], [0, 228]], 0.001, True, id="constant, whatever the logits are"),
+    ],
+)
+def test_a_model_whose_logits_depend_on_the_class_is_better_than_guessing(
+    matrix: list[list[int]], p: float, is_at_chance: bool
+) -> None:
+    found = cast("RunResults", {**results(matrix), "p_guessing": p})
+
+    assert bool(Results.of(found).at_chance) == is_at_chance
+
+
+def test_for_two_classes_the_test_is_that_of_a_correlation() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3 // 2
+    for shift in (0.0, 0.5, -0.5):
+        logits = rng.normal(size=(60, 2)) + shift * np.eye(2)[labels]
+        r = np.corrcoef(labels, logits[:, 1] - logits[:, 0])[0, 1]
+
+        assert p_of_guessing(logits, labels) == pytest.approx(norm.sf(r * 59**0.5))
+        assert p_of_guessing(logits + rng.normal(size=(60, 1)), labels) == pytest.approx(
+            p_of_guessing(logits, labels)
+        )
+
+
+def test_a_rare_class_that_is_never_predicted_can_be_told_by_its_logits() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], [6, 100, 100])
+    logits = rng.normal(size=(206, 3)) - [9, 0, 0]
+    told = logits + 3 * (labels == 0)[:, None] * [1, 0, 0]
+
+    assert (told.argmax(axis=1) > 0).all()
+    assert p_of_guessing(told, labels) < 0.001
+    assert p_of_guessing(logits, labels) > 0.05
+    assert p_of_guessing(told, rng.permutation(labels)) > 0.05
+
+
+def test_labels_in_random_order_have_small_p_values_as_often_as_they_should() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2, 3], [40, 20, 10, 5])
+    logits = rng.normal(size=(75, 4)) ** 3  # skewed, and alike for images that are alike
+    p = [p_of_guessing(logits, rng.permutation(labels)) for _ in range(1000)]
+
+    assert np.mean(np.array(p) < 0.025) == pytest.approx(0.025, abs=0.015)
+    assert np.mean(np.array(p) < 0.5) == pytest.approx(0.5, abs=0.06)
+
+
+def test_copies_in_groups_tell_no_more_than_one_of_each() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    logits = rng.normal(size=(80, 2)) + 0.3 * np.eye(2)[labels]
+    copies, groups = np.repeat(logits, 3, axis=0), np.repeat(np.arange(80), 3)
+    alone = p_of_guessing(logits, labels)
+
+    assert p_of_guessing(copies, np.repeat(labels, 3)) < alone / 2
+    assert p_of_guessing(copies, np.repeat(labels, 3), groups) == pytest.approx(alone, rel=0.3)
+
+
+def test_no_p_value_is_below_that_of_a_single_order() -> None:
+    logits = np.array([[5.0, 0.0]] * 8 + [[0.0, 5.0]])
+
+    assert p_of_guessing(logits, np.array([0] * 8 + [1])) == pytest.approx(1 / 9)
+    assert p_of_guessing(np.ones((9, 2)), np.array([0] * 8 + [1])) == 1
+    assert p_of_guessing(np.ones((1, 2)), np.array([1])) == 1
 
 
 @pytest.mark.parametrize(("low", "is_at_chance"), [(0.55, True), (0.6, False)])

@@ -6,7 +6,6 @@ and the targets `y` are class indices (n,) or, for multi-label data, 0 or 1 for 
 
 import functools
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -40,9 +39,15 @@ from vitft.features.logistic import (
 from vitft.features.mixture import HeadMethod, choose_head_method
 from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.confusions import most_frequent
-from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval
-from vitft.metrics.results import CrossValidation, HeadCandidate, LearningCurvePoint, WeakClass
+from vitft.metrics.confusions import mostly_taken_for
+from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval, p_of_guessing
+from vitft.metrics.results import (
+    CrossValidation,
+    HeadCandidate,
+    LearningCurvePoint,
+    Metrics,
+    WeakClass,
+)
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.metrics.values import Interval
 
@@ -55,6 +60,10 @@ CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images at which the learning curve is measured."""
 CV_LOGITS = 100_000_000
 """Maximum number of logits (images x classes) of a cross-validation of the accuracy."""
+RANDOM_LABELS_EFFECT = 2.0
+"""Design effect in `p_of_guessing`: heads with nothing to learn from the same images make the same
+mistakes. With labels in random order, the variance of its statistic was 1.2 to 2.4 times that of
+independent images (benchmarks/notebook/intervals.md)."""
 METHOD_IMAGES = 8_000
 """Maximum number of images used to decide whether the head reads one block or several."""
 FLOAT64_VALUES = 10**7
@@ -167,8 +176,12 @@ def cross_validate(
         "curve": curve,
         "gain_from_twice": gain[0] if gain else None,
         "gain_interval": gain[1] if gain else None,
-        "weak_spots": weakest_classes(scores, truth, names, units),
+        "weak_spots": weakest_classes(measured),
     }
+    if y.ndim == 1:
+        results["p_guessing"] = p_of_guessing(
+            scores.numpy(), truth.numpy(), units, RANDOM_LABELS_EFFECT
+        )
     if units is not None:
         results["groups"] = len(np.unique(units))
     held = fold_id >= 0
@@ -241,37 +254,24 @@ def gain_from_twice(
     return (float(gains[0]), (low, high)) if high > 0 else None
 
 
-def weakest_classes(
-    logits: Tensor, y: Tensor, names: Sequence[str], units: Groups | None = None
-) -> list[WeakClass]:
+def weakest_classes(found: Metrics) -> list[WeakClass]:
     """Return the three classes with the lowest recall, each with its most frequent confusion.
 
     For multi-label data, which is scored here without its thresholds, the result is empty.
     """
-    if y.ndim == 2:
-        return []
-    best = logits.argmax(dim=-1)
-    found: list[WeakClass] = []
-    for label, name in enumerate(names):
-        predicted = best[y == label]
-        if not len(predicted):
-            continue
-        wrong = Counter(sorted(predicted[predicted != label].tolist()))
-        recall = int((predicted == label).sum()) / len(predicted)
-        own = None if units is None else units[(y == label).numpy()]
-        effect = cross_validation_effect(len(y))
-        bounds = accuracy_interval((predicted == label).numpy(), own, effect=effect)
-        taken_for = most_frequent({names[i]: number for i, number in wrong.items()})
-        found.append(
-            {
-                "class": name,
-                "recall": recall,
-                "recall_interval": bounds,
-                "images": len(predicted),
-                "taken_for": taken_for,
-            }
-        )
-    return sorted(found, key=lambda weak: weak["recall"])[:3]
+    others, weak = mostly_taken_for(found), list[WeakClass]()
+    for name, row in found["per_class"].items():
+        if row["recall"] is not None and row["recall_interval"] and "labels" not in found:
+            weak.append(
+                {
+                    "class": name,
+                    "recall": row["recall"],
+                    "recall_interval": row["recall_interval"],
+                    "images": row["images"],
+                    "taken_for": others.get(name),
+                }
+            )
+    return sorted(weak, key=lambda one: one["recall"])[:3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

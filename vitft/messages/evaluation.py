@@ -1,11 +1,10 @@
 """What `vitft evaluate` shows: labelled rows, the details of -v, and a table of the classes."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from vitft.messages.finetune import Rows
-from vitft.metrics.confusions import class_pair_counts, most_frequent
+from vitft.metrics.confusions import mostly_taken_for
 from vitft.system.text import (
     interval,
     is_measurable,
@@ -72,10 +71,6 @@ def class_table(
     If there are more than `MOST_LISTED`, it has those of the lowest recall. With `details`, each
     metric has its interval, otherwise each class its most frequent wrong prediction.
     """
-    names, confused = list(found["per_class"]), dict[str, Counter[str]]()
-    for (true, predicted), images in class_pair_counts(found).items():
-        if true != predicted:
-            confused.setdefault(names[true], Counter())[names[predicted]] += images
     occurring = [(name, row) for name, row in found["per_class"].items() if row["images"]]
     if len(occurring) > MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
@@ -86,13 +81,13 @@ def class_table(
             for name, row in occurring
         ]
         return headings, rows
-    also = () if found.get("labels") else ("mostly mistaken for",)
+    also, others = () if found.get("labels") else ("mostly mistaken for",), mostly_taken_for(found)
     return ("class", "images", "recall", "precision", "F1", *also), [
         (
             name,
             str(row["images"]),
             *(_cells(row, metric)[0] for metric in CLASS_METRICS),
-            *([most_frequent(confused.get(name, {})) or ""] if also else ()),
+            *([others.get(name, "")] if also else ()),
         )
         for name, row in occurring
     ]

@@ -39,6 +39,7 @@ from .intervals import mcnemar as mcnemar
 from .intervals import mean_error as mean_error
 from .intervals import mean_fraction_interval as mean_fraction_interval
 from .intervals import mean_interval as mean_interval
+from .intervals import p_of_guessing as p_of_guessing
 from .intervals import paired_interval as paired_interval
 from .intervals import proportions_differ as proportions_differ
 from .intervals import sample_size as sample_size

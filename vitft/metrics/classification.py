@@ -27,6 +27,7 @@ from vitft.metrics.intervals import (
     f1_with_interval,
     mean_fraction_interval,
     mean_interval,
+    p_of_guessing,
     too_few,
     wilson_interval,
 )
@@ -73,7 +74,7 @@ def classification_metrics(
     `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
     apply only to multi-label data: the minimum probabilities at which labels are assigned, as a
     number or an array (C,) or (n, C). The intervals count `groups` (n,), if there are any.
-    `effect` is a further design effect of the balanced accuracy.
+    `effect` is a further design effect of the metrics of classes and of the balanced accuracy.
     """
     if labels.ndim == 2:
         return several_label_metrics(logits, labels, classes, thresholds, groups)
@@ -93,11 +94,13 @@ def classification_metrics(
         "balanced_interval": mean_fraction_interval(
             recalls, effect * design_effect(deviations, groups)
         ),
+        "p_guessing": p_of_guessing(logits.numpy(), truth, groups),
         "majority": max(rows) / total,
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
         "per_class": {
-            name: class_metrics(truth == i, guess == i, groups) for i, name in enumerate(classes)
+            name: class_metrics(truth == i, guess == i, groups, effect)
+            for i, name in enumerate(classes)
         },
         "confusion": [],
         "calibration": None,
@@ -156,7 +159,9 @@ def several_label_metrics(
     return found
 
 
-def class_metrics(own: Flags, given: Flags, groups: Groups | None) -> ClassMetrics:
+def class_metrics(
+    own: Flags, given: Flags, groups: Groups | None, effect: float = 1.0
+) -> ClassMetrics:
     """Return the metrics of a class.
 
     `own` and `given` (n,) state whether each image belongs to the class and is predicted as it.
@@ -164,9 +169,9 @@ def class_metrics(own: Flags, given: Flags, groups: Groups | None) -> ClassMetri
     hits, either = own & given, own | given
     right, images, predicted, union = (int(x.sum()) for x in (hits, own, given, either))
     of_recall, of_precision, of_f1 = (
-        1.0
+        effect
         if groups is None
-        else design_effect(hits[some] - right / max(1, int(some.sum())), groups[some])
+        else effect * design_effect(hits[some] - right / max(1, int(some.sum())), groups[some])
         for some in (own, given, either)
     )
     f1, f1_interval = f1_with_interval(right, union, of_f1) if union else (None, None)

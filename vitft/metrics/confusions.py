@@ -1,5 +1,6 @@
 """Numbers of images by true and predicted class, as a matrix or as its nonzero entries."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
@@ -28,6 +29,15 @@ def most_frequent(counts: Mapping[str, int]) -> str | None:
     highest = max(counts.values(), default=0)
     names = [name for name, number in counts.items() if number == highest > 0]
     return " or ".join(names) if 0 < len(names) <= 2 else None
+
+
+def mostly_taken_for(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return the most frequent wrong prediction of each class that has one, by name."""
+    names, wrong = list(results["per_class"]), dict[str, Counter[str]]()
+    for (true, predicted), images in class_pair_counts(results).items():
+        if true != predicted:
+            wrong.setdefault(names[true], Counter())[names[predicted]] += images
+    return {name: other for name, counts in wrong.items() if (other := most_frequent(counts))}
 
 
 def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:

@@ -103,6 +103,8 @@ class Metrics(ProbabilityMetrics, ConfusionResults):
     top5_interval: Interval | None
     balanced: Share  # mean recall over the classes that have images
     balanced_interval: Interval
+    p_guessing: NotRequired[Share]
+    """p-value of the test that the logits do not depend on the class; absent for several labels."""
     majority: Share  # accuracy of always predicting the largest class or label set
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
     labels: NotRequired[LabelResults]  # present only for multi-label models
@@ -153,6 +155,7 @@ class CrossValidation(TypedDict):
     top1_interval: Interval
     balanced: Share  # mean recall of the classes
     balanced_interval: Interval
+    p_guessing: NotRequired[Share]  # as in `Metrics`
     classes: AtLeastOne  # number of classes that have images, as of `balanced`
     majority: Share  # fraction of the largest class
     curve: list[LearningCurvePoint]  # in ascending order of `images`

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, cast
 
-from vitft.metrics.confusions import class_pair_counts, most_frequent
+from vitft.metrics.confusions import class_pair_counts, mostly_taken_for
 from vitft.metrics.intervals import proportions_differ, wilson_interval
 from vitft.metrics.results import CrossValidation, Metrics, RunResults
 from vitft.metrics.values import Interval
@@ -22,6 +22,8 @@ Measure = Literal["accuracy", "mean average precision", "all labels right"]
 MORE_IMAGES = 3
 """Cross-validation on this many times as many images tells more than the validation images."""
 MAX_WEAKEST = 3
+SIGNIFICANT = 0.025
+"""Largest one-sided p-value of logits that depend on the class."""
 RARE = 0.1
 """Predictions are nearly constant if all other classes together are predicted at most this many
 times as often as they occur."""
@@ -291,10 +293,7 @@ def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[Class
     ]
     if crossed:
         return crossed
-    names, confused = list(found["per_class"]), dict[int, Counter[str]]()
-    for (true, predicted), images in class_pair_counts(found).items():
-        if true != predicted:
-            confused.setdefault(true, Counter())[names[predicted]] += images
+    others = mostly_taken_for(found)
     return [
         ClassEstimate(
             name=name,
@@ -302,9 +301,9 @@ def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[Class
             interval=row["recall_interval"],
             images=row["images"],
             kind="validation",
-            taken_for=most_frequent(confused.get(i, {})) or "",
+            taken_for=others.get(name, ""),
         )
-        for i, (name, row) in enumerate(found["per_class"].items())
+        for name, row in found["per_class"].items()
         if row["images"] and row["recall"] is not None and row["recall"] < 1
     ]
 
@@ -312,23 +311,24 @@ def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[Class
 def _at_chance(found: RunResults) -> AtChance | None:
     """Return on what a model is not measurably better than guessing, or None if it is better.
 
-    It is unless the 95% interval of its balanced accuracy, on the largest set of images on which
-    this was measured, is above that of guessing, 1 / classes. A multi-label model is unless the
-    interval of its mean average precision is above that of random scores.
+    It is better if, on the largest set of images on which this was measured, the 95% interval of
+    its balanced accuracy is above that of guessing (1 / classes), or the accuracy itself is, and
+    the logits depend on the class (`p_of_guessing`). A multi-label model is better if the interval
+    of its mean average precision is above that of random scores.
     """
     if labels := found.get("labels"):
         bounds, chance = labels["map_interval"], labels["chance_map"]
         if bounds is None or bounds[0] > chance:
             return None
         return AtChance(kind="validation", images=found["images"], interval=bounds, guessing=chance)
-    sets = list[tuple[float, float, AtChance]]()
+    sets = list[tuple[float, Metrics | CrossValidation, AtChance]]()
     parts: tuple[tuple[Kind, Metrics | None], ...]
     parts = (("validation", found), ("test", found.get("test")))
     for kind, one in parts:
         if one and (classes := sum(row["images"] > 0 for row in one["per_class"].values())):
             bounds = one["balanced_interval"]
             known = AtChance(kind=kind, images=one["images"], interval=bounds, guessing=1 / classes)
-            sets.append((bounds[0], one["balanced"], known))
+            sets.append((bounds[0], one, known))
     if more := own_cross_validation(found):
         bounds = more["balanced_interval"]
         known = AtChance(
@@ -338,9 +338,10 @@ def _at_chance(found: RunResults) -> AtChance | None:
             guessing=1 / more["classes"],
         )
         low = bounds[0] - CHANCE_MARGIN * (more["balanced"] - bounds[0])
-        sets.append((low, more["balanced"], known))
-    low, balanced, known = max(sets, key=lambda one: one[2].images)
-    if low > known.guessing:
+        sets.append((low, more, known))
+    low, measured, known = max(sets, key=lambda one: one[2].images)
+    balanced, p = measured["balanced"], measured.get("p_guessing", 1)
+    if low > known.guessing or (p < SIGNIFICANT and balanced > known.guessing):
         return None
     predicts, fraction = _constant_class(found) or ("", 0.0)
     best_low = wilson_interval(known.images, known.images)[0]
