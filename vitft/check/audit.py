@@ -72,8 +72,8 @@ def audit_images(
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
         "duplicates": [
-            *copy_groups(images, "exact", lambda image: image.sha256),
-            *copy_groups(images, "near", lambda image: (groups or {}).get(image.sha256, "")),
+            *_copy_groups(images, "exact", lambda image: image.sha256),
+            *_copy_groups(images, "near", lambda image: (groups or {}).get(image.sha256, "")),
         ],
         "mislabels": list(mislabels),
         "imbalance": class_imbalance(image.label for image in images),
@@ -92,7 +92,7 @@ def audit_images(
     return found
 
 
-def copy_groups(
+def _copy_groups(
     images: Sequence[AuditedImage], kind: str, key: Callable[[AuditedImage], str]
 ) -> list[CopyGroup]:
     """Return the groups of two or more images with the same key, ignoring empty keys."""

@@ -137,12 +137,12 @@ def check_folder(
             f"none of the images in {data} is in the run's split",
             fix="use the folder or table that the model was trained on",
         )
-    folder, former = apply_former_fixes(folder, spec, needed=needs_fixes)
+    folder, former = _apply_former_fixes(folder, spec, needed=needs_fixes)
     grey_range = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
     fingerprints = Fingerprints(train.cache, grey_range)
     features, transform, similar = None, EvalTransform(), list[IndexPair]()
     if weights.name:
-        inspected, features, transform = inspect_with_features(
+        inspected, features, transform = _inspect_with_features(
             folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
         )
         if inspected.good:
@@ -155,7 +155,7 @@ def check_folder(
                 folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
             )
     good, groups = inspected.good, fingerprints.duplicate_groups(similar)
-    mislabels, probabilities = score_labels_of(inspected, groups, features, train.seed)
+    mislabels, probabilities = _score_labels_of(inspected, groups, features, train.seed)
     audit = audit_images(
         [
             AuditedImage(
@@ -195,7 +195,7 @@ def check_folder(
     )
 
 
-def score_labels_of(
+def _score_labels_of(
     inspected: InspectedFolder,
     groups: Mapping[str, str],
     features: "Callable[[Sequence[str]], Tensor] | None",
@@ -223,7 +223,7 @@ def score_labels_of(
     return check_labels(good, classes, together, features, seed=seed, labels=folder.labels)
 
 
-def apply_former_fixes(
+def _apply_former_fixes(
     folder: Folder, spec: DataSpec, *, needed: bool
 ) -> tuple[Folder, Sequence[Fix]]:
     """Return the folder with the fixes of `spec` applied, and these fixes.
@@ -247,7 +247,7 @@ def apply_former_fixes(
         return folder, ()
 
 
-def inspect_with_features(
+def _inspect_with_features(
     folder: Folder,
     fingerprints: Fingerprints,
     *,

@@ -17,7 +17,7 @@ from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 from vitft.system.text import count, listing
 
-MAX_THUMBNAILS = 200
+_MAX_THUMBNAILS = 200
 """Maximum number of images shown on the page, to limit its size to about 3 MB."""
 
 
@@ -39,8 +39,10 @@ def write_check_page(
         ResourceError: The disk is full.
     """
     folder, audit = result.folder, result.audit
-    paths = shown_paths(result)
-    draw = functools.partial(draw_thumbnail, root=folder.root, max_pixels=max_pixels, result=result)
+    paths = _shown_paths(result)
+    draw = functools.partial(
+        _draw_thumbnail, root=folder.root, max_pixels=max_pixels, result=result
+    )
     with ThreadPoolExecutor(usable_cores()) as pool:
         thumbnails = dict(zip(paths, pool.map(draw, paths), strict=True))
     empty = listing(folder.empty.content)
@@ -76,17 +78,17 @@ def write_check_page(
     return out
 
 
-def shown_paths(result: CheckResult) -> Sequence[str]:
-    """Return the paths of up to `MAX_THUMBNAILS` images that the page shows."""
+def _shown_paths(result: CheckResult) -> Sequence[str]:
+    """Return the paths of up to `_MAX_THUMBNAILS` images that the page shows."""
     audit = result.audit
     paths = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
     for group in shown_groups(audit["duplicates"]):
         paths += [member["path"] for member in group["members"][:MAX_MEMBERS]]
     paths += [item["path"] for item in audit["odd"][:MAX_FINDINGS]]
-    return list(dict.fromkeys(paths))[:MAX_THUMBNAILS]
+    return list(dict.fromkeys(paths))[:_MAX_THUMBNAILS]
 
 
-def draw_thumbnail(path: str, *, root: Path, max_pixels: int, result: CheckResult) -> str:
+def _draw_thumbnail(path: str, *, root: Path, max_pixels: int, result: CheckResult) -> str:
     """Return the thumbnail of an image as a data URI, or "" if it can no longer be read."""
     try:
         image = open_image(f"{root}/{path}", max_pixels=max_pixels, grey_range=result.grey_range)

@@ -21,9 +21,9 @@ def add_cache(parser: Parser) -> None:
             "list",
             "list cached features with their layer, precision, last use and size, and local copies "
             "of data",
-            list_cache,
+            _list_cache,
         ),
-        ("clean", "delete all cached features, or only the least recently used ones", clean_cache),
+        ("clean", "delete all cached features, or only the least recently used ones", _clean_cache),
     ):
         action = actions.add_parser(name, help=text)
         help_text = "folder of cached features (default: ~/.cache/vitft/features)"
@@ -39,7 +39,7 @@ def add_cache(parser: Parser) -> None:
             )
 
 
-def list_cache(args: argparse.Namespace) -> int:
+def _list_cache(args: argparse.Namespace) -> int:
     """Print a table of the cached features and their total size."""
     from vitft.features.cache import LIMIT_GB, default_folder, spaces
 
@@ -68,7 +68,7 @@ def list_cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def clean_cache(args: argparse.Namespace) -> int:
+def _clean_cache(args: argparse.Namespace) -> int:
     """Delete the least recently used features until the cache is within the target size."""
     from vitft.features.cache import default_folder, prune
 

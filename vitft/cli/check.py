@@ -30,10 +30,10 @@ from vitft.system.text import count, labelled, listing, shell_join, whole_percen
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
 
-EXAMPLES = 5
+_EXAMPLES = 5
 """Maximum number of examples printed for each problem; `--format json` prints all of them."""
 
-LITTLE = 0.5
+_LITTLE = 0.5
 """Fraction of an image's area below which `check` says how little of it the model sees."""
 
 
@@ -71,10 +71,10 @@ def add_check(parser: Parser) -> None:
     )
     add_table_settings(data)
     parser.settable = TABLE_SETTINGS
-    parser.set_defaults(command=check_command)
+    parser.set_defaults(command=_check_command)
 
 
-def check_command(args: argparse.Namespace) -> int:
+def _check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
     from vitft.check.folder import check_folder, compare_with_run, read_run_settings
     from vitft.check.page import write_check_page
@@ -88,7 +88,7 @@ def check_command(args: argparse.Namespace) -> int:
     data = prepare_data(args.data, spec)
     if find_arrays(data) is None and not is_table(data):
         check_is_folder(data)
-    fixes = fixes_path(Path(args.out).expanduser(), data)
+    fixes = _fixes_path(Path(args.out).expanduser(), data)
     spec = replace(spec, split="content", allow_bad=True)  # unreadable files are reported
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
@@ -108,7 +108,7 @@ def check_command(args: argparse.Namespace) -> int:
         needs_fixes=bool(args.fixes),
     )
     together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
-    command = training_command(args, data, spec, config, together=together)
+    command = _training_command(args, data, spec, config, together=together)
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
@@ -126,17 +126,17 @@ def check_command(args: argparse.Namespace) -> int:
             note=difference,
         )
     written = str(fixes) if outcome.fixes else None
-    for text in filter(None, (*outcome.notes, difference, earlier_table(fixes, outcome))):
+    for text in filter(None, (*outcome.notes, difference, _earlier_table(fixes, outcome))):
         output.note(text)
     if args.format == "json":
         output.as_json(outcome.audit | {"fixes": written, "page": page and str(page)})
     else:
-        print_findings(outcome)
-        print_next_steps(outcome, written, page, command)
+        _print_findings(outcome)
+        _print_next_steps(outcome, written, page, command)
     return 0
 
 
-def earlier_table(fixes: Path, outcome: "CheckResult") -> str:
+def _earlier_table(fixes: Path, outcome: "CheckResult") -> str:
     """Return a note on a table of an earlier check of these images that was not applied, or ""."""
     if fixes.name == "fixes.csv" or outcome.former:
         return ""
@@ -155,7 +155,7 @@ def earlier_table(fixes: Path, outcome: "CheckResult") -> str:
     )
 
 
-def training_command(
+def _training_command(
     args: argparse.Namespace, data: Path, spec: DataSpec, config: Config, *, together: bool
 ) -> list[str]:
     """Return the command that trains on the data, with the weights of the check.
@@ -172,7 +172,7 @@ def training_command(
     return [*command, "--group-duplicates"] if together else command
 
 
-def fixes_path(out: Path, root: Path) -> Path:
+def _fixes_path(out: Path, root: Path) -> Path:
     """Return the first unused path in `out` among `fixes.csv`, `fixes-2.csv` and so on.
 
     Raises:
@@ -186,7 +186,7 @@ def fixes_path(out: Path, root: Path) -> Path:
     return free_name(out / "fixes.csv", suffix=".csv")
 
 
-def print_findings(outcome: "CheckResult") -> None:
+def _print_findings(outcome: "CheckResult") -> None:
     """Print the sizes of the classes and a few examples of each problem."""
     from vitft.data.proposals import is_leak, subset_names
 
@@ -202,7 +202,7 @@ def print_findings(outcome: "CheckResult") -> None:
     if not outcome.labels_checked:
         rows.append(("Labels", "not checked: add --weights NAME or --run RUN"))
     whose = "the model's" if outcome.labels_checked else "the default"
-    if (view := audit.get("view")) and view["shown"] < LITTLE:
+    if (view := audit.get("view")) and view["shown"] < _LITTLE:
         rows.append(("View", describe_view(view, whose=whose)))
     elif view:
         output.detail(describe_view(view, whose=whose))
@@ -216,15 +216,15 @@ def print_findings(outcome: "CheckResult") -> None:
     problems = {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
-        "groups of identical files": members(g for g in groups if g["kind"] == "exact"),
-        "groups of near-duplicates": members(g for g in groups if g["kind"] == "near"),
-        "of all duplicates, in both training and validation": members(
+        "groups of identical files": _members(g for g in groups if g["kind"] == "exact"),
+        "groups of near-duplicates": _members(g for g in groups if g["kind"] == "near"),
+        "of all duplicates, in both training and validation": _members(
             g for g in groups if is_leak(g)
         ),
-        "of all duplicates, in test and other images": members(
+        "of all duplicates, in test and other images": _members(
             g for g in groups if g["across_split"] and "test" in subset_names(g)
         ),
-        "of all duplicates, with different labels": members(
+        "of all duplicates, with different labels": _members(
             g for g in groups if g["labels_differ"]
         ),
         f"probable label errors{beside}": [
@@ -237,13 +237,13 @@ def print_findings(outcome: "CheckResult") -> None:
     for title, examples in problems.items():
         if examples:
             output.result(f"{title}: {len(examples):,}")
-            for text in examples[:EXAMPLES]:
+            for text in examples[:_EXAMPLES]:
                 output.result(f"  {text}")
-            if len(examples) > EXAMPLES:
-                output.result(f"  ... and {len(examples) - EXAMPLES:,} more")
+            if len(examples) > _EXAMPLES:
+                output.result(f"  ... and {len(examples) - _EXAMPLES:,} more")
 
 
-def print_next_steps(
+def _print_next_steps(
     outcome: "CheckResult", written: str | None, page: Path | None, command: Sequence[str]
 ) -> None:
     """Print the names of the files written and the next command, which begins with `command`."""
@@ -273,6 +273,6 @@ def print_next_steps(
     output.note(labelled("Next", shell_join([*command, "--fixes", written])))
 
 
-def members(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+def _members(groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return one line per group, with the paths of up to four members."""
     return [" = ".join(member["path"] for member in group["members"][:4]) for group in groups]

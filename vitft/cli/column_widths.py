@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-GAP = 2
+_GAP = 2
 """Number of spaces between columns."""
-MIN_TEXT = 16
+_MIN_TEXT = 16
 """Width to which a text column is shortened before another column is left out."""
 
 
@@ -27,7 +27,7 @@ def column_widths(
         for i in shorten:
             excess = table_width(shown) - width
             if i in shown and excess > 0:
-                shown[i] = max(min(shown[i], MIN_TEXT), shown[i] - excess)
+                shown[i] = max(min(shown[i], _MIN_TEXT), shown[i] - excess)
         if table_width(shown) <= width:
             break
     return shown
@@ -51,7 +51,7 @@ def wrapped_widths(
     if table_width(natural) <= width:
         return {}
     words = {i: max(map(len, name.split()), default=0) for i, name in headings.items()}
-    text = {i: max(words[i], min(natural[i], MIN_TEXT)) for i in natural}
+    text = {i: max(words[i], min(natural[i], _MIN_TEXT)) for i in natural}
     cells = {i: max(words[i], content[i]) if i in whole else text[i] for i in natural}
     found = next((least for least in (cells, text, words) if table_width(least) <= width), {})
     for i in sorted(found, key=lambda i: i not in whole):
@@ -61,4 +61,4 @@ def wrapped_widths(
 
 def table_width(widths: dict[int, int]) -> int:
     """Return the width of a table with columns of these widths."""
-    return sum(widths.values()) + GAP * (len(widths) - 1)
+    return sum(widths.values()) + _GAP * (len(widths) - 1)

@@ -26,10 +26,10 @@ def add_compare(parser: Parser) -> None:
         "(.png)",
     )
     add_shared(parser, "--format")
-    parser.set_defaults(command=compare_command)
+    parser.set_defaults(command=_compare_command)
 
 
-def compare_command(args: argparse.Namespace) -> int:
+def _compare_command(args: argparse.Namespace) -> int:
     """Compare the runs, print a table or JSON, and write the page or figure if it has a name."""
     out = new_page(args.out, also=".png") if args.out else None
     is_figure = out is not None and out.suffix.lower() == ".png"
@@ -50,15 +50,15 @@ def compare_command(args: argparse.Namespace) -> int:
     if args.format == "json":
         output.as_json(comparison_results(comparison))
     else:
-        print_comparison(comparison)
+        _print_comparison(comparison)
     if out is None:
-        output.note(f"add --out compare.html for a page{disputed_text(comparison)}")
+        output.note(f"add --out compare.html for a page{_disputed_text(comparison)}")
     else:
         output.note(f"{'figure' if is_figure else 'page'}: {out}")
     return 0
 
 
-def disputed_text(comparison: "RunComparison") -> str:
+def _disputed_text(comparison: "RunComparison") -> str:
     """Return what the page shows of the images on which the runs disagree, or "" if there are none.
 
     Images that all runs classify wrongly, but as different classes, are counted as well, because
@@ -73,7 +73,7 @@ def disputed_text(comparison: "RunComparison") -> str:
     return f" with the {count(len(disputed), 'image')} on which the runs disagree{also}"
 
 
-def print_comparison(comparison: "RunComparison") -> None:
+def _print_comparison(comparison: "RunComparison") -> None:
     """Print the conclusions, the accuracies and a significance test for each pair of runs."""
     for text in comparison.conclusions():
         output.result(text, style="bold")

@@ -26,10 +26,10 @@ def add_data(parser: Parser) -> None:
         action="store_true",
         help="also download from this machine and its local network",
     )
-    fetch.set_defaults(command=fetch_data)
+    fetch.set_defaults(command=_fetch_data)
 
 
-def fetch_data(args: argparse.Namespace) -> int:
+def _fetch_data(args: argparse.Namespace) -> int:
     """Download and unpack an archive, and print a summary of its contents."""
     from vitft.data.download.fetch import fetch_folder, select_archive
 

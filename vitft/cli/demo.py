@@ -11,10 +11,10 @@ from vitft.system.text import count, interval, labelled, percent
 
 def add_demo(parser: Parser) -> None:
     """Add the options of `vitft demo`."""
-    parser.set_defaults(command=demo_command)
+    parser.set_defaults(command=_demo_command)
 
 
-def demo_command(_: argparse.Namespace) -> int:
+def _demo_command(_: argparse.Namespace) -> int:
     """Run the demo and print its results."""
     with heavy_imports():
         from vitft.data.demo import DEMO_FOLDER

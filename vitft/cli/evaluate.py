@@ -24,8 +24,8 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import csv_line
 
-ACCURACIES = ("top1", "top5", "balanced")
-LABEL_METRICS = ("map", "macro_f1", "micro_f1")
+_ACCURACIES = ("top1", "top5", "balanced")
+_LABEL_METRICS = ("map", "macro_f1", "micro_f1")
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -56,10 +56,10 @@ def add_evaluate(parser: Parser) -> None:
         help="part of the data to evaluate (default: val if there is one, else test)",
     )
     parser.settable = TABLE_SETTINGS
-    parser.set_defaults(command=evaluate_command)
+    parser.set_defaults(command=_evaluate_command)
 
 
-def evaluate_command(args: argparse.Namespace) -> int:
+def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code.
 
     The exit code is 3 if an image could not be read.
@@ -87,48 +87,48 @@ def evaluate_command(args: argparse.Namespace) -> int:
     if args.format == "json":
         output.as_json(done.results)
     elif args.format == "csv":
-        for row in long_table(done.results):
+        for row in _long_table(done.results):
             output.exact(csv_line(row))
     else:
-        print_evaluation(done.results)
+        _print_evaluation(done.results)
     if out is not None:
         output.note(f"written: {done.write(out)}")
     return 3 if done.results["data"]["unreadable"] else 0
 
 
-def long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """Yield rows: a header, then the overall and per-class metrics; undefined values are empty."""
     yield "figure", "class", "value", "low", "high"
     calibration = results["calibration"]
     yield "images", "", results["images"], "", ""
-    for name in (*ACCURACIES, "loss"):
-        yield name, "", *value_cells(results, name)
+    for name in (*_ACCURACIES, "loss"):
+        yield name, "", *_value_cells(results, name)
     several = results.get("labels") or {"per_label": {}}
-    for name in LABEL_METRICS if "map" in several else ():
-        yield name, "", *value_cells(several, name)
+    for name in _LABEL_METRICS if "map" in several else ():
+        yield name, "", *_value_cells(several, name)
     if kept := results.get("kept"):
         yield "threshold", "", kept["threshold"], "", ""
         yield "kept_images", "", kept["images"], "", ""
-        yield "kept_fraction", "", *value_cells(kept, "fraction")
-        yield "kept_top1", "", *value_cells(kept, "top1")
-    yield "ece", "", *value_cells(calibration, "ece")
-    yield "ece_before", "", *value_cells(calibration, "ece_before")
+        yield "kept_fraction", "", *_value_cells(kept, "fraction")
+        yield "kept_top1", "", *_value_cells(kept, "top1")
+    yield "ece", "", *_value_cells(calibration, "ece")
+    yield "ece_before", "", *_value_cells(calibration, "ece_before")
     for label, row in results["per_class"].items():
         yield "images", label, row["images"], "", ""
         for name in CLASS_METRICS:
-            yield name, label, *value_cells(row, name)
+            yield name, label, *_value_cells(row, name)
         if label in several["per_label"]:
-            yield "ap", label, *value_cells(several["per_label"][label], "ap")
+            yield "ap", label, *_value_cells(several["per_label"][label], "ap")
 
 
-def value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
+def _value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
     """Return a metric and the bounds of its interval; undefined values are empty strings."""
     low, high = results.get(f"{name}_interval") or ("", "")
     value = results[name]
     return ("" if value is None else value), low, high
 
 
-def print_evaluation(found: Mapping[str, Any]) -> None:
+def _print_evaluation(found: Mapping[str, Any]) -> None:
     """Print the accuracy, a table of the classes and, with -v, all other metrics."""
     details = console.shows_details()
     output.rows(evaluation_rows(found), strong="Accuracy")
@@ -145,10 +145,10 @@ def print_evaluation(found: Mapping[str, Any]) -> None:
     output.table(headings, rows, numbers=numbers, remarks=remarks, drop=narrow)
     if details and not found.get("labels"):
         output.result("")
-        print_confusion(class_pair_counts(found), list(found["per_class"]))
+        _print_confusion(class_pair_counts(found), list(found["per_class"]))
 
 
-def print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
+def _print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
     """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
     if len(names) <= 12:  # fits on a terminal
         columns, indices = ["true \\ predicted", *names], range(len(names))

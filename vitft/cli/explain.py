@@ -95,10 +95,10 @@ def add_explain(parser: Parser) -> None:
     drawn.add_argument(
         "--arrays", action="store_true", help="also write attribution maps and logits to .npz files"
     )
-    parser.set_defaults(command=explain_command)
+    parser.set_defaults(command=_explain_command)
 
 
-def explain_command(args: argparse.Namespace) -> int:
+def _explain_command(args: argparse.Namespace) -> int:
     """Write the figures, print a summary and return the exit code.
 
     The exit code is 3 if an image could not be read.
@@ -110,7 +110,7 @@ def explain_command(args: argparse.Namespace) -> int:
             "no images given", fix="pass files or folders, or use --model to plot the weights"
         )
     if args.model or args.patches:
-        check_figures(args)
+        _check_figures(args)
     check_picture_side(args.size)
     options = {name: getattr(args, name) for name in METHOD_OPTIONS}
     method = chosen_method(args.method, options, about=args.about)
@@ -151,11 +151,11 @@ def explain_command(args: argparse.Namespace) -> int:
         output.result(f"plots of {model.name} written to {out}/: {names}")
         return 3 if figures.failed else 0
     if args.patches:
-        return draw_patches(model, images, out)
-    return draw_images(model, method, images, out, args)
+        return _draw_patches(model, images, out)
+    return _draw_images(model, method, images, out, args)
 
 
-def check_figures(args: argparse.Namespace) -> None:
+def _check_figures(args: argparse.Namespace) -> None:
     """Check that --model or --patches is not combined with options that it does not use.
 
     Raises:
@@ -177,7 +177,7 @@ def check_figures(args: argparse.Namespace) -> None:
     require_extra("plots", feature=f"vitft explain {figure}")
 
 
-def draw_images(
+def _draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
     """Write one figure per image, print a table and return the exit code."""
@@ -222,7 +222,7 @@ def draw_images(
     return exit_code(failed)
 
 
-def draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
+def _draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
     """Draw how each image becomes tokens, print a table and return the exit code."""
     from vitft.explain.patches import write_patch_figures
 

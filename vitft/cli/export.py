@@ -31,7 +31,7 @@ def add_export(parser: Parser) -> None:
         formats.add_argument(
             f"--{name}", dest="formats", action="append_const", const=name, default=[], help=text
         )
-    parser.add_argument("--format", action=FormatByName, help=argparse.SUPPRESS)
+    parser.add_argument("--format", action=_FormatByName, help=argparse.SUPPRESS)
     graphs = parser.add_argument_group("ONNX and PyTorch graphs")
     graphs.add_argument(
         "--with-preprocessing",
@@ -89,10 +89,10 @@ def add_export(parser: Parser) -> None:
     hub.add_argument(
         "--image-credit", metavar="TEXT", default="", help="authors and source of your images"
     )
-    parser.set_defaults(command=export_command)
+    parser.set_defaults(command=_export_command)
 
 
-class FormatByName(argparse.Action):
+class _FormatByName(argparse.Action):
     """Argparse action for `--format NAME` of other tools, which raises an error with the option."""
 
     def __call__(self, _parser: object, _namespace: object, value: object, *_: object) -> None:
@@ -110,7 +110,7 @@ class FormatByName(argparse.Action):
         raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 
 
-def export_command(args: argparse.Namespace) -> int:
+def _export_command(args: argparse.Namespace) -> int:
     """Export the model, print a comparison with the run, and push the export if requested."""
     from vitft.models.find import find_model
 
@@ -165,7 +165,7 @@ def export_command(args: argparse.Namespace) -> int:
         problem = "; ".join(error.problem for error in done.refused)
         raise RunError(problem, fix="; ".join(fixes))
     if args.out is None and done.folder != Path("export"):
-        output.note(moved_note(done.folder, plan.formats))
+        output.note(_moved_note(done.folder, plan.formats))
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
         output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))
@@ -177,7 +177,7 @@ def export_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def moved_note(folder: Path, formats: Sequence[str]) -> str:
+def _moved_note(folder: Path, formats: Sequence[str]) -> str:
     """Return the note about an export that is not in `export/`, which existed."""
     note = f"export/ already existed, so this export is in {folder}/"
     usable = [name for name in formats if name not in CLOSED_FORMATS]

@@ -23,7 +23,7 @@ from vitft.system.run_names import unfinished_run
 from vitft.system.rundir import BASE, LATEST, run_path
 from vitft.system.text import duration, duration_fix, parse_duration
 
-HEAD_ALONE: Mapping[str, frozenset[str]] = {
+_HEAD_ALONE: Mapping[str, frozenset[str]] = {
     "optim": STEP_SETTINGS | LBFGS_SETTINGS | {"solver"},
     "train": frozenset({"layers", "head_blocks", "views", "augment", "crop_scale"}),
 }
@@ -92,14 +92,14 @@ def finetune_command(args: argparse.Namespace) -> int:
         problem = f"invalid --max-time {args.max_time!r}"
         raise UsageError(problem, fix=f"use {duration_fix(args.max_time)}")
     if args.dry_run:
-        return print_dry_run(args)
+        return _print_dry_run(args)
     is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if is_restart and args.out and (Path(args.out).expanduser() / "config.toml").is_file():
         args.resume, args.out = args.out, None  # torchrun restarts the processes of this run
     if args.resume:
-        config, out = plan_resume(args)
+        config, out = _plan_resume(args)
     else:
-        config = new_settings(args)
+        config = _new_settings(args)
         config = replace(config, data=demo_data(config.data))
         config, out = check_request(config, args.out)
     if config is None:
@@ -114,7 +114,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
     if result.everything_s is not None:
         own = tomllib.loads(to_toml(config))  # with lists in place of tuples
-        for section, names in HEAD_ALONE.items():
+        for section, names in _HEAD_ALONE.items():
             own[section] = {k: v for k, v in own[section].items() if k not in names}
         command = command_of(own)
         output.detail(
@@ -124,7 +124,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def print_dry_run(args: argparse.Namespace) -> int:
+def _print_dry_run(args: argparse.Namespace) -> int:
     """Check the request, and print the settings and what a run would do."""
     from vitft.data.arrays import sizes_assumed
     from vitft.data.demo import temporary_demo_data
@@ -132,7 +132,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
 
     if args.resume:
         raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
-    config = new_settings(args)
+    config = _new_settings(args)
     with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
         ready, out = check_request(ready, args.out)
@@ -145,7 +145,7 @@ def print_dry_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
+def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     """Return the settings and the directory of a run to resume.
 
     The settings are None if the run is finished.
@@ -172,10 +172,10 @@ def plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
         if stopped is not None:
             output.note(f"resuming the most recent run that has not finished: {stopped}")
             path = stopped
-    return check_resume(path, named, typed_names(args))
+    return check_resume(path, named, _typed_names(args))
 
 
-def new_settings(args: argparse.Namespace) -> Config:
+def _new_settings(args: argparse.Namespace) -> Config:
     """Return the settings of a new run.
 
     Raises:
@@ -186,13 +186,13 @@ def new_settings(args: argparse.Namespace) -> Config:
         return requested_config(args.recipe, named_settings(args))
     except UsageError as error:
         problem, fix = error.problem, error.fix
-        for key, name in typed_names(args).items():
+        for key, name in _typed_names(args).items():
             if not name.startswith("--set "):
-                problem, fix = as_option(problem, key, name), as_option(fix, key, name)
+                problem, fix = _as_option(problem, key, name), _as_option(fix, key, name)
         raise UsageError(problem, fix=fix) from error
 
 
-def as_option(text: str, key: str, name: str) -> str:
+def _as_option(text: str, key: str, name: str) -> str:
     """Return a text in which a setting, such as `optim.lr=1`, is called by its option: `--lr 1`."""
 
     def words(match: re.Match[str]) -> str:
@@ -204,7 +204,7 @@ def as_option(text: str, key: str, name: str) -> str:
     return re.sub(rf"(?<![\w.])(?<!--set ){re.escape(key)}{value}(?![\w])", words, text)
 
 
-def typed_names(args: argparse.Namespace) -> dict[str, str]:
+def _typed_names(args: argparse.Namespace) -> dict[str, str]:
     """Return what was typed for each given setting: `--lr`, or `--set optim.momentum`."""
     names = {key: f"--set {key}" for key, _ in map(parse_setting, args.set)}
     flags = {option.setting: option.flag for option in FINETUNE_OPTIONS}

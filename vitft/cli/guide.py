@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Guide:
+class _Guide:
     """Examples of a command, and the page that describes it."""
 
     page: str
@@ -43,9 +43,9 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 """One-line help for each command, by task. `add_NAME` in `cli.NAME` adds a command's options."""
 
-GUIDES: Mapping[str, Guide] = {
-    "": Guide("docs/index.md"),
-    "finetune": Guide(
+GUIDES: Mapping[str, _Guide] = {
+    "": _Guide("docs/index.md"),
+    "finetune": _Guide(
         "docs/training.md",
         {
             "vitft finetune --data photos": "train a head on pretrained features",
@@ -54,7 +54,7 @@ GUIDES: Mapping[str, Guide] = {
             "vitft finetune --resume runs/latest": "continue a run that was stopped",
         },
     ),
-    "check": Guide(
+    "check": _Guide(
         "docs/fix_labels.md",
         {
             "vitft check photos": "write check.html and fixes.csv",
@@ -62,8 +62,8 @@ GUIDES: Mapping[str, Guide] = {
             "vitft finetune --data photos --fixes fixes.csv": "train with the fixes",
         },
     ),
-    "data": Guide("docs/data.md", {"vitft data fetch flower_photos": "download 3,670 photos"}),
-    "predict": Guide(
+    "data": _Guide("docs/data.md", {"vitft data fetch flower_photos": "download 3,670 photos"}),
+    "predict": _Guide(
         "docs/predict.md",
         {
             "vitft predict photo.jpg": "classify an image with the latest run",
@@ -72,7 +72,7 @@ GUIDES: Mapping[str, Guide] = {
             "vitft predict photos --run export": "use another run or an export",
         },
     ),
-    "explain": Guide(
+    "explain": _Guide(
         "docs/explain.md",
         {
             "vitft explain photo.jpg": "draw what the predicted class rests on",
@@ -80,14 +80,14 @@ GUIDES: Mapping[str, Guide] = {
             "vitft explain --model": "draw the filters and attention distances",
         },
     ),
-    "evaluate": Guide(
+    "evaluate": _Guide(
         "docs/predict.md#evaluate",
         {
             "vitft evaluate --data photos": "evaluate the latest run",
             "vitft evaluate --data photos --out measured": "also write eval.json",
         },
     ),
-    "export": Guide(
+    "export": _Guide(
         "docs/export.md",
         {
             "vitft export --onnx": "export the latest run for ONNX Runtime",
@@ -96,43 +96,43 @@ GUIDES: Mapping[str, Guide] = {
             "vitft export --push-to-hub me/flowers": "upload to the Hugging Face Hub",
         },
     ),
-    "serve": Guide("docs/serve.md", {"vitft serve": "open http://127.0.0.1:8000/ in a browser"}),
-    "label": Guide(
+    "serve": _Guide("docs/serve.md", {"vitft serve": "open http://127.0.0.1:8000/ in a browser"}),
+    "label": _Guide(
         "docs/label.md",
         {
             "vitft label photos --classes cat,dog": "start, or continue where you stopped",
             "vitft finetune --data labels.csv": "train on the answers",
         },
     ),
-    "weights": Guide(
+    "weights": _Guide(
         "docs/weights.md",
         {
             "vitft weights list": "show recommended weights",
             "vitft weights show vit_tiny_patch16_224": "describe one of them",
         },
     ),
-    "recipes": Guide(
+    "recipes": _Guide(
         "docs/training.md",
         {
             "vitft recipes": "list all recipes",
             "vitft finetune --data photos --recipe lora": "train with a recipe",
         },
     ),
-    "cache": Guide(
+    "cache": _Guide(
         "docs/commands.md#weights-and-cache",
         {"vitft cache clean --to-gb 5": "keep the 5 GB that were used last"},
     ),
-    "report": Guide(
+    "report": _Guide(
         "docs/results.md", {"vitft report --charts charts": "write the charts as SVG files"}
     ),
-    "compare": Guide(
+    "compare": _Guide(
         "docs/predict.md#compare-runs",
         {"vitft compare runs/a runs/b": "test whether one run is more accurate"},
     ),
-    "study": Guide(
+    "study": _Guide(
         "docs/study.md",
         {"vitft study --data photos --weights demo none": "compare weights with random weights"},
     ),
-    "demo": Guide("docs/first_hour.md"),
+    "demo": _Guide("docs/first_hour.md"),
 }
 """Guides by command; that of `vitft --help` has an empty name."""

@@ -24,10 +24,10 @@ from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
 from vitft.system.text import count, labelled, listing, shell_join, shell_quote
 
-BUNDLED = "demo"
+_BUNDLED = "demo"
 """Name of the default weights, which are bundled with vitft."""
 
-MIN_PER_CLASS = 2
+_MIN_PER_CLASS = 2
 """Number of images per class without which a class cannot be split into training and validation."""
 
 
@@ -45,7 +45,7 @@ def add_label(parser: Parser) -> None:
         "--weights",
         metavar="NAME",
         help=f"pretrained weights for the features, of which larger ones need fewer answers "
-        f"(default: {BUNDLED})",
+        f"(default: {_BUNDLED})",
     )
     source.add_argument(
         "--run",
@@ -68,13 +68,13 @@ def add_label(parser: Parser) -> None:
     add_shared(parser, "--host")
     add_shared(parser, "--port", default=8001)
     add_shared(parser, "--cache", "--device")
-    parser.set_defaults(command=label_command)
+    parser.set_defaults(command=_label_command)
 
 
-def label_command(args: argparse.Namespace) -> int:
+def _label_command(args: argparse.Namespace) -> int:
     """Serve the page until a signal arrives; return 130 for SIGINT or 143 for other signals."""
     root, table = Path(args.data).expanduser(), Path(args.out).expanduser()
-    names = class_names(args.classes)
+    names = _class_names(args.classes)
     check_port(args.port)
     if root.is_file():
         is_table = root.suffix.lower() == ".csv"
@@ -85,8 +85,8 @@ def label_command(args: argparse.Namespace) -> int:
             else "use a folder of image files; arrays already contain labels",
         )
     check_is_folder(root)
-    check_table(table, root, is_default=args.out == "labels.csv")
-    weights = args.weights or BUNDLED
+    _check_table(table, root, is_default=args.out == "labels.csv")
+    weights = args.weights or _BUNDLED
     if args.run is None:
         check_weights_name(weights, allow_pickle=False)
     else:
@@ -124,11 +124,11 @@ def label_command(args: argparse.Namespace) -> int:
         code = run_server(
             server, bound, f"label the pictures at {address}?key={key} (press Ctrl-C to stop)"
         )
-        print_next(session.answers_by_class(), table, root, args)
+        _print_next(session.answers_by_class(), table, root, args)
     return stopper.exit_code or code
 
 
-def class_names(text: str) -> list[str]:
+def _class_names(text: str) -> list[str]:
     """Return the names of classes separated by commas.
 
     Raises:
@@ -142,7 +142,7 @@ def class_names(text: str) -> list[str]:
     return names
 
 
-def check_table(table: Path, root: Path, *, is_default: bool) -> None:
+def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
     """Check the path of the table.
 
     Raises:
@@ -177,7 +177,7 @@ def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
     return ("", False) if leads_outside(below) else (f"{below}/", True)
 
 
-def print_next(
+def _print_next(
     answers: Mapping[str, int], table: Path, root: Path, args: argparse.Namespace
 ) -> None:
     """Print the number of labelled pictures, and a command that trains a model on them.
@@ -186,14 +186,14 @@ def print_next(
     `answers` maps the classes that have labelled pictures to their numbers.
     """
     output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
-    few = [f"{name} ({number})" for name, number in answers.items() if number < MIN_PER_CLASS]
+    few = [f"{name} ({number})" for name, number in answers.items() if number < _MIN_PER_CLASS]
     if few or len(answers) < 2:
         missing = f". Too few: {listing(few)}" if few else ""
-        need = f"at least 2 classes, and at least {MIN_PER_CLASS} pictures of every class{missing}"
+        need = f"at least 2 classes, and at least {_MIN_PER_CLASS} pictures of every class{missing}"
         output.result(labelled("Next", f"run the same command again: training needs {need}"))
         return
     words = ["--data", str(table)]
     if not paths_in_table(root, table)[1]:
         words += ["--set", f"data.root={root}"]
-    words += ["--weights", args.run or args.weights or BUNDLED]
+    words += ["--weights", args.run or args.weights or _BUNDLED]
     output.result(labelled("Next", shell_join(["vitft", "finetune", *words])))

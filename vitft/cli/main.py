@@ -20,7 +20,7 @@ from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper
 
-OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
+_OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
 
   vitft finetune --data DIR   train a classifier, and report how accurate it is
   vitft predict IMAGE ...     classify images with it
@@ -31,7 +31,7 @@ If you have no images yet, `vitft demo` does all this offline on drawn flowers.
 `vitft --help` lists all commands, and `vitft COMMAND --help` describes one."""
 """Text printed by `vitft` without arguments."""
 
-LOG_LEVELS = {
+_LOG_LEVELS = {
     "-v": logging.DEBUG,
     "--verbose": logging.DEBUG,
     "-q": logging.WARNING,
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (see `system.errors`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with output.safe_streams() as stdout:
-        levels = [LOG_LEVELS[flag] for flag in arguments if flag in LOG_LEVELS]
+        levels = [_LOG_LEVELS[flag] for flag in arguments if flag in _LOG_LEVELS]
         console.show_log(min(levels, default=logging.INFO))
-        code = run_command(arguments)
+        code = _run_command(arguments)
         try:
             code = stdout.exit_code(code)
         except ResourceError as error:
@@ -54,16 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def run_command(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     """Run one command, print the error if it fails, and return its exit code."""
     debug = "--debug" in arguments
     if not arguments:
-        output.exact(OVERVIEW)
+        output.exact(_OVERVIEW)
         return 0
     try:
         command = next((a for a in arguments if not a.startswith("-")), "")
         parser = build_parser(command)
-        own = [a for a in arguments if a not in {"--debug", *LOG_LEVELS}]
+        own = [a for a in arguments if a not in {"--debug", *_LOG_LEVELS}]
         chosen = parser.commands.get(command, parser)
         chosen.typed = own = chosen.with_images(own)
         args, unknown = parse(parser, own)
@@ -101,13 +101,13 @@ def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, lis
     try:
         args, unknown = parser.parse_known_args(arguments)
     except UsageError:
-        refuse_hyphen(arguments)
+        _refuse_hyphen(arguments)
         raise
-    refuse_hyphen(unknown)
+    _refuse_hyphen(unknown)
     return args, unknown
 
 
-def refuse_hyphen(words: list[str]) -> None:
+def _refuse_hyphen(words: list[str]) -> None:
     """Raise a UsageError if one of the words is the name of a file with a leading hyphen."""
     for word in words:
         if word.startswith("-") and os.path.lexists(word):
@@ -128,7 +128,7 @@ def build_parser(command: str | None = None) -> Parser:
     )
     parser.add_argument(
         "--version",
-        action=ShowVersion,
+        action=_ShowVersion,
         nargs=0,
         default=argparse.SUPPRESS,
         help="show the version and exit",
@@ -143,7 +143,7 @@ def build_parser(command: str | None = None) -> Parser:
     return parser
 
 
-class ShowVersion(argparse.Action):
+class _ShowVersion(argparse.Action):
     """Argparse action that looks up the installed version, which is slow, and prints it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

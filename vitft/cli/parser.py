@@ -15,10 +15,10 @@ from vitft.system.rundir import BASE
 from vitft.system.suggest import suggest
 from vitft.system.text import listing, shell_join
 
-FEW_CHOICES = 10
+_FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
 
-FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
+_FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--config": ("--recipe",),
     "--cfg": ("--recipe",),
     "--json": ("--format json",),
@@ -55,7 +55,7 @@ FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Options and commands of other tools, with those of vitft that are suggested for them, if there is
 one of these. Names of settings are in `config.names.ALIASES`."""
-IMAGE_ARGUMENTS = {"images", "data"}
+_IMAGE_ARGUMENTS = {"images", "data"}
 """Names of the positional arguments that are images or a folder of images."""
 
 
@@ -141,7 +141,7 @@ class Parser(argparse.ArgumentParser):
 
         `check --data photos` means `check photos`, and `finetune photos` `finetune --data photos`.
         """
-        takes = {action.dest for action in self._get_positional_actions()} & IMAGE_ARGUMENTS
+        takes = {action.dest for action in self._get_positional_actions()} & _IMAGE_ARGUMENTS
         if takes and "--data" in words:
             return [word for word in words if word != "--data"]
         is_first = len(words) > 1 and not re.match(r"-|\w+=", words[1])
@@ -162,7 +162,7 @@ class Parser(argparse.ArgumentParser):
             pixels = height if height == width else f"{height} {width}"
             raise UsageError(message, fix=f"use {option} {pixels}")
         value = re.search(r"argument (--[\w-]+): invalid float value: '([^']+)'", message)
-        if value and (number := plain_number(value[2])):
+        if value and (number := _plain_number(value[2])):
             raise UsageError(message, fix=f"use {value[1]} {number}")
         if corrected := self.corrected(message):
             raise UsageError(message, fix=corrected)
@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
         choices = re.findall(r"[\w.-]+", message.partition(" (choose from")[2])
         if wrong and (near := self.nearest(wrong[0], choices)):
             fix = f"use {near}"
-        elif 0 < len(choices) <= FEW_CHOICES:
+        elif 0 < len(choices) <= _FEW_CHOICES:
             fix = f"use {'one of ' * (len(choices) > 1)}{', '.join(choices)}"
         raise UsageError(message.partition(" (choose from")[0], fix=fix)
 
@@ -214,11 +214,11 @@ class Parser(argparse.ArgumentParser):
 
         wrong = wrong.partition("=")[0]
         known = (self.words() | {*choices}) - {wrong}  # another action may have it
-        for other in FOREIGN_OPTIONS.get(wrong.lower().replace("_", "-"), ()):
+        for other in _FOREIGN_OPTIONS.get(wrong.lower().replace("_", "-"), ()):
             if other.split()[0] in known:
                 return other
         setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
-        takes = {action.dest for action in self._get_positional_actions()} & IMAGE_ARGUMENTS
+        takes = {action.dest for action in self._get_positional_actions()} & _IMAGE_ARGUMENTS
         if setting == "data.path" and takes:
             return f"no option for the images: {self.format_usage().partition(' ')[2].rstrip()}"
         aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
@@ -235,7 +235,7 @@ class Parser(argparse.ArgumentParser):
         return words.union(*(command.words() for command in self.commands.values()))
 
 
-def plain_number(text: str) -> str:
+def _plain_number(text: str) -> str:
     """Return `0.95` for `95%` and `0,95`, and an empty string for other text."""
     match = re.fullmatch(r"(\d+)(?:[.,](\d+))?( ?%)?", text.strip())
     if match is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitft.predict.engine import Engine
     from vitft.predict.prediction import Prediction
 
-INPUTS = """\
+_INPUTS = """\
 inputs:
   - a file, or a folder with all images in it and in its subfolders
   - a pattern in quotes, where '**' also matches subfolders: 'photos/**/*.jpg'
@@ -43,7 +43,7 @@ large jobs:
 
 def add_predict(parser: Parser) -> None:
     """Add the options of `vitft predict`."""
-    parser.epilog = INPUTS
+    parser.epilog = _INPUTS
     common, advanced = parser.section("common options"), parser.section("advanced options")
     parser.add_argument(
         "images", nargs="*", metavar="IMAGE", help="file, folder, pattern, URL or - (see below)"
@@ -101,10 +101,10 @@ def add_predict(parser: Parser) -> None:
         help="numpy starts faster, without torch (default: auto, which is numpy for a few images "
         "on a CPU)",
     )
-    parser.set_defaults(command=predict_command)
+    parser.set_defaults(command=_predict_command)
 
 
-def predict_command(args: argparse.Namespace) -> int:
+def _predict_command(args: argparse.Namespace) -> int:
     """Print or write one row per image, and return the exit code.
 
     The exit code is 3 if an image could not be read, unless the images were split among processes.

@@ -23,10 +23,10 @@ def add_recipes(parser: Parser) -> None:
         default="table",
         help="format of the list (default: table)",
     )
-    parser.set_defaults(command=recipes_command)
+    parser.set_defaults(command=_recipes_command)
 
 
-def recipes_command(args: argparse.Namespace) -> int:
+def _recipes_command(args: argparse.Namespace) -> int:
     """Print the list of recipes, or the text of one recipe."""
     folder = resource("recipes")
     if args.name is not None:

@@ -8,7 +8,7 @@ from vitft.cli.parser import Parser
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import plan_run
 
-FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", ".eps", ".tif"})
+_FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", ".eps", ".tif"})
 """Suffixes of figures that are not written."""
 
 
@@ -25,10 +25,10 @@ def add_report(parser: Parser) -> None:
         metavar="DIR",
         help="new folder for the charts as SVG files (without --out, the page is not written)",
     )
-    parser.set_defaults(command=report_command)
+    parser.set_defaults(command=_report_command)
 
 
-def report_command(args: argparse.Namespace) -> int:
+def _report_command(args: argparse.Namespace) -> int:
     """Write the report or the charts from the files of the run, and print their paths."""
     from vitft.report.chart_files import write_charts
     from vitft.report.run_files import find_run
@@ -57,7 +57,7 @@ def new_page(name: str, also: str = "") -> Path:
         RunError: The file already exists, or its folder does not exist.
     """
     path = Path(name).expanduser()
-    if also and path.suffix.lower() in FIGURE_SUFFIXES:
+    if also and path.suffix.lower() in _FIGURE_SUFFIXES:
         raise UsageError(
             f"invalid --out {name}: a figure is a {also[1:].upper()} file",
             fix=f"use a name that ends with {also}, or .html for a page",

@@ -51,7 +51,7 @@ def add_serve(parser: Parser) -> None:
     )
     advanced.add_argument(
         "--max-bytes",
-        type=byte_count,
+        type=_byte_count,
         default=ServeLimits().max_bytes,
         metavar="N",
         help="maximum size of a request in bytes, e.g. 20MB or 500000 (default: "
@@ -69,10 +69,10 @@ def add_serve(parser: Parser) -> None:
         action="store_true",
         help="print a line per request to stderr: time, client, method, path, status, duration",
     )
-    parser.set_defaults(command=serve_command)
+    parser.set_defaults(command=_serve_command)
 
 
-def byte_count(text: str) -> int:
+def _byte_count(text: str) -> int:
     """Return a number of bytes, such as 20000000 for `20MB`.
 
     Raises:
@@ -84,7 +84,7 @@ def byte_count(text: str) -> int:
     return int(match[1]) * 1000 ** ["", "k", "m", "g"].index(match[2].lower())
 
 
-def serve_command(args: argparse.Namespace) -> int:
+def _serve_command(args: argparse.Namespace) -> int:
     """Serve until a signal arrives, and return 130 for SIGINT or 143 for other signals."""
     from vitft.models.find import find_model
 

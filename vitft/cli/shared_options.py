@@ -5,7 +5,7 @@ from typing import Any
 
 from vitft.cli.parser import OptionGroup
 
-SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+_SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--run": {
         "metavar": "DIR",
         "help": "run directory, checkpoint or export (default: runs/latest)",
@@ -37,4 +37,4 @@ SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 def add_shared(group: OptionGroup, *flags: str, **changed: Any) -> None:  # noqa: ANN401
     """Add shared options, with some of their properties changed."""
     for flag in flags:
-        group.add_argument(flag, **{**SHARED_OPTIONS[flag], **changed})
+        group.add_argument(flag, **{**_SHARED_OPTIONS[flag], **changed})

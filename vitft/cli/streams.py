@@ -16,19 +16,19 @@ from typing import Any, TextIO
 from vitft.system.errors import ResourceError
 from vitft.system.text import describe_os_error
 
-CLOSED_PIPE = 141
+_CLOSED_PIPE = 141
 """Exit code that shells report for a program stopped by SIGPIPE, e.g. when `head` has exited."""
-SUCCESSES = (0, 3)
+_SUCCESSES = (0, 3)
 """Exit codes of commands that produced results; 3 means that some inputs could not be read."""
 
-REPLACEMENTS = {"█": "#", "░": ".", "−": "-", "–": "-", "×": "x", "…": "...", "·": "|"}
+_REPLACEMENTS = {"█": "#", "░": ".", "−": "-", "–": "-", "×": "x", "…": "...", "·": "|"}
 """Replacements for characters that the encoding of a stream lacks; others are escaped."""
 
 
-def replace_character(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace_character(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replace a character that cannot be encoded (error handler for `codecs.register_error`)."""
     if isinstance(error, UnicodeEncodeError):
-        found = REPLACEMENTS.get(error.object[error.start])
+        found = _REPLACEMENTS.get(error.object[error.start])
         if found is not None:
             return found, error.start + 1
         error.end = error.start + 1
@@ -51,7 +51,7 @@ class SafeStream:
         self.inner = inner or open(os.devnull, "w", encoding="utf-8", newline="")  # noqa: SIM115, PTH123
         self.failure: OSError | None = None
         if isinstance(inner, io.TextIOWrapper):
-            codecs.register_error("vitft", replace_character)
+            codecs.register_error("vitft", _replace_character)
             inner.reconfigure(errors="vitft")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any stream
@@ -115,10 +115,10 @@ class Stdout(SafeStream):
             ResourceError: The results of a successful command could not be written.
         """
         self.finish()
-        if self.failure is None or code not in SUCCESSES:
+        if self.failure is None or code not in _SUCCESSES:
             return code
         if isinstance(self.failure, BrokenPipeError):
-            return CLOSED_PIPE
+            return _CLOSED_PIPE
         raise ResourceError(
             f"cannot write the results to stdout: {describe_os_error(self.failure)}",
             fix="redirect stdout to a file on a disk with free space, and run the command again; "

@@ -56,10 +56,10 @@ def add_study(parser: Parser) -> None:
     add_shared(run, "--cache", "--device", "--allow-pickle")
     add_table_settings(run)
     parser.settable = TABLE_SETTINGS
-    parser.set_defaults(command=study_command)
+    parser.set_defaults(command=_study_command)
 
 
-def study_command(args: argparse.Namespace) -> int:
+def _study_command(args: argparse.Namespace) -> int:
     """Check the request, fit the heads, and write and print the accuracies."""
     require_extra("plots", feature="vitft study")
     from vitft.data.demo import demo_data

@@ -20,7 +20,7 @@ from vitft.system.console import LogHandler
 from vitft.system.run_content import read_run_json
 from vitft.system.text import labelled, shell_join, shell_quote
 
-ONE_LINE = 65
+_ONE_LINE = 65
 """Maximum number of characters of commands on one line."""
 
 
@@ -60,14 +60,14 @@ def print_summary(
     for line in detail_lines(results, found, train.layers, config.optim.epochs):
         output.detail(line)
     if status == "finished":
-        print_next(run, config, which="" if is_latest else f" --run {folder}")
+        _print_next(run, config, which="" if is_latest else f" --run {folder}")
 
 
-def print_next(run: Path, config: Config, *, which: str) -> None:
+def _print_next(run: Path, config: Config, *, which: str) -> None:
     """Print commands that use a run; `which` is the option that selects it, or empty."""
     steps = [f"vitft predict photo.jpg{which}", f"vitft export --safetensors{which}"]
     if config.data.like:
         steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))
     line = "   ·   ".join(steps)
-    for number, step in enumerate([line] if len(line) <= ONE_LINE else steps):
+    for number, step in enumerate([line] if len(line) <= _ONE_LINE else steps):
         output.note(labelled("" if number else "Next", step))

@@ -28,18 +28,18 @@ def add_weights(parser: Parser) -> None:
     listed.add_argument(
         "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
     )
-    listed.set_defaults(command=list_weights)
+    listed.set_defaults(command=_list_weights)
     show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
     show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
     add_shared(show, "--allow-pickle")
-    show.set_defaults(command=show_weights)
+    show.set_defaults(command=_show_weights)
     fetch = actions.add_parser("fetch", help="download weights for offline use")
     fetch.add_argument(
         "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
     )
     pickle = "also allow a pytorch_model.bin, which is a pickle"
     add_shared(fetch, "--allow-pickle", help=pickle)
-    fetch.set_defaults(command=fetch_weights)
+    fetch.set_defaults(command=_fetch_weights)
     inspected = actions.add_parser(
         "inspect",
         help="describe a weight file, and show which tensors are kept or resized on loading",
@@ -61,10 +61,10 @@ def add_weights(parser: Parser) -> None:
         help="input size in pixels: one side, or height and width",
     )
     add_shared(inspected, "--allow-pickle")
-    inspected.set_defaults(command=inspect_weights)
+    inspected.set_defaults(command=_inspect_weights)
 
 
-def list_weights(args: argparse.Namespace) -> int:
+def _list_weights(args: argparse.Namespace) -> int:
     """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
     from vitft.models.pretrained.catalog import catalog_entries
 
@@ -125,7 +125,7 @@ def list_weights(args: argparse.Namespace) -> int:
     return 0
 
 
-def show_weights(args: argparse.Namespace) -> int:
+def _show_weights(args: argparse.Namespace) -> int:
     """Print the catalogue entry for a name, or a summary of a weight file."""
     from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.locate import check_weights_name, locate_entry
@@ -137,10 +137,10 @@ def show_weights(args: argparse.Namespace) -> int:
             output.result(line)
         return 0
     args.file, args.classes, args.image_size = args.name, None, None
-    return inspect_weights(args)
+    return _inspect_weights(args)
 
 
-def fetch_weights(args: argparse.Namespace) -> int:
+def _fetch_weights(args: argparse.Namespace) -> int:
     """Download weights, verify them, and print their path, commit and digest."""
     from vitft.models.pretrained.catalog import CatalogEntry
     from vitft.models.pretrained.fetch import fetch
@@ -161,7 +161,7 @@ def fetch_weights(args: argparse.Namespace) -> int:
     return 0
 
 
-def inspect_weights(args: argparse.Namespace) -> int:
+def _inspect_weights(args: argparse.Namespace) -> int:
     """Print a summary of a weight file and of how its tensors would be adapted on loading."""
     from vitft.models.pretrained.locate import check_weights_name
 

@@ -8,13 +8,13 @@ fine-tuning ViTs (Touvron et al. 2021, 2012.12877; Bao et al. 2022, 2106.08254; 
 from collections.abc import Mapping
 from typing import Any
 
-ADAMW = {"solver": "adamw", "weight_decay": 0.05, "label_smoothing": 0.1, "clip": 1.0}
+_ADAMW = {"solver": "adamw", "weight_decay": 0.05, "label_smoothing": 0.1, "clip": 1.0}
 FINE_TUNING: Mapping[str, Mapping[str, Any]] = {
-    "optim": {**ADAMW, "epochs": 10, "layer_decay": 0.75},
+    "optim": {**_ADAMW, "epochs": 10, "layer_decay": 0.75},
     "train": {"augment": "crop", "crop_scale": 0.4},
 }
 FROM_SCRATCH: Mapping[str, Mapping[str, Any]] = {
-    "optim": {**ADAMW, "lr": 1e-3, "epochs": 100, "batch_size": 256, "warmup": 0.05},
+    "optim": {**_ADAMW, "lr": 1e-3, "epochs": 100, "batch_size": 256, "warmup": 0.05},
     "train": {"layers": "all", "augment": "shift"},
 }
 """Defaults for `--weights none`: many epochs, no layer decay (Touvron et al. 2021, 2012.12877)."""
@@ -34,9 +34,9 @@ solver is L-BFGS."""
 LEARNING_RATES = {"head": 1e-2, "pre_logits": 1e-3, "blocks": 1e-4, "lora": 1e-3, "all": 5e-4}
 """Peak learning rates for a model of width 192, by kind of the last stage."""
 
-BATCH_SIZES = (8, 32)
+_BATCH_SIZES = (8, 32)
 """Smallest and largest default batch size."""
-STEPS_PER_EPOCH = 40
+_STEPS_PER_EPOCH = 40
 """Number of steps per epoch for which batches smaller than the largest are used by default."""
 
 STEP_SETTINGS = frozenset({
@@ -54,7 +54,7 @@ def default_lr(layers: str, width: int) -> float:
     Hidden layers of wider models need proportionally smaller rates (Yang et al. 2022, 2203.03466,
     table 3); a head or a pre_logits layer on frozen features does not.
     """
-    lr = LEARNING_RATES[kind := last_stage_kind(layers)]
+    lr = LEARNING_RATES[kind := _last_stage_kind(layers)]
     return lr * 192 / max(192, width) if kind in ("blocks", "lora", "all") else lr
 
 
@@ -63,20 +63,20 @@ def default_batch_size(layers: str, images: int, *, batch_norm: bool) -> int:
 
     With few images, more steps on smaller batches reach a lower loss in the same time than larger
     batches (benchmarks/notebook/fine_tuning.md). So blocks, adapters and whole models are trained
-    on batches of a power of two that gives an epoch at least `STEPS_PER_EPOCH` steps, within
-    `BATCH_SIZES`. Small batches have noisy statistics, so models with BatchNorm always have the
+    on batches of a power of two that gives an epoch at least `_STEPS_PER_EPOCH` steps, within
+    `_BATCH_SIZES`. Small batches have noisy statistics, so models with BatchNorm always have the
     largest.
     """
-    smallest, largest = BATCH_SIZES
-    if batch_norm or last_stage_kind(layers) not in ("blocks", "lora", "all"):
+    smallest, largest = _BATCH_SIZES
+    if batch_norm or _last_stage_kind(layers) not in ("blocks", "lora", "all"):
         return largest
     size = largest
-    while size > smallest and images < STEPS_PER_EPOCH * size:
+    while size > smallest and images < _STEPS_PER_EPOCH * size:
         size //= 2
     return size
 
 
-def last_stage_kind(layers: str) -> str:
+def _last_stage_kind(layers: str) -> str:
     """Return the kind of the last stage, such as `blocks` for `head,blocks:2`."""
     return layers.rpartition(",")[2].strip().partition(":")[0]
 
@@ -101,17 +101,17 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
         return table  # rejected by `config_from_table`
     weights = table.get("weights", {})
     if isinstance(weights, Mapping) and weights.get("name") == "none":
-        return with_defaults(table, FROM_SCRATCH)
+        return _with_defaults(table, FROM_SCRATCH)
     layers = str(train.get("layers", "head"))
     plain_head = (
         layers == "head" and train.get("augment", "none") == "none" and not STEP_SETTINGS & {*optim}
     )
     if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
         return table
-    return with_defaults(table, STAGE_DEFAULTS.get(last_stage_kind(layers), {}))
+    return _with_defaults(table, STAGE_DEFAULTS.get(_last_stage_kind(layers), {}))
 
 
-def with_defaults(
+def _with_defaults(
     table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     """Return the settings, with missing ones in `[optim]` and `[train]` taken from `defaults`."""

@@ -28,21 +28,21 @@ ALIASES: Mapping[str, Sequence[str]] = {
 }
 """Names that other tools use for the settings."""
 
-FORMER_NAMES: Mapping[str, str] = {"train.freeze": "train.layers"}
+_FORMER_NAMES: Mapping[str, str] = {"train.freeze": "train.layers"}
 """Former names of settings, which still work."""
 
 
 def current_setting(key: str, value: Any) -> tuple[str, Any]:  # noqa: ANN401
     """Return a setting under its current name, and with the current word for its value."""
-    key = FORMER_NAMES.get(key, key)
+    key = _FORMER_NAMES.get(key, key)
     if key == "train.layers" and isinstance(value, str):
         value = re.sub(r"\bnone\b", "all", value)
     return key, value
 
 
-SHORT_NAME = 3
+_SHORT_NAME = 3
 """Number of characters up to which a name is short, and similar to others by chance."""
-CLOSE = 0.8
+_CLOSE = 0.8
 """Minimum similarity of short names, and of names of other sections."""
 
 
@@ -51,7 +51,7 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
 
     The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`. Then
     similar names of the same section are searched; those of other sections must be very similar.
-    A name is similar if difflib's ratio is at least `cutoff`, and for short names `CLOSE`.
+    A name is similar if difflib's ratio is at least `cutoff`, and for short names `_CLOSE`.
     """
     section, _, last = name.lower().replace("-", "_").rpartition(".")
     known: dict[str, list[str]] = {}
@@ -63,12 +63,12 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     begun = [name for name in SETTINGS if section and name.startswith(f"{section}.{last}")]
     if last not in known and len(begun) == 1:
         return begun[0]
-    names = [key for key in known if len(key) > SHORT_NAME or f"{section}.{key}" in SETTINGS]
+    names = [key for key in known if len(key) > _SHORT_NAME or f"{section}.{key}" in SETTINGS]
     own = [key for key in names if any(n.startswith(f"{section}.") for n in known[key])]
-    close = max(cutoff, CLOSE)
+    close = max(cutoff, _CLOSE)
     near = (
         suggest(last, known, cutoff=1)
-        or suggest(last, own, cutoff=close if len(last) <= SHORT_NAME else cutoff)
+        or suggest(last, own, cutoff=close if len(last) <= _SHORT_NAME else cutoff)
         or suggest(last, names, cutoff=close if section else cutoff)
     )
     candidates = known[near[0]] if near else []

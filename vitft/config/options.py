@@ -13,8 +13,8 @@ from vitft.config.schema import SettingType, setting_types, shown_value
 from vitft.system.errors import UsageError
 from vitft.system.suggest import suggest
 
-Given = ParamSpec("Given")
-Outcome = TypeVar("Outcome")
+_Given = ParamSpec("_Given")
+_Outcome = TypeVar("_Outcome")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     return settings
 
 
-def options_as_arguments(function: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
+def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
     """Decorate `finetune`: its docstring describes all options, and wrong arguments have a fix.
 
     An unknown or unnamed argument is a UsageError. The signature stays the same.
@@ -114,7 +114,7 @@ def options_as_arguments(function: Callable[Given, Outcome]) -> Callable[Given, 
     known = inspect.signature(function).parameters
 
     @wraps(function)
-    def checked(*args: Given.args, **arguments: Given.kwargs) -> Outcome:
+    def checked(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
         if "freeze" in arguments and "train" not in arguments:  # its former name
             arguments["train"] = arguments.pop("freeze")
         if args:
@@ -124,7 +124,7 @@ def options_as_arguments(function: Callable[Given, Outcome]) -> Callable[Given, 
             )
             raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
         if unknown := next((name for name in arguments if name not in known), None):
-            raise UsageError(f"unknown argument {unknown}", fix=suggest_argument(unknown, known))
+            raise UsageError(f"unknown argument {unknown}", fix=_suggest_argument(unknown, known))
         return function(*args, **arguments)
 
     described = "".join(
@@ -138,7 +138,7 @@ def options_as_arguments(function: Callable[Given, Outcome]) -> Callable[Given, 
     return checked
 
 
-def suggest_argument(name: str, known: Collection[str]) -> str:
+def _suggest_argument(name: str, known: Collection[str]) -> str:
     """Return the suggested fix for an unknown argument of `finetune`."""
     near = suggest(name, known)
     setting = find_setting(name)

@@ -35,7 +35,7 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
     try:
         config = config_from_table(table)
     except UsageError as error:
-        if recipe and problem_of(base) == error.problem:
+        if recipe and _problem_of(base) == error.problem:
             raise UsageError(f"{recipe}: {error.problem}", fix=error.fix) from error
         raise
     if config.weights.name != "none" and any(key.startswith("model.") for key, _ in named):
@@ -56,12 +56,12 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
                 f"{key} has no effect with train.augment={train.augment}",
                 fix=f"remove it, or add {other if key == 'train.padding' else '--views 3'}",
             )
-    if (note := implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
+    if (note := _implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
         log.info(note)
     return config
 
 
-def problem_of(table: Mapping[str, Any]) -> str:
+def _problem_of(table: Mapping[str, Any]) -> str:
     """Return the problem with the settings of a recipe, or an empty string."""
     try:
         config_from_table(table)
@@ -70,7 +70,7 @@ def problem_of(table: Mapping[str, Any]) -> str:
     return ""
 
 
-def implied_solver(table: Mapping[str, Any], config: Config) -> str:
+def _implied_solver(table: Mapping[str, Any], config: Config) -> str:
     """Return a line that names the settings because of which a head is trained and not solved.
 
     The result is empty if the head is solved or cannot be, or if the solver was chosen by name.

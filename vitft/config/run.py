@@ -21,7 +21,7 @@ from vitft.system.run_content import damaged_file
 from vitft.system.suggest import suggest
 from vitft.system.text import describe_os_error
 
-MAX_TOML_BYTES = 2**24
+_MAX_TOML_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: The file cannot be read or is not valid TOML in UTF-8.
     """
     try:
-        table = tomllib.loads(read_regular(path, limit=MAX_TOML_BYTES).decode("utf-8"))
+        table = tomllib.loads(read_regular(path, limit=_MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {describe_os_error(error)}", fix="check the path"

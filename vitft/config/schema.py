@@ -97,10 +97,10 @@ class SettingType:
 def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
     """Return a mapping from the name of each setting of a section to its type."""
     hints = typing.get_type_hints(section, include_extras=True)
-    return {name: parse_annotation(hint) for name, hint in hints.items()}
+    return {name: _parse_annotation(hint) for name, hint in hints.items()}
 
 
-def parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
+def _parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
     """Return the setting type described by an annotation."""
     known: dict[str, Any] = {}
     if typing.get_origin(hint) is Annotated:

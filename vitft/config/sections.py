@@ -10,11 +10,11 @@ from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
 
 Fraction = Annotated[float, Range(ge=0, le=1)]
-BelowOne = Annotated[float, Range(ge=0, lt=1)]
-NotNegative = Annotated[float, Range(ge=0)]
-WholeNumber = Annotated[int, Range(ge=0)]
-PositiveInt = Annotated[int, Range(ge=1)]
-Count = Annotated[int, Range(ge=1, le=16384)]
+_BelowOne = Annotated[float, Range(ge=0, lt=1)]
+_NotNegative = Annotated[float, Range(ge=0)]
+_WholeNumber = Annotated[int, Range(ge=0)]
+_PositiveInt = Annotated[int, Range(ge=1)]
+_Count = Annotated[int, Range(ge=1, le=16384)]
 MAX_IMAGE_SIDE = 4096
 """Maximum side of a model's input in pixels."""
 
@@ -115,9 +115,9 @@ class DataSpec:
         Named(aliases="val_split validation_split val_size val_ratio test_size"),
     ] = 0.2
     """Fraction of each class held out for validation."""
-    seed: WholeNumber = 0
+    seed: _WholeNumber = 0
     """Seed for the split."""
-    max_pixels: PositiveInt = 100_000_000
+    max_pixels: _PositiveInt = 100_000_000
     """Maximum number of pixels of an image. Larger images are rejected before decoding."""
     allow_private_addresses: bool = False
     """Also fetch tar shards from this machine and its local network."""
@@ -239,13 +239,13 @@ class WeightsSpec:
 class ModelSpec:
     """A new Vision Transformer, for `--weights none`."""
 
-    patch_size: Count = 4
+    patch_size: _Count = 4
     """Side length of a patch in pixels. The image sides must be multiples of it."""
-    width: Annotated[Count, Named(aliases="embed_dim hidden_size hidden_dim dim")] = 96
+    width: Annotated[_Count, Named(aliases="embed_dim hidden_size hidden_dim dim")] = 96
     """Token embedding dimension."""
-    depth: Annotated[Count, Named(aliases="num_layers num_hidden_layers num_blocks")] = 6
+    depth: Annotated[_Count, Named(aliases="num_layers num_hidden_layers num_blocks")] = 6
     """Number of blocks."""
-    heads: Annotated[PositiveInt, Named(aliases="num_heads num_attention_heads")] = 3
+    heads: Annotated[_PositiveInt, Named(aliases="num_heads num_attention_heads")] = 3
     """Number of attention heads in each block. The width must be a multiple of this number."""
     mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
     """Width of the MLP's hidden layer as a multiple of the embedding dimension."""
@@ -309,7 +309,7 @@ class OptimSpec:
             aliases="optimizer optimiser opt",
         ),
     ] = "lbfgs"
-    l2: Annotated[NotNegative, Named(aliases="c alpha penalty reg regularization")] = 0.0
+    l2: Annotated[_NotNegative, Named(aliases="c alpha penalty reg regularization")] = 0.0
     """L2 penalty of `lbfgs` on standardised features. With 0, cross-validation chooses it."""
     class_weights: Annotated[bool, Named(aliases="class_weight balanced")] = False
     """Give all classes the same total weight in the loss, regardless of their sizes."""
@@ -331,16 +331,16 @@ class OptimSpec:
     """Learning rate schedule after warm-up."""
     final_lr: Annotated[Fraction, Named(aliases="min_lr eta_min")] = 0.0
     """Learning rate at the end of the cosine schedule, as a fraction of the peak."""
-    warmup: Annotated[BelowOne, Named(aliases="warmup_ratio warmup_steps warmup_epochs")] = 0.05
+    warmup: Annotated[_BelowOne, Named(aliases="warmup_ratio warmup_steps warmup_epochs")] = 0.05
     """Fraction of all steps spent warming up, e.g. 0.05 for 5%."""
     layer_decay: Annotated[float, Range(gt=0, le=1), Named(aliases="layerwise_lr_decay llrd")] = 1.0
     """Ratio of each block's learning rate to the next block's."""
-    momentum: BelowOne = 0.9
+    momentum: _BelowOne = 0.9
     """Momentum of SGD."""
-    weight_decay: Annotated[NotNegative, Named(aliases="wd decay")] = 0.0
+    weight_decay: Annotated[_NotNegative, Named(aliases="wd decay")] = 0.0
     """Weight decay of matrices. Norms, biases, position embeddings and tokens are not decayed."""
     epochs: Annotated[
-        PositiveInt,
+        _PositiveInt,
         Named(
             "passes over the training images (switches a head from the solver to steps)",
             default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
@@ -360,22 +360,22 @@ class OptimSpec:
     ] = None
     """All processes and micro-batches count together."""
     micro_batch: Annotated[
-        WholeNumber, Named(aliases="gradient_accumulation_steps grad_accum_steps accum_iter")
+        _WholeNumber, Named(aliases="gradient_accumulation_steps grad_accum_steps accum_iter")
     ] = 0
     """Number of images per forward pass. 0 means the whole batch, unless memory runs out."""
     clip: Annotated[
-        NotNegative, Named(aliases="grad_clip clip_grad max_grad_norm gradient_clip_val")
+        _NotNegative, Named(aliases="grad_clip clip_grad max_grad_norm gradient_clip_val")
     ] = 0.0
     """Maximum norm of the gradients. 0 means no clipping."""
-    label_smoothing: Annotated[BelowOne, Named(aliases="smoothing label_smoothing_factor")] = 0.0
+    label_smoothing: Annotated[_BelowOne, Named(aliases="smoothing label_smoothing_factor")] = 0.0
     """Label smoothing factor."""
-    ema: Annotated[BelowOne, Named(aliases="model_ema model_ema_decay ema_decay")] = 0.0
+    ema: Annotated[_BelowOne, Named(aliases="model_ema model_ema_decay ema_decay")] = 0.0
     """Decay per step of an exponential moving average of the weights, e.g. 0.999. The average is
     then validated and saved. 0 means none."""
     interpolation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Fraction of the trained weights in the saved ones. The rest are the weights before the stage
     (WiSE-FT). 0.5 is their mean, which may help with few images."""
-    patience: Annotated[WholeNumber, Named(aliases="early_stopping early_stopping_patience")] = 0
+    patience: Annotated[_WholeNumber, Named(aliases="early_stopping early_stopping_patience")] = 0
     """Number of epochs without improvement after which to stop. 0 trains all epochs."""
 
     def __post_init__(self) -> None:
@@ -421,14 +421,14 @@ class TrainSpec:
     e.g. for text or arrows."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
     """Minimum area of a random crop, as a fraction of the image area."""
-    mixup: NotNegative = 0.0
+    mixup: _NotNegative = 0.0
     """Alpha of mixup, e.g. 0.2. 0 means none."""
-    cutmix: NotNegative = 0.0
+    cutmix: _NotNegative = 0.0
     """Alpha of CutMix, e.g. 1.0. 0 means none. With mixup, one of the two is chosen per batch."""
     erasing: Annotated[Fraction, Named(aliases="random_erasing reprob")] = 0.0
     """Probability of random erasing."""
     drop_path: Annotated[
-        BelowOne, Named(aliases="dropout drop_rate drop_path_rate stochastic_depth")
+        _BelowOne, Named(aliases="dropout drop_rate drop_path_rate stochastic_depth")
     ] = 0.0
     """Stochastic depth rate of the last block. It is 0 in the first block and grows linearly."""
     sampling: Annotated[
@@ -463,7 +463,7 @@ class TrainSpec:
     ] = ""
     """The default is `features` in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or
     ~/.cache."""
-    seed: Annotated[WholeNumber, Named(aliases="random_state random_seed manual_seed")] = 0
+    seed: Annotated[_WholeNumber, Named(aliases="random_state random_seed manual_seed")] = 0
     """Seed for random initial weights, the batch order and the augmentation."""
     device: Annotated[
         str,
@@ -484,7 +484,7 @@ class TrainSpec:
     decoding time. Otherwise, a pixel of a JPEG may be off by up to two of 255 grey levels."""
     compile: Annotated[bool, Named(aliases="torch_compile torchcompile")] = False
     """Use torch.compile, which pays off on a GPU after a few minutes."""
-    lora_rank: Annotated[PositiveInt, Named(aliases="r rank")] = 8
+    lora_rank: Annotated[_PositiveInt, Named(aliases="r rank")] = 8
     """Rank of the LoRA matrices."""
     lora_alpha: Annotated[float, Range(gt=0)] = 16.0
     """LoRA scaling: the update is multiplied by alpha / rank."""
@@ -516,7 +516,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "train")
-        if not are_stages(self.layers):
+        if not _are_stages(self.layers):
             raise invalid(
                 "train.layers",
                 self.layers,
@@ -564,13 +564,13 @@ def layers_text(stage: str) -> str:
     return {"all": "all layers", "lora": "LoRA adapters"}.get(stage, f"the {stage}")
 
 
-def are_stages(layers: str) -> bool:
+def _are_stages(layers: str) -> bool:
     """Return whether all stages are valid, and in ascending order of trained parameters."""
-    ranks = [stage_rank(stage.strip()) for stage in layers.split(",")]
+    ranks = [_stage_rank(stage.strip()) for stage in layers.split(",")]
     return min(ranks) >= 0 and ranks == sorted({*ranks})
 
 
-def stage_rank(stage: str) -> float:
+def _stage_rank(stage: str) -> float:
     """Return a sort key: higher for stages with more trained parameters, -1 for invalid stages."""
     number = stage.removeprefix("blocks:")
     if number != stage and number.isdecimal() and int(number) > 0:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 TORCHVISION = "torchvision:"
 
 
-class PublishedSize(NamedTuple):
+class _PublishedSize(NamedTuple):
     """Numbers of training and test images, shape of an image (H, W, C) and number of classes.
 
     `argument` is the argument of torchvision's class that selects the subset.
@@ -44,52 +44,52 @@ class PublishedSize(NamedTuple):
     argument: str = "train"
 
 
-PUBLISHED_SIZES: Mapping[str, PublishedSize] = {
-    "CIFAR10": PublishedSize(50_000, 10_000, (32, 32, 3)),
-    "CIFAR100": PublishedSize(50_000, 10_000, (32, 32, 3), 100),
-    "MNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
-    "FashionMNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
-    "KMNIST": PublishedSize(60_000, 10_000, (28, 28, 1)),
-    "USPS": PublishedSize(7_291, 2_007, (16, 16, 1)),
-    "SVHN": PublishedSize(73_257, 26_032, (32, 32, 3), argument="split"),
-    "STL10": PublishedSize(5_000, 8_000, (96, 96, 3), argument="split"),
+PUBLISHED_SIZES: Mapping[str, _PublishedSize] = {
+    "CIFAR10": _PublishedSize(50_000, 10_000, (32, 32, 3)),
+    "CIFAR100": _PublishedSize(50_000, 10_000, (32, 32, 3), 100),
+    "MNIST": _PublishedSize(60_000, 10_000, (28, 28, 1)),
+    "FashionMNIST": _PublishedSize(60_000, 10_000, (28, 28, 1)),
+    "KMNIST": _PublishedSize(60_000, 10_000, (28, 28, 1)),
+    "USPS": _PublishedSize(7_291, 2_007, (16, 16, 1)),
+    "SVHN": _PublishedSize(73_257, 26_032, (32, 32, 3), argument="split"),
+    "STL10": _PublishedSize(5_000, 8_000, (96, 96, 3), argument="split"),
 }
 ASSUMED: ContextVar[set[str] | None] = ContextVar("ASSUMED", default=None)
 """Names of the torchvision datasets that could not be fetched and were replaced by others of their
 published size; None if this is an error."""
-NPZ_NAMES: Mapping[tuple[str, str], str] = {
+_NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
     ("x_test", "y_test"): "test", ("test_images", "test_labels"): "test",
     ("x", "y"): "all", ("images", "labels"): "all",
 }  # fmt: skip
 """Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
-NPZ_CLASSES = ("classes", "class_names", "label_names")
+_NPZ_CLASSES = ("classes", "class_names", "label_names")
 """Names of the array of class names in .npz files."""
-WEIGHT_NAMES = frozenset({"kernel", "bias", "scale", "weight"})
+_WEIGHT_NAMES = frozenset({"kernel", "bias", "scale", "weight"})
 """Last parts of the names of arrays in .npz files of weights."""
-IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
-RECORDS: Mapping[str, tuple[int, str]] = {
+_IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
+_RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
 """First file of each binary CIFAR dataset, with the number of label bytes per record and the name
 of the file that lists the classes.
 """
-PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
+_PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 
-Array = np.ndarray[Any, np.dtype[Any]]
+_Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ArrayPart(NamedTuple):
     """One subset of a dataset: images (N, H, W, C) with integer labels (N,)."""
 
     name: str  # train, val or test; all if the files have no split
-    images: Array
-    labels: Array
+    images: _Array
+    labels: _Array
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedArrays:
+class _LoadedArrays:
     """Contents of a dataset's files."""
 
     parts: tuple[ArrayPart, ...]
@@ -102,10 +102,10 @@ class LoadedArrays:
 
 def holds_arrays(folder: Path) -> bool:
     """Return whether a folder or one of torchvision's subfolders contains IDX or CIFAR files."""
-    return bool(idx_files(folder) or records_in(folder) or pickles_in(folder))
+    return bool(_idx_files(folder) or _records_in(folder) or _pickles_in(folder))
 
 
-def read_arrays(source: Path) -> LoadedArrays:
+def read_arrays(source: Path) -> _LoadedArrays:
     """Read all arrays of a source recognised by `arrays.find_arrays`.
 
     Raises:
@@ -113,16 +113,16 @@ def read_arrays(source: Path) -> LoadedArrays:
     """
     try:
         if source.name.startswith(TORCHVISION):
-            return read_torchvision(source.name.removeprefix(TORCHVISION), source.parent)
+            return _read_torchvision(source.name.removeprefix(TORCHVISION), source.parent)
         if source.suffix.lower() == ".npz":
-            return read_npz_arrays(source)
-        if files := idx_files(source):
-            return read_idx(files)
-        if records := records_in(source):
-            return read_records(*records)
-        found = pickles_in(source)
+            return _read_npz_arrays(source)
+        if files := _idx_files(source):
+            return _read_idx(files)
+        if records := _records_in(source):
+            return _read_records(*records)
+        found = _pickles_in(source)
         assert found is not None, "call holds_arrays first"
-        return read_torchvision(PICKLED[found.name], found.parent)
+        return _read_torchvision(_PICKLED[found.name], found.parent)
     except VitftError:
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
@@ -132,10 +132,10 @@ def read_arrays(source: Path) -> LoadedArrays:
         ) from error
 
 
-def read_npz_arrays(path: Path) -> LoadedArrays:
-    """Read the labelled images of an .npz file from the arrays named in `NPZ_NAMES`.
+def _read_npz_arrays(path: Path) -> _LoadedArrays:
+    """Read the labelled images of an .npz file from the arrays named in `_NPZ_NAMES`.
 
-    Labels are numbers or class names. An array named in `NPZ_CLASSES` has the names of numbered
+    Labels are numbers or class names. An array named in `_NPZ_CLASSES` has the names of numbered
     classes. Arrays of Python objects are refused.
 
     Raises:
@@ -151,12 +151,12 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
         by_case = {name.lower(): name for name in file.files}
         parts = []
         for (x, y), name in npz_subsets(file.files).items():
-            images, labels = (npz_member(file, by_case[one], path) for one in (x, y))
+            images, labels = (_npz_member(file, by_case[one], path) for one in (x, y))
             labels = labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
-            parts.append(ArrayPart(name, channels_last(images), labels))
+            parts.append(ArrayPart(name, _channels_last(images), labels))
         if not parts:
             found = f"arrays found: {', '.join(file.files[:8]) or 'none'}"
-            if any(name.rpartition("/")[2] in WEIGHT_NAMES for name in file.files):
+            if any(name.rpartition("/")[2] in _WEIGHT_NAMES for name in file.files):
                 raise DataError(
                     f"{path} contains weights instead of labelled images; {found}",
                     fix=f"pass it with --weights {shell_quote(str(path))}, and the images with "
@@ -169,11 +169,11 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
             )
         notes = tuple(
             f"the array {by_case[one]} is not used: there is no {other}"
-            for pair in NPZ_NAMES
+            for pair in _NPZ_NAMES
             for one, other in (pair, pair[::-1])
             if one in by_case and other not in by_case
         )
-        names = [npz_member(file, by_case[n], path) for n in NPZ_CLASSES if n in by_case]
+        names = [_npz_member(file, by_case[n], path) for n in _NPZ_CLASSES if n in by_case]
         classes = tuple(str(name) for array in names[:1] for name in array.ravel())
     several = False
     if all(p.labels.ndim == 2 and np.isin(p.labels, (0, 1)).all() for p in parts):
@@ -197,7 +197,7 @@ def read_npz_arrays(path: Path) -> LoadedArrays:
     if all(part.labels.dtype.kind == "U" for part in parts):  # labels that are class names
         classes = tuple(sorted({name for part in parts for name in part.labels.ravel().tolist()}))
         parts = [p._replace(labels=np.searchsorted(classes, p.labels)) for p in parts]
-    return LoadedArrays(tuple(parts), classes, notes, several)
+    return _LoadedArrays(tuple(parts), classes, notes, several)
 
 
 def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
@@ -206,13 +206,13 @@ def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
     `names` are the names of all arrays; case does not matter.
     """
     present = {name.lower() for name in names}
-    return {pair: name for pair, name in NPZ_NAMES.items() if present.issuperset(pair)}
+    return {pair: name for pair, name in _NPZ_NAMES.items() if present.issuperset(pair)}
 
 
-def npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> Array:
+def _npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> _Array:
     """Read an array of an .npz file, which must not contain Python objects."""
     try:
-        array: Array = file[name]
+        array: _Array = file[name]
     except ValueError as error:
         if "Object arrays" not in str(error):
             raise
@@ -224,7 +224,7 @@ def npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> Array:
     return array
 
 
-def channels_last(images: Array) -> Array:
+def _channels_last(images: _Array) -> _Array:
     """Return the images as (N, H, W, C), adding or moving the channel axis if needed."""
     if images.ndim == 3:
         return images[..., None]
@@ -233,28 +233,28 @@ def channels_last(images: Array) -> Array:
     return images
 
 
-def idx_files(folder: Path) -> dict[str, Path]:
+def _idx_files(folder: Path) -> dict[str, Path]:
     """Return a mapping from names such as `train-images` to the IDX files in a folder."""
     for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
         if place.is_dir():
-            matches = {path: IDX.fullmatch(path.name) for path in sorted(place.iterdir())}
+            matches = {path: _IDX.fullmatch(path.name) for path in sorted(place.iterdir())}
             found = {f"{m[1].replace('t10k', 'test')}-{m[2]}": p for p, m in matches.items() if m}
             if found:
                 return found
     return {}
 
 
-def read_idx(files: Mapping[str, Path]) -> LoadedArrays:
+def _read_idx(files: Mapping[str, Path]) -> _LoadedArrays:
     """Read every subset of an IDX dataset that has both images and labels."""
     parts = []
     for name in ("train", "test"):
         pair = files.get(f"{name}-images"), files.get(f"{name}-labels")
         if pair[0] is not None and pair[1] is not None:
-            parts.append(ArrayPart(name, channels_last(idx_array(pair[0])), idx_array(pair[1])))
-    return LoadedArrays(tuple(parts))
+            parts.append(ArrayPart(name, _channels_last(_idx_array(pair[0])), _idx_array(pair[1])))
+    return _LoadedArrays(tuple(parts))
 
 
-def idx_array(path: Path) -> Array:
+def _idx_array(path: Path) -> _Array:
     """Read an IDX file as an array with the shape given in its header.
 
     Source: the format description on Yann LeCun's MNIST page. A file consists of two zero bytes,
@@ -269,20 +269,20 @@ def idx_array(path: Path) -> Array:
         return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
 
 
-def records_in(folder: Path) -> tuple[Path, int, str] | None:
+def _records_in(folder: Path) -> tuple[Path, int, str] | None:
     """Find CIFAR's binary files in a folder or in torchvision's subfolders.
 
     The result contains the folder, the number of label bytes per record and the name of the file
     that lists the classes. It is None if there are no such files.
     """
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
-        for first, (labels, names) in RECORDS.items():
+        for first, (labels, names) in _RECORDS.items():
             if (place / first).is_file() and (place / names).is_file():
                 return place, labels, names
     return None
 
 
-def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
+def _read_records(folder: Path, labels: int, names: str) -> _LoadedArrays:
     """Read CIFAR's binary files.
 
     Each record consists of the label bytes, the last of which is the class, and 3072 colour values.
@@ -298,19 +298,19 @@ def read_records(folder: Path, labels: int, names: str) -> LoadedArrays:
             classes = table[:, labels - 1].astype(int)
             parts.append(ArrayPart(part, np.ascontiguousarray(planes), classes))
     lines = (folder / names).read_text(encoding="utf-8").split("\n")
-    return LoadedArrays(tuple(parts), tuple(line.strip() for line in lines if line.strip()))
+    return _LoadedArrays(tuple(parts), tuple(line.strip() for line in lines if line.strip()))
 
 
-def pickles_in(folder: Path) -> Path | None:
+def _pickles_in(folder: Path) -> Path | None:
     """Return the folder that contains CIFAR's pickle files, or None if there are no such files."""
-    for name in PICKLED:
+    for name in _PICKLED:
         place = folder if folder.name == name else folder / name
         if (place / "data_batch_1").is_file() or (place / "train").is_file():
             return place
     return None
 
 
-def read_torchvision(name: str, root: Path) -> LoadedArrays:
+def _read_torchvision(name: str, root: Path) -> _LoadedArrays:
     """Read the train and test subsets of a torchvision dataset, downloading missing files.
 
     Raises:
@@ -325,7 +325,7 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
         )
     assumed = ASSUMED.get()
     if assumed is not None and name in assumed:
-        return assumed_arrays(name)
+        return _assumed_arrays(name)
     try:
         from torchvision import datasets
 
@@ -335,13 +335,15 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
         for part in ("train", "test"):
             argument = PUBLISHED_SIZES[name].argument
             which = {argument: part == "train" if argument == "train" else part}
-            found = open_torchvision(kind, root, which)
+            found = _open_torchvision(kind, root, which)
             labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)))
-            parts.append(ArrayPart(part, channels_last(np.asarray(found.data)), labels.astype(int)))
+            parts.append(
+                ArrayPart(part, _channels_last(np.asarray(found.data)), labels.astype(int))
+            )
             names = tuple(getattr(found, "classes", ()))
         if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
             names = tuple(text.partition(" ")[0] for text in names)
-        return LoadedArrays(tuple(parts), names)
+        return _LoadedArrays(tuple(parts), names)
     except DataError:
         if assumed is None:
             raise
@@ -351,10 +353,10 @@ def read_torchvision(name: str, root: Path) -> LoadedArrays:
         f"images of {size.shape[0]}x{size.shape[1]} pixels in {size.classes} classes"
     )
     assumed.add(name)
-    return assumed_arrays(name)
+    return _assumed_arrays(name)
 
 
-def assumed_arrays(name: str) -> LoadedArrays:
+def _assumed_arrays(name: str) -> _LoadedArrays:
     """Return images of one colour, in the numbers and the size of a torchvision dataset."""
     size = PUBLISHED_SIZES[name]
     pixel = np.arange(size.shape[2], dtype=np.uint8)  # three channels that differ are a colour
@@ -362,10 +364,10 @@ def assumed_arrays(name: str) -> LoadedArrays:
         ArrayPart(part, np.broadcast_to(pixel, (n, *size.shape)), np.arange(n) % size.classes)
         for part, n in (("train", size.train), ("test", size.test))
     )
-    return LoadedArrays(parts)
+    return _LoadedArrays(parts)
 
 
-def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
+def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
     """Open a torchvision dataset, downloading it if its files are not in the folder."""
     existed = root.exists()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
@@ -385,7 +387,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
             f"({reason})",
-            fix=f"put {wanted_files(kind)} into {folder}, or set data.root to the folder that has "
+            fix=f"put {_wanted_files(kind)} into {folder}, or set data.root to the folder that has "
             f"them; without them, try {other}",
         ) from error
     finally:
@@ -396,7 +398,7 @@ def open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  #
                     place.rmdir()  # only succeeds on an empty folder
 
 
-def wanted_files(kind: Any) -> str:  # noqa: ANN401 - a torchvision class
+def _wanted_files(kind: Any) -> str:  # noqa: ANN401 - a torchvision class
     """Return the names of the files that torchvision expects, joined as text."""
     if hasattr(kind, "resources"):
         return " and ".join(name for name, _ in kind.resources)

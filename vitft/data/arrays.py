@@ -26,13 +26,13 @@ from vitft.system.errors import DataError
 from vitft.system.text import count, shell_quote
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
-Split = Literal["train", "val", "test", ""]
+_Split = Literal["train", "val", "test", ""]
 
-MEMBER = re.compile(
+_MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
-BELOW_NPZ = re.compile(r"(?P<root>[^\0]+?\.npz)/.*", re.S | re.I)
-DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
+_BELOW_NPZ = re.compile(r"(?P<root>[^\0]+?\.npz)/.*", re.S | re.I)
+_DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,9 +57,9 @@ class ArraySet:
         """Whether the dataset has its own split."""
         return len(self.parts) > 1
 
-    def listing(self) -> list[tuple[str, int, Split]]:
+    def listing(self) -> list[tuple[str, int, _Split]]:
         """Return each image's path, label and subset, sorted by class, then by path as a string."""
-        kinds: dict[str, Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
+        kinds: dict[str, _Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
         if not self.splits:
             kinds["train"] = ""
         rows = [
@@ -78,13 +78,13 @@ def data_path(path: str, root: str = "") -> Path:
     """Convert a value of `--data` to a path.
 
     For `torchvision:NAME`, the path is in the folder `root` or, if `root` is empty, in
-    `DEFAULT_ROOT`. For tar shards and Hugging Face datasets, the path is the index of the local
+    `_DEFAULT_ROOT`. For tar shards and Hugging Face datasets, the path is the index of the local
     copy, which need not exist (see `remote.prepare`).
     """
     if place := place_of(path):
         return place.folder / INDEX
     if path.startswith(TORCHVISION):
-        return (Path(root).expanduser() if root else DEFAULT_ROOT) / path
+        return (Path(root).expanduser() if root else _DEFAULT_ROOT) / path
     return Path(path).expanduser()
 
 
@@ -96,12 +96,12 @@ def find_arrays(root: Path) -> ArraySet | None:
             images.
     """
     if root.name.startswith(TORCHVISION):
-        folder = DEFAULT_ROOT if root.parent == Path() else root.parent
-        return load_array_set(os.fspath(folder / root.name), 0)
+        folder = _DEFAULT_ROOT if root.parent == Path() else root.parent
+        return _load_array_set(os.fspath(folder / root.name), 0)
     try:
         is_file = root.suffix.lower() == ".npz" and root.is_file()
         if is_file or (root.is_dir() and array_files.holds_arrays(root)):
-            return load_array_set(os.fspath(root), root.stat().st_mtime_ns)
+            return _load_array_set(os.fspath(root), root.stat().st_mtime_ns)
     except OSError:
         return None  # the reason is reported when the folder is listed
     return None
@@ -137,7 +137,7 @@ def array_member(path: str) -> bytes | None:
 
     An image has one path, which contains its class; the path with another class is not found.
     """
-    found = find_member(path)
+    found = _find_member(path)
     if found is None or found[0] != path:
         return None
     _, part, number = found
@@ -149,10 +149,10 @@ def wrong_member_reason(path: str) -> str:
 
     The result is empty for any other path.
     """
-    if found := find_member(path):
+    if found := _find_member(path):
         right = shell_quote(found[0])
         return f"not found: the path of image {found[2]}, with its class, is {right}"
-    match = MEMBER.fullmatch(path) or BELOW_NPZ.fullmatch(path)
+    match = _MEMBER.fullmatch(path) or _BELOW_NPZ.fullmatch(path)
     try:
         arrays = None if match is None else find_arrays(Path(match["root"]))
     except DataError:
@@ -167,14 +167,14 @@ def wrong_member_reason(path: str) -> str:
     return f"not found: name an image {' or '.join(forms)}"
 
 
-def find_member(path: str) -> tuple[str, ArrayPart, int] | None:
+def _find_member(path: str) -> tuple[str, ArrayPart, int] | None:
     """Find the image of an array dataset that a path names by subset and index.
 
     Returns:
         The path with the image's own class, its subset and its index; None if there is no image
         with this index.
     """
-    match = MEMBER.fullmatch(path)
+    match = _MEMBER.fullmatch(path)
     try:
         arrays = None if match is None else find_arrays(Path(match["root"]))
     except DataError:
@@ -207,11 +207,11 @@ def sizes_assumed() -> Iterator[None]:
         yield
     finally:
         array_files.ASSUMED.reset(token)
-        load_array_set.cache_clear()
+        _load_array_set.cache_clear()
 
 
 @functools.lru_cache(maxsize=4)
-def load_array_set(source: str, _changed_ns: int) -> ArraySet:
+def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
     """Read and validate a dataset.
 
     The result is cached because every lookup of an image by path needs the dataset.
@@ -248,7 +248,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
                 f"({images.dtype})",
                 fix=f"save them as uint8, with values from 0 to 255{convert}",
             )
-        check_labels_of(part, source)
+        _check_labels_of(part, source)
     shapes = {part.images.shape[1:] for part in parts}
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
@@ -285,7 +285,7 @@ def load_array_set(source: str, _changed_ns: int) -> ArraySet:
     return ArraySet(classes, parts, read.notes, label_names(classes) if read.several else ())
 
 
-def check_labels_of(part: ArrayPart, source: str) -> None:
+def _check_labels_of(part: ArrayPart, source: str) -> None:
     """Raise a DataError if there is not one integer label per image."""
     labels, images = part.labels, len(part.images)
     where = f"{source}, subset {part.name}"

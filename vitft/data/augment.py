@@ -24,7 +24,7 @@ from vitft.system.transfer import to_device
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 """Maximum side in pixels, and maximum total size in bytes, of images kept in memory."""
-STREAM = 0x5417F7
+_STREAM = 0x5417F7
 """Constant that separates the random stream of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
 """Number of RandAugment operations per image, and their strength (out of 30).
@@ -118,7 +118,7 @@ def draw_shifts(
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
-        random = np.random.default_rng([seed, epoch, turn, STREAM])
+        random = np.random.default_rng([seed, epoch, turn, _STREAM])
         windows = random.integers(0, 2 * padding + 1, (2, count))
         table = np.stack([*windows, (random.random(count) < flip).astype(np.int64)])
         here = turns == turn

@@ -18,13 +18,13 @@ from vitft.system.errors import DataError
 from vitft.system.near_paths import EquivalentNames, misspelt_name
 from vitft.system.text import count, listing
 
-ClassChanges = Mapping[str, str]
+_ClassChanges = Mapping[str, str]
 """Mapping from class names to new names; a class with an empty new name is left out."""
 
 
 def read_class_changes(
     path: Path, known: Collection[str], *, allow_unknown: bool = False
-) -> ClassChanges:
+) -> _ClassChanges:
     """Read a table of class changes.
 
     Unless `allow_unknown` is set, all classes in the table must be in `known`.

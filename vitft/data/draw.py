@@ -113,13 +113,13 @@ def ordered_groups(
         return list(members.values())
 
     def place(group: Sequence[InspectedFile]) -> bytes:
-        names = {hash_of(f"group {f.group}").hex() if f.group else f.sha256 for f in group}
-        return hash_of(f"{spec.seed} {min(names)}")
+        names = {_hash_of(f"group {f.group}").hex() if f.group else f.sha256 for f in group}
+        return _hash_of(f"{spec.seed} {min(names)}")
 
     return sorted(members.values(), key=place)
 
 
-def hash_of(text: str) -> bytes:
+def _hash_of(text: str) -> bytes:
     """Return the SHA-256 digest of `text`."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
@@ -133,7 +133,7 @@ def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> s
     rounded down, but at least one, or none if all its images are in one group. Groups already
     assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
     """
-    counts, alone = Counter(file.label for group in members for file in group), undivided(members)
+    counts, alone = Counter(file.label for group in members for file in group), _undivided(members)
     lacking = {n: max(1, int(i * spec.val_rate)) * (n not in alone) for n, i in counts.items()}
     order = list(members)
     if spec.split == "random":
@@ -151,7 +151,7 @@ def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> s
     return drawn
 
 
-def undivided(members: Sequence[Sequence[InspectedFile]]) -> Set[int]:
+def _undivided(members: Sequence[Sequence[InspectedFile]]) -> Set[int]:
     """Return the classes whose images are all in one group, which is never drawn."""
     found = Counter(label for group in members for label in {file.label for file in group})
     return {label for label, groups in found.items() if groups == 1}
@@ -166,7 +166,7 @@ def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[
     group is suitable if the side that it leaves keeps at least one image of each class in the
     group, and if the group is not already assigned to `val`.
     """
-    alone = undivided(members)
+    alone = _undivided(members)
     side = [  # True: validation
         group[0].path in drawn
         and (group[0].part == "val" or not any(file.label in alone for file in group))

@@ -19,24 +19,24 @@ import numpy as np
 
 from vitft.data.fingerprint import BRIGHTNESS_SIDE, brightness, colour, is_blank
 
-HASH_SIDE = 8
+_HASH_SIDE = 8
 """Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
-HASH_BITS = 16
+_HASH_BITS = 16
 """Maximum number of bits in which the hashes of copies may differ. This was derived from 1,600
 copies of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each
 edge): 99% differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of
 different photos, 40 differed in at most 16 bits.
 """
-CORRELATION = 0.7
+_CORRELATION = 0.7
 """Minimum correlation of the brightness planes of copies. The lowest among the 1,600 copies (see
-`HASH_BITS`) was 0.81."""
-UNEXPLAINED = 0.05
+`_HASH_BITS`) was 0.81."""
+_UNEXPLAINED = 0.05
 """Maximum fraction of unexplained variance between copies. It was at most 0.024 for 99.5% of the
-1,600 copies (see `HASH_BITS`), and at least 0.07 for photos that only look similar."""
-COLOUR_LEVELS = 6.0
+1,600 copies (see `_HASH_BITS`), and at least 0.07 for photos that only look similar."""
+_COLOUR_LEVELS = 6.0
 """Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600
-copies (see `HASH_BITS`) was 4.4."""
-HASH_TILE = 1024
+copies (see `_HASH_BITS`) was 4.4."""
+_HASH_TILE = 1024
 """Number of hashes in a tile. The hashes of two tiles are compared at a time."""
 MAX_ALL_PAIRS = 50_000
 """Maximum number of images for which all pairs of hashes are compared. For more images, only pairs
@@ -45,15 +45,15 @@ TABLES, TABLE_BITS, WINDOW = 48, 12, 32
 """Number of tables; maximum number of bits in which the pairs found may differ; number of following
 entries with which each entry is compared. A pair that differs in 6 bits is found with a probability
 of 99.9%, in 8 bits with 97% or more and in 10 bits with 81% or more, unless many are similar."""
-MAX_COMPARISONS = 32
+_MAX_COMPARISONS = 32
 """Maximum number of fine comparisons per image; a video frame may resemble a thousand others."""
-PAIR_BATCH = 1024
+_PAIR_BATCH = 1024
 
-Vectors = np.ndarray[Any, np.dtype[Any]]
+_Vectors = np.ndarray[Any, np.dtype[Any]]
 IndexPair = tuple[int, int]
 
 
-def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
+def near_pairs(fingerprints: _Vectors) -> list[IndexPair]:
     """Return the index pairs (i < j) of near-duplicate images, ignoring blank images.
 
     The 64-bit hashes of all pairs are compared for up to `MAX_ALL_PAIRS` images. Among more images,
@@ -61,19 +61,19 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
     """
     usable = np.flatnonzero(~is_blank(fingerprints))
     known = fingerprints[usable]
-    codes, small, tint = hashes(known), standard(known), colour(known)
+    codes, small, tint = _hashes(known), standard(known), colour(known)
     compared = np.zeros(len(usable), np.int64)
     found: list[IndexPair] = []
     search = candidates if len(codes) <= MAX_ALL_PAIRS else similar_codes
     for rows, columns in search(codes):
-        similar = np.einsum("mi,mi->m", small[rows], small[columns]) >= CORRELATION
-        difference = colour_difference(tint[rows[similar]], tint[columns[similar]])
-        similar[similar] = difference <= COLOUR_LEVELS
-        similar &= np.minimum(compared[rows], compared[columns]) < MAX_COMPARISONS
+        similar = np.einsum("mi,mi->m", small[rows], small[columns]) >= _CORRELATION
+        difference = _colour_difference(tint[rows[similar]], tint[columns[similar]])
+        similar[similar] = difference <= _COLOUR_LEVELS
+        similar &= np.minimum(compared[rows], compared[columns]) < _MAX_COMPARISONS
         rows, columns = rows[similar], columns[similar]
         np.add.at(compared, rows, 1)
         np.add.at(compared, columns, 1)
-        same = are_copies(known[rows], known[columns])
+        same = _are_copies(known[rows], known[columns])
         found += zip(usable[rows[same]].tolist(), usable[columns[same]].tolist(), strict=True)
     return sorted(found)
 
@@ -81,13 +81,13 @@ def near_pairs(fingerprints: Vectors) -> list[IndexPair]:
 class KnownImages:
     """Fingerprints (n, FINGERPRINT_BYTES) of known images, for comparison with new images."""
 
-    def __init__(self, fingerprints: Vectors) -> None:
+    def __init__(self, fingerprints: _Vectors) -> None:
         self.rows = np.flatnonzero(~is_blank(fingerprints)) if len(fingerprints) else np.arange(0)
         self.fingerprints = fingerprints[self.rows]
-        self.codes, self.small = hashes(self.fingerprints), standard(self.fingerprints)
+        self.codes, self.small = _hashes(self.fingerprints), standard(self.fingerprints)
         self.tint = colour(self.fingerprints)
 
-    def copies_of(self, fingerprint: Vectors) -> list[int]:
+    def copies_of(self, fingerprint: _Vectors) -> list[int]:
         """Return the indices of the known images that are near-duplicates of a new image.
 
         The new image is given by its fingerprint (FINGERPRINT_BYTES,). For a blank image, the
@@ -96,62 +96,62 @@ class KnownImages:
         one = fingerprint[None]
         if not len(self.rows) or is_blank(one)[0]:
             return []
-        near = np.flatnonzero(np.bitwise_count(self.codes ^ hashes(one)[0]) <= HASH_BITS)
+        near = np.flatnonzero(np.bitwise_count(self.codes ^ _hashes(one)[0]) <= _HASH_BITS)
         alike = self.small[near] @ standard(one)[0]
-        difference = colour_difference(self.tint[near], colour(one))
-        alike[difference > COLOUR_LEVELS] = 0
-        near = near[np.argsort(-alike, kind="stable")[:MAX_COMPARISONS]]
-        near = near[self.small[near] @ standard(one)[0] >= CORRELATION]
-        same = are_copies(self.fingerprints[near], np.repeat(one, len(near), axis=0))
+        difference = _colour_difference(self.tint[near], colour(one))
+        alike[difference > _COLOUR_LEVELS] = 0
+        near = near[np.argsort(-alike, kind="stable")[:_MAX_COMPARISONS]]
+        near = near[self.small[near] @ standard(one)[0] >= _CORRELATION]
+        same = _are_copies(self.fingerprints[near], np.repeat(one, len(near), axis=0))
         found: list[int] = self.rows[near[same]].tolist()
         return found
 
 
-def copies_among(fingerprints: Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
+def copies_among(fingerprints: _Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
     """Return the pairs of near-duplicates among the given index pairs, ignoring blank images."""
     if not pairs:
         return []
     blank = is_blank(fingerprints)
     rows, columns = np.array(pairs).T
-    same = are_copies(fingerprints[rows], fingerprints[columns]) & ~blank[rows] & ~blank[columns]
+    same = _are_copies(fingerprints[rows], fingerprints[columns]) & ~blank[rows] & ~blank[columns]
     return [pair for pair, is_same in zip(pairs, same.tolist(), strict=True) if is_same]
 
 
-def hashes(fingerprints: Vectors) -> Vectors:
+def _hashes(fingerprints: _Vectors) -> _Vectors:
     """Return the perceptual hash of each fingerprint: (n,), uint64.
 
     Each bit indicates whether the cosine coefficient of one low frequency is above the median.
     Source: Zauner 2010, "Implementation and benchmarking of perceptual image hash functions".
     """
     cell = np.arange(BRIGHTNESS_SIDE) + 0.5
-    waves = np.cos(np.pi / BRIGHTNESS_SIDE * np.arange(HASH_SIDE)[:, None] * cell)  # (8, SIDE)
+    waves = np.cos(np.pi / BRIGHTNESS_SIDE * np.arange(_HASH_SIDE)[:, None] * cell)  # (8, SIDE)
     found = np.empty(len(fingerprints), np.uint64)
-    for begin in range(0, len(fingerprints), PAIR_BATCH):
-        part = brightness(fingerprints[begin : begin + PAIR_BATCH])
+    for begin in range(0, len(fingerprints), _PAIR_BATCH):
+        part = brightness(fingerprints[begin : begin + _PAIR_BATCH])
         waved = (waves @ part @ waves.T).reshape(len(part), -1)  # (b, 64)
         middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # excludes the mean brightness
         bits = np.packbits(waved > middle, axis=1)
-        found[begin : begin + PAIR_BATCH] = bits.view(np.uint64)[:, 0]
+        found[begin : begin + _PAIR_BATCH] = bits.view(np.uint64)[:, 0]
     return found
 
 
-def candidates(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
-    """Yield the index pairs (i < j) of hashes (n,) that differ in at most `HASH_BITS` bits.
+def candidates(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
+    """Yield the index pairs (i < j) of hashes (n,) that differ in at most `_HASH_BITS` bits.
 
     Each batch of pairs is yielded as two index arrays (m,), one for i and one for j.
     """
-    for top in range(0, len(codes), HASH_TILE):
-        for left in range(top, len(codes), HASH_TILE):
-            different = codes[top : top + HASH_TILE, None] ^ codes[None, left : left + HASH_TILE]
-            rows, columns = np.nonzero(np.bitwise_count(different) <= HASH_BITS)
+    for top in range(0, len(codes), _HASH_TILE):
+        for left in range(top, len(codes), _HASH_TILE):
+            different = codes[top : top + _HASH_TILE, None] ^ codes[None, left : left + _HASH_TILE]
+            rows, columns = np.nonzero(np.bitwise_count(different) <= _HASH_BITS)
             rows, columns = rows + top, columns + left
             below = rows < columns
             rows, columns = rows[below], columns[below]
-            for begin in range(0, len(rows), PAIR_BATCH):
-                yield rows[begin : begin + PAIR_BATCH], columns[begin : begin + PAIR_BATCH]
+            for begin in range(0, len(rows), _PAIR_BATCH):
+                yield rows[begin : begin + _PAIR_BATCH], columns[begin : begin + _PAIR_BATCH]
 
 
-def similar_codes(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
+def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
     """Yield most index pairs (i < j) of hashes (n,) that differ in at most `TABLE_BITS` bits.
 
     In each table, the bits are put in another random order, and the hashes are sorted. Each is
@@ -179,48 +179,48 @@ def similar_codes(codes: Vectors) -> Iterator[tuple[Vectors, Vectors]]:
             one, other = places[near], places[near + step]
             pairs.append(np.minimum(one, other) * count + np.maximum(one, other))
         found = np.unique(np.concatenate(pairs))
-    for begin in range(0, len(found), PAIR_BATCH):
-        rows, columns = np.divmod(found[begin : begin + PAIR_BATCH], count)
+    for begin in range(0, len(found), _PAIR_BATCH):
+        rows, columns = np.divmod(found[begin : begin + _PAIR_BATCH], count)
         yield rows, columns
 
 
-def standard(fingerprints: Vectors) -> Vectors:
+def standard(fingerprints: _Vectors) -> _Vectors:
     """Return the brightness planes at half size as rows with mean 0 and norm 1: (n, cells)."""
     half = BRIGHTNESS_SIDE // 2
     found = np.empty((len(fingerprints), half * half), np.float32)
-    for begin in range(0, len(fingerprints), PAIR_BATCH):
-        part = brightness(fingerprints[begin : begin + PAIR_BATCH])
+    for begin in range(0, len(fingerprints), _PAIR_BATCH):
+        part = brightness(fingerprints[begin : begin + _PAIR_BATCH])
         cells = part.reshape(-1, half, 2, half, 2).mean(axis=(2, 4)).reshape(len(part), -1)
         cells -= cells.mean(axis=1, keepdims=True)
         cells /= np.maximum(1e-6, np.linalg.norm(cells, axis=1, keepdims=True))
-        found[begin : begin + PAIR_BATCH] = cells
+        found[begin : begin + _PAIR_BATCH] = cells
     return found
 
 
-def are_copies(first: Vectors, second: Vectors) -> Vectors:
+def _are_copies(first: _Vectors, second: _Vectors) -> _Vectors:
     """Return, for each of m pairs of fingerprints, whether the images are copies: (m,), bool."""
     same = np.zeros(len(first), bool)
-    for begin in range(0, len(first), PAIR_BATCH):
-        one, other = first[begin : begin + PAIR_BATCH], second[begin : begin + PAIR_BATCH]
-        bright = smooth_121(brightness(one)), smooth_121(brightness(other))
-        left = np.minimum(unexplained_variance(*bright), unexplained_variance(*reversed(bright)))
-        difference = colour_difference(colour(one), colour(other))
-        same[begin : begin + PAIR_BATCH] = (left <= UNEXPLAINED) & (difference <= COLOUR_LEVELS)
+    for begin in range(0, len(first), _PAIR_BATCH):
+        one, other = first[begin : begin + _PAIR_BATCH], second[begin : begin + _PAIR_BATCH]
+        bright = _smooth_121(brightness(one)), _smooth_121(brightness(other))
+        left = np.minimum(_unexplained_variance(*bright), _unexplained_variance(*reversed(bright)))
+        difference = _colour_difference(colour(one), colour(other))
+        same[begin : begin + _PAIR_BATCH] = (left <= _UNEXPLAINED) & (difference <= _COLOUR_LEVELS)
     return same
 
 
-def colour_difference(first: Vectors, second: Vectors) -> Vectors:
+def _colour_difference(first: _Vectors, second: _Vectors) -> _Vectors:
     """Return the mean absolute difference, in levels, for each pair of colour planes: (m,)."""
     return np.abs(first - second).mean(axis=1)
 
 
-def smooth_121(pictures: Vectors) -> Vectors:
+def _smooth_121(pictures: _Vectors) -> _Vectors:
     """Smooth planes (m, s, s) with 1-2-1 weights along both axes: (m, s - 2, s - 2)."""
     tall = pictures[:, :-2] + 2 * pictures[:, 1:-1] + pictures[:, 2:]
     return (tall[:, :, :-2] + 2 * tall[:, :, 1:-1] + tall[:, :, 2:]) / 16
 
 
-def unexplained_variance(first: Vectors, second: Vectors) -> Vectors:
+def _unexplained_variance(first: _Vectors, second: _Vectors) -> _Vectors:
     """Return the fraction of the variance of `second` (m, s, s) that `first` does not explain.
 
     The fit is linearised (Lucas and Kanade 1981): `second` is regressed on `first`, a constant, the

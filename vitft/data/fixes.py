@@ -34,7 +34,7 @@ UNDECIDED = "undecided"
 """Action of an image that nobody has decided on; it is used as it is."""
 ACTIONS = (UNDECIDED, "keep", "move", "drop")
 """Actions, the strongest last."""
-MOST_MISSING_NAMED = 3
+_MOST_MISSING_NAMED = 3
 """Maximum number of missing files named in the warning."""
 
 
@@ -84,10 +84,10 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
     found = read_decisions(table, known, folder.classes)
-    unexplained = [path for path in folder.empty.content if not explains(found.missing, path)]
+    unexplained = [path for path in folder.empty.content if not _explains(found.missing, path)]
     if unexplained:
         raise folder.empty.error(folder.root, unexplained)
-    later = later_table(path, known)
+    later = _later_table(path, known)
     if found.rows and len(found.missing) == found.rows and not folder.empty.content:
         create = f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
         raise DataError(
@@ -100,7 +100,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     if found.missing and warn:
         log.warning(
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
-            f"{folder.source}: {listing(sorted(found.missing), MOST_MISSING_NAMED)}"
+            f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
         )
     unread = found.unreadable if warn else ()
     if names := readable_now(folder, unread, max_pixels=spec.max_pixels):
@@ -108,14 +108,14 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
             len(names), "file that was unreadable but is", "files that were unreadable but are"
         )
         log.warning(
-            f"{path}: drops {those} readable now: {listing(names, MOST_MISSING_NAMED)}; to use "
+            f"{path}: drops {those} readable now: {listing(names, _MOST_MISSING_NAMED)}; to use "
             "them, remove these lines or set the action to keep"
         )
-    fixed = without_empty_classes(with_fixes(folder, found))
+    fixed = _without_empty_classes(_with_fixes(folder, found))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
-def later_table(path: Path, known: Container[str]) -> Path | None:
+def _later_table(path: Path, known: Container[str]) -> Path | None:
     """Return the newest table that `vitft check` wrote beside `path` after it, e.g. fixes-2.csv.
 
     The result is None if that table lists none of the `known` paths.
@@ -217,7 +217,7 @@ def replaces(proposed: Fix, earlier: str) -> bool:
     return proposed.action != UNDECIDED and earlier != "keep"
 
 
-def explains(missing: Mapping[str, str], folder: str) -> bool:
+def _explains(missing: Mapping[str, str], folder: str) -> bool:
     """Return whether the table moves or drops the images that an empty class folder contained.
 
     `missing` maps the missing files in the table to their actions.
@@ -270,13 +270,13 @@ def read_decisions(
     unreadable = set[str]()
     for cells in filter(any, lines):
         row = dict(zip(header, cells, strict=False))
-        name = paths.find(unescaped(row.get("path", ""), known))
-        new = labels.find(unescaped(row.get("new_label", ""), classes))
+        name = paths.find(_unescaped(row.get("path", ""), known))
+        new = labels.find(_unescaped(row.get("new_label", ""), classes))
         action = row.get("action", "").strip().lower()
         unknown = [name] * (name not in known) + [new] * (action == "move" and new not in classes)
         if not all(map(is_utf8, unknown)):  # existing names may be any bytes
             raise table.error("the text is not UTF-8", fix=fix)
-        if problem := fix_problem(name, action, new, known, classes):
+        if problem := _fix_problem(name, action, new, known, classes):
             raise table.error(problem)
         if name in seen:
             raise table.error(f"{name!r} is listed twice")
@@ -297,7 +297,7 @@ def read_decisions(
     )
 
 
-def unescaped(cell: str, known: Container[str]) -> str:
+def _unescaped(cell: str, known: Container[str]) -> str:
     """Return a cell without the leading apostrophe that escapes formulas in spreadsheets.
 
     The apostrophe is removed only if this turns an unknown name into a known one.
@@ -305,7 +305,7 @@ def unescaped(cell: str, known: Container[str]) -> str:
     return cell[1:] if cell.startswith("'") and cell not in known and cell[1:] in known else cell
 
 
-def fix_problem(
+def _fix_problem(
     name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> str:
     """Return the problem with a row, or an empty string if there is none."""
@@ -320,7 +320,7 @@ def fix_problem(
     return f"new_label is {new!r}, which is not a class of the data folder; {which} {listing(near)}"
 
 
-def without_empty_classes(folder: Folder) -> Folder:
+def _without_empty_classes(folder: Folder) -> Folder:
     """Return the folder without its empty classes, with a note that lists them.
 
     Raises:
@@ -346,7 +346,7 @@ def without_empty_classes(folder: Folder) -> Folder:
     )
 
 
-def with_fixes(folder: Folder, decisions: Decisions) -> Folder:
+def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
     """Return the folder with the decisions applied to its list of files; no file is changed."""
     decided = decisions.changes
     index = {name: number for number, name in enumerate(folder.classes)}

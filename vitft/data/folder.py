@@ -61,7 +61,7 @@ CLASS_COLUMNS = ("class", "new_class")
 
 
 @dataclass(frozen=True, slots=True)
-class EmptyClasses:
+class _EmptyClasses:
     """Class folders without images."""
 
     content: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class EmptyClasses:
         fix = "add images (jpg, png, webp, bmp, gif, tif, avif, heic), or remove these folders"
         if self.classes - len(left_out) >= 2:
             fix += f", or leave the classes out with {class_table(left_out)}"
-        elif inner := class_folder_in(root):
+        elif inner := _class_folder_in(root):
             fix += (
                 f", or use --data {shell_quote(str(inner))}: its subfolders look like the classes"
             )
@@ -122,7 +122,7 @@ class Folder:
     warnings: tuple[str, ...] = ()
     """Notes that need an action, such as class names that are probably one class."""
     notes: tuple[str, ...] = ()
-    empty: EmptyClasses = field(default_factory=EmptyClasses)
+    empty: _EmptyClasses = field(default_factory=_EmptyClasses)
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None
     """Table that lists the files, if any."""
@@ -167,7 +167,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
             "so the reference split cannot be drawn",
             fix=f"omit --split reference, or use --data {shell_quote(str(root / parts['train']))}",
         )
-    classes, files, notes, empty = scan_classes(walk, root, parts or {"": ""})
+    classes, files, notes, empty = _scan_classes(walk, root, parts or {"": ""})
     if not any_names:
         check_are_classes(root / parts.get("train", ""), classes, {f.label for f in files})
     if empty.content and not allow_empty:
@@ -183,8 +183,8 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
         unused=walk.unused(),
         warnings=(
             *warnings_on_names(classes),
-            *warnings_on_subfolders(classes, files),
-            *warning_on_masks(files),
+            *_warnings_on_subfolders(classes, files),
+            *_warning_on_masks(files),
         ),
         notes=tuple(notes),
         empty=empty,
@@ -203,22 +203,22 @@ def scan_arrays(root: Path, arrays: ArraySet) -> Folder:
     )
 
 
-ARRAY_FIX = "save images and labels together: numpy.savez('data.npz', x=images, y=labels)"
-TABLE_FIX = (
+_ARRAY_FIX = "save images and labels together: numpy.savez('data.npz', x=images, y=labels)"
+_TABLE_FIX = (
     "write a table {stem}.csv: the line `path,label`, then one like `img/1.jpg,cat` per image"
 )
-EXCEL_FIX = "save the table as {stem}.xlsx, or as CSV"
-IMAGE_FIX = "use the folder that contains its class folder, or classify it: vitft predict {path}"
-WEIGHTS_FIX = "pass it with --weights {path}, and the images with --data"
-OTHER_FILES: Sequence[tuple[Collection[str], str, str]] = (
-    ({".npy"}, "contains a single array, without labels", ARRAY_FIX),
-    ({".h5", ".hdf5", ".mat", ".pkl", ".pickle"}, "is not a supported file of arrays", ARRAY_FIX),
-    (OTHER_EXCEL, "is in an Excel format that vitft does not read", EXCEL_FIX),
-    (WEIGHT_SUFFIXES, "is a weight file, not a folder of images", WEIGHTS_FIX),
-    ({".txt", ".lst"}, "is a text file, not a table", TABLE_FIX),
-    ({".json", ".xml", ".yaml", ".yml"}, "has annotations that vitft does not read", TABLE_FIX),
+_EXCEL_FIX = "save the table as {stem}.xlsx, or as CSV"
+_IMAGE_FIX = "use the folder that contains its class folder, or classify it: vitft predict {path}"
+_WEIGHTS_FIX = "pass it with --weights {path}, and the images with --data"
+_OTHER_FILES: Sequence[tuple[Collection[str], str, str]] = (
+    ({".npy"}, "contains a single array, without labels", _ARRAY_FIX),
+    ({".h5", ".hdf5", ".mat", ".pkl", ".pickle"}, "is not a supported file of arrays", _ARRAY_FIX),
+    (OTHER_EXCEL, "is in an Excel format that vitft does not read", _EXCEL_FIX),
+    (WEIGHT_SUFFIXES, "is a weight file, not a folder of images", _WEIGHTS_FIX),
+    ({".txt", ".lst"}, "is a text file, not a table", _TABLE_FIX),
+    ({".json", ".xml", ".yaml", ".yml"}, "has annotations that vitft does not read", _TABLE_FIX),
     (ARCHIVE_SUFFIXES, "is an archive, which is not opened", "unpack it, and use the new folder"),
-    (FORMAT_BY_SUFFIX, "is an image, not a folder", IMAGE_FIX),
+    (FORMAT_BY_SUFFIX, "is an image, not a folder", _IMAGE_FIX),
 )
 """Suffixes of files that are not data, what is wrong with them, and what to do."""
 
@@ -242,7 +242,7 @@ def check_is_folder(root: Path) -> None:
         ) from error
     if exists:
         suffix = root.suffix.lower()
-        found = (entry for suffixes, *entry in OTHER_FILES if suffix in suffixes)
+        found = (entry for suffixes, *entry in _OTHER_FILES if suffix in suffixes)
         usual = f"use a folder, or a table of labels ({', '.join(TABLE_SUFFIXES)})"
         what, fix = next(found, ["is a file, not a folder", usual])
         names = {"path": shell_quote(str(root)), "stem": root.stem}
@@ -258,15 +258,15 @@ def check_is_folder(root: Path) -> None:
     raise DataError(f"data {kind} not found: {root}", fix=fix)
 
 
-MOST_FOLDERS = 20
+_MOST_FOLDERS = 20
 """Maximum number of subfolders or tables that are searched for classes."""
 
 
-Found = tuple[list[str], list[File], list[str], EmptyClasses]
+_Found = tuple[list[str], list[File], list[str], _EmptyClasses]
 """Class names, files, notes and empty class folders."""
 
 
-def scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
+def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> _Found:
     """Scan the class folders in the folder of each subset, or in the only folder (`""`)."""
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
@@ -275,8 +275,8 @@ def scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
     used = {part: folder for part, folder in parts.items() if {*names[part]} == {*classes}}
     needed: Part = "val" if "val" in parts else "test" if main else ""
     if needed not in used:
-        raise unlike_classes(walk, root, {parts[main]: classes, parts[needed]: names[needed]})
-    check_class_count(walk, root, parts[main])
+        raise _unlike_classes(walk, root, {parts[main]: classes, parts[needed]: names[needed]})
+    _check_class_count(walk, root, parts[main])
     notes = []
     if "test" in parts.keys() - used.keys():
         notes.append(
@@ -303,10 +303,10 @@ def scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Found:
         for place in required
         if not found[place]
     }
-    return classes, files, notes, EmptyClasses(content, len(required), len(classes))
+    return classes, files, notes, _EmptyClasses(content, len(required), len(classes))
 
 
-def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
+def _unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
     """Return the error for two folders with different classes; `names` maps folders to classes."""
     (one, first), (other, second) = names.items()
     missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
@@ -318,12 +318,12 @@ def unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -
     ]
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
     without = f"; no images in {listing(empty)}" if empty else ""
-    twins = {key_of(name): f"{other}/{name}" for name in missing[one]}
-    new = [f"{other}/{n} to {twins[key_of(n)]}" for n in missing[other] if key_of(n) in twins]
+    twins = {_key_of(name): f"{other}/{name}" for name in missing[one]}
+    new = [f"{other}/{n} to {twins[_key_of(n)]}" for n in missing[other] if _key_of(n) in twins]
     fix = f"use the same class folders in {one}/ and {other}/"
     fix = f"rename {listing(new)}" if new else fix
     for part, own in names.items():
-        if inner := root / part if len(own) > 1 else class_folder_in(root / part):
+        if inner := root / part if len(own) > 1 else _class_folder_in(root / part):
             fix += f", or use {part}/ only, with --data {shell_quote(str(inner))}"
             break
     return DataError(
@@ -388,7 +388,7 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
     return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))
 
 
-def check_class_count(walk: Walk, root: Path, folder: str) -> None:
+def _check_class_count(walk: Walk, root: Path, folder: str) -> None:
     """Raise a DataError if `folder` contains fewer than two classes.
 
     If the classes seem to be one folder deeper, the fix suggests that folder.
@@ -402,7 +402,7 @@ def check_class_count(walk: Walk, root: Path, folder: str) -> None:
         problem = f"no class folders in {where}, which contains {content}"
     else:
         problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
-    fix = way_out(where, parent_of_class(root) if not folder else None)
+    fix = way_out(where, _parent_of_class(root) if not folder else None)
     raise DataError(problem, fix=fix)
 
 
@@ -434,13 +434,13 @@ def way_out(folder: Path, parent: Path | None = None) -> str:
 
     `parent` is the folder above if this one may be one of its classes.
     """
-    if inner := class_folder_in(folder):
+    if inner := _class_folder_in(folder):
         return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
-    inside = folders_in(folder)
+    inside = _folders_in(folder)
     above = folder / os.pardir if str(folder) == os.curdir else folder.parent
-    tables, roots = tables_in([folder, *inside]), (folder, *inside)
-    for table in (*tables, *tables_in([above])):
-        if (options := options_for(table, roots)) is not None:
+    tables, roots = _tables_in([folder, *inside]), (folder, *inside)
+    for table in (*tables, *_tables_in([above])):
+        if (options := _options_for(table, roots)) is not None:
             return f"use --data {shell_quote(str(table))}{options}, a table that lists the images"
     if parent:
         return f"use {parent}: {folder.absolute().name} seems to be one of its classes"
@@ -458,10 +458,10 @@ def way_out(folder: Path, parent: Path | None = None) -> str:
     return fix
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """Return at most `MOST_FOLDERS` folders in a folder, those of training images first."""
+def _folders_in(folder: Path) -> list[Path]:
+    """Return at most `_MOST_FOLDERS` folders in a folder, those of training images first."""
     names = Walk(os.fspath(folder)).folders_of("")[0]
-    return sorted((folder / name for name in names[:MOST_FOLDERS]), key=rank)
+    return sorted((folder / name for name in names[:_MOST_FOLDERS]), key=rank)
 
 
 def rank(path: Path) -> int:
@@ -472,26 +472,26 @@ def rank(path: Path) -> int:
     return int(not words & {"train", "image", "images", "img", "imgs", "photos", "jpeg"})
 
 
-def class_folder_in(folder: Path, depth: int = 3) -> Path | None:
+def _class_folder_in(folder: Path, depth: int = 3) -> Path | None:
     """Return the first folder below `folder` that contains class folders or subsets, or None."""
-    for path in (inside := folders_in(folder)):
+    for path in (inside := _folders_in(folder)):
         walk = Walk(os.fspath(path))
         names = walk.folders_of("")[0]
         filled = [name for name in names if walk.images_in(name)]
         if split_folders(walk, names) or (len(filled) > 1 and not are_parts(filled)):
             return path
-    deeper = (class_folder_in(path, depth - 1) for path in inside if depth > 1)
+    deeper = (_class_folder_in(path, depth - 1) for path in inside if depth > 1)
     return next(filter(None, deeper), None)
 
 
-def tables_in(folders: Iterable[Path]) -> list[Path]:
+def _tables_in(folders: Iterable[Path]) -> list[Path]:
     """Return the tables in some folders, those of training images first, without those of tests."""
     found = (p / entry.name for p in folders for entry in entries_of(p, os.DirEntry.is_file))
     tables = [p for p in found if is_table(p) and 2 not in (rank(p), rank(p.parent))]
-    return sorted(tables[:MOST_FOLDERS], key=rank)
+    return sorted(tables[:_MOST_FOLDERS], key=rank)
 
 
-def options_for(table: Path, roots: Iterable[Path]) -> str | None:
+def _options_for(table: Path, roots: Iterable[Path]) -> str | None:
     """Return the options for a table of labels of images in one of the roots; None if it is not."""
     for label, root in product(("", "*"), dict.fromkeys((table.parent, *roots))):
         with contextlib.suppress(VitftError):
@@ -506,7 +506,7 @@ def options_for(table: Path, roots: Iterable[Path]) -> str | None:
     return None
 
 
-def parent_of_class(root: Path) -> Path | None:
+def _parent_of_class(root: Path) -> Path | None:
     """Return the parent of a folder if it contains other folders with images too, else None.
 
     The current and the home folder, and the root of a disk, are not suggested.
@@ -524,14 +524,14 @@ def parent_of_class(root: Path) -> Path | None:
     return root.parent if root.name else full.parent
 
 
-MISSING_LABELS = re.compile(
+_MISSING_LABELS = re.compile(
     r"\?|#?n/a|<na>|nan|null|nil|tbd|todo|undefined|uncategori[sz]ed|unassigned|un_?sorted"
     r"|(to_?be_?|to_?)sort(ed)?|(un|(no|not|to)_?)(label(l?ed|s)?|tagged|annotated|reviewed)"
 )
-"""Names that stand for a missing label, as `key_of` returns them."""
+"""Names that stand for a missing label, as `_key_of` returns them."""
 
 
-def key_of(name: str) -> str:
+def _key_of(name: str) -> str:
     """Return what names have in common that are probably one: `Leaf rust` and `leaf_rust`."""
     key = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
     key = key.casefold().strip()
@@ -540,10 +540,10 @@ def key_of(name: str) -> str:
 
 
 def twins_among(names: Iterable[str]) -> list[list[str]]:
-    """Return the names that have the same key (see `key_of`) as others, together with those."""
+    """Return the names that have the same key (see `_key_of`) as others, together with those."""
     by_key: dict[str, list[str]] = {}
     for name in names:
-        by_key.setdefault(key_of(name), []).append(name)
+        by_key.setdefault(_key_of(name), []).append(name)
     return [twins for twins in by_key.values() if len(twins) > 1]
 
 
@@ -552,8 +552,8 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
 
     A table of class changes has to say so, or the table itself if images have `several` labels.
     """
-    keys = {name: key_of(name) for name in names}
-    lacking = [name for name, key in keys.items() if MISSING_LABELS.fullmatch(key)]
+    keys = {name: _key_of(name) for name in names}
+    lacking = [name for name, key in keys.items() if _MISSING_LABELS.fullmatch(key)]
     if len(keys) > 2 and all(re.fullmatch(r"-?\d+", key) for key in keys.values()):
         numbers = {int(key): name for name, key in keys.items()}
         below = [name for number, name in numbers.items() if number < 0]
@@ -572,7 +572,7 @@ def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[s
     return tuple(f"{text} {how or f'with {class_table(rows)}'}" for text, rows in found if rows)
 
 
-MASK = re.compile(
+_MASK = re.compile(
     r"(.*?)[ _-]*(mask|seg|segmentation|label|gt|ground_?truth|annotation|overlay|depth)s?"
     r"[ _-]*\d*",
     re.IGNORECASE,
@@ -580,12 +580,12 @@ MASK = re.compile(
 """Stem of the name of a mask, or name of a folder of masks, beside the images."""
 
 
-def warning_on_masks(files: Sequence[File]) -> Iterator[str]:
+def _warning_on_masks(files: Sequence[File]) -> Iterator[str]:
     """Yield a warning if files are named like masks of others: x_mask.png or masks/x.png."""
     stems = {file.path.rpartition(".")[0]: file.path for file in files}
-    pairs = ((path, MASK.fullmatch(stem)) for stem, path in stems.items())
+    pairs = ((path, _MASK.fullmatch(stem)) for stem, path in stems.items())
     found = [(path, stems[m[1]]) for path, m in pairs if m and m[1] in stems]
-    inner = {file.path for file in files if MASK.fullmatch(inner_folder(file) or ".")}
+    inner = {file.path for file in files if _MASK.fullmatch(_inner_folder(file) or ".")}
     beside = {file.label: file.path for file in files if file.path not in inner}
     found += [(f.path, beside[f.label]) for f in files if f.path in inner and f.label in beside]
     if found:
@@ -596,16 +596,16 @@ def warning_on_masks(files: Sequence[File]) -> Iterator[str]:
         )
 
 
-def inner_folder(file: File) -> str:
+def _inner_folder(file: File) -> str:
     """Return the name of the innermost subfolder of the class that contains a file, if any."""
     return file.path.split("/")[-2] if file.path.count("/") > 1 + bool(file.part) else ""
 
 
-def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
+def _warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
     """Yield warnings about subfolders of classes whose names may be those of classes or subsets."""
     inner: dict[str, set[str]] = {}
     for file in files:
-        if (name := inner_folder(file)) and file.part in ("", "train"):
+        if (name := _inner_folder(file)) and file.part in ("", "train"):
             inner.setdefault(classes[file.label], set()).add(name)
     same: dict[frozenset[str], list[str]] = {}
     for own, names in inner.items():
@@ -616,7 +616,7 @@ def warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Ite
                 f"it is not a class, leave it out with {class_table([(own, '')])}"
             )
     for found, owners in same.items():
-        others = [name for name in found if not MASK.fullmatch(name)]  # see warning_on_masks
+        others = [name for name in found if not _MASK.fullmatch(name)]  # see warning_on_masks
         if len(owners) > 1 and (len(others) > 1 or any(map(rest_of, others))):
             yield (
                 f"the subfolders of {listing(owners)} have the same names, which are ignored: "

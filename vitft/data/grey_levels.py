@@ -22,10 +22,10 @@ from PIL import Image, TiffImagePlugin
 GreyRange = tuple[float, ...]
 """Values shown as black and as white in images with more than 8 bits per channel. If empty, each
 file type has its own fixed range."""
-Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+_Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 TIFF = TiffImagePlugin.TiffImageFile
 BITS_PER_SAMPLE = 0x0102
-TAIL_PERCENT = 0.1
+_TAIL_PERCENT = 0.1
 """Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
 
 
@@ -37,9 +37,9 @@ class ValueFacts:
     """Type of the values, e.g. `16-bit` or `float`."""
     lowest: float
     low: float
-    """Value below which `TAIL_PERCENT` percent of the values lie."""
+    """Value below which `_TAIL_PERCENT` percent of the values lie."""
     high: float
-    """Value above which `TAIL_PERCENT` percent of the values lie."""
+    """Value above which `_TAIL_PERCENT` percent of the values lie."""
     highest: float
 
 
@@ -55,8 +55,8 @@ def to_rgb(
     if image.mode == "La":
         image = image.convert("LA")
     if lower is not None:
-        colours, clear = wide_colours(image, lower), image.info.get("transparency")
-        levels = [scaled(colours, *grey_range) if grey_range else colours >> 8]
+        colours, clear = _wide_colours(image, lower), image.info.get("transparency")
+        levels = [_scaled(colours, *grey_range) if grey_range else colours >> 8]
         if image.mode == "RGBA":
             levels.append(np.asarray(image)[:, :, 3:])
         elif isinstance(clear, tuple):
@@ -70,7 +70,7 @@ def to_rgb(
     return image.convert("RGB") if image.mode != "RGB" else image
 
 
-def wide_colours(image: Image.Image, lower: Image.Image) -> np.ndarray[Any, Any]:
+def _wide_colours(image: Image.Image, lower: Image.Image) -> np.ndarray[Any, Any]:
     """Return the colours (height, width, 3) of 16-bit colour, without its alpha channel."""
     upper, rest = (np.asarray(part)[:, :, :3] for part in (image, lower))
     return upper.astype(np.uint16) << 8 | rest
@@ -81,11 +81,11 @@ def is_wide(image: Image.Image) -> bool:
     return image.mode == "F" or image.mode.startswith("I")
 
 
-def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Greys:
+def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> _Greys:
     """Return the 8-bit grey levels (height, width) of an image with more than 8 bits per pixel."""
     values = np.asarray(image)
     if grey_range:
-        greys = scaled(values, *grey_range)
+        greys = _scaled(values, *grey_range)
     elif image.mode == "F":
         values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
         scale = 255 if values.max() <= 1 else 1
@@ -99,7 +99,7 @@ def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Greys:
     return greys
 
 
-def scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Greys:
+def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> _Greys:
     """Map values linearly from `low`..`high` to 0..255, with rounding and clipping."""
     exact = np.float64 if values.dtype.itemsize == 4 and values.dtype.kind in "iu" else np.float32
     scale = 255 / (high - low)
@@ -123,11 +123,11 @@ def bits_of(image: Image.Image) -> int:
 
 def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFacts | None:
     """Return an image's value statistics, or None if no value is finite (for `lower`: `to_rgb`)."""
-    values = (np.asarray(image) if lower is None else wide_colours(image, lower)).ravel()
+    values = (np.asarray(image) if lower is None else _wide_colours(image, lower)).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]
     if not len(values):
         return None
     kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{bits_of(image)}-bit")
-    low, high = np.percentile(values, (TAIL_PERCENT, 100 - TAIL_PERCENT))
+    low, high = np.percentile(values, (_TAIL_PERCENT, 100 - _TAIL_PERCENT))
     return ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))

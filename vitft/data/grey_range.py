@@ -33,9 +33,9 @@ from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
-MOST_MEASURED = 1000
+_MOST_MEASURED = 1000
 """Maximum number of images whose values are read."""
-OUTLIER_RATIO = 4
+_OUTLIER_RATIO = 4
 """Tails are clipped as outliers if the full range is more than this many times as wide as the range
 without the tails.
 """
@@ -53,7 +53,7 @@ def measure_grey_range(
 
     The range is empty if there are no such images, if all their values are equal, or if their
     values have different types. Different types are reported in a warning. Only files with a PNG
-    or TIFF suffix are opened, and at most `MOST_MEASURED` of them are decoded completely.
+    or TIFF suffix are opened, and at most `_MOST_MEASURED` of them are decoded completely.
 
     If several processes measure a folder together, each opens only the files in `own` (default:
     all), and `gather` joins the lists of all processes.
@@ -65,12 +65,12 @@ def measure_grey_range(
         if file.part in ("train", "")
         and FORMAT_BY_SUFFIX.get(f".{file.path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
     ]
-    flags = list(in_order(has_wide_header, paths, workers=workers))
+    flags = list(in_order(_has_wide_header, paths, workers=workers))
     own_wide = [path for path, is_one in zip(paths, flags, strict=True) if is_one]
     wide = sorted(gather(own_wide))
-    some = {*wide[:: -(-len(wide) // MOST_MEASURED) or 1]}
+    some = {*wide[:: -(-len(wide) // _MOST_MEASURED) or 1]}
     found = in_order(
-        lambda path: read_facts(path, max_pixels),
+        lambda path: _read_facts(path, max_pixels),
         [path for path in own_wide if path in some],
         workers=workers,
     )
@@ -91,7 +91,7 @@ def measure_grey_range(
     low, high = min(f.lowest for f in facts), max(f.highest for f in facts)
     inner = min(f.low for f in facts), max(f.high for f in facts)
     clips = ""
-    if high - low > OUTLIER_RATIO * (inner[1] - inner[0]) > 0:
+    if high - low > _OUTLIER_RATIO * (inner[1] - inner[0]) > 0:
         (low, high), clips = inner, ", clipping outliers"
     if not low < high:
         return ()
@@ -102,7 +102,7 @@ def measure_grey_range(
     return low, high
 
 
-def has_wide_header(source: str | bytes) -> bool:
+def _has_wide_header(source: str | bytes) -> bool:
     """Return whether a header declares a PNG or TIFF with more than 8 bits per channel.
 
     The result is False for damaged and unreadable files, which are reported when the images are
@@ -110,7 +110,7 @@ def has_wide_header(source: str | bytes) -> bool:
     """
     silence_pillow()
     try:
-        with contextlib.closing(open_header(source)) as file:
+        with contextlib.closing(_open_header(source)) as file:
             head = file.read(32)
             kind = identify_format(head)
             if kind != "TIFF":
@@ -122,7 +122,7 @@ def has_wide_header(source: str | bytes) -> bool:
         return False
 
 
-def open_header(source: str | bytes) -> BinaryIO:
+def _open_header(source: str | bytes) -> BinaryIO:
     """Open an image file, or an image in a local copy, of which only the header is needed.
 
     Raises:
@@ -140,7 +140,7 @@ def open_header(source: str | bytes) -> BinaryIO:
         return io.BytesIO((copy_member(source) or b"") if is_tiff else head)
 
 
-def read_facts(source: str | bytes, max_pixels: int) -> ValueFacts | None:
+def _read_facts(source: str | bytes, max_pixels: int) -> ValueFacts | None:
     """Return statistics of a file's values, or None if it is unreadable or has 8 bits."""
     found: list[ValueFacts | None] = []
 
@@ -159,5 +159,5 @@ def read_facts(source: str | bytes, max_pixels: int) -> ValueFacts | None:
 
 def is_dark(data: bytes) -> bool:
     """Return whether an image has 16-bit values of which at most 14 bits are used."""
-    facts = read_facts(data, MAX_PIXELS) if has_wide_header(data) else None
+    facts = _read_facts(data, MAX_PIXELS) if _has_wide_header(data) else None
     return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14

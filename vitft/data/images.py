@@ -62,11 +62,11 @@ from vitft.system.imports import require_extra
 from vitft.system.text import count, describe_os_error
 
 MAX_PIXELS = 100_000_000
-Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
+_Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
 Convert = Callable[[Image.Image, Image.Image | None], Image.Image]
 """Function that converts a decoded image of any mode to RGB, given the lower bits of 16-bit colour.
 """
-DECODERS: Mapping[str, Decoder] = {
+_DECODERS: Mapping[str, _Decoder] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
     "WebP": WebPImagePlugin.WebPImageFile,
@@ -75,7 +75,7 @@ DECODERS: Mapping[str, Decoder] = {
     "TIFF": TIFF,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
-"""Pillow's decoders; for HEIC, see `find_decoder`."""
+"""Pillow's decoders; for HEIC, see `_find_decoder`."""
 # Errors that Pillow raises for damaged bytes, found by mutation tests. Its own fuzzers list fewer.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
@@ -83,7 +83,7 @@ DECODER_ERRORS = (
     MemoryError, struct.error, zlib.error,
 )  # fmt: skip
 # Those whose messages tell nothing about the file
-INTERNAL_ERRORS = (
+_INTERNAL_ERRORS = (
     TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, struct.error,
 )  # fmt: skip
 ORIENTATIONS: Mapping[int, Image.Transpose] = {
@@ -95,13 +95,13 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-UNKNOWN_SAMPLES = re.compile("unknown pixel mode|Invalid value for samples|string index")
+_UNKNOWN_SAMPLES = re.compile("unknown pixel mode|Invalid value for samples|string index")
 """Messages of Pillow about the number or kind of the samples of a TIFF file."""
-UNSUPPORTED = re.compile(
+_UNSUPPORTED = re.compile(
     "not( yet)? (supported|implemented)|unsupported|cannot handle|unknown raw", re.I
 )
 """Messages of Pillow and its libraries about sound files of a kind that they do not read."""
-MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
+_MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
 ORIENTATION, SAMPLE_FORMAT = 0x0112, 0x0153
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
@@ -204,12 +204,12 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
-    decoder = find_decoder(kind, name)
+    decoder = _find_decoder(kind, name)
     swept: Warning | None = None
     for _ in range(3):
         silence_pillow()
         try:
-            return decode_as(kind, decoder, convert, data, name, max_pixels)
+            return _decode_as(kind, decoder, convert, data, name, max_pixels)
         except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
             number = re.search(r"\d+", str(error))
             found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
@@ -221,7 +221,7 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
     raise ImageError(name, f"damaged {kind} ({swept})")
 
 
-def find_decoder(kind: str, name: str) -> Decoder:
+def _find_decoder(kind: str, name: str) -> _Decoder:
     """Return the decoder for a supported format.
 
     Raises:
@@ -236,8 +236,8 @@ def find_decoder(kind: str, name: str) -> Decoder:
 
         return HeifImageFile
     if kind == "AVIF" and not features.check("avif"):
-        raise ImageError(name, MISSING_AVIF)
-    return DECODERS[kind]
+        raise ImageError(name, _MISSING_AVIF)
+    return _DECODERS[kind]
 
 
 def silence_pillow() -> None:
@@ -246,7 +246,7 @@ def silence_pillow() -> None:
     Warning filters are global and `catch_warnings` is not thread-safe, so a filter for Pillow's
     modules is put first in the list and left there.
     """
-    silence_libtiff()
+    _silence_libtiff()
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its errors do not name the file
     wanted = ("ignore", None, Warning, re.compile(r"PIL\."))
     if not warnings.filters or warnings.filters[0][:4] != wanted:
@@ -254,7 +254,7 @@ def silence_pillow() -> None:
 
 
 @functools.cache
-def silence_libtiff() -> None:
+def _silence_libtiff() -> None:
     """Prevent libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions.
 
     libtiff's functions for removing its message handlers are looked up in Pillow's extension
@@ -268,13 +268,13 @@ def silence_libtiff() -> None:
             set_handler(None)
 
 
-def decode_as(
-    kind: str, decoder: Decoder, convert: Convert, data: bytes, name: str, max_pixels: int
+def _decode_as(
+    kind: str, decoder: _Decoder, convert: Convert, data: bytes, name: str, max_pixels: int
 ) -> Decoded:
     """Decode bytes of the format `kind` with `decoder`, without catching its exceptions."""
-    check_size(declared_size(kind, data), name, max_pixels)
+    _check_size(declared_size(kind, data), name, max_pixels)
     image = decoder(io.BytesIO(data), "")
-    check_size(image.size, name, max_pixels)
+    _check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
     lower = None
     if correct_raw_mode(image):
@@ -301,7 +301,7 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
     suffix = Path(name).suffix.lower()
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
         odd.append(f"content is {kind}, but the suffix is {suffix}")
-    if has_more_frames(image):
+    if _has_more_frames(image):
         is_animated = kind in ("GIF", "PNG", "WebP")
         odd.append(
             "animated, first frame used" if is_animated else "several images, first one used"
@@ -317,7 +317,7 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
     return odd
 
 
-def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
+def _check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
     """Raise an ImageError if the size declared in the header is too large."""
     if size is not None and size[0] * size[1] > max_pixels:
         found, limit = (
@@ -326,7 +326,7 @@ def check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None
         raise ImageError(name, f"image too large: {size[0]}x{size[1]} = {found}, limit {limit}")
 
 
-def has_more_frames(image: ImageFile.ImageFile) -> bool:
+def _has_more_frames(image: ImageFile.ImageFile) -> bool:
     """Return whether an image has a second frame or page, even a damaged one."""
     try:
         return bool(getattr(image, "is_animated", False)) or "mp" in image.info
@@ -338,7 +338,7 @@ def has_more_pages(data: bytes) -> bool:
     """Return whether the bytes are a TIFF file with more than one page."""
     silence_pillow()
     try:
-        return identify_format(data) == "TIFF" and has_more_frames(TIFF(io.BytesIO(data)))
+        return identify_format(data) == "TIFF" and _has_more_frames(TIFF(io.BytesIO(data)))
     except DECODER_ERRORS:
         return False
 
@@ -363,21 +363,21 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     if "truncated" in text.lower() or END_MARKERS.get(kind, b"") not in data[-64:]:
         return f"truncated (ends after {len(data)} bytes)"
     what = "the image"
-    if kind == "TIFF" and UNKNOWN_SAMPLES.match(text):
-        bands, text = describe_samples(data)
+    if kind == "TIFF" and _UNKNOWN_SAMPLES.match(text):
+        bands, text = _describe_samples(data)
         what = "three bands" if bands > 3 else what
     elif kind == "TIFF" and text.isdigit():
         text = f"unsupported compression {text}"
-    is_sound = UNSUPPORTED.search(text) is not None
+    is_sound = _UNSUPPORTED.search(text) is not None
     if is_sound or kind in ("AVIF", "HEIC"):  # whose libraries often do not tell the two apart
         text = re.sub(f"^unsupported:? ({kind} )?", "", text, flags=re.I)
         state = "unsupported" if is_sound else "damaged or unsupported"
         return f"{state} {kind} ({text[:50]}): save {what} as 8-bit PNG"
-    has_detail = text and not isinstance(error.__cause__ or error, INTERNAL_ERRORS)
+    has_detail = text and not isinstance(error.__cause__ or error, _INTERNAL_ERRORS)
     return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
 
 
-def describe_samples(data: bytes) -> tuple[int, str]:
+def _describe_samples(data: bytes) -> tuple[int, str]:
     """Return the number of bands of a TIFF file, and why its samples are unsupported."""
     try:
         tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if 43 in data[2:4] else 8])

@@ -30,7 +30,7 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-Inspected = TypeVar("Inspected")
+_Inspected = TypeVar("_Inspected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,12 @@ class OpenedImage:
 def inspect_file(
     root: str,
     file: File,
-    function: Callable[[OpenedImage], Inspected],
+    function: Callable[[OpenedImage], _Inspected],
     *,
     max_pixels: int = MAX_PIXELS,
     grey_range: GreyRange = (),
     fast: bool = False,
-) -> Inspected | ImageError:
+) -> _Inspected | ImageError:
     """Read one file and return the result of `function`, or the error if the file is unreadable.
 
     The error contains the path of the file relative to `root`.
@@ -192,7 +192,7 @@ def collect(
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         raise DataError(
             f"{len(bad):,} of {total:,} files in {folder.source} are unreadable ({examples})",
-            fix=remedy(bad),
+            fix=_remedy(bad),
         )
     odd = Counter(remark for file in good for remark in file.odd)
     return InspectedFolder(folder, tuple(good), tuple(bad), dict(odd.most_common()))
@@ -213,7 +213,7 @@ def merge_inspections(
     return collect(folder, (results[file.path] for file in folder.files), allow_bad=allow_bad)
 
 
-def remedy(bad: Iterable[tuple[str, str]]) -> str:
+def _remedy(bad: Iterable[tuple[str, str]]) -> str:
     """Return the fix to suggest for unreadable files, given their paths and the reasons."""
     usual = "repair or remove them, or ignore them with --set data.allow_bad=true"
     for _, reason in bad:
@@ -249,14 +249,14 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
     return f"{count(good, 'readable image')}{more}"
 
 
-MOST_NOTES = 3
+_MOST_NOTES = 3
 
 
 def log_inspection(inspected: InspectedFolder) -> None:
     """Log a folder's notes, its unreadable files and the number of images with each remark.
 
-    Without `-v`, notes are shown only as long as there are at most `MOST_NOTES` lines, those with a
-    setting first, because the user may have to change it. The others are counted.
+    Without `-v`, notes are shown only as long as there are at most `_MOST_NOTES` lines, those with
+    a setting first, because the user may have to change it. The others are counted.
     """
     bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
     if len(inspected.bad) > 10:
@@ -271,4 +271,4 @@ def log_inspection(inspected: InspectedFolder) -> None:
     for text in harmless:
         log.debug(text)
     for number, text in enumerate(notes, start=len(warnings)):
-        log.log(logging.INFO if number < MOST_NOTES else NOTE, text)
+        log.log(logging.INFO if number < _MOST_NOTES else NOTE, text)

@@ -16,7 +16,7 @@ from vitft.data.images import DECODER_ERRORS, ORIENTATION, decoding_remarks
 from vitft.data.loading import Pixels
 from vitft.data.transforms import EvalTransform
 
-MAX_SIDE_RATIO = 20
+_MAX_SIDE_RATIO = 20
 """Maximum ratio of the longer to the shorter side; more elongated images are left to Pillow."""
 
 
@@ -24,14 +24,14 @@ def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
     """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG, or None for other data.
 
     The result is also None if the image has more than `max_pixels` pixels or an aspect ratio above
-    `MAX_SIDE_RATIO`.
+    `_MAX_SIDE_RATIO`.
     """
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        usual = colours == "YCbCr" and max(height, width) <= MAX_SIDE_RATIO * min(height, width)
-        if not usual or height * width > max_pixels or is_rotated(data):
+        usual = colours == "YCbCr" and max(height, width) <= _MAX_SIDE_RATIO * min(height, width)
+        if not usual or height * width > max_pixels or _is_rotated(data):
             return None
         return simplejpeg.decode_jpeg(data, strict=True)
     except DECODER_ERRORS:
@@ -64,7 +64,7 @@ def can_resize(transform: EvalTransform) -> bool:
     return transform.interpolation in ("bilinear", "bicubic") and transform.channels == 3
 
 
-def is_rotated(data: bytes) -> bool:
+def _is_rotated(data: bytes) -> bool:
     """Return whether the metadata specifies, or may specify, a rotation."""
     place = data.find(b"Exif\0\0")
     if place > 65536 or b"tiff:Orientation" in data:  # unusual, left to Pillow

@@ -32,9 +32,9 @@ OTHER_GROUP = re.compile(
 )
 """Names of columns that may contain groups, but are not used for them without a setting."""
 WEIGHT_COLUMNS = ("weight", "sample_weight")
-YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
-NO = ("0", "0,0", "-1", "false", "f", "no", "n", "-", "negative", "neg", "absent")
-SEPARATOR_NAMES: Mapping[str, str] = {
+_YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
+_NO = ("0", "0,0", "-1", "false", "f", "no", "n", "-", "negative", "neg", "absent")
+_SEPARATOR_NAMES: Mapping[str, str] = {
     ",": "commas",
     ";": "semicolons",
     "/": "slashes",
@@ -47,10 +47,10 @@ SPLIT = re.compile(
     re.IGNORECASE,
 )
 """Names of columns that may contain a split, but are not used for it without a setting."""
-BOX = re.compile("(^|[^a-z])[xy]_?(min|max|[12])$|^(b|bounding_?)?box(es)?$", re.IGNORECASE)
+_BOX = re.compile("(^|[^a-z])[xy]_?(min|max|[12])$|^(b|bounding_?)?box(es)?$", re.IGNORECASE)
 """Names of columns that contain the boxes of objects."""
-ITEM = r"""'[^']*+'|"[^"]*+"|-?\d++"""
-LIST = re.compile(rf"[\[({{]\s*+(?:(?:{ITEM})[\s,]*+)*+[\])}}]")
+_ITEM = r"""'[^']*+'|"[^"]*+"|-?\d++"""
+_LIST = re.compile(rf"[\[({{]\s*+(?:(?:{_ITEM})[\s,]*+)*+[\])}}]")
 """A list, tuple or set in Python, or an array in NumPy, which omits the commas."""
 
 
@@ -86,7 +86,7 @@ def label_places(
             place
             for place, name in enumerate(names)
             if place not in used
-            and not (SPLIT.fullmatch(name) or BOX.search(name) or name.lower() in others)
+            and not (SPLIT.fullmatch(name) or _BOX.search(name) or name.lower() in others)
             and not GROUP.fullmatch(bare_name(name))
         )
     found: list[int] = []
@@ -118,12 +118,12 @@ def box_columns(header: Sequence[str]) -> list[str]:
     """Return the names of the columns that contain the boxes of objects, if any."""
     names = [cell.strip() for cell in header]
     plain = [name for name in names if name.lower() in ("x", "y", "w", "h", "width", "height")]
-    return [name for name in names if BOX.search(name)] or plain * (len(plain) == 4)
+    return [name for name in names if _BOX.search(name)] or plain * (len(plain) == 4)
 
 
 def read_labels(
     reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
-) -> "LabelParser":
+) -> "_LabelParser":
     """Read the labels of each row.
 
     `names` are the names of the label columns. A single column contains the class or the labels of
@@ -134,7 +134,7 @@ def read_labels(
         DataError: A name or a cell is invalid; the message names the line and the column.
     """
     columns = [
-        LabelColumn(name, [row.cells[i].strip() for row in rows]) for i, name in enumerate(names)
+        _LabelColumn(name, [row.cells[i].strip() for row in rows]) for i, name in enumerate(names)
     ]
     if spec.label == "*":
         images = len({row.path for row in rows})
@@ -142,7 +142,7 @@ def read_labels(
     if not columns:
         raise reader.error("no column is left for data.label=*", line=1, fix="add label columns")
     names = [column.name for column in columns]
-    parser = LabelParser(reader=reader, spec=spec, names=names, lines=[row.line for row in rows])
+    parser = _LabelParser(reader=reader, spec=spec, names=names, lines=[row.line for row in rows])
     if len(columns) > 1:
         parser.read_columns(columns)
     else:
@@ -151,7 +151,7 @@ def read_labels(
     return parser
 
 
-class LabelColumn:
+class _LabelColumn:
     """A column of labels; its cells have no blanks around them."""
 
     def __init__(self, name: str, cells: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ class LabelColumn:
         numbers = {cell: number_in(cell) for cell in dict.fromkeys(cells) if cell}
         texts = {cell: cell.lower() if n is None else f"{n:g}" for cell, n in numbers.items()}
         self.values = {
-            c: True if t in YES else False if t in NO else None for c, t in texts.items()
+            c: True if t in _YES else False if t in _NO else None for c, t in texts.items()
         }
         """Mapping from the nonempty cells to their meaning as flags, if any; 1.0 means 1."""
         self.is_flag = bool(self.values) and None not in self.values.values()
@@ -174,7 +174,7 @@ class LabelColumn:
 
 
 @dataclass(slots=True, kw_only=True)
-class LabelParser:
+class _LabelParser:
     """Parser for the label columns of a table."""
 
     reader: TableReader
@@ -189,21 +189,21 @@ class LabelParser:
     """Whether an image may have any number of labels."""
     notes: list[str] = field(default_factory=list)
 
-    def read_cells(self, column: LabelColumn) -> None:
+    def read_cells(self, column: _LabelColumn) -> None:
         """Read a single column, which contains all labels of an image in one cell."""
         labels, separator = self.spec.labels, self.spec.separator
         usual = is_several(self.spec.label) or column.name.lower() in SEVERAL_NAMES
         split = labels != "one" and any(separator in cell for cell in column.values)
-        lists = any(map(looks_like_list, column.values))
+        lists = any(map(_looks_like_list, column.values))
         self.several = labels == "several" or (labels == "auto" and (usual or split or lists))
         if labels == "auto" and split and separator == JOINER and not usual:
             one = "to read each cell as one class, use --set data.labels=one"
             self.notes.append(f"cells with {JOINER} contain several labels ({one})")
         if labels != "one" and not split and not lists:
-            self.notes += note_on_separator(column.values, several=self.several)
+            self.notes += _note_on_separator(column.values, several=self.several)
         self.add(column)
 
-    def read_columns(self, columns: Sequence[LabelColumn]) -> None:
+    def read_columns(self, columns: Sequence[_LabelColumn]) -> None:
         """Read several columns: flags, of which each represents a label, and attributes.
 
         Raises:
@@ -241,7 +241,7 @@ class LabelParser:
         names = {text: [column.name for column in some] for text, some in remarks.items() if some}
         self.notes += [f"{text} {listing(some)}" for text, some in names.items()]
 
-    def add(self, column: LabelColumn) -> None:
+    def add(self, column: _LabelColumn) -> None:
         """Add the labels in a column to those of the rows."""
         has_name = len(self.names) > 1
         prefix = f"{column.name}=" if has_name else ""
@@ -255,14 +255,14 @@ class LabelParser:
         for labels, cell in zip(self.sets, column.cells, strict=True):
             labels += found.get(cell, ())
 
-    def labels_in(self, column: LabelColumn, cell: str) -> list[str]:
+    def labels_in(self, column: _LabelColumn, cell: str) -> list[str]:
         """Return the labels in a cell.
 
         Raises:
             DataError: The cell contains an invalid list.
         """
-        if looks_like_list(cell):
-            if (found := list_in(cell)) is not None:
+        if _looks_like_list(cell):
+            if (found := _list_in(cell)) is not None:
                 return found
             if self.spec.labels != "one":
                 fix = "write the labels as a|b, or read the cells as text: --set data.labels=one"
@@ -304,7 +304,7 @@ class LabelParser:
                 raise self.reader.error(problem, line=line, column=self.names[0], fix=fix)
 
     def error(
-        self, problem: str, column: LabelColumn, cell: str, *, fix: str
+        self, problem: str, column: _LabelColumn, cell: str, *, fix: str
     ) -> DataError | RunError:
         """Return the error for the first row with a cell."""
         line = self.lines[column.cells.index(cell)]
@@ -324,19 +324,19 @@ def number_in(cell: str) -> float | None:
         return None
 
 
-def looks_like_list(cell: str) -> bool:
+def _looks_like_list(cell: str) -> bool:
     """Return whether a cell looks like a list, or like an object in JSON."""
     return cell[:1] + cell[-1:] in ("[]", "{}") or cell[:2] in ("('", '("', "()")
 
 
-def list_in(cell: str) -> list[str] | None:
+def _list_in(cell: str) -> list[str] | None:
     """Return the labels in a list in JSON, Python or NumPy, or None if it is not a list of labels.
 
     In an object with a single value, as Label Studio writes it, the value is the list.
     """
     value: Any = None
-    if LIST.fullmatch(cell):
-        value = [re.sub("^(['\"])(.*)\\1$", r"\2", item) for item in re.findall(ITEM, cell)]
+    if _LIST.fullmatch(cell):
+        value = [re.sub("^(['\"])(.*)\\1$", r"\2", item) for item in re.findall(_ITEM, cell)]
     with contextlib.suppress(ValueError):
         value = parse_json(cell)
     if isinstance(value, dict) and len(value) == 1:
@@ -347,13 +347,13 @@ def list_in(cell: str) -> list[str] | None:
     return labels if len({*labels}) == len(labels) and "" not in labels else None
 
 
-def note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
+def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
     """Return a note if cells seem to contain several labels that are not separated.
 
     This is the case if all parts of a cell also occur alone or in other cells. Blanks also separate
     the words of a class name, so then all words must occur in several cells.
     """
-    for separator, name in SEPARATOR_NAMES.items():
+    for separator, name in _SEPARATOR_NAMES.items():
         parts = {cell: {*map(str.strip, cell.split(separator))} for cell in cells}
         uses = Counter(part for own in parts.values() for part in own)
         few = several or separator != " " or min(uses.values(), default=0) > 1

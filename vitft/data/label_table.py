@@ -39,9 +39,9 @@ from vitft.system.text import count, listing, shell_quote
 PATH_COLUMNS = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
 )  # fmt: skip
-ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
+_ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
 """Headers of a column of names without suffix, used if no column has a usual name of paths."""
-USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+_USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "path": PATH_COLUMNS,
     "label": ("label", "class", "class_name", "category", "target"),
     "split": SPLIT_COLUMNS,
@@ -55,7 +55,7 @@ SETTING_OF: Mapping[str, str] = {
     "group": "data.group",
 }
 """Mapping from roles to the settings that name their columns."""
-FIX = (
+_FIX = (
     "use a table with the columns path and label, one image per row, and paths relative to the "
     "table"
 )
@@ -116,7 +116,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     copy = copy_of_table(source)
     missing = "check the path and its permissions"
     reader = (
-        IndexReader(source, copy.data) if copy else TableReader(source, missing=missing, fix=FIX)
+        IndexReader(source, copy.data) if copy else TableReader(source, missing=missing, fix=_FIX)
     )
     lines = iter(reader)
     header = next(lines, [])
@@ -126,13 +126,15 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             fix="pass the folder or the table of the images as data, and this table with "
             f"--fixes {shell_quote(str(source))}",
         )
-    roles = find_columns(reader, header, spec)
+    roles = _find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
     path = columns["path"]
     root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
-    rows = RowParser(reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec)
+    rows = _RowParser(
+        reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec
+    )
     for cells in filter(any, lines):
-        if not (rows.by_path or spec.path_column or copy) and path.strip().lower() in ID_COLUMNS:
+        if not (rows.by_path or spec.path_column or copy) and path.strip().lower() in _ID_COLUMNS:
             pairs = zip(header, cells, strict=False)
             suffixes = {name: Path(cell.strip()).suffix.lower() for name, cell in pairs}
             files = [name for name, suffix in suffixes.items() if suffix in FORMAT_BY_SUFFIX]
@@ -168,8 +170,8 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         notes=(
             *notes,
             *labels.notes,
-            *notes_on_table(rows, columns),
-            *notes_on_columns(rows, labels.names),
+            *_notes_on_table(rows, columns),
+            *_notes_on_columns(rows, labels.names),
         ),
     )
     fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
@@ -185,7 +187,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     return table
 
 
-def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
+def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
     """Return the column index of each role; the split and the group may be missing.
 
     The label is also missing if `spec` names several columns for it.
@@ -206,7 +208,7 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
     shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
     found: dict[str, int] = {}
     for role, name in wanted.items():
-        setting, usual = SETTING_OF[role], USUAL_NAMES[role]
+        setting, usual = SETTING_OF[role], _USUAL_NAMES[role]
         given = [i for i, cell in enumerate(header) if cell.strip() == name]
         given = given or [i for i, cell in enumerate(names) if cell == name.lower()]
         if name and name != "none" and len(given) != 1:
@@ -219,7 +221,7 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
         if role == "group" and not name:
             places = [i for i, cell in enumerate(names) if GROUP.fullmatch(bare_name(cell))]
         if role == "path" and not places and not name:
-            places = [names.index(cell) for cell in ID_COLUMNS if cell in names][:1]
+            places = [names.index(cell) for cell in _ID_COLUMNS if cell in names][:1]
         if role == "label" and not places and not name:
             places = [i for i, cell in enumerate(names) if cell in SEVERAL_NAMES]
             shard = (cell for cell in ("cls", "txt") if cell in names)  # as WebDataset names it
@@ -248,7 +250,7 @@ def find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> 
 
 
 @dataclass(slots=True, kw_only=True)
-class RowParser:
+class _RowParser:
     """Parser that checks the rows of a table and collects them by path."""
 
     reader: TableReader
@@ -373,7 +375,7 @@ class RowParser:
         return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
 
 
-def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
+def _notes_on_table(rows: _RowParser, columns: Mapping[str, str]) -> list[str]:
     """Return notes on groups and on rows that are left out."""
     notes = []
     if groups := len({row.group for row in rows.by_path.values() if row.group}):
@@ -389,7 +391,7 @@ def notes_on_table(rows: RowParser, columns: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def notes_on_columns(rows: RowParser, labels: Sequence[str]) -> list[str]:
+def _notes_on_columns(rows: _RowParser, labels: Sequence[str]) -> list[str]:
     """Return notes on columns that are not used, given the names of the label columns."""
     notes, spec, header = [], rows.spec, [cell.strip() for cell in rows.header]
     used = {*(header[place] for place in rows.roles.values()), *labels}

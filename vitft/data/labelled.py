@@ -67,7 +67,7 @@ def find_labelled(
     """
     arrays = find_arrays(source)
     if arrays is not None:
-        part = choose_part([found.name for found in arrays.parts], subset, source)
+        part = _choose_part([found.name for found in arrays.parts], subset, source)
         rows = [(path, arrays.classes[i]) for path, i, own in arrays.listing() if own in ("", part)]
         found, parts = (
             LabelledImages(
@@ -81,11 +81,11 @@ def find_labelled(
             arrays.splits,
         )
     elif is_table(source):
-        found, parts = from_table(source, subset, spec or DataSpec())
+        found, parts = _from_table(source, subset, spec or DataSpec())
     else:
         check_is_folder(source)
         any_names = bool(spec and spec.classes)
-        found, parts = from_folder(source, subset, any_names=any_names)
+        found, parts = _from_folder(source, subset, any_names=any_names)
     if spec is not None and spec.classes:
         found = with_changed_classes(found, Path(spec.classes).expanduser())
     if subset is not None and not parts:
@@ -116,7 +116,7 @@ def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
     return replace(data, classes=classes, images=images, notes=(*data.notes, note))
 
 
-def choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
+def _choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
     """Return the subset to evaluate: `subset` or, by default, val if it exists and test otherwise.
 
     Raises:
@@ -131,7 +131,7 @@ def choose_part(present: Collection[str], subset: str | None, source: Path) -> P
     return cast("Part", chosen)
 
 
-def from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[LabelledImages, bool]:
+def _from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[LabelledImages, bool]:
     """Return the labelled images of a folder, and whether the folder is divided into subsets.
 
     Raises:
@@ -141,7 +141,7 @@ def from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[Lab
     """
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
-    part = parts.get(choose_part(parts, subset, root), "")
+    part = parts.get(_choose_part(parts, subset, root), "")
     classes, loose = walk.folders_of(part)
     images = [
         (path, name) for name in classes for path in walk.images_in(f"{part}/{name}".lstrip("/"))
@@ -168,7 +168,7 @@ def from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[Lab
     ), bool(parts)
 
 
-def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
+def _from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
     """Return the labelled images of a table, and whether the table divides them into subsets.
 
     Raises:
@@ -179,7 +179,7 @@ def from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[Labell
     table = read_label_table(source, spec)
     table, _ = find_files(table, allow_bad=True)
     parts = table.parts if len(table.parts) > 1 else ()
-    part = choose_part(parts, subset, source) if parts else ""
+    part = _choose_part(parts, subset, source) if parts else ""
     notes = [f"evaluating the images in the {part} subset"] if parts else []
     return LabelledImages(
         source=table.copy.data if table.copy else source,

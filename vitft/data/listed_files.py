@@ -21,7 +21,7 @@ from vitft.system.near_paths import folded
 from vitft.system.text import count, describe_os_error, shell_quote
 
 Images = Mapping[str, Sequence[str]]
-"""Mapping from the keys of names (see `split_path`) to the paths of the images below a folder."""
+"""Mapping from the keys of names (see `_split_path`) to the paths of the images below a folder."""
 
 
 def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mapping[str, str]]:
@@ -33,9 +33,11 @@ def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mappi
         DataError: All files are missing or, unless `allow_bad` is set, any file; or a missing path
             is not UTF-8, or a file is listed twice.
     """
-    table = with_common_root(table)
+    table = _with_common_root(table)
     root = os.fspath(table.root)
-    reasons = {} if table.copy else {r.path: reason_missing(f"{root}/{r.path}") for r in table.rows}
+    reasons = (
+        {} if table.copy else {r.path: _reason_missing(f"{root}/{r.path}") for r in table.rows}
+    )
     reasons |= {path: "no such file" for path in reasons if leads_outside(path)}
     missing = {path: reason for path, reason in reasons.items() if reason}
     if not missing:
@@ -57,7 +59,7 @@ def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mappi
             raise table.error(problem, row, "path", fix=fix)
     alone = len(lost) < len(table.rows)
     if lost and not (allow_bad and alone):
-        first, fix = lost[0], missing_fix(table.root, missing, images, alone=alone)
+        first, fix = lost[0], _missing_fix(table.root, missing, images, alone=alone)
         reason, place = missing[first.path], str(table.root / first.path)
         if "://" in first.path:
             reason, place = "images are not fetched for training", first.path
@@ -76,11 +78,11 @@ def images_below(root: str) -> Images:
     images: dict[str, list[str]] = {}
     if os.path.isdir(root) and len(Path(root).absolute().parts) > 1:  # noqa: PTH112
         for path in Walk(root).images_in(""):
-            images.setdefault(split_path(path)[2], []).append(path)
+            images.setdefault(_split_path(path)[2], []).append(path)
     return images
 
 
-def with_common_root(table: LabelTable) -> LabelTable:
+def _with_common_root(table: LabelTable) -> LabelTable:
     """Return the table with paths relative to the folder that contains all of its images.
 
     This is another folder than before only if existing images are outside that one.
@@ -93,7 +95,7 @@ def with_common_root(table: LabelTable) -> LabelTable:
     names = (r.path.strip() if leads_outside(r.path) else r.path for r in table.rows)
     paths = [os.path.join(table.root, name) for name in names]  # noqa: PTH118
     outside = {p for p, row in zip(paths, table.rows, strict=True) if leads_outside(row.path)}
-    gone = {path for path in outside if reason_missing(path)}
+    gone = {path for path in outside if _reason_missing(path)}
     if gone == outside:
         return table
     folders = {os.path.dirname(os.path.abspath(path)) for path in paths if path not in gone}  # noqa: PTH100, PTH120
@@ -108,7 +110,7 @@ def with_common_root(table: LabelTable) -> LabelTable:
     return replace(table, root=root, rows=tuple(rows.values()), notes=(*table.notes, note))
 
 
-def split_path(path: str) -> tuple[list[str], str, str]:
+def _split_path(path: str) -> tuple[list[str], str, str]:
     """Return the folders of a path in lower case, from the last to the first, its name and its key.
 
     The key is the name without image suffix, case, and zeros before a number.
@@ -127,9 +129,9 @@ def compare(path: str, images: Images) -> Iterator[tuple[str, int, bool, tuple[i
     The other values are the number of last folders that both share, whether these are all folders
     of one of them, and by how much the image resembles the path in three respects.
     """
-    folders, name, key = split_path(path)
+    folders, name, key = _split_path(path)
     for image in images.get(key, ()):
-        others, other, _ = split_path(image)
+        others, other, _ = _split_path(image)
         pairs = zip(folders, others, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         stem = other.rpartition(".")[0] in (name, name.rpartition(".")[0])
@@ -149,13 +151,13 @@ def only_fit(path: str, images: Images) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def missing_fix(root: Path, missing: Mapping[str, str], images: Images, *, alone: bool) -> str:
+def _missing_fix(root: Path, missing: Mapping[str, str], images: Images, *, alone: bool) -> str:
     """Return what to do about missing files: where images of their names are, if any.
 
     If the table lists other files that exist (`alone`), images in other folders are not proposed.
     """
     first, *_ = missing
-    if not reason_missing(first):  # as `vitft predict` writes them
+    if not _reason_missing(first):  # as `vitft predict` writes them
         return "use --set data.root=. (the paths are relative to the current folder)"
     places = Counter[str]()
     for path in () if alone else missing:
@@ -177,7 +179,7 @@ def missing_fix(root: Path, missing: Mapping[str, str], images: Images, *, alone
     )
 
 
-def reason_missing(path: str) -> str:
+def _reason_missing(path: str) -> str:
     """Return why a path is not a regular file, or an empty string if it is one."""
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - Path is slow

@@ -22,10 +22,10 @@ from vitft.system.errors import ImageError
 log = logging.getLogger(__name__)
 
 Argument = TypeVar("Argument")
-Mapped = TypeVar("Mapped")
+_Mapped = TypeVar("_Mapped")
 PATIENCE_S = 30.0
 """Seconds to wait for a file before logging a message that names it."""
-STALLED_S = 1.0
+_STALLED_S = 1.0
 """Seconds to wait after Ctrl-C for reads that are in progress."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -61,28 +61,28 @@ def decode_images(
 
 
 def in_order(
-    function: Callable[[Argument], Mapped],
+    function: Callable[[Argument], _Mapped],
     items: Iterable[Argument],
     *,
     workers: int,
     ahead: int | None = None,
-) -> Generator[Mapped, None, None]:
+) -> Generator[_Mapped, None, None]:
     """Map a function over items in threads, yielding the results in order.
 
     At most `ahead` items are in progress, by default four per worker. With no workers, the calling
     thread does the work. When the generator ends, for whatever reason (exhaustion, closing, an
     exception, Ctrl-C), pending work is cancelled and no thread keeps running; only a read that has
-    stalled for `STALLED_S` after Ctrl-C is left to its thread.
+    stalled for `_STALLED_S` after Ctrl-C is left to its thread.
     """
     if workers <= 0:
         yield from map(function, items)
         return
     limit = max(1, 4 * workers if ahead is None else ahead)
-    pending: deque[tuple[Argument, Future[Mapped]]] = deque()
+    pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
 
-    def take() -> Mapped:
-        result = wait_for(*pending[0])  # stays in `pending` meanwhile, for the case of a signal
+    def take() -> _Mapped:
+        result = _wait_for(*pending[0])  # stays in `pending` meanwhile, for the case of a signal
         pending.popleft()
         return result
 
@@ -97,7 +97,7 @@ def in_order(
         pool.shutdown(wait=False, cancel_futures=True)
         running = [future for _, future in pending if future.running()]
         is_stalled = True  # if another signal arrives meanwhile
-        is_stalled = bool(wait(running, timeout=STALLED_S).not_done)
+        is_stalled = bool(wait(running, timeout=_STALLED_S).not_done)
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)
@@ -110,8 +110,8 @@ def in_chunks(items: Iterable[Argument], size: int) -> Iterator[list[Argument]]:
 
 
 def overlapped(
-    items: Iterable[Argument], start: Callable[[Argument], Callable[[], Mapped]], *, ahead: int = 2
-) -> Generator[Mapped, None, None]:
+    items: Iterable[Argument], start: Callable[[Argument], Callable[[], _Mapped]], *, ahead: int = 2
+) -> Generator[_Mapped, None, None]:
     """Start work on each item, and finish it in another thread while later items are started.
 
     `start` is called in the calling thread, e.g. to queue work on a GPU. It returns a function that
@@ -119,7 +119,7 @@ def overlapped(
     after another, and their results are yielded in order. At most `ahead` items are unfinished when
     the next one is taken. When the generator ends, for whatever reason, the thread has ended.
     """
-    pending: deque[Future[Mapped]] = deque()
+    pending: deque[Future[_Mapped]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="vitft-finish")
     try:
         for item in items:
@@ -132,7 +132,7 @@ def overlapped(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def wait_for(item: object, future: Future[Mapped]) -> Mapped:
+def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
     """Return the result for an item, logging messages during a long wait.
 
     The first message is logged after `PATIENCE_S`, and another each time the waiting time doubles.
@@ -147,17 +147,17 @@ def wait_for(item: object, future: Future[Mapped]) -> Mapped:
                 return future.result()
             waited += step
             step = waited
-            log.info(f"still waiting for {first_path(item)} after {waited:.0f} s")
+            log.info(f"still waiting for {_first_path(item)} after {waited:.0f} s")
 
 
-def first_path(item: object) -> str:
+def _first_path(item: object) -> str:
     """Return the path of an item, or of the first item in a batch."""
     while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
         item = next((part for part in item if not isinstance(part, int)), "")  # skips the index
     return str(getattr(item, "path", "") or item)
 
 
-class ImageBatch(NamedTuple):
+class _ImageBatch(NamedTuple):
     """A batch of equally sized views, and the errors for unreadable files."""
 
     indices: tuple[int, ...]
@@ -167,7 +167,7 @@ class ImageBatch(NamedTuple):
     """Image indices and errors of the files found unreadable since the previous batch."""
 
 
-def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[ImageBatch]:
+def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[_ImageBatch]:
     """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
     An error is included in the batch that contains the next readable image. The last batch may
@@ -183,8 +183,8 @@ def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator
         indices.append(number)
         rows.append(result)
         if len(rows) == size:
-            yield ImageBatch(tuple(indices), np.stack(rows), tuple(failed))
+            yield _ImageBatch(tuple(indices), np.stack(rows), tuple(failed))
             indices, rows, failed = [], [], []
     if rows or failed:
         pixels = np.stack(rows) if rows else np.empty((0, 0, 0, 3), np.uint8)
-        yield ImageBatch(tuple(indices), pixels, tuple(failed))
+        yield _ImageBatch(tuple(indices), pixels, tuple(failed))

@@ -17,7 +17,7 @@ from vitft.system.text import listing, shell_quote
 
 log = logging.getLogger(__name__)
 
-MOST_WARNED = 3
+_MOST_WARNED = 3
 """Maximum number of misspelt paths for which a path is suggested."""
 
 
@@ -25,10 +25,10 @@ def warn_of_misspelt(names: Iterable[str]) -> None:
     """Log, for the first paths that do not exist, the paths that were probably meant, if any."""
     warned = 0
     for name in names:
-        if near := probably_meant(name):
+        if near := _probably_meant(name):
             log.warning(f"{visible(name)} not found: did you mean {visible(' or '.join(near))}?")
             warned += 1
-        if warned == MOST_WARNED:
+        if warned == _MOST_WARNED:
             return
 
 
@@ -58,7 +58,7 @@ def check_some_exist(names: Sequence[str]) -> None:
             f"{redacted(names[0])} is a web address, but this command reads local images",
             fix="download the image first; `vitft predict` also reads web addresses",
         )
-    near = " or ".join(probably_meant(names[0]))
+    near = " or ".join(_probably_meant(names[0]))
     several = len(names) > 1
     raise DataError(
         f"{listing(names, most=2)} {'do' if several else 'does'} not exist",
@@ -66,7 +66,7 @@ def check_some_exist(names: Sequence[str]) -> None:
     )
 
 
-def probably_meant(name: str) -> list[str]:
+def _probably_meant(name: str) -> list[str]:
     """Return the existing paths that a path of an image or folder probably meant, if missing."""
     if not name or os.path.lexists(name):
         return []

@@ -15,7 +15,7 @@ from vitft.data.unused import ARCHIVE_SUFFIXES, suffix_of
 from vitft.system.files import weight_format
 from vitft.system.text import shell_quote
 
-MOST_ENTRIES = 200
+_MOST_ENTRIES = 200
 """Maximum number of entries of a folder, and of its first subfolder, that are listed."""
 
 
@@ -43,11 +43,11 @@ def mistaken_data(path: Path) -> MistakenData | None:
     command = f"with `vitft finetune --data {shell_quote(str(path))}`"
     train = f"train on it {command}"
     if path.is_dir():
-        return MistakenData("a folder of images", train) if contains_images(path) else None
+        return MistakenData("a folder of images", train) if _contains_images(path) else None
     if not path.is_file():
         return None
     if suffix == ".npz":
-        return MistakenData("a data set of labelled images", train) if is_data_set(path) else None
+        return MistakenData("a data set of labelled images", train) if _is_data_set(path) else None
     if suffix in TABLE_SUFFIXES:
         return MistakenData("a table", f"if it lists images, train on them {command}")
     if suffix in FORMAT_BY_SUFFIX:
@@ -59,7 +59,7 @@ def mistaken_data(path: Path) -> MistakenData | None:
     return None
 
 
-def is_data_set(path: Path) -> bool:
+def _is_data_set(path: Path) -> bool:
     """Return whether a .npz file contains labelled images, judging by the names of its arrays."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -69,7 +69,7 @@ def is_data_set(path: Path) -> bool:
     return bool(npz_subsets(names))
 
 
-def contains_images(folder: Path, *, depth: int = 2) -> bool:
+def _contains_images(folder: Path, *, depth: int = 2) -> bool:
     """Return whether a folder, or the first of its subfolders, contains a file named as an image.
 
     At most `depth` levels of subfolders are entered. A folder that cannot be read has no images.
@@ -77,11 +77,11 @@ def contains_images(folder: Path, *, depth: int = 2) -> bool:
     first = None
     try:
         with os.scandir(folder) as entries:
-            for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False):
+            for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False):
                 if suffix_of(entry.name) in FORMAT_BY_SUFFIX:
                     return True
                 if first is None and not entry.name.startswith(".") and entry.is_dir():
                     first = Path(entry.path)
     except OSError:
         return False
-    return first is not None and depth > 0 and contains_images(first, depth=depth - 1)
+    return first is not None and depth > 0 and _contains_images(first, depth=depth - 1)

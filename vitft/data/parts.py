@@ -40,7 +40,7 @@ def check_one_name_each(source: object, names: Iterable[str], what: str, fix: st
             raise DataError(f"{source} has more than one {part} {what}: {listing(same)}", fix=fix)
 
 
-FOLDER_WORDS = """
+_FOLDER_WORDS = """
     validate pred preds predict prediction predictions inference submission holdout heldout
     evaluation development fold folds part parts set sets subset split splits batch batches chunk
     shard data database folder original originals augmented augmentation aug resized cropped labeled
@@ -51,8 +51,8 @@ FOLDER_WORDS = """
     segmentationobject groundtruth gt bbox bboxes meta metadata xml json csv txt input inputs output
     outputs target targets thumbnails thumbs overlays imagenes imágenes imagens fotos bilder 图片
 """
-WORD = re.compile(
-    f"(?:{'|'.join({*FOLDER_WORDS.split()}.union(*(names for _, names in PART_NAMES)))})+"
+_WORD = re.compile(
+    f"(?:{'|'.join({*_FOLDER_WORDS.split()}.union(*(names for _, names in PART_NAMES)))})+"
 )
 """One or more words for subsets or containers of images, such as `train`, `imgs` or `testset`."""
 
@@ -67,8 +67,8 @@ def words_of(name: str) -> list[str]:
 def rest_of(name: str) -> tuple[str, ...] | None:
     """Return the words of a name except those for subsets or containers; None if it has none."""
     words = words_of(name)
-    rest = tuple(word for word in words if not WORD.fullmatch(word))
-    if WORD.fullmatch("".join(words)):
+    rest = tuple(word for word in words if not _WORD.fullmatch(word))
+    if _WORD.fullmatch("".join(words)):
         return ()
     return rest if len(rest) < len(words) else None
 

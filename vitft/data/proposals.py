@@ -12,17 +12,17 @@ from vitft.data.fixes import ACTIONS, UNDECIDED, Fix
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember
 from vitft.system.imports import missing_library_command
 
-ClassProbabilities = Mapping[str, float]
-KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
+_ClassProbabilities = Mapping[str, float]
+_KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order in which the table lists fixes with the same action."""
-COPY_MARK = re.compile(
+_COPY_MARK = re.compile(
     r"\(\d+\)$|~\d*$"
     r"|(?:^|[\W_])(?:copy|kopie|copie|copia)[\W_]*\d*\W*$"
     r"|^(?:copy[\W_]of|kopie[\W_]von|copie[\W_]de|copia[\W_]de)[\W_]",
     re.IGNORECASE,
 )
 """What programs add to the name of a copy, without the suffix: `x (1)`, `x - Kopie`, `x_copy1`."""
-PARTS = {
+_PARTS = {
     "train": "training image",
     "val": "validation image",
     "test": "test image",
@@ -56,7 +56,7 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
         if group["kind"] == "exact":
             fixes += identical_file_fixes(group["members"], group.get("probabilities", {}))
         else:
-            fixes += near_duplicate_fixes(group["members"])
+            fixes += _near_duplicate_fixes(group["members"])
     fixes += [
         Fix(
             path=entry["path"],
@@ -81,31 +81,31 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
     ]
 
     def order(fix: Fix) -> tuple[int, int, float, str]:
-        kind = KIND_ORDER.index(fix.kind)
+        kind = _KIND_ORDER.index(fix.kind)
         if fix.kind == "mislabel":  # in the order of the audit
             return -ACTIONS.index(fix.action), kind, 0.0, ""
         return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
 
-    return sorted(merge_fixes(fixes), key=order)
+    return sorted(_merge_fixes(fixes), key=order)
 
 
-def identical_file_fixes(members: Sequence[CopyMember], known: ClassProbabilities) -> list[Fix]:
+def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabilities) -> list[Fix]:
     """Return fixes that keep one file per label in a group of identical files.
 
     If one label is clearly the most probable, only one file with that label is kept. Files in the
     validation set are kept in preference to others so that the set changes as little as possible,
-    then files whose name is not that of a copy (`COPY_MARK`), then files with a short name.
+    then files whose name is not that of a copy (`_COPY_MARK`), then files with a short name.
     """
 
     def order(member: CopyMember) -> tuple[bool, bool, int, str]:
         path = member["path"]
         name = path.rpartition("/")[2]
-        is_marked = COPY_MARK.search(name.rpartition(".")[0] or name) is not None
+        is_marked = _COPY_MARK.search(name.rpartition(".")[0] or name) is not None
         return member["split"] != "val", is_marked, len(name), path
 
     ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}
-    right = most_probable_label(list(first), known)
+    right = _most_probable_label(list(first), known)
     fixes = []
     for member in ordered:
         label, kept = member["label"], first[member["label"]]
@@ -123,7 +123,7 @@ def identical_file_fixes(members: Sequence[CopyMember], known: ClassProbabilitie
     return fixes
 
 
-def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities) -> str:
+def _most_probable_label(labels: Sequence[str], probabilities: _ClassProbabilities) -> str:
     """Return the label that is at least 30 times as probable as every other label.
 
     The result is an empty string if there is no such label, or if a class that is not among the
@@ -137,7 +137,7 @@ def most_probable_label(labels: Sequence[str], probabilities: ClassProbabilities
     return best if is_best and is_clear else ""
 
 
-def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
+def _near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
     """Return undecided fixes with a remark for all near-duplicates but the first."""
     first, *others = members
     fixes = []
@@ -147,7 +147,7 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
         if member["label"] != first["label"]:
             details.append(f"label {first['label']}")
         if member["split"] != first["split"]:
-            details.append(PARTS[first["split"]])
+            details.append(_PARTS[first["split"]])
         if details:
             reason += f" ({', '.join(details)})"
         path, label = member["path"], member["label"]
@@ -155,14 +155,14 @@ def near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
     return fixes
 
 
-def merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
+def _merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
     """Return one fix per path, with the strongest action and all reasons for that path."""
     by_path: dict[str, list[Fix]] = {}
     for fix in fixes:
         by_path.setdefault(fix.path, []).append(fix)
     merged = []
     for same in by_path.values():
-        strongest = max(same, key=lambda f: (ACTIONS.index(f.action), -KIND_ORDER.index(f.kind)))
+        strongest = max(same, key=lambda f: (ACTIONS.index(f.action), -_KIND_ORDER.index(f.kind)))
         reasons = [strongest.reason, *(fix.reason for fix in same if fix is not strongest)]
         label = next((fix.label for fix in same if fix.label), "")
         merged.append(replace(strongest, label=label, reason="; ".join(reasons)))

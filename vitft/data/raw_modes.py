@@ -12,12 +12,12 @@ from PIL import Image, ImageFile
 
 from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF
 
-OTHER_BYTE = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
+_OTHER_BYTE = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
 """Byte order whose upper byte is the lower byte of the given one; N is that of the machine."""
 PHOTOMETRIC, SAMPLES_PER_PIXEL, PLANAR, EXTRA_SAMPLES = 0x0106, 0x0115, 0x011C, 0x0152
 
 
-def change_raw_mode(
+def _change_raw_mode(
     image: ImageFile.ImageFile, change: Callable[[str], str] = lambda raw: raw
 ) -> str:
     """Change the raw mode of an image that is opened but not loaded, and return it."""
@@ -37,20 +37,20 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     """
     if image.format not in ("PNG", "TIFF"):
         return False
-    raw, lost = change_raw_mode(image), ""
+    raw, lost = _change_raw_mode(image), ""
     if isinstance(image, TIFF) and raw:
         tags, mode = image.tag_v2, image.mode
         is_separate, bits = tags.get(PLANAR) == 2, {*tags.get(BITS_PER_SAMPLE, (1,))}
         if image.tile[0].codec_name == "libtiff":
             # libtiff has already put the bytes of signed and float values in order
-            change_raw_mode(image, lambda raw: re.sub(r"^([IF];\d+)B?([SF])$", r"\1N\2", raw))
+            _change_raw_mode(image, lambda raw: re.sub(r"^([IF];\d+)B?([SF])$", r"\1N\2", raw))
             is_wrong = mode == "LA" or (mode == "RGBA" and len(tags.get(EXTRA_SAMPLES, ())) != 1)
             lost = raw * is_separate
         elif is_wrong := is_separate and (bits != {8} or tags.get(PHOTOMETRIC) == 0):
             is_wrong = bits != {16} or mode not in ("RGB", "RGBA")
             order = "L" if tags.prefix == b"II" else "B"
             image.tile = image.tile[: len(mode) * len(image.tile) // tags[SAMPLES_PER_PIXEL]]
-            raw = change_raw_mode(image, lambda raw: f"{raw};16{order}")
+            raw = _change_raw_mode(image, lambda raw: f"{raw};16{order}")
         if is_separate and is_wrong:
             raise ValueError("unsupported separate planes")
     return raw != lost and re.fullmatch(r"(RGB|RGBA|RGBX|LA|R);16[LBN]", raw) is not None
@@ -58,10 +58,10 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
 
 def read_lower_bits(image: ImageFile.ImageFile) -> Image.Image:
     """Load an opened image with the lower 8 bits of each value in place of the upper ones."""
-    if change_raw_mode(image) == "LA;16B":  # read as four bytes: grey and alpha, upper bits first
-        change_raw_mode(image, lambda _: "RGBA")
+    if _change_raw_mode(image) == "LA;16B":  # read as four bytes: grey and alpha, upper bits first
+        _change_raw_mode(image, lambda _: "RGBA")
         _, grey, _, alpha = image.split()
         return Image.merge("RGBA", (grey, grey, grey, alpha))
-    change_raw_mode(image, lambda raw: raw[:-1] + OTHER_BYTE[raw[-1]])
+    _change_raw_mode(image, lambda raw: raw[:-1] + _OTHER_BYTE[raw[-1]])
     image.load()
     return image

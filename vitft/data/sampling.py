@@ -12,7 +12,7 @@ import numpy as np
 
 from vitft.system.text import count
 
-Order = np.ndarray[Any, np.dtype[np.int64]]
+_Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
@@ -25,7 +25,7 @@ def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     return total - total % len({*labels}) if balanced and total else total
 
 
-def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> Order:
+def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> _Order:
     """Return the indices of an epoch's images, in the order in which they are used."""
     random = np.random.default_rng([seed, epoch])
     if not balanced:
@@ -46,7 +46,7 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
     return random.permutation(np.concatenate(drawn))
 
 
-def repeat_counts(order: Order) -> list[int]:
+def repeat_counts(order: _Order) -> list[int]:
     """Return, for each position in the order, how often its image occurs before that position."""
     seen: Counter[int] = Counter()
     found = []

@@ -47,7 +47,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     if arrays is not None:
         folder = scan_arrays(data, arrays)
     elif is_table(data):
-        folder = scan_table(data, spec)
+        folder = _scan_table(data, spec)
     else:
         check_is_folder(data)
         may_be_empty = allow_empty or bool(spec.fixes or spec.classes)
@@ -60,7 +60,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
                 f"{folder.source} is not a folder of images, but the reference split needs one",
                 fix="omit --split reference",
             )
-        refuse_measured(folder)
+        _refuse_measured(folder)
     if spec.classes and folder.labels:
         raise one_class_only("data.classes")
     if spec.classes:
@@ -68,17 +68,17 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         if folder.empty.content and not (spec.fixes or allow_empty):
             raise folder.empty.error(folder.root, folder.empty.content)
     if spec.group_by:
-        folder = with_groups(folder, spec.group_by)
+        folder = _with_groups(folder, spec.group_by)
     elif not (reference or spec.group or any(file.group for file in folder.files)):
-        notes = filter(None, [sequence_note(folder), note_on_group_names(folder)])
+        notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
         folder = replace(folder, notes=(*folder.notes, *notes))
-    check_groups(folder)
+    _check_groups(folder)
     twins = map(listing, twins_among(sorted({file.group for file in folder.files})))
     doubts = (f"{same} may be one group: if so, write it alike in all places" for same in twins)
     return replace(folder, warnings=(*folder.warnings, *doubts))
 
 
-def refuse_measured(folder: Folder) -> None:
+def _refuse_measured(folder: Folder) -> None:
     """Raise a DataError if the classes are numbers of which most have few images, or captions."""
     names, images = folder.classes, len(folder.files)
     if not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names):
@@ -105,7 +105,7 @@ def refuse_measured(folder: Folder) -> None:
         )
 
 
-def scan_table(source: Path, spec: DataSpec) -> Folder:
+def _scan_table(source: Path, spec: DataSpec) -> Folder:
     """Return the classes and images that a table lists.
 
     Raises:
@@ -159,7 +159,7 @@ def scan_table(source: Path, spec: DataSpec) -> Folder:
     )
 
 
-def with_groups(folder: Folder, pattern: str) -> Folder:
+def _with_groups(folder: Folder, pattern: str) -> Folder:
     """Return the folder with each file's group, extracted from the file's path by `pattern`.
 
     `pattern` is a regular expression whose first group captures the name of the group.
@@ -184,41 +184,41 @@ def with_groups(folder: Folder, pattern: str) -> Folder:
     return replace(folder, files=tuple(files), notes=(*folder.notes, note))
 
 
-ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"
+_ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"
 """Pattern of the names that Roboflow gives the augmented copies of an image."""
-SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
+_SEQUENCE = r"([^/]*\d)[_ -][^_ /-]*\d\.\w+$"
 """Pattern of a name with the number of a sequence and the number of an image in it."""
-DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
+_DATE = r"(19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d"
 """Pattern of a date in the name of a photo, which is not the number of a sequence."""
-WHEN = re.compile(rf"{DATE}|(19|20)\d\d([-_.][01]?\d)?|1\d\d(?=\w*[A-Z])[A-Z\d_]{{5}}")
+_WHEN = re.compile(rf"{_DATE}|(19|20)\d\d([-_.][01]?\d)?|1\d\d(?=\w*[A-Z])[A-Z\d_]{{5}}")
 """Name of a day, a month, a year, or a folder of a camera, such as `100CANON`."""
-FRAME = r"frame[_ -]*\d+\.\w+$"
+_FRAME = r"frame[_ -]*\d+\.\w+$"
 
 
-def sequence_note(folder: Folder) -> str:
+def _sequence_note(folder: Folder) -> str:
     """Return a note if most names are like `P03_12.jpg` or `frame_0001.jpg`, otherwise "".
 
     Every class must have several sequences, and they at least three images each on average.
     """
     paths = {f.path: f.label for f in folder.files}
-    copies = Counter(m[1] for path in paths if (m := re.search(ROBOFLOW, path)))
+    copies = Counter(m[1] for path in paths if (m := re.search(_ROBOFLOW, path)))
     if copies and len(copies) <= 0.8 * copies.total() > 0.5 * len(paths):
         return (
             f"the names look like augmented copies of {len(copies):,} images, e.g. {min(paths)}: "
-            f"to keep the copies of an image on one side of the split, use --group-by '{ROBOFLOW}'"
+            f"to keep the copies of an image on one side of the split, use --group-by '{_ROBOFLOW}'"
         )
-    found = {path: m[1] for path in paths if (m := re.search(SEQUENCE, path))}
-    found = {path: name for path, name in found.items() if not re.search(DATE, name)}
+    found = {path: m[1] for path in paths if (m := re.search(_SEQUENCE, path))}
+    found = {path: name for path, name in found.items() if not re.search(_DATE, name)}
     by_class = Counter(label for label, _ in {(paths[path], name) for path, name in found.items()})
     is_known = 0.8 * len(paths) <= len(found) >= 3 * by_class.total()
     if is_known and len(by_class) == len(folder.classes) and min(by_class.values()) > 1:
         path, name = next(iter(found.items()))
         return (
             f"the names look like {len({*found.values()}):,} sequences, e.g. {name} in {path}: if "
-            f"the images of one show the same patient or place, use --group-by '{SEQUENCE}' (or a "
+            f"the images of one show the same patient or place, use --group-by '{_SEQUENCE}' (or a "
             "column, data.group)"
         )
-    frames = [path for path in paths if re.search(FRAME, path, re.IGNORECASE)]
+    frames = [path for path in paths if re.search(_FRAME, path, re.IGNORECASE)]
     if len(frames) <= 0.8 * len(paths):
         return ""
     return (
@@ -228,12 +228,12 @@ def sequence_note(folder: Folder) -> str:
     )
 
 
-def note_on_group_names(folder: Folder) -> str:
+def _note_on_group_names(folder: Folder) -> str:
     """Return a note if all classes are named like groups, e.g. cam1 and cam2, otherwise ""."""
     names, first = folder.classes, folder.classes[0]
     words = {bare_name(re.sub(r"\d+|(?<=[\W_])[A-Za-z]$|(?<=[a-z])[A-Z]$", "", n)) for n in names}
     groups = (pattern.fullmatch(word) for pattern in (GROUP, OTHER_GROUP) for word in words)
-    if not (len(words) == 1 and any(groups)) and not all(map(WHEN.fullmatch, names)):
+    if not (len(words) == 1 and any(groups)) and not all(map(_WHEN.fullmatch, names)):
         return ""
     return (
         f"the classes {listing(names, most=3)} may be where or when the images were taken, not "
@@ -242,7 +242,7 @@ def note_on_group_names(folder: Folder) -> str:
     )
 
 
-def check_groups(folder: Folder) -> None:
+def _check_groups(folder: Folder) -> None:
     """Raise a DataError if a group has files in more than one subset."""
     first: dict[str, File] = {}
     for file in folder.files:

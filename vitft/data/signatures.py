@@ -7,7 +7,7 @@ that messages can name them.
 import struct
 from collections.abc import Mapping
 
-ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
+_ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
     **dict.fromkeys((b"GIF87a", b"GIF89a"), "GIF"),
@@ -23,7 +23,7 @@ FORMAT_BY_SUFFIX: Mapping[str, str] = {
 END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
 """Bytes that occur near the end of every complete file of a format."""
 
-FOREIGN_SIGNATURES: Mapping[bytes, str] = {
+_FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"%!PS": "EPS",
     b"\xc5\xd0\xd3\xc6": "EPS",
     b"%PDF": "PDF",
@@ -56,7 +56,7 @@ FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     **{b"\x0a%c\1" % version: "PCX" for version in (0, 2, 3, 4, 5)},
     **{b"P%d%c" % (n, blank): "PNM" for n in range(1, 8) for blank in b"\n\r\t #"},
 }
-TEXT_SIGNATURES: Mapping[bytes, str] = {
+_TEXT_SIGNATURES: Mapping[bytes, str] = {
     b"version https://git-lfs": "a Git LFS pointer: run git lfs pull",
     b"<!doctype html": "HTML",
     b"<html": "HTML",
@@ -74,12 +74,12 @@ TEXT_SIGNATURES: Mapping[bytes, str] = {
 
 def identify_format(data: bytes) -> str:
     """Return the name of an accepted format, or a short reason why the bytes are rejected."""
-    for start, kind in ACCEPTED_SIGNATURES.items():
+    for start, kind in _ACCEPTED_SIGNATURES.items():
         if data.startswith(start):
             return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP"
-    foreign = foreign_kind(data)
+    foreign = _foreign_kind(data)
     if foreign in SUPPORTED:
         return foreign
     if foreign:
@@ -87,8 +87,8 @@ def identify_format(data: bytes) -> str:
     return f"not an image ({looks_like(data)})"
 
 
-def foreign_kind(data: bytes) -> str:
-    """Return the name of a known format not in `ACCEPTED_SIGNATURES`, or an empty string."""
+def _foreign_kind(data: bytes) -> str:
+    """Return the name of a known format not in `_ACCEPTED_SIGNATURES`, or an empty string."""
     if data[4:8] == b"ftyp":  # first: a box of 256 bytes begins like an icon
         # Its brands name the format (ISO/IEC 14496-12, 4.3)
         end = min(int.from_bytes(data[:4]), 256)
@@ -100,7 +100,7 @@ def foreign_kind(data: bytes) -> str:
         if is_image and {b"avi", b"mif", b"msf"} & families:  # the brands name the codec
             return "AVIF" if b"avi" in families else "HEIC"
         return "CR3" if major == b"crx " else "MP4"
-    for start, kind in FOREIGN_SIGNATURES.items():
+    for start, kind in _FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
     if data[128:132] == b"DICM":
@@ -117,7 +117,7 @@ def looks_like(data: bytes) -> str:
         return "only zero bytes"
     if b"<svg" in head:
         return "looks like SVG"
-    for start, kind in TEXT_SIGNATURES.items():
+    for start, kind in _TEXT_SIGNATURES.items():
         if head.startswith(start):
             return f"looks like {kind}"
     printable = sum(byte >= 32 or byte in b"\t\n\r" for byte in head)

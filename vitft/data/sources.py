@@ -35,14 +35,14 @@ from vitft.system.text import describe_os_error, listing
 log = logging.getLogger(__name__)
 
 STDIN = "-"
-LISTS = frozenset({".txt", ".lst", *TABLE_SUFFIXES})
-LIST_COLUMNS = (*PATH_COLUMNS, "url")
+_LISTS = frozenset({".txt", ".lst", *TABLE_SUFFIXES})
+_LIST_COLUMNS = (*PATH_COLUMNS, "url")
 """Headers that identify the path column of a table."""
-LIST_FIX = "use a text file with one path per line, or a table with a path column"
-MAX_LINE = 2**16  # maximum number of characters in a line of a list
-TOO_LONG = f"has a line of more than {MAX_LINE:,} characters, so it is not a list of paths"
-HEAD = 4096  # bytes of standard input used to tell an image from a list
-MAX_STDIN = 2**28  # maximum size in bytes of an image on standard input
+_LIST_FIX = "use a text file with one path per line, or a table with a path column"
+_MAX_LINE = 2**16  # maximum number of characters in a line of a list
+_TOO_LONG = f"has a line of more than {_MAX_LINE:,} characters, so it is not a list of paths"
+_HEAD = 4096  # bytes of standard input used to tell an image from a list
+_MAX_STDIN = 2**28  # maximum size in bytes of an image on standard input
 FETCHING, FETCHED_AHEAD = 8, 32
 """Number of concurrent downloads, and maximum number of images fetched ahead."""
 
@@ -79,16 +79,16 @@ def sources(
     """
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) is given more than once", fix="use - only once")
-    parts = [argument_sources(name, stdin, private) for name in inputs]
+    parts = [_argument_sources(name, stdin, private) for name in inputs]
     warn_of_misspelt(file.path for part in parts if isinstance(part, list) for file in part)
-    return chain.from_iterable([*parts, *map(from_list, lists)])
+    return chain.from_iterable([*parts, *map(_from_list, lists)])
 
 
-def argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterable[ImageSource]:
+def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterable[ImageSource]:
     """Return the images that one argument refers to; see `sources`."""
     if name == STDIN:
         assert stdin is not None
-        return from_stdin(stdin)
+        return _from_stdin(stdin)
     if place_of(name):
         from vitft.data.remote.prepare import copied_images  # it imports numpy
 
@@ -96,14 +96,14 @@ def argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterab
     if is_url(name):
         return [ImageSource(redacted(name), url=name)]
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise on odd names
-        return folder_images(name)
+        return _folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
         found = sorted(glob.glob(literal_folders(name), recursive=True))  # noqa: PTH207 - keeps names as typed
         if not found:
             raise DataError(f"no files match {name}", fix="check the pattern and the folder")
-        return (source for match in found for source in named_sources(match, match))
-    if Path(name).suffix.lower() in LISTS and is_list(name):
-        return from_list(name)
+        return (source for match in found for source in _named_sources(match, match))
+    if Path(name).suffix.lower() in _LISTS and _is_list(name):
+        return _from_list(name)
     return [ImageSource(name, name)]
 
 
@@ -116,19 +116,19 @@ def expand(inputs: Sequence[str]) -> Iterator[str]:
     check_some_exist(inputs)
     for name in inputs:
         if Path(name).is_dir():
-            yield from (source.path for source in folder_images(name))
+            yield from (source.path for source in _folder_images(name))
         else:
             yield name
 
 
-def folder_images(root: str) -> Iterator[ImageSource]:
+def _folder_images(root: str) -> Iterator[ImageSource]:
     """Return the images in and below a folder, sorted by path.
 
     Raises:
         DataError: The folder contains no images or cannot be read, or it is a run.
     """
     refuse_run(root)
-    images = walk_and_log(walk := Walk(root.rstrip("/") or "/"))
+    images = _walk_and_log(walk := Walk(root.rstrip("/") or "/"))
     first = next(images, None)
     if first is None or not walk.has_image_name(first.name):
         from vitft.data.arrays import no_image_reason  # it imports numpy
@@ -144,10 +144,10 @@ def folder_images(root: str) -> Iterator[ImageSource]:
     return chain([first], images)
 
 
-def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
+def _walk_and_log(walk: Walk) -> Iterator[ImageSource]:
     """Yield the images in and below the walk's folder, then log notes on the unused entries."""
     is_empty = True
-    for source in walk_images(walk, "", frozenset()):
+    for source in _walk_images(walk, "", frozenset()):
         is_empty = False
         yield source
     if not is_empty:
@@ -155,7 +155,7 @@ def walk_and_log(walk: Walk) -> Iterator[ImageSource]:
             log.info(f"{walk.root}: {note}")
 
 
-def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
+def _walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
     """Yield all image files in and below a folder, sorted by path as a string.
 
     Files that may be images despite their suffix are included, as are entries with an image suffix
@@ -185,19 +185,19 @@ def walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[I
     for name in names:
         path = f"{folder}/{name}" if folder else name
         if name.endswith("/"):
-            yield from walk_images(walk, path[:-1], above | {identity})
+            yield from _walk_images(walk, path[:-1], above | {identity})
         else:
             yield ImageSource(walk.full(path), walk.full(path))
 
 
-def named_sources(name: str, path: str) -> Iterable[ImageSource]:
+def _named_sources(name: str, path: str) -> Iterable[ImageSource]:
     """Return the images for an entry of a list or pattern; problems become error rows."""
     if is_url(name):
         return [ImageSource(redacted(name), url=name)]
     if not name:
         return [ImageSource(name, error="empty line")]
     if os.path.isdir(path):  # noqa: PTH112
-        images = walk_and_log(Walk(path))
+        images = _walk_and_log(Walk(path))
         return chain([next(images, ImageSource(name, error="no images in this folder"))], images)
     return [ImageSource(name, path)]
 
@@ -205,22 +205,22 @@ def named_sources(name: str, path: str) -> Iterable[ImageSource]:
 # ---- lists
 
 
-def is_list(name: str) -> bool:
+def _is_list(name: str) -> bool:
     """Return whether a text or CSV file among the arguments is a list of images.
 
     The first entry must exist or be a web address, so that a text file among photos does not
     produce many error rows.
     """
     try:
-        first = next(iter(list_entries(name)), None)
+        first = next(iter(_list_entries(name)), None)
     except (DataError, UsageError):
         return False
     if first is None:
         return False
-    return is_url(first) or any(os.path.lexists(home + first) for home in (list_folder(name), ""))
+    return is_url(first) or any(os.path.lexists(home + first) for home in (_list_folder(name), ""))
 
 
-def from_list(name: str) -> Iterable[ImageSource]:
+def _from_list(name: str) -> Iterable[ImageSource]:
     """Return the images in a list.
 
     Relative paths are resolved against the list's folder or, if the first path exists only relative
@@ -230,17 +230,17 @@ def from_list(name: str) -> Iterable[ImageSource]:
         DataError: The list cannot be read or is empty.
         UsageError: The list is a table without a recognisable path column.
     """
-    entries = list_entries(name)
+    entries = _list_entries(name)
     first = next(entries, None)
     if first is None:
         raise DataError(f"the list {name} is empty", fix="add one path per line")
-    home = list_folder(name)
+    home = _list_folder(name)
     if not (os.path.isabs(first) or os.path.lexists(home + first)) and os.path.lexists(first):  # noqa: PTH117
         home = ""
-    return listed_sources(chain([first], entries), home)
+    return _listed_sources(chain([first], entries), home)
 
 
-def listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
+def _listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
     """Yield the images for the entries of a list; paths are completed as in tables of labels."""
     images: Images | None = None
     example = ""
@@ -252,16 +252,16 @@ def listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
                 example = f"{visible(entry)} to {visible(home + meant)}"
                 log.info(f"paths that nearly exist are completed, e.g. {example}")
             path = home + meant if meant else path
-        yield from named_sources(entry, path)
+        yield from _named_sources(entry, path)
 
 
-def list_folder(name: str) -> str:
+def _list_folder(name: str) -> str:
     """Return the folder of a list, ending in a slash, or an empty string for the current folder."""
     folder = os.path.dirname(name)  # noqa: PTH120 - Path would normalise names
     return f"{folder}/" if folder else ""
 
 
-def list_entries(name: str) -> Iterator[str]:
+def _list_entries(name: str) -> Iterator[str]:
     """Yield the entries of a list, skipping empty lines and, in text files, comments (#).
 
     Raises:
@@ -269,23 +269,23 @@ def list_entries(name: str) -> Iterator[str]:
         UsageError: The list is a table without a recognisable path column.
     """
     if Path(name).suffix.lower() in TABLE_SUFFIXES:
-        table = TableReader(Path(name), missing=LIST_FIX, fix=LIST_FIX)
-        yield from table_paths(iter(table), name)
+        table = TableReader(Path(name), missing=_LIST_FIX, fix=_LIST_FIX)
+        yield from _table_paths(iter(table), name)
         return
     try:
         with Path(name).open("rb") as file:
             lines = open_text(file, file.peek(2))
-            while line := lines.readline(MAX_LINE):
-                if len(line) == MAX_LINE:
-                    raise DataError(f"the list {name} {TOO_LONG}", fix=LIST_FIX)
+            while line := lines.readline(_MAX_LINE):
+                if len(line) == _MAX_LINE:
+                    raise DataError(f"the list {name} {_TOO_LONG}", fix=_LIST_FIX)
                 if line.strip() and not line.startswith("#"):
                     yield line.rstrip("\r\n")
     except (OSError, UnicodeError) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else NOT_UTF_16
-        raise DataError(f"cannot read the list {name}: {reason}", fix=LIST_FIX) from error
+        raise DataError(f"cannot read the list {name}: {reason}", fix=_LIST_FIX) from error
 
 
-def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
+def _table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
     """Yield the cells in the path column of a table; a single column needs no header.
 
     Raises:
@@ -293,12 +293,12 @@ def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
     """
     header = next(rows, [])
     known = [cell.strip().lower() for cell in header]
-    column = next((known.index(title) for title in LIST_COLUMNS if title in known), None)
+    column = next((known.index(title) for title in _LIST_COLUMNS if title in known), None)
     if column is None and len(header) > 1:
         raise UsageError(
             f"{name} has no path column; columns found: {', '.join(header)[:200]}",
             fix="rename the column that contains the paths to path or to one of "
-            f"{', '.join(LIST_COLUMNS[1:])}",
+            f"{', '.join(_LIST_COLUMNS[1:])}",
         )
     if column is None and header:
         yield header[0]
@@ -310,7 +310,7 @@ def table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
 # ---- standard input
 
 
-def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
+def _from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
     """Return the image on standard input, or the images in a list of paths on standard input.
 
     The paths are separated by newlines or by NULs (as with find -print0).
@@ -319,30 +319,30 @@ def from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
         DataError: Standard input is empty.
     """
     head = b""
-    while len(head) < HEAD and (piece := read_some(stdin, HEAD - len(head))):
+    while len(head) < _HEAD and (piece := _read_some(stdin, _HEAD - len(head))):
         head += piece
-        if is_image(head) or b"\n" in head:
+        if _is_image(head) or b"\n" in head:
             break
     if not head:
         raise DataError(
             "standard input is empty", fix="pipe an image or a list of paths to the command"
         )
-    if is_image(head):
-        data = head + stdin.read(MAX_STDIN)
-        error = f"larger than {MAX_STDIN / 2**20:g} MB" if len(data) > MAX_STDIN else ""
+    if _is_image(head):
+        data = head + stdin.read(_MAX_STDIN)
+        error = f"larger than {_MAX_STDIN / 2**20:g} MB" if len(data) > _MAX_STDIN else ""
         return [ImageSource(STDIN, data=b"" if error else data, error=error)]
-    names = split_at(stdin, head, b"\0" if b"\0" in head else b"\n")
-    return (source for name in names for source in named_sources(name, name))
+    names = _split_at(stdin, head, b"\0" if b"\0" in head else b"\n")
+    return (source for name in names for source in _named_sources(name, name))
 
 
-def read_some(stdin: BinaryIO, most: int) -> bytes:
+def _read_some(stdin: BinaryIO, most: int) -> bytes:
     """Read the bytes that are available on standard input, but no more than `most`."""
     read1 = getattr(stdin, "read1", None)
     data: bytes = read1(most) if read1 is not None else stdin.read(most)
     return data
 
 
-def is_image(head: bytes) -> bool:
+def _is_image(head: bytes) -> bool:
     """Return whether the first bytes belong to an image or another file, not to a list of names.
 
     The BMP signature alone is not enough, because a path may also begin with the letters BM.
@@ -354,15 +354,15 @@ def is_image(head: bytes) -> bool:
     return guess not in ("looks like text", "looks like JSON") or head.lstrip().startswith(b"{")
 
 
-def split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
+def _split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
     """Yield the non-empty names separated by `mark` in `head` and in the rest of the input."""
     rest, piece = b"", head
     while piece:
         *whole, rest = (rest + piece).split(mark)
-        if len(rest) > MAX_LINE:
-            raise DataError(f"standard input {TOO_LONG}", fix="pipe one path per line")
+        if len(rest) > _MAX_LINE:
+            raise DataError(f"standard input {_TOO_LONG}", fix="pipe one path per line")
         yield from filter(None, (os.fsdecode(name.rstrip(b"\r")) for name in whole))
-        piece = read_some(stdin, io.DEFAULT_BUFFER_SIZE)
+        piece = _read_some(stdin, io.DEFAULT_BUFFER_SIZE)
     if rest.rstrip(b"\r"):
         yield os.fsdecode(rest.rstrip(b"\r"))
 
@@ -393,14 +393,14 @@ def with_fetched(
                 if pool is None:
                     pool = ThreadPoolExecutor(FETCHING, thread_name_prefix="vitft-fetch")
                     stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-                waiting.append(pool.submit(with_bytes, item, limits))
+                waiting.append(pool.submit(_with_bytes, item, limits))
             while waiting and (len(waiting) >= others or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
+def _with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
     """Return a web source with its fetched bytes, or with the reason why fetching failed."""
     try:
         return replace(item, data=fetch_image(item.url, limits))

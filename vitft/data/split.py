@@ -44,11 +44,11 @@ from vitft.system.text import count, listing
 
 SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
-MIN_SPELT = 4
+_MIN_SPELT = 4
 """Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
 GROUP_COLUMN = "group"
 """Last column of the table, written only if any image has a group."""
-SETS_COLUMNS = ("path", "labels", "split", "sha256")
+_SETS_COLUMNS = ("path", "labels", "split", "sha256")
 """Columns of `split.csv` for multi-label data."""
 
 
@@ -134,7 +134,7 @@ class Manifest:
 
     def to_csv(self) -> bytes:
         """Return the table as CSV, with class names or label sets as labels."""
-        columns: Sequence[str] = SETS_COLUMNS if self.labels else MANIFEST_COLUMNS
+        columns: Sequence[str] = _SETS_COLUMNS if self.labels else MANIFEST_COLUMNS
         if any(row.group for row in self.rows):
             columns = (*columns, GROUP_COLUMN)
         rows = (
@@ -162,12 +162,12 @@ class Manifest:
         )
         lines = iter(table)
         header = tuple(next(lines, ()))
-        known = [MANIFEST_COLUMNS, SETS_COLUMNS]
+        known = [MANIFEST_COLUMNS, _SETS_COLUMNS]
         if header not in (*known, *((*columns, GROUP_COLUMN) for columns in known)):
             raise table.error(f"the header must be {','.join(MANIFEST_COLUMNS)}")
         found: dict[str, list[str]] = {}
         for cells in lines:
-            if problem := row_problem(cells, found, len(header)):
+            if problem := _row_problem(cells, found, len(header)):
                 raise table.error(problem)
             found[cells[0]] = cells
         classes = sorted({cells[1] for cells in found.values()})
@@ -202,7 +202,7 @@ def run_manifest(run: Path) -> Manifest | None:
     return Manifest.read(path, base_folder(folder, str(section["root"])))
 
 
-def row_problem(cells: Sequence[str], seen: Container[str], columns: int) -> str:
+def _row_problem(cells: Sequence[str], seen: Container[str], columns: int) -> str:
     """Return the problem with a row, or an empty string if there is none."""
     if len(cells) != columns:
         return f"found {count(len(cells), 'cell')} instead of {columns}"
@@ -278,14 +278,14 @@ def split(
     have = Counter[tuple[str, str]](
         (name, row.split) for row in manifest.rows for name in manifest.names(row)
     )
-    if lacking := lacking_classes(have, checked.folder):
+    if lacking := _lacking_classes(have, checked.folder):
         unread = ""
         if checked.folder.layout == "classes" and any(file.group for file in checked.good):
             unread = "; all images of a group must be on the same side of the split"
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
             unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
-        raise lacking_images(lacking, checked.folder, unread)
+        raise _lacking_images(lacking, checked.folder, unread)
     if not manifest.val:
         raise DataError(
             "the reference split leaves no images for validation",
@@ -307,12 +307,12 @@ def check_folder_classes(folder: Folder) -> str:
             unit = file.group or file.path
             part = file.part or ("train" if first.setdefault(name, unit) == unit else "val")
             have[name, part] += 1
-    if lacking := lacking_classes(have, folder):
-        raise lacking_images(lacking, folder)
+    if lacking := _lacking_classes(have, folder):
+        raise _lacking_images(lacking, folder)
     return trained_only_note(have, folder.outputs)
 
 
-def lacking_classes(have: Mapping[tuple[str, str], int], folder: Folder) -> list[str]:
+def _lacking_classes(have: Mapping[tuple[str, str], int], folder: Folder) -> list[str]:
     """Return the classes without enough images, each with its numbers of images.
 
     If the split is drawn here, a class may have a training image only, but two other classes then
@@ -337,13 +337,13 @@ def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str])
         return ""
     note = f"trained on but not validated, so the recall is unknown: {listing(only)}"
     others = [name for name in names if name not in only]
-    found = ((n, misspelt_name(n.strip(), others)) for n in only if len(n) > MIN_SPELT)
+    found = ((n, misspelt_name(n.strip(), others)) for n in only if len(n) > _MIN_SPELT)
     if near := [(name, other) for name, other in found if other]:
         note += f". If {listing(f'{a!r} means {b!r}' for a, b in near)}, use {class_table(near)}"
     return note
 
 
-def lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:
+def _lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:
     """Return the error for classes without enough images for training and validation."""
     fix = "provide a readable image of every class, and 2 (in 2 groups) of at least 2 classes"
     column = folder.split_column

@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 MOST_CLASSES, FEWEST_CLASSES = 20, 5
 """Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
-UNEVEN = 3
+_UNEVEN = 3
 """Ratio of the largest to the smallest class from which their sizes are shown."""
-MAX_CLASS_NAME = 28
+_MAX_CLASS_NAME = 28
 """Maximum number of characters of a class name in the chart."""
 
 
@@ -38,7 +38,7 @@ def log_split(manifest: Manifest) -> None:
         shown = sorted(sorted(shown, key=lambda name: sum(counts[name]))[:FEWEST_CLASSES])
         log.debug(f"the {len(shown)} of {len(counts):,} classes with the fewest images:")
     largest = max(sum(counts[name]) for name in shown)
-    names = {name: shortened(visible(name), MAX_CLASS_NAME) for name in shown}
+    names = {name: shortened(visible(name), _MAX_CLASS_NAME) for name in shown}
     widest = max(map(cell_len, names.values()))
     for name in shown:
         train, val = counts[name]
@@ -62,5 +62,5 @@ def _sizes(counts: Mapping[str, Sequence[int]]) -> str:
     """Return e.g. `, 12 to 300 images a class` if the sizes of the classes differ much."""
     sizes = sorted(map(sum, counts.values()))
     return (
-        f", {sizes[0]:,} to {sizes[-1]:,} images a class" if sizes[-1] >= UNEVEN * sizes[0] else ""
+        f", {sizes[0]:,} to {sizes[-1]:,} images a class" if sizes[-1] >= _UNEVEN * sizes[0] else ""
     )

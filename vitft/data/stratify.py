@@ -16,18 +16,18 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFile
 from vitft.data.membership import membership
 
-Counts = np.ndarray[Any, np.dtype[np.int64]]
+_Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def stratify(
-    counts: Counts,
-    sizes: Counts,
+    counts: _Counts,
+    sizes: _Counts,
     fractions: Sequence[float],
     *,
     seed: int | None,
     at_least: int = 0,
-    fixed: Counts | None = None,
-) -> Counts:
+    fixed: _Counts | None = None,
+) -> _Counts:
     """Return the index of the subset to which each unit is assigned: (U,).
 
     The rarest label is divided first: each of its units is assigned to the subset that lacks the

@@ -22,18 +22,18 @@ from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error
 
-MAX_TABLE_BYTES = 2**32
-MAX_EXCEL_BYTES = 2**30
+_MAX_TABLE_BYTES = 2**32
+_MAX_EXCEL_BYTES = 2**30
 """Maximum size of an Excel file once it is unpacked."""
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx")
 OTHER_EXCEL = (".xls", ".xlsm", ".xlsb")
 """Suffixes of Excel formats that are neither read nor written; `.xlsx` is suggested instead."""
-UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 NOT_UTF_16 = "the text is not valid UTF-16"
-SEPARATORS = "\t;,|"
-SEPARATOR_LINE = re.compile(r'"?sep=(.)"?', re.I)
+_SEPARATORS = "\t;,|"
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?', re.I)
 """First line by which a CSV file tells Excel its separator."""
-COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
+_COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
 """Beginning of a line above the header that is a remark or empty; `#` alone may name a column."""
 
 
@@ -105,7 +105,7 @@ def leads_outside(path: str) -> bool:
     return path.startswith("/") or ".." in path.split("/")
 
 
-class NotText(str):
+class _NotText(str):
     """Placeholder for a value without a textual form: the type of the value, e.g. `list`."""
 
     labels = ""
@@ -117,7 +117,7 @@ class TableReader:
 
     The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, `.xlsx` for
     Excel, and anything else for CSV. Values that are not text are converted: missing values to
-    empty cells, numbers to decimal text, and values without a textual form to `NotText`.
+    empty cells, numbers to decimal text, and values without a textual form to `_NotText`.
 
     Args:
         path: Path of the file.
@@ -139,7 +139,7 @@ class TableReader:
         error: type[DataError | RunError] = DataError,
     ) -> None:
         try:
-            self.data = read_regular(path, limit=MAX_TABLE_BYTES)
+            self.data = read_regular(path, limit=_MAX_TABLE_BYTES)
         except OSError as failure:
             reason = describe_os_error(failure)
             raise error(f"cannot read {path}: {reason}", fix=missing) from failure
@@ -173,18 +173,18 @@ class TableReader:
         above, separator, width, named, reader = 0, "", 0, 0, csv.reader(lines)
         try:
             for above, line in enumerate(lines):  # noqa: B007 - used below
-                if found := SEPARATOR_LINE.fullmatch(line.strip("\r\n")):
+                if found := _SEPARATOR_LINE.fullmatch(line.strip("\r\n")):
                     separator = found[1]
-                elif not COMMENT.match(line):
+                elif not _COMMENT.match(line):
                     counts = Counter(re.sub('"[^"]*"', "", line))  # without quoted names
-                    if not separator and counts.keys() & {*SEPARATORS}:
-                        separator = max(SEPARATORS, key=counts.__getitem__)
+                    if not separator and counts.keys() & {*_SEPARATORS}:
+                        separator = max(_SEPARATORS, key=counts.__getitem__)
                     lines = chain([line], lines)
                     break
             reader = csv.reader(lines, delimiter=separator or ",", strict=True)
             for cells in reader:
                 self.line = above + reader.line_num
-                width, named = width or len(cells), named or last_filled(cells)
+                width, named = width or len(cells), named or _last_filled(cells)
                 if len(cells) != width and len(cells) >= named and not any(cells[width:]):
                     cells = [*cells, *[""] * width][:width]
                 yield cells
@@ -238,7 +238,7 @@ class TableReader:
         try:
             file = parquet.ParquetFile(pa.BufferReader(self.data))
             fields = list(file.schema_arrow)
-            nested = {f.name: NotText(str(f.type)) for f in fields if not has_text(f.type)}
+            nested = {f.name: _NotText(str(f.type)) for f in fields if not _has_text(f.type)}
             plain = [field.name for field in fields if field.name not in nested]
             yield [field.name for field in fields]
             for batch in file.iter_batches(columns=plain):
@@ -264,7 +264,7 @@ class TableReader:
 
         try:
             with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
-                if sum(entry.file_size for entry in archive.infolist()) > MAX_EXCEL_BYTES:
+                if sum(entry.file_size for entry in archive.infolist()) > _MAX_EXCEL_BYTES:
                     raise self.error("the file is too large once it is unpacked")
             with warnings.catch_warnings(action="ignore"):  # about styles and the like
                 book = load_workbook(io.BytesIO(self.data), read_only=True, data_only=True)
@@ -273,7 +273,7 @@ class TableReader:
             self.sheet = sheet.title
             for number, values in enumerate(sheet.values, start=1):
                 cells = [cell_text(value) for value in values]
-                if not (filled := last_filled(cells)):
+                if not (filled := _last_filled(cells)):
                     continue
                 width, self.line = width or filled, number
                 yield [*cells, *[""] * width][: max(width, filled)]
@@ -295,9 +295,9 @@ class TableReader:
         """
         if type(cell) is str and cell.isascii() and "\0" not in cell:
             return cell
-        if isinstance(cell, NotText) and cell.labels and is_label:
+        if isinstance(cell, _NotText) and cell.labels and is_label:
             return self.checked(cell.labels, column)
-        if isinstance(cell, NotText):
+        if isinstance(cell, _NotText):
             raise self.error(f"the value is not text (its type is {cell})", column=column)
         if "\0" in cell:
             raise self.error("the text contains a NUL character", column=column)
@@ -320,16 +320,16 @@ class TableReader:
 
 def open_text(file: IO[bytes], head: bytes, newline: str = "") -> io.TextIOWrapper:
     """Open text in UTF-8 or, if `head` has its mark, UTF-16; other bytes become surrogates."""
-    encoding = "utf-16" if head[:2] in UTF_16_MARKS else "utf-8-sig"
+    encoding = "utf-16" if head[:2] in _UTF_16_MARKS else "utf-8-sig"
     return io.TextIOWrapper(file, encoding, errors="surrogateescape", newline=newline)
 
 
-def last_filled(cells: Sequence[str]) -> int:
+def _last_filled(cells: Sequence[str]) -> int:
     """Return the number of cells up to the last one that is not empty."""
     return max((i for i, cell in enumerate(cells, start=1) if cell), default=0)
 
 
-def has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is imported late
+def _has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is imported late
     """Return whether the values of a pyarrow type have a textual form."""
     from pyarrow import types
 
@@ -352,7 +352,7 @@ def cell_text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # pandas turns integers with gaps into floats
     if isinstance(value, list | dict | bytes):
-        cell = NotText({list: "list", dict: "object", bytes: "binary"}[type(value)])
+        cell = _NotText({list: "list", dict: "object", bytes: "binary"}[type(value)])
         if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
             cell.labels = json.dumps(value, ensure_ascii=False)
         return cell

@@ -30,13 +30,13 @@ CROP_MODES: Mapping[str, Fit] = {"center": "crop", "squash": "squash", "border":
 RESAMPLING: Mapping[str, Image.Resampling] = {
     name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
 }
-DEFAULT_MEAN = (0.5, 0.5, 0.5)
+_DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9
 """Default fraction of the side kept by the centre crop: timm's value for ViTs."""
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
 """Limits on the aspect ratio and the number of pixels of the resized image. If resizing the whole
 image would exceed either limit, only the part inside the crop is resized."""
-MAX_RESIZED_SIDE = 8192
+_MAX_RESIZED_SIDE = 8192
 """Maximum value, in pixels, of the longer side of `image_size` divided by `crop`."""
 
 
@@ -55,9 +55,9 @@ class EvalTransform:
     crop: Annotated[float, Range(gt=0, le=1)] = CROP
     """Fraction of the resized image's side that the centre crop keeps, in (0, 1]."""
     interpolation: Interpolation = "bicubic"
-    mean: Annotated[tuple[float, ...], Range(ge=-1000, le=1000)] = DEFAULT_MEAN
+    mean: Annotated[tuple[float, ...], Range(ge=-1000, le=1000)] = _DEFAULT_MEAN
     """Mean per channel, subtracted from values in 0..1."""
-    std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = DEFAULT_MEAN
+    std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = _DEFAULT_MEAN
     """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
     """Resizing method: `crop` keeps the aspect ratio and covers the view, `squash` changes the
@@ -76,10 +76,10 @@ class EvalTransform:
                 f"invalid grey range: {self.grey_range}",
                 fix="use two numbers, the lower one first",
             )
-        if max(self.image_size) / self.crop > MAX_RESIZED_SIDE:
+        if max(self.image_size) / self.crop > _MAX_RESIZED_SIDE:
             raise UsageError(
                 f"a crop of {self.crop:.3g} requires resizing images to more than "
-                f"{MAX_RESIZED_SIDE:,} pixels per side",
+                f"{_MAX_RESIZED_SIDE:,} pixels per side",
                 fix="use a larger fraction, e.g. 0.9",
             )
         if self.interpolation not in RESAMPLING or self.fit not in CROP_MODES.values():
@@ -124,7 +124,7 @@ class EvalTransform:
         timm.
         """
         rows, columns = (
-            centred(old, new) for old, new in zip(resized.shape[:2], self.image_size, strict=True)
+            _centred(old, new) for old, new in zip(resized.shape[:2], self.image_size, strict=True)
         )
         part = resized[rows.source, columns.source]
         if part.shape[:2] == self.image_size:
@@ -210,7 +210,7 @@ class EvalTransform:
         return cls(**{**fields, **tuples})
 
 
-class Overlap(NamedTuple):
+class _Overlap(NamedTuple):
     """Rows or columns that a resized image and the view have in common."""
 
     source: slice
@@ -219,13 +219,13 @@ class Overlap(NamedTuple):
     """Position in the view."""
 
 
-def centred(old: int, new: int) -> Overlap:
+def _centred(old: int, new: int) -> _Overlap:
     """Return the overlap of a side of `old` pixels centred on a side of `new` pixels."""
     if old >= new:
         first = round((old - new) / 2)
-        return Overlap(slice(first, first + new), slice(0, new))
+        return _Overlap(slice(first, first + new), slice(0, new))
     first = (new - old) // 2
-    return Overlap(slice(0, old), slice(first, first + old))
+    return _Overlap(slice(0, old), slice(first, first + old))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.metrics.results import ViewFacts
 from vitft.system.text import percent
 
-MOST_SHOWN = 0.75
+_MOST_SHOWN = 0.75
 """Mean fraction of the area above which `describe_view` suggests no alternatives."""
 
 
@@ -34,6 +34,6 @@ def describe_view(facts: ViewFacts, *, whose: str = "the model's") -> str:
     mean, least = percent(facts["shown"], 0), percent(facts["least_shown"], 0)
     least = f" (at least {least})" if least != mean else ""
     text = f"{whose} view ({how}) shows {mean} of an image's area on average{least}"
-    if facts["shown"] > MOST_SHOWN:
+    if facts["shown"] > _MOST_SHOWN:
         return text
     return f"{text}; to train on all of it, use vitft finetune --fit pad or --fit squash"

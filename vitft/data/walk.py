@@ -15,7 +15,7 @@ from vitft.data.unused import sub_folder_note, suffix_of, unused_notes
 from vitft.system.errors import DataError
 from vitft.system.text import count, describe_os_error
 
-REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
+_REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
 HIDDEN, FOLDER, IMAGE = "hidden", "folder", "image"
 """Kinds of entries that are unused for a reason other than their suffix."""
 SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
@@ -77,7 +77,7 @@ class Walk:
             for entry in self.entries(folder):
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 is_image = self.has_image_name(entry.name)
-                if is_image and (self.reference or (self.is_used(entry) and is_file(entry))):
+                if is_image and (self.reference or (self.is_used(entry) and _is_file(entry))):
                     found.append(path)
                 elif self.is_used(entry) and is_folder(entry):
                     waiting.append(path)
@@ -141,7 +141,7 @@ class Walk:
         """Return whether the name has an accepted image suffix."""
         stem, dot, suffix = name.rpartition(".")
         if self.reference:
-            return bool(stem.strip(".")) and dot + suffix in REFERENCE_SUFFIXES
+            return bool(stem.strip(".")) and dot + suffix in _REFERENCE_SUFFIXES
         return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
@@ -196,7 +196,7 @@ class Walk:
             )
 
 
-def is_file(entry: os.DirEntry[str]) -> bool:
+def _is_file(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a regular file or a link to one (False for circular links)."""
     try:
         return entry.is_file()

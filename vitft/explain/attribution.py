@@ -33,11 +33,11 @@ from vitft.system.batch_limit import BatchLimit
 from vitft.system.device import exact_float32
 from vitft.system.errors import RunError, UsageError
 
-MAX_WEIGHTS = 20_000_000
+_MAX_WEIGHTS = 20_000_000
 """Maximum number of attention weights in memory (80 MB), over all blocks, heads and images."""
-TIMM_IMAGES = 8
+_TIMM_IMAGES = 8
 """Number of images per backward pass of a timm model."""
-FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
+_FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(dim=1),
     "max": lambda maps: maps.amax(dim=1),
     "min": lambda maps: maps.amin(dim=1),
@@ -88,20 +88,20 @@ def explain(
         ResourceError: A single image does not fit in memory.
     """
     known = model if isinstance(model, TimmModel) else require_vit(model, "explain")
-    check_method(known, method)
+    _check_method(known, method)
 
     def compute(part: slice) -> tuple[Tensor, Tensor]:
         classes = None if target is None else target[part].to(pixels.device)
         with exact_float32(pixels.device):
             if isinstance(known, TimmModel):
                 return feature_relevance(known, pixels[part], classes)
-            return attribute_patches(known, pixels[part], method, classes)
+            return _attribute_patches(known, pixels[part], method, classes)
 
-    images = TIMM_IMAGES
+    images = _TIMM_IMAGES
     if not isinstance(known, TimmModel):  # as many as have weights that fit in memory
         config = known.config
         tokens = config.num_prefix + config.grid[0] * config.grid[1]
-        images = max(1, MAX_WEIGHTS // (config.depth * config.heads * tokens**2))
+        images = max(1, _MAX_WEIGHTS // (config.depth * config.heads * tokens**2))
     found = BatchLimit(images).split(compute, len(pixels))
     maps, logits = (torch.cat(parts).float().cpu() for parts in zip(*found, strict=True))
     if not bool(torch.isfinite(maps).all()):
@@ -127,7 +127,7 @@ def attention_title(config: ViTConfig) -> str:
     return f"attention of the class {'and distillation tokens' if config.distilled else 'token'}"
 
 
-def check_method(model: Model, method: Method) -> None:
+def _check_method(model: Model, method: Method) -> None:
     """Check that the model has the attention layers, block, head and classes that the method needs.
 
     Raises:
@@ -153,7 +153,7 @@ def check_method(model: Model, method: Method) -> None:
             )
 
 
-def attribute_patches(
+def _attribute_patches(
     model: VisionTransformer, pixels: Tensor, method: Method, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Apply a method; return the attribution maps (B, gh, gw) and the logits (B, C)."""
@@ -170,9 +170,9 @@ def attribute_patches(
                 traced = list(trace_attention(model, model.embed(pixels)))
                 maps = traced[-1 if method.block is None else method.block][0]  # (B, H, N, N)
                 head = method.head
-                matrix = FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
-                outputs = read_outputs(model.config, [after for _, after in traced])
-            logits = model.classify(pool_explicitly(model, pooling, outputs))
+                matrix = _FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
+                outputs = _read_outputs(model.config, [after for _, after in traced])
+            logits = model.classify(_pool_explicitly(model, pooling, outputs))
             # The rows (B, N, N) of the tokens that the head reads are averaged: (B, N). Attention
             # pooling weights them by the mean over the heads of its attention (B, H, 1, N).
             config = model.config
@@ -188,11 +188,11 @@ def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tenso
     Each row of a map sums to 1.
     """
     steps = list(trace_attention(model, model.embed(pixels)))
-    outputs = read_outputs(model.config, [tokens for _, tokens in steps])
-    return [maps for maps, _ in steps], model.classify(pool_explicitly(model, [], outputs))
+    outputs = _read_outputs(model.config, [tokens for _, tokens in steps])
+    return [maps for maps, _ in steps], model.classify(_pool_explicitly(model, [], outputs))
 
 
-def read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def _read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Given the outputs (B, N, D) of all blocks, return the ones that the head reads."""
     return outputs[-config.read_blocks :]
 
@@ -201,12 +201,12 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
     """Run all blocks; yield the attention maps (B, H, N, N) and the output (B, N, D) of each."""
     for block in cast("Iterable[Block]", model.blocks):
         maps: list[Tensor] = []
-        attend = functools.partial(attend_explicitly, block.attn, maps)
+        attend = functools.partial(_attend_explicitly, block.attn, maps)
         tokens = block.add_branches(tokens, tokens, attend)
         yield maps[0], tokens
 
 
-def attend_explicitly(
+def _attend_explicitly(
     attention: Attention | AttentionPool, maps: list[Tensor], x: Tensor
 ) -> Tensor:
     """Compute the attention output for tokens (B, N, D); append the attention weights to `maps`.
@@ -220,7 +220,7 @@ def attend_explicitly(
     return attention.join_heads(weights @ values)  # (B, N, D)
 
 
-def pool_explicitly(
+def _pool_explicitly(
     model: VisionTransformer, maps: list[Tensor], outputs: Sequence[Tensor]
 ) -> Tensor:
     """Compute `model.pool` for the outputs (B, N, D) of the blocks that the head reads.
@@ -230,7 +230,7 @@ def pool_explicitly(
     *earlier, last = outputs
     if model.attn_pool is None:
         return model.pool(last, earlier)
-    mixed = attend_explicitly(model.attn_pool, maps, model.norm(last))  # (B, 1, D)
+    mixed = _attend_explicitly(model.attn_pool, maps, model.norm(last))  # (B, 1, D)
     return model.attn_pool.refine(mixed)
 
 
@@ -249,11 +249,11 @@ def rollout(
     outputs: Sequence[Tensor] = []
     product: Tensor | None = None
     for maps, after in trace_attention(model, model.embed(pixels)):
-        fused = discard_weakest(FUSE_HEADS[fusion](maps.float()), discard)
+        fused = discard_weakest(_FUSE_HEADS[fusion](maps.float()), discard)
         both = fused + torch.eye(fused.shape[-1], device=fused.device)
         mixing = both / both.sum(dim=-1, keepdim=True)
         product = mixing if product is None else mixing @ product  # (B, N, N)
-        outputs = read_outputs(model.config, [*outputs, after])
+        outputs = _read_outputs(model.config, [*outputs, after])
     assert product is not None, "a model has at least one block"
     return product, outputs
 
@@ -295,48 +295,48 @@ def relevance(
         steps = list(trace_attention(model, tokens))
         maps = [weights for weights, _ in steps]
         # Gradients of these views come only from the head, not from later blocks.
-        read = [x.view_as(x) for x in read_outputs(model.config, [tokens for _, tokens in steps])]
+        read = [x.view_as(x) for x in _read_outputs(model.config, [tokens for _, tokens in steps])]
         pooling: list[Tensor] = []
-        logits = model.classify(pool_explicitly(model, pooling, read))  # (B, C)
+        logits = model.classify(_pool_explicitly(model, pooling, read))  # (B, C)
         wanted = logits.argmax(dim=-1) if target is None else target
         score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
         gradients = torch.autograd.grad(score, [*maps, *(pooling or read)])
     count = len(maps)
     initial = [
-        weight_by_gradient(x.detach(), gradient)
+        _weight_by_gradient(x.detach(), gradient)
         if pooling
-        else initial_rows(model.config, x.detach(), gradient)
+        else _initial_rows(model.config, x.detach(), gradient)
         for x, gradient in zip(pooling or read, gradients[count:], strict=True)
     ]  # one (B, 1, N) for each block that the head reads
     rows = torch.zeros_like(initial[-1])
     for i in reversed(range(count)):
         if i >= count - len(initial):
             rows = rows + initial[i - count]
-        rows = rows + rows @ weight_by_gradient(maps[i].detach(), gradients[i])
-    if not weights_reads(model.config):
+        rows = rows + rows @ _weight_by_gradient(maps[i].detach(), gradients[i])
+    if not _weights_reads(model.config):
         rows = rows - initial[0]  # the identity in equation 3
     return rows[:, 0], logits.detach()
 
 
-def weight_by_gradient(maps: Tensor, gradient: Tensor) -> Tensor:
+def _weight_by_gradient(maps: Tensor, gradient: Tensor) -> Tensor:
     """Return the positive part of maps (B, H, M, N) times gradient, averaged over the heads."""
     return (maps * gradient).clamp(min=0).float().mean(dim=1)  # (B, M, N)
 
 
-def weights_reads(config: ViTConfig) -> bool:
+def _weights_reads(config: ViTConfig) -> bool:
     """Return whether reading a block's output is treated as another attention layer."""
     return config.pool != "cls" or config.read_blocks > 1
 
 
-def initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
+def _initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
     """Return the pooling weights (B, 1, N) of the output tokens (B, N, D) of a block.
 
     The relevance is the product of this row and one matrix (B, N, N) per block. Starting at the
     last block, each step multiplies a vector by a matrix. The paper starts at the first block and
     must therefore multiply matrices. The gradient (B, N, D) with respect to the output is used only
-    if `weights_reads` returns True.
+    if `_weights_reads` returns True.
     """
-    if weights_reads(config):
+    if _weights_reads(config):
         pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
         return pooling[:, None].float()
     rows = torch.zeros((len(output), 1, output.shape[1]), device=output.device)

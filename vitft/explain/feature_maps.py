@@ -24,19 +24,19 @@ from torch import Tensor
 from vitft.models.timm_model import TimmModel
 from vitft.system.errors import UsageError
 
-MAX_ASPECT_ERROR = 1.5
+_MAX_ASPECT_ERROR = 1.5
 """Maximum ratio between the aspect ratios of a feature map and the image. The aspect ratios of
 small maps differ because their sides are rounded.
 """
 
-MIN_SIDE = 6
+_MIN_SIDE = 6
 """Minimum number of rows and columns of the feature map that is used, if the network has such a
 map. CNNs have 7x7 positions in the last stage for images of 224 pixels, but 2x2 for 64 pixels.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class _Layout:
     """Arrangement of channels and image positions in a tensor (B, ...)."""
 
     channels: int
@@ -57,9 +57,9 @@ class Layout:
         return values.mean(dim=[d for d in (1, 2, 3) if d != self.channels], keepdim=True)
 
 
-def find_layout(
+def _find_layout(
     shape: Sequence[int], image_size: tuple[int, int], prefixes: Sequence[int]
-) -> Layout | None:
+) -> _Layout | None:
     """Return the layout of a tensor of this shape, or None if it cannot be determined.
 
     Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The positions
@@ -72,17 +72,17 @@ def find_layout(
         ratio = grid[0] / grid[1] / aspect
         return max(ratio, 1 / ratio)
 
-    layouts: list[Layout] = []
+    layouts: list[_Layout] = []
     if len(shape) == 4:
-        layouts = [Layout(1, 0, (shape[2], shape[3])), Layout(3, 0, (shape[1], shape[2]))]
+        layouts = [_Layout(1, 0, (shape[2], shape[3])), _Layout(3, 0, (shape[1], shape[2]))]
     if len(shape) == 3:
         for prefix in prefixes:
             count = shape[1] - prefix
             rows = max(1, round(math.sqrt(max(0, count) * aspect)))
             if count > 0 and count % rows == 0:
-                layouts.append(Layout(2, prefix, (rows, count // rows)))
+                layouts.append(_Layout(2, prefix, (rows, count // rows)))
     errors = [error(layout.grid) for layout in layouts]
-    if not errors or min(errors) > MAX_ASPECT_ERROR:
+    if not errors or min(errors) > _MAX_ASPECT_ERROR:
         return None
     return layouts[errors.index(min(errors))]
 
@@ -93,7 +93,7 @@ def feature_relevance(
     """Return the relevance of each position for a class (B, gh, gw), and the logits (B, C).
 
     The last feature map is used whose positions affect the class score and which has at least
-    `MIN_SIDE` rows and columns; if there is none, the largest map. For small images, the maps of
+    `_MIN_SIDE` rows and columns; if there is none, the largest map. For small images, the maps of
     the last stage have too few positions to show where the evidence is.
 
     If layers follow the map, the difference from the mean position is used instead of the
@@ -114,7 +114,7 @@ def feature_relevance(
     found: list[Tensor] = []  # from the last map to the first
     matter: list[Tensor] = []
     for output, gradient in zip(reversed(outputs), reversed(gradients), strict=True):
-        layout = find_layout(output.shape, size, prefixes)
+        layout = _find_layout(output.shape, size, prefixes)
         if layout is None or gradient is None:
             continue
         matters = bool(layout.sum_channels(gradient.abs()).any())
@@ -125,7 +125,7 @@ def feature_relevance(
         found.append(layout.sum_channels(values * gradient).clamp(min=0))
         if matters:
             matter.append(found[-1])
-            if min(layout.grid) >= MIN_SIDE:
+            if min(layout.grid) >= _MIN_SIDE:
                 break
     if not found:
         raise UsageError(

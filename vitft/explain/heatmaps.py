@@ -17,11 +17,11 @@ TEXT_HEIGHT, SHEET_WIDTH = 24, 672
 
 # From dark violet through magenta and orange to light yellow. The luminance increases evenly, which
 # makes the maps readable in greyscale and for colour-blind readers.
-COLOUR_MAP = np.array(
+_COLOUR_MAP = np.array(
     [(20, 8, 48), (92, 20, 110), (168, 44, 96), (226, 92, 48), (250, 166, 28), (252, 250, 160)],
     dtype=np.float32,
 )
-PIXEL_SIDE_PX = 64
+_PIXEL_SIDE_PX = 64
 """Shorter side, in pixels, below which an enlarged image shows its pixels as squares."""
 OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
 """Opacity of the heat map where its value is 0 and where it is 1."""
@@ -49,7 +49,7 @@ def enlarged(image: Image.Image, side_px: int = MIN_SIDE_PX) -> Image.Image:
     The pixels of a small image become squares, so that one of 8 x 8 pixels can be shown in class.
     """
     factor = -(-side_px // min(image.size))
-    is_small = min(image.size) < PIXEL_SIDE_PX
+    is_small = min(image.size) < _PIXEL_SIDE_PX
     resample = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
     return image.resize((image.width * factor, image.height * factor), resample=resample)
 
@@ -89,8 +89,8 @@ def colour_bar() -> Image.Image:
 
 def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return RGB colours (..., 3), from 0 to 255, for values from 0 to 1."""
-    stops = np.linspace(0, 1, len(COLOUR_MAP))
-    return np.stack([np.interp(values, stops, COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
+    stops = np.linspace(0, 1, len(_COLOUR_MAP))
+    return np.stack([np.interp(values, stops, _COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
 
 
 def heads_sheet(
@@ -106,8 +106,8 @@ def heads_sheet(
     of_row, of_column = "block", "head"
     if len(maps) > maps.shape[1]:
         maps, of_row, of_column = maps.swapaxes(0, 1), of_column, of_row
-    natural = SheetLayout.of(maps.shape, 1.0)
-    layout = SheetLayout.of(maps.shape, max(1.0, side_px / min(natural.size)))
+    natural = _SheetLayout.of(maps.shape, 1.0)
+    layout = _SheetLayout.of(maps.shape, max(1.0, side_px / min(natural.size)))
     sheet = Image.new("RGB", layout.size, BACKGROUND)
     canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(layout.font)
     fitting = min(1.0, sheet.width / font.getlength(title))
@@ -131,7 +131,7 @@ def heads_sheet(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SheetLayout:
+class _SheetLayout:
     """Lengths on an overview of attention heads, in pixels."""
 
     cell: tuple[int, int]
@@ -146,7 +146,7 @@ class SheetLayout:
     """Width and height of the sheet."""
 
     @classmethod
-    def of(cls, shape: Sequence[int], scale: float) -> "SheetLayout":
+    def of(cls, shape: Sequence[int], scale: float) -> "_SheetLayout":
         """Return the layout for maps (rows, columns, gh, gw), enlarged by `scale`."""
         rows, columns, grid_height, grid_width = shape
         height = min(112, max(56, SHEET_WIDTH // columns))

@@ -27,7 +27,7 @@ MEANINGS: Mapping[str, str] = {
     "attention": "receive more attention",
 }
 """What is true of the brighter parts of a map, by method."""
-OTHER_METHODS = {
+_OTHER_METHODS = {
     **dict.fromkeys(
         ("gradcam", "grad_cam", "cam", "lrp", "chefer", "gradient", "saliency"), "relevance"
     ),
@@ -57,7 +57,7 @@ class Method:
         for kind, (value, known) in choices.items():
             if value not in known:
                 name = re.sub(r"\W+", "_", value.lower())
-                near = OTHER_METHODS.get(name) if kind == "method" else None
+                near = _OTHER_METHODS.get(name) if kind == "method" else None
                 closest = f" ({near} is the closest to {value})" if near else ""
                 fix = f"use one of {', '.join(known)}{closest}"
                 if not near and (similar := suggest(value, known)):

@@ -85,7 +85,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         name=folder.name if path.name == "model.safetensors" else path.stem,
         net=net,
         transform=card.transform,
-        classes=output_names(net.config.num_classes, card.classes),
+        classes=_output_names(net.config.num_classes, card.classes),
         run=folder,
         thresholds=card.thresholds,
         results=card.run,
@@ -122,11 +122,11 @@ def load_weights_model(
         name=Path(source.origin).parent.name if source.name == "model" else source.name,
         net=net.to(pick_device(device)),
         transform=source.transform,
-        classes=output_names(config.num_classes, source.classes),
+        classes=_output_names(config.num_classes, source.classes),
     )
 
 
-def output_names(number: int, classes: tuple[str, ...]) -> tuple[str, ...]:
+def _output_names(number: int, classes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of `number` classes, or their indices if unnamed."""
     return classes or tuple(str(i) for i in range(number))
 

@@ -26,19 +26,19 @@ from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 
-MAX_DISTANCE_IMAGES = 128
+_MAX_DISTANCE_IMAGES = 128
 """Maximum number of images for averaging the attention distance, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFigures:
+class _ModelFigures:
     """Names of the figures written, and errors for the images that could not be read."""
 
     names: tuple[str, ...]
     failed: tuple[ImageError, ...]
 
 
-def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> ModelFigures:
+def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> _ModelFigures:
     """Write filters.png, positions.png and, if any image is readable, distance.png to a folder.
 
     For a model without learned position embeddings (DINOv3), positions.png is omitted.
@@ -59,7 +59,7 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
         figures["positions.png"] = positions_png(
             similarity, title=f"{model.name}: position embeddings"
         )
-    some = images[:: max(1, len(images) // MAX_DISTANCE_IMAGES)][:MAX_DISTANCE_IMAGES]
+    some = images[:: max(1, len(images) // _MAX_DISTANCE_IMAGES)][:_MAX_DISTANCE_IMAGES]
     transform = model.transform
     views = decode_images(
         some, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
@@ -69,13 +69,13 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     distance, count = attention_distance(vit, batches)
     if count:
         config, title = vit.config, f"{model.name}: attention distance"
-        uniform = float(patch_distances(config.grid, config.patch_size).mean())
+        uniform = float(_patch_distances(config.grid, config.patch_size).mean())
         figures["distance.png"] = distance_png(distance, count, uniform, title)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for name, content in figures.items():
         write_atomically(out / name, content)
-    return ModelFigures(
+    return _ModelFigures(
         tuple(figures), tuple(error for stack in stacks for _, error in stack.failed)
     )
 
@@ -132,7 +132,7 @@ def attention_distance(
     Attention to the prefix tokens is ignored because they have no position.
     """
     config, first = model.config, model.config.num_prefix
-    distance = patch_distances(config.grid, config.patch_size).to(
+    distance = _patch_distances(config.grid, config.patch_size).to(
         model.patch_embed.proj.weight.device
     )
     total, count = torch.zeros(config.depth, config.heads, dtype=torch.float64), 0
@@ -145,7 +145,7 @@ def attention_distance(
     return (total / max(1, count)).float().numpy(), count
 
 
-def patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
+def _patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
     """Return the distances (P, P) in pixels between all pairs of patch centres."""
     rows, columns = (torch.arange(n) * side for n, side in zip(grid, patch, strict=True))
     centres = torch.cartesian_prod(rows.float(), columns.float())  # (P, 2)

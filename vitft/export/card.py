@@ -48,19 +48,19 @@ from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
 from vitft.system.text import count, interval, shell_quote
 
-MAX_CLASSES_LISTED = 200
+_MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file lists every class."""
-LICENCES = (
+_LICENCES = (
     "apache-2.0", "mit", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0",
     "cc-by-nd-4.0", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0",
     "openrail", "unlicense", "unknown",
 )  # fmt: skip
 """Licence identifiers known to the hub; any other licence is declared as `other`."""
 
-INSIDE_WORDS = re.compile(r"(?<=\d)\.(?=[^\W_])|(?<=[^\W_])_(?=[^\W_])")
+_INSIDE_WORDS = re.compile(r"(?<=\d)\.(?=[^\W_])|(?<=[^\W_])_(?=[^\W_])")
 """Punctuation inside a word that Markdown always displays literally: `2.0` and `a_b`, but not the
 period of www.example, which becomes a link on GitHub."""
-LIBRARIES = {
+_LIBRARIES = {
     "timm": "timm",
     "transformers": "transformers",
     "transformers-js": "transformers.js",
@@ -70,7 +70,7 @@ LIBRARIES = {
 """Hub name of the library that opens each format; `vitft` for formats not listed."""
 
 
-class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
+class _CardDumper(yaml.SafeDumper):  # type: ignore[misc]
     """A YAML dumper that escapes line breaks so that no text can end the header early."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
@@ -78,7 +78,7 @@ class CardDumper(yaml.SafeDumper):  # type: ignore[misc]
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
-CardDumper.add_representer(str, CardDumper.represent_str)
+_CardDumper.add_representer(str, _CardDumper.represent_str)
 
 
 def write_readme(
@@ -112,11 +112,11 @@ def write_readme(
     examples = example_images(trained) if plan.image_licence else None
     if examples is not None:
         write_atomically(folder / EXAMPLES_FILE, examples[0])
-    hidden = len(classes) - MAX_CLASSES_LISTED
-    metadata = header_of(trained, row, data, plan)
+    hidden = len(classes) - _MAX_CLASSES_LISTED
+    metadata = _header_of(trained, row, data, plan)
     text = program(
         "readme",
-        header=yaml.dump(metadata, Dumper=CardDumper, sort_keys=False, width=10**6),
+        header=yaml.dump(metadata, Dumper=_CardDumper, sort_keys=False, width=10**6),
         classes=classes,
         several=several,
         kind=kind,
@@ -131,7 +131,7 @@ def write_readme(
         eight_bits_alone=small is row,
         is_rounded=row.is_eight_bits,
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
-        snippets=usage_snippets(card, row.name, plan),
+        snippets=_usage_snippets(card, row.name, plan),
         limits=limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
         narrow_reason="" if by_class else last_block_reason(trained.run),
@@ -140,7 +140,7 @@ def write_readme(
         data=data_sentence(trained, markdown_text),
         table=[
             (markdown_text(name), cells[: 4 if found and by_class else 2])
-            for name, *cells in class_figures(trained)[:MAX_CLASSES_LISTED]
+            for name, *cells in class_figures(trained)[:_MAX_CLASSES_LISTED]
         ],
         hidden=hidden,
         hidden_text=count(hidden, f"more {kind}", f"more {kinds}"),
@@ -160,20 +160,20 @@ def write_readme(
     write_atomically(folder / "README.md", f"{text}\n")
 
 
-def header_of(
+def _header_of(
     trained: TrainedRun, row: ExportComparison, data: str, plan: ExportPlan
 ) -> dict[str, Any]:
     """Return the metadata for the hub: library, task, licence, base model and results."""
     from huggingface_hub import ModelCardData
 
-    form, card, measured = row.name, trained.card, evaluation_of(trained, row, data)
-    library = LIBRARIES.get(form, "vitft")
+    form, card, measured = row.name, trained.card, _evaluation_of(trained, row, data)
+    library = _LIBRARIES.get(form, "vitft")
     if form == "safetensors" and not timm_obstacle(card):
         library = "timm"
     licence = plan.licence or pretrained_licence(card.weights)
-    is_known = licence.lower() in LICENCES
+    is_known = licence.lower() in _LICENCES
     name = plan.repo or f"{data} classifier"
-    base = base_model(card.weights)
+    base = _base_model(card.weights)
     data_of_card: Any = ModelCardData(
         library_name=library,
         pipeline_tag="image-classification",
@@ -188,7 +188,7 @@ def header_of(
     return dict(data_of_card.to_dict())
 
 
-def base_model(weights: Provenance) -> str:
+def _base_model(weights: Provenance) -> str:
     """Return the hub repository of the pretrained weights, or an empty string if it is unknown."""
     source = weights.get("source")
     if weights.get("revision") and source:  # from the hub
@@ -197,7 +197,7 @@ def base_model(weights: Provenance) -> str:
     return entry.repo if entry else ""
 
 
-def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list[Any]:
+def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list[Any]:
     """Return the accuracies as `EvalResult` objects of huggingface_hub.
 
     With 8-bit weights, only the accuracy measured by the export is known. If the exported head
@@ -235,7 +235,7 @@ def evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list
     ]
 
 
-def usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
+def _usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
     """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
     transform, repo, thresholds = card.transform, plan.repo, card.thresholds
     run = shell_quote(f"hf:{repo}" if repo else ".")
@@ -268,7 +268,7 @@ def markdown_text(words: str) -> str:
     links or HTML (section 6.2), and invisible characters by their code points. Versions and names
     such as apache-2.0 and vit_tiny stay as they are, for readers of the file itself.
     """
-    kept = {match.start() for match in INSIDE_WORDS.finditer(words)}
+    kept = {match.start() for match in _INSIDE_WORDS.finditer(words)}
     return "".join(
         c
         if c.isalnum() or c in " -" or i in kept

@@ -23,13 +23,13 @@ from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
 from vitft.system.text import scored_images
 
-BATCH_SIZE = 8
+_BATCH_SIZE = 8
 """Number of images per batch."""
 MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
 """Maximum relative logit difference for graphs that resize images (Pillow resizes differently)."""
-MAX_CHANGED = 0.05
+_MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
 
 
@@ -124,11 +124,11 @@ def compare_exports(
     units: list[str] = []
     images = iter(samples)
     order = [*models]
-    while batch := list(islice(images, BATCH_SIZE)):
+    while batch := list(islice(images, _BATCH_SIZE)):
         labels += [sample.label for sample in batch]
         units += [sample.group for sample in batch]
         for name in order:
-            predict_batch(models[name], batch, logs[name])
+            _predict_batch(models[name], batch, logs[name])
         done(len(batch))
         order = [*order[1:], order[0]]  # varies the order of the models
     if not all(np.isfinite(logits).all() for logits in logs[""].logits):
@@ -154,7 +154,7 @@ def compare_exports(
     ]
 
 
-def predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
+def _predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
     """Predict a batch, and record its logits and time.
 
     The first batch is predicted twice, and only the second pass is timed.
@@ -212,7 +212,7 @@ def comparison_row(
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
     """Check that the predictions of an export agree with the original predictions.
 
-    For int8, the predicted class may change on at most one image, or on the fraction `MAX_CHANGED`
+    For int8, the predicted class may change on at most one image, or on the fraction `_MAX_CHANGED`
     of the images if that is more. For other formats, logits may differ by at most `max_error`,
     relative to the larger of 1 and the largest logit.
 
@@ -233,7 +233,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
                 fix="restore them at data.path (see the run's config.toml), or remove "
                 f"--{row.name.removesuffix(', int8')}",
             )
-        if row.changed > max(1, MAX_CHANGED * row.images) or not np.isfinite(row.difference):
+        if row.changed > max(1, _MAX_CHANGED * row.images) or not np.isfinite(row.difference):
             raise RunError(
                 problem,
                 fix=f"remove --{row.name.removesuffix(', int8')}, because 8 bits are too few for "

@@ -20,11 +20,11 @@ from vitft.models.pretrained.locate import RANDOM
 from vitft.models.timm_config import TimmConfig
 from vitft.system.text import percent
 
-Literal = Callable[[str], str]
+_Literal = Callable[[str], str]
 """Function that converts a name to text that is displayed literally."""
 
 
-def count_images(run: Path) -> dict[str, Counter[str]]:
+def _count_images(run: Path) -> dict[str, Counter[str]]:
     """Count the images of each class in each split, and all images of a split under an empty name.
 
     All counts are 0 if the split is unknown.
@@ -38,7 +38,7 @@ def count_images(run: Path) -> dict[str, Counter[str]]:
     return found
 
 
-def model_sentence(card: Card, literal: Literal) -> str:
+def model_sentence(card: Card, literal: _Literal) -> str:
     """Return a sentence about the architecture and the origin of a model."""
     origin = Path(card.weights.get("name", "")).name
     if origin == "model":  # the file name model.safetensors conveys no information
@@ -59,9 +59,9 @@ def view_sentence(card: Card) -> str:
     return program("facts", about="view", transform=card.transform)
 
 
-def data_sentence(trained: TrainedRun, literal: Literal) -> str:
+def data_sentence(trained: TrainedRun, literal: _Literal) -> str:
     """Return a sentence about the name and size of the data."""
-    images, found = count_images(trained.run), trained.measured
+    images, found = _count_images(trained.run), trained.measured
     test = found.get("test") if found else None
     return program(
         "facts",
@@ -74,7 +74,7 @@ def data_sentence(trained: TrainedRun, literal: Literal) -> str:
 
 def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:
     """Return a row per class: name, training images, validation images, recall and precision."""
-    images = count_images(trained.run)
+    images = _count_images(trained.run)
     figures: Mapping[str, Any] = trained.measured["per_class"] if trained.measured else {}
     return [
         (
@@ -88,7 +88,7 @@ def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:
     ]
 
 
-def licence_sentence(card: Card, chosen: str, literal: Literal) -> str:
+def licence_sentence(card: Card, chosen: str, literal: _Literal) -> str:
     """Return a sentence about the licences of a model and of its pretrained weights."""
     known = pretrained_licence(card.weights)
     return program(

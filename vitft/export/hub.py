@@ -26,7 +26,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
 
     api = HfApi()
     try:
-        with plain_http(), hidden_progress_bars():
+        with plain_http(), _hidden_progress_bars():
             api.create_repo(plan.repo, private=plan.private or None, exist_ok=True)
             if plan.revision:
                 api.create_branch(plan.repo, branch=plan.revision, exist_ok=True)
@@ -51,7 +51,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
 
 
 @contextlib.contextmanager
-def hidden_progress_bars() -> Iterator[None]:
+def _hidden_progress_bars() -> Iterator[None]:
     """Hide the progress bars of huggingface_hub inside the `with` block."""
     bars = importlib.import_module("huggingface_hub.utils")
     if bars.are_progress_bars_disabled():

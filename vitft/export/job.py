@@ -38,7 +38,7 @@ from vitft.system.text import count, percent
 
 log = logging.getLogger(__name__)
 
-TABLES_ONLY = ("preprocessing",)
+_TABLES_ONLY = ("preprocessing",)
 """Formats without a model, and thus without a model card and a licence of it."""
 
 
@@ -93,7 +93,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 else "use --safetensors, --onnx or --torch-export, which support every model",
             )
     with Stopper(), atomic_folder(plan.out) as fresh:
-        opened, sizes = write_formats(trained, formats, fresh)
+        opened, sizes = _write_formats(trained, formats, fresh)
         rows: list[ExportComparison] = []
         for source in {id(one): one for one in (trained, trained.of_last_block)}.values():
             names = [n for n, one in formats.items() if one.source(trained) is source]
@@ -106,12 +106,12 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             total = num_comparison_images(source, plan.images)
             with console.Progress(f"comparing {which}with the run", total) as progress:
                 rows += compare_exports(original, group, images, sizes, done=progress.advance)
-        refused = remove_refused(rows, plan, fresh)
-        rows = [row for row in rows if format_of(row) not in refused]
+        refused = _remove_refused(rows, plan, fresh)
+        rows = [row for row in rows if _format_of(row) not in refused]
         plan = replace(plan, formats=tuple(n for n in plan.formats if n not in refused))
-        notes = export_notes(trained, plan, rows)
+        notes = _export_notes(trained, plan, rows)
         notes += [note for n, each in formats.items() if n not in refused for note in each.notes()]
-        notes += licence_note(trained, plan)
+        notes += _licence_note(trained, plan)
         named = {row.name: row for row in rows}
         for row in rows:
             if row.name in formats and formats[row.name].is_model:
@@ -122,17 +122,17 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         folder=plan.out,
         rows=tuple(rows),
         notes=tuple(notes),
-        narrow=narrow_formats(trained, plan),
+        narrow=_narrow_formats(trained, plan),
         refused=tuple(refused.values()),
     )
 
 
-def format_of(row: ExportComparison) -> str:
+def _format_of(row: ExportComparison) -> str:
     """Return the format to which a comparison belongs; 8-bit graphs may be part of another."""
     return row.name.removesuffix(", int8")
 
 
-def remove_refused(
+def _remove_refused(
     rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path
 ) -> dict[str, RunError]:
     """Remove the formats whose predictions differ from the run's, and return the errors.
@@ -147,8 +147,8 @@ def remove_refused(
         try:
             check_comparison(row, max_error=MAX_ERROR_ROUNDED if row.name == "html" else limit)
         except RunError as error:
-            refused.setdefault(format_of(row), error)
-    if refused and len(refused) == len({format_of(row) for row in rows}):
+            refused.setdefault(_format_of(row), error)
+    if refused and len(refused) == len({_format_of(row) for row in rows}):
         raise next(iter(refused.values()))
     for name in refused:
         with writing(fresh):
@@ -156,7 +156,7 @@ def remove_refused(
     return refused
 
 
-def write_formats(
+def _write_formats(
     trained: TrainedRun, formats: Mapping[str, ExportFormat], fresh: Path
 ) -> tuple[dict[str, OpenedModel], dict[str, int]]:
     """Write and reopen each format; return the opened models and the sizes in bytes, by name.
@@ -181,7 +181,7 @@ def write_formats(
     return opened, sizes
 
 
-def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
+def _export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
     """Return notes for the user on a verified export.
 
     Raises:
@@ -193,7 +193,7 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
             f"the run has not finished (status: {status}); to export the finished model, run "
             f"`{resume_command(trained.run)}` first"
         )
-    if narrow := narrow_formats(trained, plan):
+    if narrow := _narrow_formats(trained, plan):
         notes.append(
             f"the head of {format_options(narrow)} reads only the last block, "
             f"{last_block_reason(trained.run)}; the other formats keep the run's head"
@@ -218,16 +218,16 @@ def export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompari
     return notes
 
 
-def narrow_formats(trained: TrainedRun, plan: ExportPlan) -> tuple[str, ...]:
+def _narrow_formats(trained: TrainedRun, plan: ExportPlan) -> tuple[str, ...]:
     """Return the formats whose head reads only the last block, if that of the run reads more."""
     if trained.of_last_block is trained:
         return ()
     return tuple(n for n, one in formats_of(plan, trained).items() if one.reads_last_block)
 
 
-def licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:
+def _licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:
     """Return a note if the README and the page of the export cannot state a licence."""
-    if plan.licence or pretrained_licence(trained.card.weights) or plan.formats == TABLES_ONLY:
+    if plan.licence or pretrained_licence(trained.card.weights) or plan.formats == _TABLES_ONLY:
         return []
     reason = "vitft does not know that of the weights"
     if is_from_scratch(trained.card.weights):

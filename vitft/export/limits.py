@@ -17,13 +17,13 @@ from vitft.metrics.results import AuditResults, RunResults
 from vitft.system.run_content import read_run_json
 from vitft.system.text import is_measurable, not_calibrated
 
-FEW_PER_CLASS = 10
+_FEW_PER_CLASS = 10
 """Number of validation images below which the recall of a class is unreliable."""
-MOST_MENTIONED = 3
+_MOST_MENTIONED = 3
 """Maximum number of confusions in the text."""
 
 
-class ClassPair(NamedTuple):
+class _ClassPair(NamedTuple):
     """A true class, the class predicted instead, and the number of images confused in this way."""
 
     true: int
@@ -33,17 +33,17 @@ class ClassPair(NamedTuple):
     """Number of validation images of the true class."""
 
 
-def most_confused(results: RunResults) -> list[ClassPair]:
+def _most_confused(results: RunResults) -> list[_ClassPair]:
     """Return the most frequent confusions, of at least two images each, in descending order."""
     counts, totals = class_pair_counts(results), Counter[int]()
     for (true, _), number in counts.items():
         totals[true] += number
     pairs = [
-        ClassPair(i, j, number, totals[i])
+        _ClassPair(i, j, number, totals[i])
         for (i, j), number in counts.items()
         if i != j and number > 1
     ]
-    return sorted(pairs, key=lambda pair: -pair.images)[:MOST_MENTIONED]
+    return sorted(pairs, key=lambda pair: -pair.images)[:_MOST_MENTIONED]
 
 
 def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
@@ -71,7 +71,7 @@ def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
     at_chance = trained.results.at_chance
     literal = dict(zip(trained.card.classes, names, strict=True))
     if results and by_class:
-        few = sum(row["images"] < FEW_PER_CLASS for row in results["per_class"].values())
+        few = sum(row["images"] < _FEW_PER_CLASS for row in results["per_class"].values())
     text = program(
         "limits",
         names=names,
@@ -86,8 +86,8 @@ def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
         ],
         weak_text=weak_text,
         few=few,
-        few_per_class=FEW_PER_CLASS,
-        confused=most_confused(results) if results else [],
+        few_per_class=_FEW_PER_CLASS,
+        confused=_most_confused(results) if results else [],
         too_few=not_calibrated(results) if results and results.get("calibration") else "",
         is_measurable=is_measurable,
         leaks=leaks,

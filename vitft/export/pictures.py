@@ -11,7 +11,7 @@ from vitft.metrics.results import RunResults
 CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
 MOST_LABELLED = 40
 """Maximum number of classes for which the matrix shows names and numbers."""
-MOST_DRAWN = 1000
+_MOST_DRAWN = 1000
 """Maximum number of classes for which a matrix is drawn."""
 CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
 """Side of a numbered cell, width of the class names and font size, in pixels."""
@@ -28,7 +28,7 @@ def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     correct predictions in green, others in orange.
     """
     matrix, size = results["confusion"], len(classes)
-    if size > MOST_DRAWN or "labels" in results:
+    if size > _MOST_DRAWN or "labels" in results:
         return None
     is_named = size <= MOST_LABELLED
     cell = CELL if is_named else max(2, 800 // size)
@@ -48,13 +48,13 @@ def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
                 ink = PAPER if fraction > 0.3 else INK
                 canvas.text(place, str(number), ink, font, anchor="mm")
     if is_named:
-        draw_names(picture, classes)
+        _draw_names(picture, classes)
     buffer = io.BytesIO()
     picture.save(buffer, "png", optimize=True)
     return buffer.getvalue()
 
 
-def draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
+def _draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
     """Write the names beside the rows and, rotated to read upwards, above the columns.
 
     Long names are shortened, and the number of the class replaces a name that is not ASCII.

@@ -35,34 +35,34 @@ FOREIGN_FORMATS = {
 }
 """Names of formats that vitft does not write, with the format that comes closest."""
 
-NEEDED_EXTRAS = {
+_NEEDED_EXTRAS = {
     "transformers": "transformers",
     "transformers-js": "onnx",
     "onnx": "onnx",
     "int8": "onnx",
 }
 """Extra of vitft that is required to write or reopen a format; formats not listed require none."""
-GRAPH_FORMATS = ("onnx", "torch-export", "int8")
+_GRAPH_FORMATS = ("onnx", "torch-export", "int8")
 """Formats that contain the computation graph and can therefore include the normalisation."""
 CLOSED_FORMATS = ("torch-export", "html", "preprocessing")
 """Formats that vitft itself cannot open with `--run`."""
-HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
+_HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
 NUM_COMPARED = 64
 """Default number of validation images used to compare exports with the original."""
-MAX_LICENCE = 100
+_MAX_LICENCE = 100
 """Maximum number of characters in the name of a licence."""
-MAX_CREDIT = 500
+_MAX_CREDIT = 500
 """Maximum number of characters in the credit of example images."""
-FREE_IMAGE_LICENCES = ("cc0-1.0", "pddl", "unlicense")
+_FREE_IMAGE_LICENCES = ("cc0-1.0", "pddl", "unlicense")
 """Licences that permit publishing images without naming the authors."""
-CREDITED_IMAGE_LICENCES = (
+_CREDITED_IMAGE_LICENCES = (
     *("cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0"),
     *("cc-by-sa-2.0", "cc-by-sa-2.5", "cc-by-sa-3.0", "cc-by-sa-4.0"),
     *("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "apache-2.0", "mit"),
 )
 """Licences that permit publishing downscaled images if the authors are named."""
-REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +111,11 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
             "no export format given",
             fix=f"choose one or more: {', '.join(f'--{f}' for f in EXPORT_FORMATS)}",
         )
-    if plan.with_preprocessing and not {*plan.formats} <= {*GRAPH_FORMATS}:
+    if plan.with_preprocessing and not {*plan.formats} <= {*_GRAPH_FORMATS}:
         raise UsageError(
             "--with-preprocessing can only be used with formats that contain a computation graph",
-            fix=f"use it only with {', '.join(f'--{f}' for f in GRAPH_FORMATS)}; the other formats "
-            "describe the preprocessing in their config.json",
+            fix=f"use it only with {', '.join(f'--{f}' for f in _GRAPH_FORMATS)}; the other "
+            "formats describe the preprocessing in their config.json",
         )
     if plan.with_resize and plan.formats != ("onnx",):
         raise UsageError(
@@ -124,15 +124,15 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         )
     if plan.images < 1:
         raise UsageError(f"invalid --images {plan.images}", fix="use an integer of 1 or more")
-    if len(plan.licence) > MAX_LICENCE or not plan.licence.isprintable():
+    if len(plan.licence) > _MAX_LICENCE or not plan.licence.isprintable():
         raise UsageError(
             "invalid --licence: expected a short name on one line",
             fix="use an identifier such as apache-2.0, mit or cc-by-4.0",
         )
-    check_push(plan)
+    _check_push(plan)
     for name in plan.formats:
-        if name in NEEDED_EXTRAS:
-            require_extra(NEEDED_EXTRAS[name], feature=f"export --{name}")
+        if name in _NEEDED_EXTRAS:
+            require_extra(_NEEDED_EXTRAS[name], feature=f"export --{name}")
     return plan
 
 
@@ -141,7 +141,7 @@ def format_options(names: Iterable[str]) -> str:
     return listing((f"--{name}" for name in names), most=len(EXPORT_FORMATS))
 
 
-def check_push(plan: ExportPlan) -> None:
+def _check_push(plan: ExportPlan) -> None:
     """Check the upload options before the export begins.
 
     Raises:
@@ -157,16 +157,16 @@ def check_push(plan: ExportPlan) -> None:
                 fix="add --push-to-hub owner/name",
             )
         return
-    if not REPO_NAME.fullmatch(repo) or ".." in repo:
+    if not _REPO_NAME.fullmatch(repo) or ".." in repo:
         raise UsageError(
             f"invalid --push-to-hub {repo!r}", fix="use the form owner/name, e.g. me/flowers"
         )
-    if len(plan.formats) > 1 or plan.formats[0] not in HUB_FORMATS:
+    if len(plan.formats) > 1 or plan.formats[0] not in _HUB_FORMATS:
         raise UsageError(
             "--push-to-hub needs exactly one format that a library can load from the hub",
-            fix=f"use one of {', '.join(f'--{f}' for f in HUB_FORMATS)}",
+            fix=f"use one of {', '.join(f'--{f}' for f in _HUB_FORMATS)}",
         )
-    check_image_licence(plan)
+    _check_image_licence(plan)
     if plan.dry_run:
         return
     from huggingface_hub import constants, get_token
@@ -184,7 +184,7 @@ def check_push(plan: ExportPlan) -> None:
         )
 
 
-def check_image_licence(plan: ExportPlan) -> None:
+def _check_image_licence(plan: ExportPlan) -> None:
     """Check that the licence of the images permits publishing them, and that credit is given.
 
     Raises:
@@ -193,19 +193,19 @@ def check_image_licence(plan: ExportPlan) -> None:
     licence, credit = plan.image_licence, plan.image_credit
     if not licence and not credit:
         return
-    if licence not in FREE_IMAGE_LICENCES + CREDITED_IMAGE_LICENCES:
+    if licence not in _FREE_IMAGE_LICENCES + _CREDITED_IMAGE_LICENCES:
         raise UsageError(
             f"--image-licence {licence!r} is not known to permit publishing images",
-            fix=f"use {', '.join(FREE_IMAGE_LICENCES + CREDITED_IMAGE_LICENCES)}, or remove "
+            fix=f"use {', '.join(_FREE_IMAGE_LICENCES + _CREDITED_IMAGE_LICENCES)}, or remove "
             "--image-licence to publish no images",
         )
-    if licence in CREDITED_IMAGE_LICENCES and not credit:
+    if licence in _CREDITED_IMAGE_LICENCES and not credit:
         raise UsageError(
             f"{licence} requires naming the authors of the images",
             fix="add --image-credit 'AUTHORS AND SOURCE'",
         )
-    if len(credit) > MAX_CREDIT or not credit.isprintable():
+    if len(credit) > _MAX_CREDIT or not credit.isprintable():
         raise UsageError(
             "invalid --image-credit: expected text on one line",
-            fix=f"use up to {MAX_CREDIT} printable characters",
+            fix=f"use up to {_MAX_CREDIT} printable characters",
         )

@@ -16,7 +16,7 @@ from vitft.system.text import count, interval, percent
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-PROGRAMS = Path(__file__).parent / "programs"
+_PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Snippet(NamedTuple):
@@ -45,12 +45,12 @@ class GraphInput(NamedTuple):
 
 
 @functools.cache
-def program_engine() -> "Environment":
+def _program_engine() -> "Environment":
     """Return the template engine for programs, which escapes nothing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     engine = Environment(
-        loader=FileSystemLoader(PROGRAMS),
+        loader=FileSystemLoader(_PROGRAMS),
         autoescape=False,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -64,7 +64,7 @@ def program_engine() -> "Environment":
 
 def program(name: str, **values: Any) -> str:  # noqa: ANN401 - any template values
     """Return the program of a template."""
-    return program_engine().get_template(f"{name}.j2").render(**values)
+    return _program_engine().get_template(f"{name}.j2").render(**values)
 
 
 GRAPH_LIBRARIES: Mapping[str, Mapping[str, str]] = {

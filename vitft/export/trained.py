@@ -31,7 +31,7 @@ from vitft.models.timm_model import Model
 from vitft.predict.run_info import run_results
 from vitft.system.errors import ImageError, RunError
 
-NUM_NOISE_IMAGES = 8
+_NUM_NOISE_IMAGES = 8
 """Number of noise images that are compared if there are no validation images."""
 
 
@@ -185,7 +185,7 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     if first is None:
         random = np.random.default_rng(0)
         height, width = trained.card.transform.image_size
-        for i in range(NUM_NOISE_IMAGES):  # of different heights, at least as large as the input
+        for i in range(_NUM_NOISE_IMAGES):  # of different heights, at least as large as the input
             pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
             yield LabelledImage(Image.fromarray(pixels), -1)
         return
@@ -200,7 +200,7 @@ def num_comparison_images(trained: TrainedRun, count: int) -> int:
         RunError: The run's config.toml or split.csv is damaged.
     """
     manifest = run_manifest(trained.run)
-    return NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
+    return _NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
 
 
 def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:

@@ -32,11 +32,11 @@ from vitft.system.files import open_regular, read_regular, write_atomically, wri
 from vitft.system.structure import parse_json, structured
 
 CachedRows = np.ndarray[Any, np.dtype[Any]]
-SHARD_MAGIC = b"vitftrow"
+_SHARD_MAGIC = b"vitftrow"
 KEY_BYTES = 32
-ALIGN = 64
+_ALIGN = 64
 MANY_SHARDS, SMALL_SHARD = 64, 2**24
-MAPPED_SHARDS = 64
+_MAPPED_SHARDS = 64
 """Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
 process to 256 open files."""
 LIMIT_GB = 20.0
@@ -54,7 +54,7 @@ def key_of(*parts: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class _Shard:
     """A file that consists of a header, keys, checksums and rows."""
 
     path: Path
@@ -88,7 +88,7 @@ class Store:
         self.text = json.dumps(settings, sort_keys=True, indent=1)
         self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
-        self.shards: list[Shard] = []
+        self.shards: list[_Shard] = []
         self.mapped: OrderedDict[int, CachedRows] = OrderedDict()
         """Mapped rows of the most recently used shards, by shard number."""
         self.lock = threading.RLock()
@@ -133,9 +133,9 @@ class Store:
                     self.shards[i].path.unlink(missing_ok=True)
 
     def open_shard(self, path: Path) -> None:
-        """Add the rows of a shard, or delete its file if `read_shard` finds it damaged."""
+        """Add the rows of a shard, or delete its file if `_read_shard` finds it damaged."""
         try:
-            shard = read_shard(path, self.shape, self.dtype)
+            shard = _read_shard(path, self.shape, self.dtype)
         except OSError:  # deleted, or no free descriptor: not damaged
             return
         if shard is None:
@@ -146,7 +146,7 @@ class Store:
         with self.lock:
             number = len(self.shards)
             self.shards.append(shard)
-            if number < MAPPED_SHARDS:  # map now, so that its rows outlast the file
+            if number < _MAPPED_SHARDS:  # map now, so that its rows outlast the file
                 self.rows_of(number)
             for row in range(shard.shape[0]):
                 self.places[shard.keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
@@ -160,7 +160,7 @@ class Store:
                 except (OSError, ValueError):  # deleted or truncated
                     return None
             self.mapped.move_to_end(number)
-            if len(self.mapped) > MAPPED_SHARDS:
+            if len(self.mapped) > _MAPPED_SHARDS:
                 self.mapped.popitem(last=False)  # rows in use keep their mapping alive
             return self.mapped[number]
 
@@ -187,7 +187,7 @@ class Store:
             self.find_new_shards()
             return self.get(key)
         row = rows[place[1]]
-        if checksum(key, row) != int(self.shards[place[0]].sums[place[1]]):
+        if _checksum(key, row) != int(self.shards[place[0]].sums[place[1]]):
             self.damaged += 1
             del self.places[key]
             return None
@@ -230,7 +230,7 @@ class Store:
         """Write rows as a new shard and add it to the store."""
         path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
         with writing(path, option="--cache DIR, or use --cache none"):
-            write_atomically(path, shard_bytes(rows))
+            write_atomically(path, _shard_bytes(rows))
         self.open_shard(path)
 
 
@@ -272,24 +272,24 @@ class JoinedStore:
         self.rest.flush()
 
 
-def checksum(key: bytes, row: CachedRows) -> int:
+def _checksum(key: bytes, row: CachedRows) -> int:
     """Return the CRC-32 of a row and its key; including the key detects misplaced rows."""
     return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))
 
 
-def shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
+def _shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
     """Return the bytes of a shard: magic, header length, header, keys, checksums, aligned rows."""
     some = next(iter(rows.values()))
     keys = b"".join(rows)
-    sums = np.array([checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
+    sums = np.array([_checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
     fields = {"count": len(rows), "shape": list(some.shape), "dtype": str(some.dtype)}
     header = json.dumps(fields | {"index": zlib.crc32(sums, zlib.crc32(keys))}).encode()
-    head = SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
-    padding = b"\0" * (-len(head) % ALIGN)
+    head = _SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
+    padding = b"\0" * (-len(head) % _ALIGN)
     return b"".join([head, padding, *(row.tobytes() for row in rows.values())])
 
 
-def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shard | None:
+def _read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Shard | None:
     """Read the index of a shard, or return None if its header, index or length is wrong.
 
     Raises:
@@ -297,7 +297,7 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
     """
     try:
         with open(path, "rb", opener=open_regular) as file:
-            if file.read(8) != SHARD_MAGIC:
+            if file.read(8) != _SHARD_MAGIC:
                 return None
             length = int.from_bytes(file.read(8), "little")
             header = parse_json(file.read(min(length, 4096)))
@@ -312,14 +312,14 @@ def read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Shar
     if zlib.crc32(sums, zlib.crc32(keys)) != index:
         return None
     start = 16 + length + count * (KEY_BYTES + 4)
-    start += -start % ALIGN
+    start += -start % _ALIGN
     if path.stat().st_size != start + count * dtype.itemsize * int(np.prod(shape)):
         return None
-    return Shard(path, keys, np.frombuffer(sums, dtype="<u4"), start, (count, *shape), dtype)
+    return _Shard(path, keys, np.frombuffer(sums, dtype="<u4"), start, (count, *shape), dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class _Space:
     """The cached rows that were computed with the same settings, as listed by `vitft cache`."""
 
     folder: Path
@@ -329,7 +329,7 @@ class Space:
     used: float  # time of last use in seconds since the epoch
 
 
-def spaces(root: Path) -> list[Space]:
+def spaces(root: Path) -> list[_Space]:
     """Return the readable spaces in a cache folder, most recently used first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
@@ -338,11 +338,11 @@ def spaces(root: Path) -> list[Space]:
             settings = structured(parse_json(data), dict[str, str])
             files = [path.stat().st_size for path in folder.iterdir()]
             used = folder.stat().st_mtime
-            found.append(Space(folder, settings, sum(files), len(files) - 1, used))
+            found.append(_Space(folder, settings, sum(files), len(files) - 1, used))
     return sorted(found, key=lambda space: -space.used)
 
 
-def remove_spaces(chosen: Iterable[Space]) -> int:
+def remove_spaces(chosen: Iterable[_Space]) -> int:
     """Delete spaces and return the number of bytes freed."""
     freed = 0
     for space in chosen:

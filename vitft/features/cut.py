@@ -108,7 +108,7 @@ def last_block_size(model: Model) -> int:
     return output_shape(model, len(model.blocks))[1]
 
 
-class Suffix(nn.Module):
+class _Suffix(nn.Module):
     """Trainable layers that map the output of `Prefix` to logits (B, C)."""
 
     def __init__(self, model: Model, start: int) -> None:
@@ -116,7 +116,7 @@ class Suffix(nn.Module):
         self.start, self.pooled = start, start == len(model.blocks)
         self.model = model
 
-    def train(self, mode: bool = True) -> "Suffix":
+    def train(self, mode: bool = True) -> "_Suffix":
         """Switch the trainable layers to train or eval mode; keep all others in eval mode."""
         self.training = mode
         self.model.eval()
@@ -183,7 +183,7 @@ def cut_model(model: Model, layers: str) -> Cut:
     frozen = frozen_blocks(layers, len(model.blocks))
     if frozen is None:
         return Cut(None, Whole(model))
-    return Cut(Prefix(model, frozen), Suffix(model, frozen))
+    return Cut(Prefix(model, frozen), _Suffix(model, frozen))
 
 
 @torch.inference_mode()

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from vitft.system.device import one_thread
 
-SINGLE_THREAD_VALUES = 10**7
+_SINGLE_THREAD_VALUES = 10**7
 """Number of values in a feature matrix below which a single thread is used. More threads would save
 less than a second and could even be slower on a busy machine.
 """
-SMALLEST_VARIANCE = 1e-6
+_SMALLEST_VARIANCE = 1e-6
 """Lower bound on the mean within-class variance, which would otherwise be 0 if the images of each
 class were identical."""
 
@@ -38,7 +38,7 @@ def solve_discriminant(
         The heads (S, C, D + 1), float64: weights and, in the last column, biases. Each class is
         modelled as a Gaussian, and its prior is its fraction of the total sample weight.
     """
-    with one_thread(when=x.numel() < SINGLE_THREAD_VALUES):
+    with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES):
         used = sample_weight > 0
         x, y, weight = x[used].double(), y[used], sample_weight[used].double()
         weight = weight / weight.sum()
@@ -47,14 +47,14 @@ def solve_discriminant(
         means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
         unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
         residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
-        variance = max(residual.square().sum().item() / x.shape[1], SMALLEST_VARIANCE)
-        weights = inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
+        variance = max(residual.square().sum().item() / x.shape[1], _SMALLEST_VARIANCE)
+        weights = _inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
         floor = 0.5 / len(y)  # an unseen class is rarer than 1 in n images
         bias = prior.clamp(min=floor).log() - 0.5 * (weights * means).sum(dim=-1)  # (S, C)
         return torch.cat([weights, bias[..., None]], dim=-1)
 
 
-def inverse_products(
+def _inverse_products(
     residual: Tensor, vectors: Tensor, variance: float, shrinkages: Sequence[float]
 ) -> Tensor:
     """Return inverse(covariance) @ vectors (S, D, C) for several shrinkages.

@@ -45,15 +45,15 @@ from vitft.system.batch_limit import BatchLimit
 from vitft.system.errors import DataError, DivergedError, ImageError
 from vitft.system.transfer import start_reading, to_device
 
-LARGEST_FEATURE = 1e15
+_LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""
-FEATURES_VERSION = "1"
+_FEATURES_VERSION = "1"
 """Version in the settings of every store, incremented when the computation of features changes."""
-BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
+_BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
 help (benchmarks/notebook/speed.md)."""
-IN_MEMORY_BYTES = 2**31
-AnyStore = Store | JoinedStore
+_IN_MEMORY_BYTES = 2**31
+_AnyStore = Store | JoinedStore
 Claim = Callable[[bytes], bool]
 """Function that returns True only for the first call with a given key in any thread or process of a
 pass; the caller that receives True computes the row.
@@ -104,7 +104,7 @@ class Extractor:
         libraries = ["torch", "pillow", "simplejpeg"]  # affect the last bits of features
         libraries += ["timm"] * isinstance(prefix.model, TimmModel)
         self.space = {
-            "vitft": FEATURES_VERSION,
+            "vitft": _FEATURES_VERSION,
             "prefix": prefix.digest(),
             "cut": "pooled" if prefix.pooled else f"after block {prefix.stop}",
             "precision": precision,
@@ -116,18 +116,18 @@ class Extractor:
             folder = Path(tempfile.mkdtemp(prefix="vitft-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
-        space = {"vitft": FEATURES_VERSION, "what": "facts of images"}
+        space = {"vitft": _FEATURES_VERSION, "what": "facts of images"}
         self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
-        self.stores: dict[str, AnyStore] = {}
+        self.stores: dict[str, _AnyStore] = {}
         self.computed = 0  # number of rows not found in the cache
 
-    def store(self, view: View) -> AnyStore:
+    def store(self, view: View) -> _AnyStore:
         """Return the store for the rows of a view."""
         if view.settings not in self.stores:
             self.stores[view.settings] = self.open_view(view)
         return self.stores[view.settings]
 
-    def open_view(self, view: View) -> AnyStore:
+    def open_view(self, view: View) -> _AnyStore:
         """Open a view's store; any features of earlier blocks are in a separate store."""
         space, shape = {**self.space, "view": view.settings}, self.prefix.shape
         dtype = "uint16" if self.precision == "bf16" else "float32"
@@ -216,7 +216,7 @@ class Extractor:
             RunError, ResourceError: The cache cannot be written.
         """
         store = self.store(view)
-        claim = claim or local_claims()
+        claim = claim or _local_claims()
         inspect = functools.partial(
             inspect_file,
             root,
@@ -256,7 +256,7 @@ class Extractor:
         self,
         opened: OpenedImage,
         view: View,
-        store: AnyStore,
+        store: _AnyStore,
         fingerprints: Fingerprints | None,
         claim: Claim,
     ) -> ExtractedImage:
@@ -299,7 +299,7 @@ class Extractor:
             return run_prefix(self.prefix, inputs)
 
         outputs = self.limit.join(compute, len(missing))
-        are_usable = (outputs.abs() < LARGEST_FEATURE).all()  # false for NaN too
+        are_usable = (outputs.abs() < _LARGEST_FEATURE).all()  # false for NaN too
         read = start_reading([outputs, are_usable])
 
         def finish() -> None:
@@ -307,7 +307,7 @@ class Extractor:
             if not bool(usable):
                 raise DivergedError(
                     "the features computed with these weights are infinite, NaN or above "
-                    f"{LARGEST_FEATURE:.0e}",
+                    f"{_LARGEST_FEATURE:.0e}",
                     fix="use other weights; these are damaged or come from a run that diverged",
                 )
             bits = found.view(torch.uint16) if self.precision == "bf16" else found
@@ -320,7 +320,7 @@ class Extractor:
         self,
         batch: Iterable[ExtractedImage],
         view: View,
-        store: AnyStore,
+        store: _AnyStore,
         fingerprints: Fingerprints | None,
     ) -> None:
         """Add the newly computed values of a batch to the caches."""
@@ -353,7 +353,7 @@ class Extractor:
             DataError: A row is missing because the image or the cache has changed.
         """
         store, shape = self.store(view), (len(digests), *self.prefix.shape)
-        if 4 * np.prod(shape, dtype=np.int64) <= IN_MEMORY_BYTES:
+        if 4 * np.prod(shape, dtype=np.int64) <= _IN_MEMORY_BYTES:
             table: Any = np.empty(shape, np.float32)
         else:
             with tempfile.TemporaryFile(dir=self.folder) as file:  # the map keeps a descriptor
@@ -372,7 +372,7 @@ class Extractor:
         return torch.from_numpy(table)
 
 
-def local_claims() -> Claim:
+def _local_claims() -> Claim:
     """Return a `Claim` for the threads of this process."""
     owners: dict[bytes, object] = {}
 
@@ -389,7 +389,7 @@ def batch_size(device: str, width: int) -> int:
     For wide models on a CPU, the result is only 8, because the activations of 8 images already fill
     the CPU caches.
     """
-    return 8 if device == "cpu" and width >= 768 else BATCH_IMAGES[device]
+    return 8 if device == "cpu" and width >= 768 else _BATCH_IMAGES[device]
 
 
 def vanished_error(error: ImageError) -> DataError:

@@ -27,11 +27,11 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     `spread_classes`). For multi-label data, the folds are approximately stratified by label.
     """
     if y.ndim == 2:
-        return folds_by_label(y, count, seed, groups)
+        return _folds_by_label(y, count, seed, groups)
     random, labels = np.random.default_rng(seed), y.numpy()
     own = np.arange(len(y)) if groups is None else groups.numpy()
     _, group = np.unique(own, return_inverse=True)
-    fold_id = place_groups(labels, group, count, random)
+    fold_id = _place_groups(labels, group, count, random)
     single, offset = fold_id < 0, 0
     for label in np.unique(labels):
         rows = random.permutation(np.flatnonzero((labels == label) & single))
@@ -58,7 +58,7 @@ def in_one_group(y: Tensor, groups: Tensor) -> Tensor:
     return torch.bincount(pairs[:, 0])[y] == 1
 
 
-def place_groups(
+def _place_groups(
     labels: Indices, group: Indices, count: int, random: np.random.Generator
 ) -> Indices:
     """Return the fold of each image (n,) whose group has several images, and -1 for the others.
@@ -85,7 +85,7 @@ def place_groups(
     return fold_id
 
 
-def folds_by_label(y: Tensor, count: int, seed: int, groups: Tensor | None) -> Tensor:
+def _folds_by_label(y: Tensor, count: int, seed: int, groups: Tensor | None) -> Tensor:
     """Return the fold of each image (n,), stratified by label; groups are not split."""
     own = torch.arange(len(y)) if groups is None else groups
     _, unit = np.unique(own.numpy(), return_inverse=True)
@@ -108,7 +108,7 @@ def training_weights(fold_id: Tensor, sample_weight: Tensor, views: int) -> Tens
     return torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
 
 
-class SampledClasses(NamedTuple):
+class _SampledClasses(NamedTuple):
     """Indices of some images, and their targets among the classes of the sample."""
 
     images: Tensor  # sorted, (m,)
@@ -118,7 +118,7 @@ class SampledClasses(NamedTuple):
 
 def sample_classes(
     y: Tensor, classes: int, *, most: int, most_logits: int, per_class: int, seed: int
-) -> SampledClasses:
+) -> _SampledClasses:
     """Draw a sample of at most about `most` images and `most_logits` = images x classes.
 
     The images are stratified by class. If fewer than `per_class` images per class would remain on
@@ -127,7 +127,7 @@ def sample_classes(
     """
     total, rows = len(y), stratified_subset(y, max(1, min(most, most_logits // classes)), seed)
     if y.ndim == 2 or len(rows) >= min(total, per_class * classes):
-        return SampledClasses(rows, y[rows], classes)
+        return _SampledClasses(rows, y[rows], classes)
     random = np.random.default_rng([seed, classes])
     counts = np.bincount(y.numpy(), minlength=classes)
     usable = random.permutation(np.flatnonzero(counts >= min(2, counts.max())))
@@ -135,7 +135,7 @@ def sample_classes(
     kept = np.sort(usable[: max(2, int(min(most / each, (most_logits / each) ** 0.5)))])
     images = torch.nonzero(torch.from_numpy(np.isin(y.numpy(), kept))).flatten()
     images = images[stratified_subset(y[images], most, seed)]
-    return SampledClasses(images, torch.searchsorted(torch.from_numpy(kept), y[images]), len(kept))
+    return _SampledClasses(images, torch.searchsorted(torch.from_numpy(kept), y[images]), len(kept))
 
 
 def rows_of_views(images: Tensor, total: int, views: int) -> Tensor:
@@ -153,7 +153,7 @@ def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int
     _, label = np.unique(labels, return_inverse=True)
     if not len(label):
         return fold_id
-    for alone in np.flatnonzero((spread(fold_id, label) == 0) & (spread(group, label) > 0)):
+    for alone in np.flatnonzero((_spread(fold_id, label) == 0) & (_spread(group, label) > 0)):
         own = label == alone
         moved = group == group[own].max()
         if len(np.unique(fold_id[own])) == 1:
@@ -161,7 +161,7 @@ def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int
     return np.unique(fold_id, return_inverse=True)[1]
 
 
-def spread(values: Indices, label: Indices) -> Indices:
+def _spread(values: Indices, label: Indices) -> Indices:
     """Return the range (largest minus smallest) of the values for each label."""
     low = np.full(label.max() + 1, values.max())
     high = np.full(label.max() + 1, values.min())

@@ -56,31 +56,32 @@ log = logging.getLogger(__name__)
 LinearHead = tuple[Tensor, Tensor]
 """Weight (C, D) and bias (C,) of a linear head on raw features, in float32."""
 
-CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+_CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images at which the learning curve is measured."""
-CV_LOGITS = 100_000_000
+_CV_LOGITS = 100_000_000
 """Maximum number of logits (images x classes) of a cross-validation of the accuracy."""
-RANDOM_LABELS_EFFECT = 2.0
+_RANDOM_LABELS_EFFECT = 2.0
 """Design effect in `p_of_guessing`: heads with nothing to learn from the same images make the same
 mistakes. With labels in random order, the variance of its statistic was 1.2 to 2.4 times that of
 independent images (benchmarks/notebook/intervals.md)."""
-METHOD_IMAGES = 8_000
+_METHOD_IMAGES = 8_000
 """Maximum number of images used to decide whether the head reads one block or several."""
-FLOAT64_VALUES = 10**7
+_FLOAT64_VALUES = 10**7
 """Maximum number of values in a feature matrix for which the head is fitted in float64."""
-FLOAT64_LOGITS = 2 * 10**7
+_FLOAT64_LOGITS = 2 * 10**7
 """Maximum number of logits (images x classes) for which the head is fitted in float64."""
 
 
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
     """Return the sorted indices of at most `most` images to cross-validate, or None.
 
-    There are fewer if they would have more than `CV_LOGITS` logits. The result is None if there are
-    too few images for a meaningful accuracy. If all images are used, there must be at least as many
-    images outside each fold as there are classes. If only a subset is used, it must have at least
+    There are fewer if they would have more than `_CV_LOGITS` logits. The result is None if there
+    are too few images for a meaningful accuracy. If all images are used, there must be at least as
+    many images outside each fold as there are classes. If only a subset is used, it must have at
+    least
     `CV_FOLDS` images per class on average.
     """
-    rows = stratified_subset(y, max(1, min(most, CV_LOGITS // classes)), seed)
+    rows = stratified_subset(y, max(1, min(most, _CV_LOGITS // classes)), seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
     if len(rows) >= least:
         return rows
@@ -123,7 +124,7 @@ def cross_validate(
         in one group only, or if one fold has so many near-duplicates that too few images are
         outside it.
     """
-    most = min(METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
+    most = min(_METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)
     if rows is None:
         return None
@@ -140,9 +141,9 @@ def cross_validate(
     fold_id[part & ~counted] = -1  # held out by no fold
     x = x if method.reads_several else x[:, : method.read]
     scaled, classes = Standardizer.fit(x if apart is None else x[part])(x), len(names)
-    effect, curve = cross_validation_effect(int(counted.sum())), list[LearningCurvePoint]()
+    effect, curve = _cross_validation_effect(int(counted.sum())), list[LearningCurvePoint]()
     right, logits, heads = list[Tensor](), torch.zeros(len(y), classes), None
-    for fraction in CURVE_FRACTIONS:
+    for fraction in _CURVE_FRACTIONS:
         chosen = torch.zeros_like(part)
         chosen[part] = nested_subset(y[part], fold_id[part], fraction, seed)
         if chosen.sum() > 1.5 * fraction * part.sum():
@@ -180,7 +181,7 @@ def cross_validate(
     }
     if y.ndim == 1:
         results["p_guessing"] = p_of_guessing(
-            scores.numpy(), truth.numpy(), units, RANDOM_LABELS_EFFECT
+            scores.numpy(), truth.numpy(), units, _RANDOM_LABELS_EFFECT
         )
     if units is not None:
         results["groups"] = len(np.unique(units))
@@ -188,7 +189,7 @@ def cross_validate(
     return results, HeldOutLogits(rows[held], logits[held])
 
 
-def cross_validation_effect(images: int) -> float:
+def _cross_validation_effect(images: int) -> float:
     """Return the design effect of cross-validation on a number of images.
 
     The accuracy of the head that is saved varies around that of the cross-validated heads, which
@@ -314,7 +315,7 @@ def solve_head(
 
     The rows of `x` and `y` form `views` blocks, one for each view of the same images. If `balanced`
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
-    number in `groups` (n / views,). `sharing` helps to fit a large matrix (see `fit_logistic`).
+    number in `groups` (n / views,). `sharing` helps to fit a large matrix (see `_fit_logistic`).
     `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty.
 
     The first `read` columns (default: all) are features of the last block. If there are more
@@ -337,7 +338,7 @@ def solve_head(
         )
     method, candidates = HeadMethod(l2=l2, read=read), list[HeadCandidate]()
     images = len(y) // views
-    some = stratified_subset(y[:images], min(METHOD_IMAGES, CV_IMAGES), seed)
+    some = stratified_subset(y[:images], min(_METHOD_IMAGES, CV_IMAGES), seed)
     if read < x.shape[1] and len(some) >= min(images, CV_FOLDS * classes):
         rows = rows_of_views(some, images, views)
         own = None if groups is None else groups[some]
@@ -353,7 +354,7 @@ def solve_head(
             read=read,
             groups=None if own is None else own.numpy(),
         )
-    head, last = fit_by_method(
+    head, last = _fit_by_method(
         x, y, weights, standardizer, classes=classes, method=method, sharing=sharing
     )
     return SolvedHead(
@@ -372,10 +373,10 @@ def solve_by_method(
         The weight and bias of each head. Both heads are the same if `method` reads only one block.
     """
     weights = sample_weights(y, classes, balanced=balanced)[None]
-    return fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)
+    return _fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)
 
 
-def fit_by_method(
+def _fit_by_method(
     x: Tensor,
     y: Tensor,
     weights: Tensor,
@@ -393,7 +394,7 @@ def fit_by_method(
         The weight and bias of each head. Both heads are the same if `method` reads only one block.
     """
     leading = standardizer.leading(method.read)
-    logistic = fit_logistic(
+    logistic = _fit_logistic(
         x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2, sharing=sharing
     )
     last = leading.unscale_head(logistic)
@@ -405,7 +406,7 @@ def fit_by_method(
     return standardizer.unscale_head(method.combine(logistic, discriminant)), last
 
 
-def fit_logistic(
+def _fit_logistic(
     x: Tensor,
     y: Tensor,
     weights: Tensor,
@@ -425,6 +426,6 @@ def fit_logistic(
         return fit(x, standardizer=standardizer, sharing=sharing)[0]
     scaled = standardizer(x)
     rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
-    is_small = x.numel() <= FLOAT64_VALUES and len(x) * classes <= FLOAT64_LOGITS
+    is_small = x.numel() <= _FLOAT64_VALUES and len(x) * classes <= _FLOAT64_LOGITS
     exact = scaled.double() if is_small else scaled
     return fit(exact, start=rough)[0]

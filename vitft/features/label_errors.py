@@ -44,9 +44,9 @@ MIN_WRONG, MAX_WRONG = 0.03, 0.5
 sets (3.3%, Northcutt et al. 2021, "Pervasive Label Errors in Test Sets Destabilize Machine Learning
 Benchmarks", https://arxiv.org/abs/2103.14749). With a smaller one, a single wrong label would not
 be reported."""
-WRONG_PRIOR = (1.5, 49.0)
+_WRONG_PRIOR = (1.5, 49.0)
 """Parameters of the beta prior on the fraction of wrong labels, between the bounds."""
-POWER_SPREAD = 0.7
+_POWER_SPREAD = 0.7
 """Spread of the normal prior on the logarithms of the powers, which has mean 0."""
 
 
@@ -125,7 +125,7 @@ def find_mislabels(
     image must not be reported.
     """
     if y.ndim == 2:
-        return wrong_or_missing(scores, y, paths, classes)
+        return _wrong_or_missing(scores, y, paths, classes)
     given = scores.probabilities.gather(1, y[:, None])[:, 0]
     most, best = scores.probabilities.max(dim=-1)
     rows = torch.nonzero(scores.wrong > 0.5).flatten().tolist()
@@ -142,7 +142,7 @@ def find_mislabels(
     ]
 
 
-def wrong_or_missing(
+def _wrong_or_missing(
     scores: LabelScores, y: Tensor, paths: Sequence[Sequence[str]], names: Sequence[str]
 ) -> list[Mislabel]:
     """Return the files with a label that is probably wrong or missing, clearest cases first."""
@@ -199,12 +199,12 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
     fit confuses the true one. With C - 1 instead, few errors between similar classes are reported.
     """
     others = max(1.0, factors.shape[2] - 1)
-    powers, _ = fit_given_others(factors, y, others)
-    others = confused_classes(torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1), y)
-    return *fit_given_others(factors, y, others), others
+    powers, _ = _fit_given_others(factors, y, others)
+    others = _confused_classes(torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1), y)
+    return *_fit_given_others(factors, y, others), others
 
 
-def confused_classes(probabilities: Tensor, y: Tensor) -> float:
+def _confused_classes(probabilities: Tensor, y: Tensor) -> float:
     """Return the effective number of classes with which a class is confused, at least 1.
 
     It is exp(H), where H is the mean over the classes (of more than 1,000, the first) of the
@@ -218,7 +218,7 @@ def confused_classes(probabilities: Tensor, y: Tensor) -> float:
     return float(torch.special.entr(fractions).sum(dim=0).mean().exp())
 
 
-def fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor, float]:
+def _fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor, float]:
     """Return the powers and the fraction of wrong labels (see `fit_powers`)."""
 
     def values(free: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,12 +232,12 @@ def fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor,
             chances = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
             given = chances.gather(1, y[:, None])[:, 0]
             likelihood = (1 - wrong) * given + wrong * (1 - given) / others
-            a, b = WRONG_PRIOR
+            a, b = _WRONG_PRIOR
             loss = (
                 -likelihood.log().sum()
                 - (a - 1) * share.log()
                 - (b - 1) * (1 - share).log()
-                + 0.5 * (free[:2] / POWER_SPREAD).square().sum()
+                + 0.5 * (free[:2] / _POWER_SPREAD).square().sum()
             )
             (gradient,) = torch.autograd.grad(loss, free)
         return loss.detach()[None], gradient[None]

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
+_Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function from points (K, P) to values (K,) and gradients (K, P), all float64."""
 
-ARMIJO = 1e-4
+_ARMIJO = 1e-4
 """Fraction of the predicted decrease that a step must achieve (Armijo condition)."""
-ROUNDING = 1e-6
+_ROUNDING = 1e-6
 """Largest relative change in a function's value that rounding of float32 features may hide."""
-STALLED = 1e-12
+_STALLED = 1e-12
 """Decrease, relative to max(1, abs(value)), below which the minimisation of a function is
 considered converged."""
 
@@ -37,8 +37,8 @@ class CurvatureHistory:
 
     def add(self, step: Tensor, change: Tensor) -> None:
         """Add a step and the change in the gradients, both (K, P); only the last ten are kept."""
-        along = row_dot(step, change)
-        usable = along > 1e-14 * row_dot(change, change)
+        along = _row_dot(step, change)
+        usable = along > 1e-14 * _row_dot(change, change)
         self.steps.append(step)
         self.changes.append(change)
         self.weights.append(torch.where(usable, 1 / torch.where(usable, along, 1.0), 0.0))
@@ -51,20 +51,20 @@ class CurvatureHistory:
         pulls = []
         pairs = list(zip(self.steps, self.changes, self.weights, strict=True))
         for step, change, weight in reversed(pairs):
-            pull = weight * row_dot(step, way)
+            pull = weight * _row_dot(step, way)
             way.sub_(pull[:, None] * change)
             pulls.append(pull)
         if pairs:
             _, change, weight = pairs[-1]
             usable = weight > 0
-            size = torch.where(usable, weight * row_dot(change, change), 1.0)
+            size = torch.where(usable, weight * _row_dot(change, change), 1.0)
             way.div_(size[:, None])
         for (step, change, weight), pull in zip(pairs, reversed(pulls), strict=True):
-            way.add_((pull - weight * row_dot(change, way))[:, None] * step)
+            way.add_((pull - weight * _row_dot(change, way))[:, None] * step)
         return way
 
 
-def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: float) -> Tensor:
+def minimise(objective: _Objective, start: Tensor, *, steps: int, tolerance: float) -> Tensor:
     """Minimise every function, and return the final points (K, P).
 
     Iteration stops for a function when the largest absolute entry of its gradient is at most
@@ -82,19 +82,19 @@ def minimise(objective: Objective, start: Tensor, *, steps: int, tolerance: floa
         length = torch.ones_like(value)
         if not number:  # there is no curvature estimate yet
             length /= way.norm(dim=1).clamp(min=1.0)
-        step, new_value, new_gradient, taken = line_search(
+        step, new_value, new_gradient, taken = _line_search(
             objective, point, value, gradient, way * length[:, None]
         )
         point = point + step
         memory.add(step, new_gradient - gradient)
-        fell = value - new_value > STALLED * value.abs().clamp(min=1.0)
+        fell = value - new_value > _STALLED * value.abs().clamp(min=1.0)
         value, gradient = new_value, new_gradient
         active = active & taken & fell & (gradient.abs().amax(dim=1) > tolerance)
     return point
 
 
-def line_search(
-    objective: Objective, point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
+def _line_search(
+    objective: _Objective, point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Halve each function's step until the function decreases, trying at most 25 lengths.
 
@@ -104,13 +104,13 @@ def line_search(
         The step (K, P), which is zero where no length was accepted; the value (K,) and gradient
         (K, P) after the step; and a mask (K,) of the functions whose step was accepted.
     """
-    slope = row_dot(gradient, step)  # (K,), negative or 0
+    slope = _row_dot(gradient, step)  # (K,), negative or 0
     good = torch.zeros_like(value, dtype=torch.bool)
     for _ in range(25):
         new_value, new_gradient = objective(point + step)
-        fell = new_value <= value + ARMIJO * slope
-        is_hidden = (new_value <= value + ROUNDING * value.abs()) & (
-            row_dot(new_gradient, step) <= (2 * ARMIJO - 1) * slope
+        fell = new_value <= value + _ARMIJO * slope
+        is_hidden = (new_value <= value + _ROUNDING * value.abs()) & (
+            _row_dot(new_gradient, step) <= (2 * _ARMIJO - 1) * slope
         )
         good = fell | is_hidden
         if bool(good.all()):
@@ -122,6 +122,6 @@ def line_search(
     return step, new_value, new_gradient, good
 
 
-def row_dot(one: Tensor, other: Tensor) -> Tensor:
+def _row_dot(one: Tensor, other: Tensor) -> Tensor:
     """Return the row-wise dot products (K,) of two matrices (K, P)."""
     return torch.linalg.vecdot(one, other)

@@ -26,14 +26,14 @@ from vitft.system.device import one_thread
 LARGE_VALUES = 10**8
 """Number of values above which a feature matrix is read in chunks instead of copied."""
 CHUNK_ROWS = 16_384
-CHUNK_LOGITS = 2**26
+_CHUNK_LOGITS = 2**26
 """Maximum number of logits (problems x classes x rows) to hold at a time."""
 SINGLE_THREAD_COST = 10**8
 """Number of multiplications per step below which one thread is faster than two."""
-TOLERANCE_CLASSES = 10
+_TOLERANCE_CLASSES = 10
 """Number of classes up to which the tolerance of the gradient is as given; it then falls as 1 / C,
 as the gradients do. Otherwise heads of thousands of classes would be far from their optimum."""
-PARTIAL_SUMS = 4
+_PARTIAL_SUMS = 4
 """Number of partial sums over chunks. They are added up in pairs, so that 1, 2 or 4 processes, each
 of which computes its own partial sums, get the same bits."""
 
@@ -117,7 +117,7 @@ class Problem:
         self, x: Tensor, y: Tensor, sample_weight: Tensor, *, stride: int = 1
     ) -> "HeadObjective":
         """Return the objective of every `stride`-th chunk of rows, given weights (K, n)."""
-        kind = CrossEntropyObjective if y.ndim == 1 else LabelsObjective
+        kind = _CrossEntropyObjective if y.ndim == 1 else _LabelsObjective
         weights = (sample_weight / self.total_weight).to(x.dtype)
         return kind(problem=self, x=x, y=y, weights=weights, stride=stride)
 
@@ -162,7 +162,7 @@ class HeadObjective:
         head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
         step = CHUNK_ROWS * self.stride
         found: list[list[Tensor]] = []
-        count = max(1, PARTIAL_SUMS // self.problem.processes)
+        count = max(1, _PARTIAL_SUMS // self.problem.processes)
         for number, begin in enumerate(range(0, max(1, len(self.x)), step)):
             terms = self.chunk_terms(head, begin)
             if number < count:
@@ -176,7 +176,7 @@ class HeadObjective:
         """Return the sums over the chunk of `CHUNK_ROWS` rows from `begin`, as `sums` does."""
         standardizer, end = self.problem.standardizer, min(len(self.x), begin + CHUNK_ROWS)
         problems, classes, _ = self.shape
-        rows = max(1, min(CHUNK_ROWS, CHUNK_LOGITS // (problems * classes)))
+        rows = max(1, min(CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
         total: list[Tensor] = []
         for first in range(begin, max(end, begin + 1), rows):
             part = slice(first, min(end, first + rows))
@@ -204,7 +204,7 @@ def add_in_pairs(terms: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossEntropyObjective(HeadObjective):
+class _CrossEntropyObjective(HeadObjective):
     """Weighted mean cross-entropy plus l2/2 |W|^2, with gradient, for each of K linear heads.
 
     Points are (K, C * (D + 1)), and values (K,).
@@ -227,7 +227,7 @@ class CrossEntropyObjective(HeadObjective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsObjective(HeadObjective):
+class _LabelsObjective(HeadObjective):
     """Weighted mean binary cross-entropy plus l2/2 |w|^2, with gradient, for each of K * C heads.
 
     The heads of a problem, one for each label, are independent functions of their own weights.
@@ -264,7 +264,7 @@ def solve_logistic(
     standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
     of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
     (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`, with a `tolerance` for up to
-    `TOLERANCE_CLASSES` classes. For multi-label data, each label may have its own penalty.
+    `_TOLERANCE_CLASSES` classes. For multi-label data, each label may have its own penalty.
 
     With `sharing`, this process sums over its own chunks only, and the others over theirs (see
     `Problem.objective`). The steps are computed by this process alone.
@@ -287,7 +287,7 @@ def solve_logistic(
     first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
     if y.ndim == 1:  # the gradient of a class is about 1 / C of the gradient of its own mean loss
-        tolerance *= min(1.0, TOLERANCE_CLASSES / classes)
+        tolerance *= min(1.0, _TOLERANCE_CLASSES / classes)
     with one_thread(when=x.numel() * shape[0] * classes < SINGLE_THREAD_COST):
         found = minimise(objective, flat, steps=steps, tolerance=tolerance)
     return found.view(shape)

@@ -24,15 +24,15 @@ from vitft.metrics.intervals import Groups, mean_error
 from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS, HeadCandidate
 from vitft.metrics.targets import are_right, fraction_right
 
-SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
-MIN_IMAGES = 20
+_SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
+_MIN_IMAGES = 20
 """Minimum number of images for reading several blocks; with fewer, the evidence is too weak."""
-PRIOR = (0.0, -2.5)
+_PRIOR = (0.0, -2.5)
 """Prior means of the two heads' log weights. A priori, the second head has little weight."""
-PRIOR_STRENGTH = 3.0
+_PRIOR_STRENGTH = 3.0
 """Penalty per squared deviation from the prior means, in units of the loss of one image."""
 
-FACTOR_EXPONENTS = (-4.0, 2.0)
+_FACTOR_EXPONENTS = (-4.0, 2.0)
 """Smallest and largest base-10 logarithm of the factor that calibrates logits."""
 
 
@@ -124,7 +124,7 @@ class Candidate(NamedTuple):
             "cv_top1": self.top1(y),
         }
         if today is not None:
-            found["cv_gain"], found["cv_gain_error"] = gain_and_error(self, today, y)
+            found["cv_gain"], found["cv_gain_error"] = _gain_and_error(self, today, y)
         return found
 
 
@@ -141,7 +141,7 @@ def choose_head_method(
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
     """Choose the method for fitting the head, and return it with the scores of all candidates.
 
-    With fewer than `MIN_IMAGES` images, a head on the last block is the only candidate.
+    With fewer than `_MIN_IMAGES` images, a head on the last block is the only candidate.
 
     Args:
         x: Standardised features (rows, D): all images in the first view, then the same images in
@@ -160,7 +160,7 @@ def choose_head_method(
     heads = plain.fit(x, y, sample_weight, classes=classes)
     sharpness, scores = tempered(held_out_logits(first[:, :read], heads, fold_id), truth)
     today = Candidate(LAST_BLOCK, plain, scores, groups)
-    if images < MIN_IMAGES:
+    if images < _MIN_IMAGES:
         return plain, [today.described(truth)]
     shrinkage, factor, several_scores = choose_shrinkage(
         x, y, sample_weight, fold_id, classes=classes
@@ -198,16 +198,16 @@ def choose_shrinkage(
     images = len(fold_id)
     first, truth = x[:images], y[:images]
     found = [
-        solve_discriminant(x, y, one, classes=classes, shrinkages=SHRINKAGES)
+        solve_discriminant(x, y, one, classes=classes, shrinkages=_SHRINKAGES)
         for one in sample_weight
     ]
     tried = [
         tempered(held_out_logits(first, torch.stack([f[i] for f in found]), fold_id), truth)
-        for i in range(len(SHRINKAGES))
+        for i in range(len(_SHRINKAGES))
     ]
     losses = [F.cross_entropy(scores, truth).item() for _, scores in tried]
     best = losses.index(min(losses))
-    return SHRINKAGES[best], *tried[best]
+    return _SHRINKAGES[best], *tried[best]
 
 
 def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
@@ -224,7 +224,7 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
         log_probabilities = (10**exponent * logits).log_softmax(dim=-1)
         return -(target * log_probabilities).sum().item()
 
-    factor = 10 ** smallest(loss, *FACTOR_EXPONENTS)
+    factor = 10 ** smallest(loss, *_FACTOR_EXPONENTS)
     return factor, (factor * logits).log_softmax(dim=-1)
 
 
@@ -266,11 +266,11 @@ def choose_candidate(
 
 def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
     """Return whether `one` has a lower loss than `other`, by more than a standard error."""
-    gain, error = gain_and_error(one, other, y)
+    gain, error = _gain_and_error(one, other, y)
     return gain > error
 
 
-def gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, float]:
+def _gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, float]:
     """Return by how much the loss of `one` is lower than that of `other`, and its standard error.
 
     The standard error is computed from the differences between each image's two losses, summed over
@@ -283,17 +283,17 @@ def gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, 
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:
     """Return the weights of two sets of log-probabilities (n, C) that minimise the penalised loss.
 
-    The penalty pulls the logarithms of the weights towards `PRIOR`; the fewer images there are, the
-    stronger its effect.
+    The penalty pulls the logarithms of the weights towards `_PRIOR`; the fewer images there are,
+    the stronger its effect.
     """
-    prior = torch.tensor(PRIOR, dtype=torch.float64)
+    prior = torch.tensor(_PRIOR, dtype=torch.float64)
     parts = torch.stack([one, other]).double()  # (2, n, C)
-    objective = mixture_objective(parts, y, prior, PRIOR_STRENGTH / len(y))
+    objective = _mixture_objective(parts, y, prior, _PRIOR_STRENGTH / len(y))
     found = minimise(objective, prior[None], steps=60, tolerance=1e-6)[0].exp()
     return found[0].item(), found[1].item()
 
 
-def mixture_objective(
+def _mixture_objective(
     parts: Tensor, y: Tensor, prior: Tensor, strength: float
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return a function that maps log-weights (1, 2) to the penalised loss and its gradient.

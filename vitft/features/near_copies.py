@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from vitft.data.duplicates import IndexPair
 from vitft.features.folds import CV_IMAGES
 
-MIN_SIMILARITY = 0.75
+_MIN_SIMILARITY = 0.75
 """Minimum cosine similarity between the centred features of candidate near-duplicates. Features
 alone cannot tell copies from similar subjects (benchmarks/notebook/duplicates.md), so candidates
 are confirmed by fingerprints."""
@@ -29,7 +29,7 @@ def similar_images(x: Tensor) -> list[IndexPair]:
 def most_similar(x: Tensor, most: int) -> list[IndexPair]:
     """Return up to `most` index pairs (i < j) of similar features (n, D), most similar first.
 
-    After centring, the cosine similarity of each pair is at least `MIN_SIMILARITY`.
+    After centring, the cosine similarity of each pair is at least `_MIN_SIMILARITY`.
     """
     centred = F.normalize(x - x.mean(dim=0))
     found: list[tuple[float, int, int]] = []
@@ -39,7 +39,7 @@ def most_similar(x: Tensor, most: int) -> list[IndexPair]:
             torch.arange(len(centred)) <= torch.arange(begin, begin + len(cosines))[:, None], -1.0
         )
         # Few pairs reach the threshold; sorting all pairs would take much longer.
-        near = torch.nonzero(cosines.flatten() >= MIN_SIMILARITY).flatten()
+        near = torch.nonzero(cosines.flatten() >= _MIN_SIMILARITY).flatten()
         best = cosines.flatten()[near].topk(min(most, len(near)))
         places = near[best.indices].tolist()
         for cosine, place in zip(best.values.tolist(), places, strict=True):

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from vitft.features.folds import stratified_subset
 
-SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
+_SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
 NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
 """Number of neighbours and softmax temperature, as in Caron et al. 2021 (DINO, 2104.14294)."""
-MAX_VOTERS = 50_000
+_MAX_VOTERS = 50_000
 """Maximum number of images that vote. In larger datasets, a fixed sample stratified by class votes,
 so the time grows with the number of images, not with its square."""
 
@@ -22,14 +22,14 @@ so the time grows with the number of images, not with its square."""
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
     """Return the votes (m, C) of the training images nearest to each query (m, D).
 
-    More similar images have more weight. At most `MAX_VOTERS` of the training images vote.
+    More similar images have more weight. At most `_MAX_VOTERS` of the training images vote.
     """
-    voters = voting_images(y)
+    voters = _voting_images(y)
     x, y = x[voters], y[voters]
     lengths, found = torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-12), []
-    for part in F.normalize(queries, dim=-1).split(rows_at_once(len(x))):
+    for part in F.normalize(queries, dim=-1).split(_rows_at_once(len(x))):
         similarity = (part @ x.T).div_(lengths)  # (m, n)
-        found.append(votes(similarity, y, classes))
+        found.append(_votes(similarity, y, classes))
     return torch.cat(found)
 
 
@@ -37,37 +37,37 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
     """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
 
     `groups` (n,) contains group numbers. The votes for the classes of an image sum to 1, or to 0 if
-    there is only one group. At most `MAX_VOTERS` images vote.
+    there is only one group. At most `_MAX_VOTERS` images vote.
     """
-    voters, known, found = voting_images(y), F.normalize(x, dim=-1), []
+    voters, known, found = _voting_images(y), F.normalize(x, dim=-1), []
     candidates, theirs = known[voters], groups[voters]
-    rows = rows_at_once(len(voters))
+    rows = _rows_at_once(len(voters))
     for part, own in zip(known.split(rows), groups.split(rows), strict=True):
         similarity = part @ candidates.T  # (m, voters)
         similarity[own[:, None] == theirs[None]] = -torch.inf
-        found.append(votes(similarity, y[voters], classes))
+        found.append(_votes(similarity, y[voters], classes))
     total = torch.cat(found)
     if y.ndim == 2:
         return total
     return total / total.sum(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
-def voting_images(y: Tensor) -> Tensor:
+def _voting_images(y: Tensor) -> Tensor:
     """Return the ascending indices of the images that vote, given the targets (n,) or (n, C)."""
-    if len(y) <= MAX_VOTERS:
+    if len(y) <= _MAX_VOTERS:
         return torch.arange(len(y))
     if y.ndim == 2:
-        chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:MAX_VOTERS]
+        chosen = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))[:_MAX_VOTERS]
         return chosen.sort().values
-    return stratified_subset(y, MAX_VOTERS, 0)
+    return stratified_subset(y, _MAX_VOTERS, 0)
 
 
-def rows_at_once(voters: int) -> int:
+def _rows_at_once(voters: int) -> int:
     """Return the number of queries whose similarities to all voters fit into memory."""
-    return max(1, min(1024, SIMILARITY_VALUES // max(1, voters)))
+    return max(1, min(1024, _SIMILARITY_VALUES // max(1, voters)))
 
 
-def votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
+def _votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return, for each query, the weights of the most similar images, summed by class: (m, C).
 
     `similarity` (m, n) contains cosines, and `y` (n,) the class indices of the images.

@@ -28,29 +28,29 @@ from vitft.features.reference import ClassStatistics, Distances, Features, Refer
 from vitft.metrics.results import OodResults
 from vitft.system.text import percent
 
-ClassIndices = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_ClassIndices = np.ndarray[Any, np.dtype[np.int64]]
+_Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-MAX_DIMENSIONS = 1_024
+_MAX_DIMENSIONS = 1_024
 """Maximum number of dimensions of each kind of feature; if there are more, only the leading ones
 are used. This limits the size of the file to 4 MB for each kind, plus 4 kB for each class."""
-IN_DISTRIBUTION = 0.98
+_IN_DISTRIBUTION = 0.98
 """Fraction of held-out images to classify as in distribution."""
-ENOUGH_DISTANCES = 200
+_ENOUGH_DISTANCES = 200
 """Number of distances from which the limit is their quantile, without a fitted distribution."""
-MIN_HELD_OUT = 20
+_MIN_HELD_OUT = 20
 """Minimum number of held-out images from which to estimate the limit."""
-FOLDS = 5
+_FOLDS = 5
 """Number of parts into which the held-out images are divided; each part is compared with a fit to
 all other images."""
-MAX_FITTED = 5_000
+_MAX_FITTED = 5_000
 """Maximum number of held-out images; also the maximum number of images in each fit."""
-PARTS_OF = ((100, FOLDS), (500, 3), (math.inf, 2))
+_PARTS_OF = ((100, _FOLDS), (500, 3), (math.inf, 2))
 """Pairs (upper limit, number of fits). The first pair whose limit exceeds the number of held-out
 images determines how many fits are made for each left-out class."""
-CLASSES_LEFT_OUT = 10
+_CLASSES_LEFT_OUT = 10
 """Maximum number of classes to leave out, one at a time."""
-MIN_SPREAD = 1e-3
+_MIN_SPREAD = 1e-3
 """Minimum standard deviation of cube roots of squared distances; that of normally distributed
 features is above 0.1, so only that of constant features is lower."""
 TOO_HIGH = "may be too high, because the features were trained on these classes"
@@ -68,9 +68,9 @@ def alarms_text(results: OodResults) -> str:
 
 def fit_reference(
     features: Features,
-    labels: ClassIndices,
-    held_out: Bools,
-    groups: ClassIndices,
+    labels: _ClassIndices,
+    held_out: _Bools,
+    groups: _ClassIndices,
     *,
     trained: bool,
     intermediate: Features | None = None,
@@ -93,25 +93,25 @@ def fit_reference(
     """
     kinds = np.unique(labels)
     results = no_reference(None, len(features), int(held_out.sum()), trained=trained)
-    if results["held_out"] < MIN_HELD_OUT:
-        reason = f"too few held-out images ({results['held_out']} of the {MIN_HELD_OUT} needed)"
+    if results["held_out"] < _MIN_HELD_OUT:
+        reason = f"too few held-out images ({results['held_out']} of the {_MIN_HELD_OUT} needed)"
         return None, results | {"reason": reason}
     if len(features) < 2 * len(kinds):
         return None, results | {"reason": "there are fewer than two images per class on average"}
-    used = [x[:, :MAX_DIMENSIONS] for x in (features, intermediate) if x is not None]
-    rows = thinned(np.flatnonzero(held_out), MAX_FITTED)
-    folds = Folds(used, labels, rows, groups)
+    used = [x[:, :_MAX_DIMENSIONS] for x in (features, intermediate) if x is not None]
+    rows = _thinned(np.flatnonzero(held_out), _MAX_FITTED)
+    folds = _Folds(used, labels, rows, groups)
     if left_out := folds.leave_classes_out():
         results["unknown_class_range"] = min(left_out), max(left_out)
         results["classes_left_out"] = len(left_out)
     results["held_out"] = len(rows)
     results["false_alarms"] = expected_false_alarms(len(rows))
     distances = folds.distances()
-    units = units_of(distances)
-    fits = [fit_classes(x, labels).scaled(unit) for x, unit in zip(used, units, strict=True)]
+    units = _units_of(distances)
+    fits = [_fit_classes(x, labels).scaled(unit) for x, unit in zip(used, units, strict=True)]
     found = Reference(
         **fits[0].arrays(),
-        limit=limit_of(scores_of(distances, units)),
+        limit=limit_of(_scores_of(distances, units)),
         unknown=None if trained else results["unknown_class_range"],  # may be too high
         intermediate_blocks=intermediate_blocks,
         intermediate=fits[1] if len(fits) > 1 else None,
@@ -119,7 +119,7 @@ def fit_reference(
     return found, results
 
 
-def units_of(distances: Distances) -> list[float]:
+def _units_of(distances: Distances) -> list[float]:
     """Return the units of P kinds of squared distances (P, n), as in `Reference`.
 
     They are the third powers of the standard deviations of the cube roots, or 1 if P is 1.
@@ -127,10 +127,10 @@ def units_of(distances: Distances) -> list[float]:
     if len(distances) == 1:
         return [1.0]
     spreads = np.cbrt(distances).std(axis=1, ddof=1)
-    return [max(float(spread), MIN_SPREAD) ** 3 for spread in spreads]
+    return [max(float(spread), _MIN_SPREAD) ** 3 for spread in spreads]
 
 
-def scores_of(distances: Distances, units: Sequence[float]) -> Distances:
+def _scores_of(distances: Distances, units: Sequence[float]) -> Distances:
     """Return the scores (n,) of P kinds of squared distances (P, n), given their units (P,)."""
     return combined(distances / np.array(units)[:, None]) if len(units) > 1 else distances[0]
 
@@ -150,36 +150,36 @@ def no_reference(
     }
 
 
-def thinned(rows: ClassIndices, most: int) -> ClassIndices:
+def _thinned(rows: _ClassIndices, most: int) -> _ClassIndices:
     """Return all rows, or `most` evenly spaced rows if there are more."""
     return rows[np.arange(min(most, len(rows))) * len(rows) // min(most, len(rows))]
 
 
-class Folds:
+class _Folds:
     """P kinds of features, each (n, D), with class indices (n,) and held-out rows (m,) in folds.
 
-    The held-out rows are divided into `FOLDS` parts. Near-duplicates, which share a number in
+    The held-out rows are divided into `_FOLDS` parts. Near-duplicates, which share a number in
     `groups` (n,), are in the same part.
     """
 
     def __init__(
         self,
         features: Sequence[Features],
-        labels: ClassIndices,
-        rows: ClassIndices,
-        groups: ClassIndices,
+        labels: _ClassIndices,
+        rows: _ClassIndices,
+        groups: _ClassIndices,
     ) -> None:
         self.features, self.labels, self.rows = features, labels, rows
         _, self.group = np.unique(groups, return_inverse=True)
         order = np.random.default_rng(0).permutation(self.group.max() + 1)
-        self.fold_id = (order % FOLDS)[self.group[rows]]  # (m,)
+        self.fold_id = (order % _FOLDS)[self.group[rows]]  # (m,)
 
     def fit_without(
         self, fold: int, label: int | None = None
     ) -> tuple[list[ClassStatistics], Distances]:
         """Fit to all rows outside one fold and, if `label` is given, outside that class.
 
-        Near-duplicates of rows in the fold are left out too. At most `MAX_FITTED` rows are used.
+        Near-duplicates of rows in the fold are left out too. At most `_MAX_FITTED` rows are used.
 
         Returns:
             The fit to each kind of features, and the squared distances (P, k) of the rows in the
@@ -187,11 +187,11 @@ class Folds:
         """
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
-        some = thinned(np.flatnonzero(kept), MAX_FITTED)
-        fits = [fit_classes(x[some], self.labels[some]) for x in self.features]
+        some = _thinned(np.flatnonzero(kept), _MAX_FITTED)
+        fits = [_fit_classes(x[some], self.labels[some]) for x in self.features]
         return fits, self.squares(fits, tested[self.labels[tested] != label])
 
-    def squares(self, fits: Sequence[ClassStatistics], rows: ClassIndices) -> Distances:
+    def squares(self, fits: Sequence[ClassStatistics], rows: _ClassIndices) -> Distances:
         """Return the squared distances (P, k) of rows from the fits to each kind of features."""
         pairs = zip(fits, self.features, strict=True)
         return np.stack([fit.distances(x[rows]) for fit, x in pairs])
@@ -201,10 +201,10 @@ class Folds:
 
         The rows are in the order of the folds.
         """
-        return np.concatenate([self.fit_without(fold)[1] for fold in range(FOLDS)], axis=1)
+        return np.concatenate([self.fit_without(fold)[1] for fold in range(_FOLDS)], axis=1)
 
     def leave_classes_out(self) -> list[float]:
-        """Leave out up to `CLASSES_LEFT_OUT` classes, one at a time, and treat each as unknown.
+        """Leave out up to `_CLASSES_LEFT_OUT` classes, one at a time, and treat each as unknown.
 
         Several fits are made for each class. Each fit leaves out the class and one fold. The limit
         is estimated from the scores of the other classes' images in these folds, and the scores of
@@ -216,37 +216,37 @@ class Folds:
             over the fits).
         """
         fractions = list[float]()
-        parts = next(parts for most, parts in PARTS_OF if len(self.rows) < most)
+        parts = next(parts for most, parts in _PARTS_OF if len(self.rows) < most)
         for number, label in enumerate(
-            thinned(np.unique(self.labels[self.rows]), CLASSES_LEFT_OUT)
+            _thinned(np.unique(self.labels[self.rows]), _CLASSES_LEFT_OUT)
         ):
             own = self.rows[self.labels[self.rows] == label]
-            found = [self.fit_without((number + i) % FOLDS, int(label)) for i in range(parts)]
+            found = [self.fit_without((number + i) % _FOLDS, int(label)) for i in range(parts)]
             known = np.concatenate([distances for _, distances in found], axis=1)
-            if known.shape[1] < MIN_HELD_OUT // 2:
+            if known.shape[1] < _MIN_HELD_OUT // 2:
                 continue
             unknown = np.concatenate([self.squares(fits, own) for fits, _ in found], axis=1)
-            units = units_of(known)
-            limit = limit_of(scores_of(known, units))
-            fractions.append(float((scores_of(unknown, units) > limit).mean()))
+            units = _units_of(known)
+            limit = limit_of(_scores_of(known, units))
+            fractions.append(float((_scores_of(unknown, units) > limit).mean()))
         return fractions
 
 
 def limit_of(distances: Distances) -> float:
-    """Return the limit that a fraction `IN_DISTRIBUTION` of new images is expected not to exceed.
+    """Return the limit that a fraction `_IN_DISTRIBUTION` of new images is expected not to exceed.
 
-    With `ENOUGH_DISTANCES` or more squared distances or scores (n,), this is their quantile. With
+    With `_ENOUGH_DISTANCES` or more squared distances or scores (n,), this is their quantile. With
     fewer, the quantile depends on the few largest (on the largest alone, up to 49), so the limit is
     the geometric mean of the quantile and that of a fitted distribution, weighted by n and
-    `ENOUGH_DISTANCES` - n. The fitted distribution is normal after the cube root is taken, as a sum
-    of squares nearly is (Wilson & Hilferty 1931, "The distribution of chi-square", PNAS 17).
+    `_ENOUGH_DISTANCES` - n. The fitted distribution is normal after the cube root is taken, as a
+    sum of squares nearly is (Wilson & Hilferty 1931, "The distribution of chi-square", PNAS 17).
     """
-    quantile = float(np.quantile(distances, IN_DISTRIBUTION, method="weibull"))
-    missing = 1 - len(distances) / ENOUGH_DISTANCES
+    quantile = float(np.quantile(distances, _IN_DISTRIBUTION, method="weibull"))
+    missing = 1 - len(distances) / _ENOUGH_DISTANCES
     if missing <= 0:
         return quantile
     roots = np.cbrt(distances)
-    z = NormalDist().inv_cdf(IN_DISTRIBUTION)
+    z = NormalDist().inv_cdf(_IN_DISTRIBUTION)
     fitted = float(roots.mean() + z * roots.std(ddof=1)) ** 3
     return quantile ** (1 - missing) * fitted**missing
 
@@ -255,13 +255,13 @@ def expected_false_alarms(distances: int) -> float:
     """Return the expected fraction of new images above the limit from a number of distances.
 
     The parameters of the fitted distribution are estimates, so it is exceeded slightly more often
-    than by 1 - `IN_DISTRIBUTION`; the excess is about 0.18 / n (first-order expansion of the
+    than by 1 - `_IN_DISTRIBUTION`; the excess is about 0.18 / n (first-order expansion of the
     prediction limit of a normal sample, (z³ + 3 z) / 4n times the density at z).
     """
-    return 1 - IN_DISTRIBUTION + 0.18 * max(0.0, 1 / distances - 1 / ENOUGH_DISTANCES)
+    return 1 - _IN_DISTRIBUTION + 0.18 * max(0.0, 1 / distances - 1 / _ENOUGH_DISTANCES)
 
 
-def fit_classes(features: Features, labels: ClassIndices) -> ClassStatistics:
+def _fit_classes(features: Features, labels: _ClassIndices) -> ClassStatistics:
     """Fit means and scatter to features (n, D) and class indices (n,)."""
     kinds = np.unique(labels)
     centre = features.mean(axis=0, dtype=np.float64)

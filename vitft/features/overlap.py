@@ -16,23 +16,23 @@ from torch import Tensor
 
 from vitft.data.loading import Pixels, in_chunks, in_order, overlapped
 
-SMALLEST_BATCH = 16
-BATCHES = 16
-"""Minimum number of batches in a pass, unless they would be smaller than `SMALLEST_BATCH`."""
+_SMALLEST_BATCH = 16
+_BATCHES = 16
+"""Minimum number of batches in a pass, unless they would be smaller than `_SMALLEST_BATCH`."""
 LARGEST_CHUNK, CHUNKS = 16, 32
 """Maximum number of files that a worker decodes at a time, and minimum number of such chunks for
 each worker in a pass."""
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
-class HasPixels(Protocol):
+class _HasPixels(Protocol):
     """Protocol of images whose `pixels` are None if there is nothing to compute."""
 
     pixels: Pixels | None
 
 
-Image = TypeVar("Image", bound=HasPixels)
+Image = TypeVar("Image", bound=_HasPixels)
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class PixelBatch(Generic[Image]):
 
 
 def computed_batches(
-    files: Sequence[Item],
-    decode: Callable[[Sequence[Item]], list[Image]],
+    files: Sequence[_Item],
+    decode: Callable[[Sequence[_Item]], list[Image]],
     start: Callable[[PixelBatch[Image]], Callable[[], None]],
     save: Callable[[Sequence[Image]], None],
     *,
@@ -71,9 +71,9 @@ def computed_batches(
     """
     if device.type == "cpu":
 
-        def work(chunk: Sequence[Item]) -> list[Image]:
+        def work(chunk: Sequence[_Item]) -> list[Image]:
             images = decode(chunk)
-            for batch in pixel_batches(images, len(images), device):
+            for batch in _pixel_batches(images, len(images), device):
                 start(batch)()
             return images
 
@@ -96,8 +96,8 @@ def computed_batches(
         return finish_and_save
 
     # Sizes that depend only on the arguments, so a repeated pass computes the same batches
-    batch_size = SMALLEST_BATCH
-    while batch_size * 2 <= len(files) // BATCHES:
+    batch_size = _SMALLEST_BATCH
+    while batch_size * 2 <= len(files) // _BATCHES:
         batch_size *= 2
     size = min(batch_size, size)
     each = max(1, min(LARGEST_CHUNK, len(files) // (CHUNKS * max(1, workers))))
@@ -105,11 +105,11 @@ def computed_batches(
     with contextlib.closing(
         in_order(decode, in_chunks(files, each), workers=workers, ahead=ahead)
     ) as chunks:
-        batches = pixel_batches(itertools.chain.from_iterable(chunks), size, device)
+        batches = _pixel_batches(itertools.chain.from_iterable(chunks), size, device)
         yield from overlapped(batches, start_and_save)
 
 
-def pixel_batches(
+def _pixel_batches(
     images: Iterable[Image], size: int, device: torch.device
 ) -> Iterator[PixelBatch[Image]]:
     """Yield batches of `size` images, with the pixels copied to a tensor as they arrive."""

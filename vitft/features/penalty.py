@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """L2 penalties to try, from strong to weak; each fit starts from the previous solution.
 
-For more than `PENALTY_CLASSES` classes, they are divided by the number of classes in proportion.
+For more than `_PENALTY_CLASSES` classes, they are divided by the number of classes in proportion.
 The loss is a mean over the images, so that of a class weighs 1 / C, and its penalty has to as well.
 """
-PENALTY_CLASSES = 100
-PENALTY_LOGITS = 10_000_000
+_PENALTY_CLASSES = 100
+_PENALTY_LOGITS = 10_000_000
 """Maximum number of logits (images x classes) of a cross-validation that chooses the penalty. If it
 is exceeded, the penalty is chosen for some of the images, then for some of the classes."""
-CALIBRATED_LOGITS = 2_000_000
+_CALIBRATED_LOGITS = 2_000_000
 """Maximum number of logits from which the calibrated loss for a penalty is estimated."""
-DEFAULT_L2 = 0.1
-"""L2 penalty of up to `DEFAULT_CLASSES` classes where cross-validation does not choose one."""
-DEFAULT_CLASSES = 10
+_DEFAULT_L2 = 0.1
+"""L2 penalty of up to `_DEFAULT_CLASSES` classes where cross-validation does not choose one."""
+_DEFAULT_CLASSES = 10
 
 
 def default_penalty(y: Tensor, classes: int) -> float:
@@ -47,7 +47,7 @@ def default_penalty(y: Tensor, classes: int) -> float:
 
     See `PENALTIES` for the dependence on the number of classes. Labels have a loss each.
     """
-    return DEFAULT_L2 * (min(1.0, DEFAULT_CLASSES / classes) if y.ndim == 1 else 1.0)
+    return _DEFAULT_L2 * (min(1.0, _DEFAULT_CLASSES / classes) if y.ndim == 1 else 1.0)
 
 
 class PenaltyScore(NamedTuple):
@@ -88,7 +88,7 @@ def choose_penalty(
     kept = training_weights(fold_id, sample_weight, views)
     path: list[PenaltyScore] = []
     by_label: list[Tensor] = []  # loss of each label, for each penalty
-    start, scale = None, min(1.0, PENALTY_CLASSES / classes) if y.ndim == 1 else 1.0
+    start, scale = None, min(1.0, _PENALTY_CLASSES / classes) if y.ndim == 1 else 1.0
     for relative in PENALTIES:
         l2 = relative * scale
         start = rough_fit(x, y, kept, classes=classes, l2=l2, start=start)
@@ -98,7 +98,7 @@ def choose_penalty(
             loss = mean_loss(logits, first).item()
             by_label.append(label_losses(logits, first))
         else:
-            some = slice(None, None, -(-logits.numel() // CALIBRATED_LOGITS))
+            some = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
             loss = F.nll_loss(tempered(logits[some], first[some])[1], first[some]).item()
         path.append(PenaltyScore(l2, top1, loss))
         if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
@@ -130,16 +130,16 @@ def choose_sampled_penalty(
         y[:images],
         classes,
         most=CV_IMAGES,
-        most_logits=PENALTY_LOGITS,
+        most_logits=_PENALTY_LOGITS,
         per_class=CV_FOLDS,
         seed=seed,
     )
     if y.ndim == 2 and len(some.images) < min(images, CV_FOLDS * classes):
         log.debug(
-            f"using the default penalty {DEFAULT_L2:g}: too few images per class to choose one by "
+            f"using the default penalty {_DEFAULT_L2:g}: too few images per class to choose one by "
             "cross-validation"
         )
-        return DEFAULT_L2, []
+        return _DEFAULT_L2, []
     rows = rows_of_views(some.images, images, views)
     l2, path = choose_penalty(
         standardizer(x[rows]),

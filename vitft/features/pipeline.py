@@ -35,9 +35,9 @@ from vitft.system.text import count, format_bytes
 
 log = logging.getLogger(__name__)
 
-HEAD_BLOCKS = 6
+_HEAD_BLOCKS = 6
 """Maximum number of blocks that a head fitted by L-BFGS reads by default."""
-MAX_HEAD_DIMENSIONS = 3_100
+_MAX_HEAD_DIMENSIONS = 3_100
 """Maximum number of feature dimensions that a head fitted by L-BFGS reads by default. The time to
 fit the head grows with the cube of this number if there are more images than dimensions."""
 
@@ -160,8 +160,8 @@ def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
         return spec.head_blocks
     if not config.supports_read_blocks:
         return 1
-    fast = 1 + (MAX_HEAD_DIMENSIONS - config.width) // (config.read_of_earlier * config.width)
-    blocks = max(1, min(HEAD_BLOCKS, config.depth, fast))
+    fast = 1 + (_MAX_HEAD_DIMENSIONS - config.width) // (config.read_of_earlier * config.width)
+    blocks = max(1, min(_HEAD_BLOCKS, config.depth, fast))
     dimensions = replace(config, read_blocks=blocks).feature_size
     return 1 if images * (1 + spec.views) * dimensions > LARGE_VALUES else blocks
 

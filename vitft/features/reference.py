@@ -23,11 +23,11 @@ Features = np.ndarray[Any, np.dtype[np.float32]]
 Distances = np.ndarray[Any, np.dtype[np.float64]]
 
 REFERENCE_FILE = "reference.npz"
-STATISTICS = ("centre", "means", "within")
+_STATISTICS = ("centre", "means", "within")
 """Names of the arrays of `ClassStatistics`."""
-USUALLY_NOT = 0.2
+_USUALLY_NOT = 0.2
 """Highest fraction of a class that is flagged up to which its images usually are not noticed."""
-INTERMEDIATE = "intermediate_"
+_INTERMEDIATE = "intermediate_"
 """Prefix of the names of arrays that belong to the intermediate feature."""
 
 
@@ -63,7 +63,7 @@ class ClassStatistics:
 
     def arrays(self) -> dict[str, Features]:
         """Return the fields by name."""
-        return {name: np.asarray(getattr(self, name), np.float32) for name in STATISTICS}
+        return {name: np.asarray(getattr(self, name), np.float32) for name in _STATISTICS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +105,22 @@ class Reference(ClassStatistics):
         if self.unknown is not None:
             arrays["unknown_range"] = np.asarray(self.unknown, np.float32)
         if self.intermediate is not None:
-            arrays[f"{INTERMEDIATE}blocks"] = np.asarray(self.intermediate_blocks, np.float32)
+            arrays[f"{_INTERMEDIATE}blocks"] = np.asarray(self.intermediate_blocks, np.float32)
             more = self.intermediate.arrays().items()
-            arrays |= {f"{INTERMEDIATE}{name}": array for name, array in more}
+            arrays |= {f"{_INTERMEDIATE}{name}": array for name, array in more}
         return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """Create a reference from the output of `arrays`."""
         by_class = arrays.get("unknown_range")
-        intermediate, blocks = None, int(arrays.get(f"{INTERMEDIATE}blocks", 0))
+        intermediate, blocks = None, int(arrays.get(f"{_INTERMEDIATE}blocks", 0))
         if blocks:
-            intermediate = ClassStatistics(**{n: arrays[f"{INTERMEDIATE}{n}"] for n in STATISTICS})
+            intermediate = ClassStatistics(
+                **{n: arrays[f"{_INTERMEDIATE}{n}"] for n in _STATISTICS}
+            )
         return cls(
-            **{name: arrays[name] for name in STATISTICS},
+            **{name: arrays[name] for name in _STATISTICS},
             limit=float(arrays["limit"]),
             unknown=(float(by_class[0]), float(by_class[1])) if by_class is not None else None,
             intermediate_blocks=blocks,
@@ -137,7 +139,7 @@ def power_text(by_class: Interval) -> str:
     may be outside this range.
     """
     share = " to ".join(dict.fromkeys(percent(bound, 0) for bound in by_class))
-    if by_class[1] < USUALLY_NOT:
+    if by_class[1] < _USUALLY_NOT:
         return f"images of similar classes usually go unnoticed ({share} are flagged)"
     return f"of images of similar classes, {share} are flagged, depending on the class"
 
@@ -168,37 +170,37 @@ def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise damaged_reference(path, describe_os_error(error)) from error
+        raise _damaged_reference(path, describe_os_error(error)) from error
     except ValueError as error:
-        raise damaged_reference(path, str(error)) from error
-    if not are_statistics(arrays):
-        raise damaged_reference(path, "it does not contain feature statistics")
+        raise _damaged_reference(path, str(error)) from error
+    if not _are_statistics(arrays):
+        raise _damaged_reference(path, "it does not contain feature statistics")
     found = Reference.from_arrays(arrays)
-    if not fits_width(found, width):
-        raise damaged_reference(path, f"it does not match {width}-dimensional features")
+    if not _fits_width(found, width):
+        raise _damaged_reference(path, f"it does not match {width}-dimensional features")
     if found.intermediate is not None and not (
         isinstance(config, ViTConfig)
         and found.intermediate_blocks <= config.depth - config.read_blocks
-        and fits_width(found.intermediate, config.width)
+        and _fits_width(found.intermediate, config.width)
     ):
-        raise damaged_reference(path, "its intermediate feature does not match the model")
+        raise _damaged_reference(path, "its intermediate feature does not match the model")
     return found
 
 
-def fits_width(found: ClassStatistics, width: int) -> bool:
+def _fits_width(found: ClassStatistics, width: int) -> bool:
     """Return whether statistics have consistent shapes, and at most `width` dimensions."""
     shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
     size = min(width, found.centre.size)  # less than `width` if the head reads several blocks
     return shapes == ((size,), (size, size), (size,)) and len(found.means) > 0
 
 
-def are_statistics(arrays: Mapping[str, Features]) -> bool:
+def _are_statistics(arrays: Mapping[str, Features]) -> bool:
     """Return whether the arrays have the names, types, ranks and value ranges of a reference."""
     ranks = {"centre": 1, "means": 2, "within": 2}
     required = ranks | {"limit": 0}
-    if f"{INTERMEDIATE}blocks" in arrays:
-        required |= {f"{INTERMEDIATE}{name}": rank for name, rank in ranks.items()}
-        required |= {f"{INTERMEDIATE}blocks": 0}
+    if f"{_INTERMEDIATE}blocks" in arrays:
+        required |= {f"{_INTERMEDIATE}{name}": rank for name, rank in ranks.items()}
+        required |= {f"{_INTERMEDIATE}blocks": 0}
     known = required | {"unknown_range": 1, "unknown": 0}  # `unknown` was a single number once
     if not required.keys() <= arrays.keys() <= known.keys():
         return False
@@ -206,12 +208,12 @@ def are_statistics(arrays: Mapping[str, Features]) -> bool:
     if not all(fits) or not all(bool(np.isfinite(arrays[name]).all()) for name in required):
         return False
     by_class = arrays.get("unknown_range", np.zeros(2))
-    blocks = float(arrays.get(f"{INTERMEDIATE}blocks", 1))
+    blocks = float(arrays.get(f"{_INTERMEDIATE}blocks", 1))
     is_block = blocks >= 1 and blocks.is_integer()
     return is_block and by_class.shape == (2,) and bool(((by_class >= 0) & (by_class <= 1)).all())
 
 
-def damaged_reference(path: Path, reason: str) -> RunError:
+def _damaged_reference(path: Path, reason: str) -> RunError:
     """Return the error for a damaged reference file."""
     return RunError(
         f"damaged run: {path} ({reason})",

@@ -15,10 +15,10 @@ from vitft.system.text import (
     scored_images,
 )
 
-MOST_LISTED = 30
+_MOST_LISTED = 30
 """Maximum number of classes in the table."""
 CLASS_METRICS = ("recall", "precision", "f1")
-BOUNDS = "95% CI"
+_BOUNDS = "95% CI"
 
 
 def evaluation_rows(found: Mapping[str, Any]) -> Rows:
@@ -50,12 +50,14 @@ def evaluation_details(found: Mapping[str, Any]) -> list[str]:
         if found["top5"] is not None:
             lines.append(f"top-5 accuracy: {_with_interval(found, 'top5')}")
     bounds = found["loss_interval"]
-    within = f"{BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
+    within = (
+        f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
+    )
     lines.append(f"log-loss: {found['loss']:.3f} nats ({within})")
     if doubt := not_calibrated(found):
         return [*lines, doubt]
     error = percent_or_bound(calibration["ece"], calibration["ece_interval"])
-    line = f"calibration error: {error} ({BOUNDS} {interval(calibration['ece_interval'])})"
+    line = f"calibration error: {error} ({_BOUNDS} {interval(calibration['ece_interval'])})"
     before, temperature = calibration["ece_before"], calibration["temperature"]
     if is_scaled(temperature) and before is not None:
         shown = percent(before) if is_measurable(before) else "too small to measure"
@@ -68,14 +70,14 @@ def class_table(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the headings and rows of a table of the classes that have images.
 
-    If there are more than `MOST_LISTED`, it has those of the lowest recall. With `details`, each
+    If there are more than `_MOST_LISTED`, it has those of the lowest recall. With `details`, each
     metric has its interval, otherwise each class its most frequent wrong prediction.
     """
     occurring = [(name, row) for name, row in found["per_class"].items() if row["images"]]
-    if len(occurring) > MOST_LISTED:
-        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:MOST_LISTED]
+    if len(occurring) > _MOST_LISTED:
+        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:_MOST_LISTED]
     if details:
-        headings = ("class", "images", "recall", BOUNDS, "precision", BOUNDS, "F1", BOUNDS)
+        headings = ("class", "images", "recall", _BOUNDS, "precision", _BOUNDS, "F1", _BOUNDS)
         rows = [
             (name, str(row["images"]), *(c for m in CLASS_METRICS for c in _cells(row, m)))
             for name, row in occurring
@@ -96,7 +98,7 @@ def class_table(
 def _with_interval(found: Mapping[str, Any], name: str) -> str:
     """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
     bounds = found[f"{name}_interval"]
-    return percent(found[name]) + (f" ({BOUNDS} {interval(bounds)})" if bounds else "")
+    return percent(found[name]) + (f" ({_BOUNDS} {interval(bounds)})" if bounds else "")
 
 
 def _cells(row: Mapping[str, Any], name: str) -> tuple[str, str]:

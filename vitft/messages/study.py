@@ -23,7 +23,7 @@ def study_heading(seeds: int, images: str, majority: float, *, has_tests: bool) 
     """
     origin = "the folder's validation or test set" if has_tests else "all images that train no head"
     return (
-        f"accuracy in % by number of training images per class, {mean_of(seeds)}, with 95% "
+        f"accuracy in % by number of training images per class, {_mean_of(seeds)}, with 95% "
         f"intervals; {images} ({origin}); baseline (largest class): {percent(majority)}"
     )
 
@@ -31,10 +31,10 @@ def study_heading(seeds: int, images: str, majority: float, *, has_tests: bool) 
 def figure_heading(seeds: int, test_images: int) -> str:
     """Return the line below the title of the figure."""
     images = count(test_images, "test image")
-    return f"{mean_of(seeds)}; bands: 95% intervals; {images}"
+    return f"{_mean_of(seeds)}; bands: 95% intervals; {images}"
 
 
-def mean_of(seeds: int) -> str:
+def _mean_of(seeds: int) -> str:
     """Return `1 seed` or, for 3 seeds, `mean of 3 seeds`."""
     return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
 

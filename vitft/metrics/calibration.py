@@ -27,18 +27,18 @@ from vitft.metrics.values import Interval
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-BINS = 15
+_BINS = 15
 """Maximum number of bins, as in Guo et al. 2017. Unlike in that paper, all bins contain about the
 same number of images: most bins of equal width would be empty if most confidences were close to
 1."""
-MIN_IMAGES_PER_BIN = 15
+_MIN_IMAGES_PER_BIN = 15
 """Minimum number of images per bin, which limits the number of bins for small datasets. There is
 always at least one bin."""
 CALIBRATION_FOLDS = 10
 TEMPERATURES = (0.001, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected. A head
 that begins at zero and is trained for few steps needs 0.02 or less."""
-SCANNED = 12
+_SCANNED = 12
 """Number of temperatures at which the search begins, evenly spaced on a logarithmic scale."""
 PRIOR_SPREADS = (0.3, 0.5)
 """Spreads of the prior on the logarithm of the temperature, which has mean 0: normal within one
@@ -48,7 +48,7 @@ temperatures near 1, heads fitted by L-BFGS need 0.3 to 1.5, and models trained 
 smaller ones, which a normal prior would prevent (benchmarks/notebook/calibration.md). With 150
 images, the prior has hardly any effect.
 """
-MAX_DIFFERENCE = 4.0
+_MAX_DIFFERENCE = 4.0
 """Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
 SIMULATIONS, TRIALS = 1000, 48
 MAX_LOGITS = 2**25
@@ -109,7 +109,7 @@ def calibrate_temperature(
     https://arxiv.org/abs/1706.04599, section 4.2.
     """
     if validation.labels.ndim == 2:
-        return calibrate_labels(validation, training)
+        return _calibrate_labels(validation, training)
     images, more = len(validation), 0 if training is None else len(training)
     logits, labels, _ = validation
     if training is not None:
@@ -132,7 +132,7 @@ def calibrate_temperature(
     return FittedTemperature(value=fitted, held_out=held_out, cross_validated=more)
 
 
-def calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> FittedTemperature:
+def _calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> FittedTemperature:
     """Fit a temperature to each label of multi-label data (see `calibrate_temperature`)."""
     others = [None] * validation.labels.shape[1] if training is None else training.of_each_label()
     pairs = zip(validation.of_each_label(), others, strict=True)
@@ -149,9 +149,9 @@ def calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> Fitte
 def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     """Return whether the losses of a model on two sets are similar enough to pool the sets.
 
-    The mean losses, at the temperature fitted to both sets, must differ by at most `MAX_DIFFERENCE`
-    standard errors. They differ by more if, for example, the training images contain undetected
-    near-duplicates. For multi-label data, the condition must hold for each label.
+    The mean losses, at the temperature fitted to both sets, must differ by at most
+    `_MAX_DIFFERENCE` standard errors. They differ by more if, for example, the training images
+    contain undetected near-duplicates. For multi-label data, this must hold for each label.
     """
     if first.labels.ndim == 2:
         pairs = zip(first.of_each_label(), second.of_each_label(), strict=True)
@@ -163,7 +163,7 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     variance = variance_ratio(one - one.mean(), first.groups) / len(first)
     variance += variance_ratio(other - other.mean(), second.groups) / len(second)
     error = float(losses.std()) * variance**0.5
-    return abs(float(one.mean() - other.mean())) <= MAX_DIFFERENCE * error
+    return abs(float(one.mean() - other.mean())) <= _MAX_DIFFERENCE * error
 
 
 def fit_temperature(
@@ -205,7 +205,7 @@ def fit_temperature(
         low, high = max(least, 0.7 / near), min(most, 1.4 / near)
         if slope(low) < 0 < slope(high):
             return 1 / find_root(slope, low, high)
-    scanned = np.geomspace(least, most, SCANNED).tolist()
+    scanned = np.geomspace(least, most, _SCANNED).tolist()
     brackets = [(low, high) for low, high in pairwise(scanned) if slope(low) < 0 <= slope(high)]
     minima = [find_root(slope, low, high) for low, high in brackets]
     return 1 / min(minima, key=objective) if minima else None
@@ -234,7 +234,7 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
     return (low + high) / 2
 
 
-def logsumexp(logits: Floats) -> Floats:
+def _logsumexp(logits: Floats) -> Floats:
     """Return the log-sum-exp of each image's logits: (n, C) to (n,).
 
     The exponentials of at most `MAX_LOGITS` logits are in memory at a time.
@@ -249,7 +249,7 @@ def log_losses(logits: Floats, labels: Ints) -> Floats:
     """Return the log loss of each image in nats (n,); multi-label losses are summed over labels."""
     if labels.ndim == 2:
         return np.asarray(np.logaddexp(0, np.where(labels, -logits, logits)).sum(axis=1))
-    loss: Floats = logsumexp(logits) - logits[np.arange(len(labels)), labels]
+    loss: Floats = _logsumexp(logits) - logits[np.arange(len(labels)), labels]
     return loss
 
 
@@ -261,13 +261,13 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
     if labels.ndim == 2:
         right = (logits >= 0) == labels.astype(bool)
         return np.ravel(sigmoid(np.abs(logits))), np.ravel(right).astype(np.float64)
-    best: Floats = np.exp(logits.max(axis=1) - logsumexp(logits))
+    best: Floats = np.exp(logits.max(axis=1) - _logsumexp(logits))
     right = logits.argmax(axis=1) == labels
     return best, right.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bins:
+class _Bins:
     """Statistics of images in K bins of increasing confidence; bin sizes differ by at most one."""
 
     low: Floats  # (K,): halfway to the bin below; the smallest confidence for the first
@@ -278,8 +278,8 @@ class Bins:
 
     @property
     def gap(self) -> float:
-        """Standard expected calibration error without bias correction (see `binned_error`)."""
-        return float(binned_error(self.images, self.confidence, self.accuracy))
+        """Standard expected calibration error without bias correction (see `_binned_error`)."""
+        return float(_binned_error(self.images, self.confidence, self.accuracy))
 
     def rows(self) -> list[CalibrationBin]:
         """Return the bins in the form stored in eval.json."""
@@ -292,7 +292,7 @@ class Bins:
         ]
 
 
-def binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
+def _binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
     """Return the mean of |accuracy - confidence| over bins, weighted by the number of images.
 
     `images` and `confidence` are (K,), `accuracy` is (..., K), and the result is (...).
@@ -300,16 +300,16 @@ def binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
     return np.asarray((images * np.abs(accuracy - confidence)).sum(axis=-1) / images.sum())
 
 
-def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
-    """Sort images by confidence and divide them into at most `BINS` bins."""
+def bin_by_confidence(confidence: Floats, right: Floats) -> _Bins:
+    """Sort images by confidence and divide them into at most `_BINS` bins."""
     total = len(confidence)
-    count = min(BINS, max(1, total // MIN_IMAGES_PER_BIN))
+    count = min(_BINS, max(1, total // _MIN_IMAGES_PER_BIN))
     order = np.argsort(confidence, kind="stable")
     ends = np.linspace(0, total, count + 1).round().astype(np.int64)
     images = np.diff(ends)
     ranked = confidence[order]
     between = (ranked[ends[1:-1] - 1] + ranked[ends[1:-1]]) / 2
-    return Bins(
+    return _Bins(
         low=np.concatenate([ranked[:1], between]),
         high=np.concatenate([between, ranked[-1:]]),
         images=images,
@@ -318,7 +318,7 @@ def bin_by_confidence(confidence: Floats, right: Floats) -> Bins:
     )
 
 
-def calibration_error(bins: Bins, effect: float = 1.0) -> tuple[float, Interval]:
+def calibration_error(bins: _Bins, effect: float = 1.0) -> tuple[float, Interval]:
     """Return the expected calibration error, corrected for bias, and its 95% interval.
 
     `effect` is the design effect of the images (`intervals.design_effect`).
@@ -339,18 +339,18 @@ def calibration_error(bins: Bins, effect: float = 1.0) -> tuple[float, Interval]
     observed = bins.gap
     bins = replace(bins, images=np.maximum(1, np.round(bins.images / effect)).astype(np.int64))
     random = np.random.default_rng(0)
-    chance = float(np.median(simulate_errors(bins, bins.confidence[None], random)))
+    chance = float(np.median(_simulate_errors(bins, bins.confidence[None], random)))
     deviation = bins.accuracy - bins.confidence
     shape = np.sign(deviation) * (np.abs(deviation) + observed)
-    size = float(binned_error(bins.images, 0 * shape, shape))
+    size = float(_binned_error(bins.images, 0 * shape, shape))
     if size == 0:
         shape, size = np.where(bins.confidence < 0.5, 1.0, -1.0), 1.0
     reach = min(1.0, 2.5 * max(observed, chance) + 0.5 / float(np.sqrt(bins.images.sum())))
     trials = reach * np.linspace(0, 1, TRIALS) ** 1.5  # finer near zero
     truth = np.clip(bins.confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)
-    errors = binned_error(bins.images, bins.confidence, truth)
+    errors = _binned_error(bins.images, bins.confidence, truth)
     errors = np.maximum.accumulate(errors)  # clipping makes some of them smaller
-    sums = simulate_errors(bins, truth, random)  # (L, R)
+    sums = _simulate_errors(bins, truth, random)  # (L, R)
 
     def error_at(quantile: float, estimate: float) -> float:
         """Return the trial error for which `estimate` is the given quantile of the simulations."""
@@ -363,11 +363,11 @@ def calibration_error(bins: Bins, effect: float = 1.0) -> tuple[float, Interval]
     return error_at(0.5, observed), (error_at(0.975, observed), upper)
 
 
-def simulate_errors(bins: Bins, truth: Floats, random: np.random.Generator) -> Floats:
+def _simulate_errors(bins: _Bins, truth: Floats, random: np.random.Generator) -> Floats:
     """Return simulated plug-in estimates (L, R) for bins with true accuracies `truth` (L, K)."""
     chances = np.broadcast_to(truth[:, None], (len(truth), SIMULATIONS, len(bins.images)))
     drawn = random.binomial(bins.images, chances) / bins.images  # (L, R, K)
-    return binned_error(bins.images, bins.confidence, drawn)
+    return _binned_error(bins.images, bins.confidence, drawn)
 
 
 def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

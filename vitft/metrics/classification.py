@@ -43,7 +43,7 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
 
-def confused_pairs(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int]]:
+def _confused_pairs(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int]]:
     """Return the nonzero entries of the confusion matrix as (true class, predicted class, images).
 
     The time and memory grow with the number of images, not with the square of that of the classes.
@@ -77,7 +77,7 @@ def classification_metrics(
     `effect` is a further design effect of the metrics of classes and of the balanced accuracy.
     """
     if labels.ndim == 2:
-        return several_label_metrics(logits, labels, classes, thresholds, groups)
+        return _several_label_metrics(logits, labels, classes, thresholds, groups)
     total, truth, guess = len(labels), labels.numpy(), logits.argmax(dim=-1).numpy()
     right = truth == guess
     rows, hits = (np.bincount(c, minlength=len(classes)).tolist() for c in (truth, truth[right]))
@@ -99,7 +99,7 @@ def classification_metrics(
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
         "per_class": {
-            name: class_metrics(truth == i, guess == i, groups, effect)
+            name: _class_metrics(truth == i, guess == i, groups, effect)
             for i, name in enumerate(classes)
         },
         "confusion": [],
@@ -110,11 +110,11 @@ def classification_metrics(
     if len(classes) <= MAX_DENSE_CLASSES:
         found["confusion"] = confusion_matrix(logits, labels).tolist()
     else:
-        found["confused_pairs"] = confused_pairs(logits, labels)
+        found["confused_pairs"] = _confused_pairs(logits, labels)
     return found
 
 
-def several_label_metrics(
+def _several_label_metrics(
     logits: Tensor,
     labels: Tensor,
     names: Sequence[str],
@@ -126,7 +126,7 @@ def several_label_metrics(
     truth: Flags = labels.bool().numpy()
     total, right = len(labels), are_right(logits, labels, thresholds).numpy()
     per_class = {
-        name: class_metrics(t, g, groups)
+        name: _class_metrics(t, g, groups)
         for name, g, t in zip(names, given.T, truth.T, strict=True)
     }
     hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
@@ -137,7 +137,7 @@ def several_label_metrics(
     _, sizes = np.unique(truth, axis=0, return_counts=True)
     bare, empty = np.asarray(~truth.any(axis=1)), np.asarray(~given.any(axis=1))
     results: LabelResults = label_results(logits.double().numpy(), truth, given, names, groups)
-    results["none"] = class_metrics(bare, empty, groups)
+    results["none"] = _class_metrics(bare, empty, groups)
     found: Metrics = {
         "images": total,
         "top1": int(right.sum()) / total,
@@ -159,7 +159,7 @@ def several_label_metrics(
     return found
 
 
-def class_metrics(
+def _class_metrics(
     own: Flags, given: Flags, groups: Groups | None, effect: float = 1.0
 ) -> ClassMetrics:
     """Return the metrics of a class.

@@ -23,7 +23,7 @@ class ComparedRun(TypedDict):
     recall: dict[str, float]  # on the shared images, by class
 
 
-class FixesResults(TypedDict):
+class _FixesResults(TypedDict):
     """Effect of the fixes of one run, on images with the same label in both runs."""
 
     run: str  # name of the run with the fixes
@@ -63,7 +63,7 @@ class ComparedPair(TypedDict):
     more_accurate: str | None  # name of the more accurate run; None if it is not significant
     conclusion: str  # the sentence that the terminal prints
     added: AddedResults | None  # None if the runs have almost the same images, or other fixes
-    fixes: FixesResults | None  # None if both runs have the same fixes
+    fixes: _FixesResults | None  # None if both runs have the same fixes
 
 
 class DataChanges(TypedDict):

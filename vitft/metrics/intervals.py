@@ -9,7 +9,7 @@ Images of one group (patient, video, camera) are not independent. Every interval
 takes the groups (n,) of its images, as integers, and counts groups instead of images: it divides
 the number of images by their `design_effect`. Without groups, this is 1. How much groups differ is
 hardly known from three: their intervals are wide, and usually 96 to 100% contain the truth. Means
-of losses and calibration errors have no interval for fewer than `LEAST_GROUPS` groups.
+of losses and calibration errors have no interval for fewer than `_LEAST_GROUPS` groups.
 """
 
 import bisect
@@ -32,7 +32,7 @@ Groups = np.ndarray[Any, np.dtype[np.int64]]
 Z = 1.959963984540054
 """Half the width, in standard deviations, of the central 95% of a normal distribution."""
 RESAMPLES = 1000
-FEW = 3
+_FEW = 3
 """Mistakes up to which Wilson's interval is too short; no interval of so few covers just 95%."""
 PRIOR_IMAGES = 2
 """Images that are added to each class when the variance of its recall is estimated."""
@@ -40,12 +40,12 @@ PRIOR_GROUPS, PRIOR_CORRELATION, PRIOR_OF_CHANGES = 2, 0.4, 0.05
 """Correlation within groups that is assumed a priori (that of the differences between two models is
 lower), and the degrees of freedom that it counts as.
 With few groups, or few mistakes, a variance between groups can be too small by chance."""
-LEAST_GROUPS = 30
+_LEAST_GROUPS = 30
 """Fewest groups whose losses have an interval: one group can have most of the loss, and the others
 do not show it. With 10 groups, 80 to 93 of 100 intervals contained the truth."""
-MOST_FREEDOM = 1000
+_MOST_FREEDOM = 1000
 """Degrees of freedom from which on the quantile of Student's t distribution hardly changes."""
-MOST_LOGITS = 10**6
+_MOST_LOGITS = 10**6
 """Number of logits from which on `p_of_guessing` uses only some images."""
 
 
@@ -65,9 +65,9 @@ def design_effect(
     of positive counts estimated from survey data", Survey Methodology 24.
     """
     images = len(residuals)
-    sizes = group_sums(np.ones(images), groups)
+    sizes = _group_sums(np.ones(images), groups)
     numbers = round(images**2 / float((sizes**2).sum())) if images else 0, images
-    few, many = (student_t_quantile(min(n - 1 + PRIOR_GROUPS, MOST_FREEDOM)) for n in numbers)
+    few, many = (student_t_quantile(min(n - 1 + PRIOR_GROUPS, _MOST_FREEDOM)) for n in numbers)
     return variance_ratio(residuals, groups, correlation) * (few / many) ** 2
 
 
@@ -111,11 +111,11 @@ def accuracy_interval(
 
 def mean_error(values: Floats, groups: Groups | None = None) -> float:
     """Return the standard error of the mean of `values` (n,), from sums per group if given."""
-    sums = group_sums(values - values.mean(), groups)
+    sums = _group_sums(values - values.mean(), groups)
     return math.sqrt(float((sums**2).sum()) * len(sums) / max(1, len(sums) - 1)) / len(values)
 
 
-def group_sums(values: NDArray[Any], groups: Groups | None) -> Floats:
+def _group_sums(values: NDArray[Any], groups: Groups | None) -> Floats:
     """Return the sum of `values` (n,) for each group, or for each image without groups."""
     own = np.arange(len(values)) if groups is None else np.unique(groups, return_inverse=True)[1]
     return np.bincount(own, values).astype(np.float64)
@@ -135,23 +135,23 @@ def wilson_interval(correct: int, total: int, effect: float = 1.0) -> Interval:
 def score_interval(fraction: float, total: float) -> Interval:
     """Return the 95% Wilson interval of a fraction; `total` need not be an integer.
 
-    If right or wrong images are rare, that end is at least as far out as theirs (`fewest`).
+    If right or wrong images are rare, that end is at least as far out as theirs (`_fewest`).
     """
     centre = fraction + Z * Z / (2 * total)
     spread = Z * math.sqrt(fraction * (1 - fraction) / total + Z * Z / (4 * total * total))
     scale = 1 + Z * Z / total
-    low = min((centre - spread) / scale, fewest(fraction * total, total) / total)
-    high = max((centre + spread) / scale, 1 - fewest((1 - fraction) * total, total) / total)
+    low = min((centre - spread) / scale, _fewest(fraction * total, total) / total)
+    high = max((centre + spread) / scale, 1 - _fewest((1 - fraction) * total, total) / total)
     return low if fraction > 0 else 0.0, high if fraction < 1 else 1.0
 
 
-def fewest(events: float, total: float) -> float:
+def _fewest(events: float, total: float) -> float:
     """Return the one-sided 95% limit (Byar's) of rare `events`, or their number if not rare.
 
     Source: Brown, Cai & DasGupta 2001, "Interval estimation for a binomial proportion", Statistical
     Science 16, section 4.1.1 (the modified Wilson interval).
     """
-    if not 0 < events <= min(FEW, total / 10) + 1e-9:  # 1 - 0.997 is above 0.003
+    if not 0 < events <= min(_FEW, total / 10) + 1e-9:  # 1 - 0.997 is above 0.003
         return events
     return events * max(0.0, 1 - 1 / (9 * events) - 1.6448536 / (3 * math.sqrt(events))) ** 3
 
@@ -287,8 +287,8 @@ def f1_with_interval(right: int, union: int, effect: float = 1.0) -> tuple[float
 
 
 def too_few(groups: Groups | None) -> bool:
-    """Return whether values of images of these groups have no interval (see `LEAST_GROUPS`)."""
-    return groups is not None and len(np.unique(groups)) < min(LEAST_GROUPS, len(groups))
+    """Return whether values of images of these groups have no interval (see `_LEAST_GROUPS`)."""
+    return groups is not None and len(np.unique(groups)) < min(_LEAST_GROUPS, len(groups))
 
 
 def mean_interval(values: Floats, groups: Groups | None = None) -> Interval | None:
@@ -305,9 +305,9 @@ def mean_interval(values: Floats, groups: Groups | None = None) -> Interval | No
     mean, deviation = float(values.mean()), float(values.std())
     if deviation <= 1e-12 * (1 + mean):
         return mean, mean  # all values are equal
-    squares = group_sums(values - mean, groups) ** 2
+    squares = _group_sums(values - mean, groups) ** 2
     carriers = squares.sum() ** 2 / max(1e-300, (squares**2).sum())
-    freedom = round(min(len(squares) - 1, carriers, MOST_FREEDOM)) + PRIOR_GROUPS
+    freedom = round(min(len(squares) - 1, carriers, _MOST_FREEDOM)) + PRIOR_GROUPS
     variance = deviation**2 / (len(values) - 1) * variance_ratio(values - mean, groups)
     half = student_t_quantile(freedom) ** 2 * variance / mean / 2
     width = math.sqrt(2 * half * mean + half**2)
@@ -359,7 +359,7 @@ def p_of_guessing(
     Source: Hoeffding 1951, "A combinatorial central limit theorem", Annals of Mathematical
     Statistics 22 (the variance).
     """
-    step = 1 + logits.size // MOST_LOGITS
+    step = 1 + logits.size // _MOST_LOGITS
     scores, groups = logits[::step].astype(np.float64), None if groups is None else groups[::step]
     classes, own, sizes = np.unique(labels[::step], return_inverse=True, return_counts=True)
     scores = (scores - scores.mean(axis=1, keepdims=True))[:, classes]
@@ -394,7 +394,7 @@ class PairedDifference(NamedTuple):
         counts = int((changes > 0).sum()), int((changes < 0).sum())
         if groups is None:
             return cls(*counts, len(first), mcnemar(*counts))
-        sums = group_sums(changes, groups)
+        sums = _group_sums(changes, groups)
         effect = design_effect(changes - changes.mean(), groups, PRIOR_OF_CHANGES)
         return cls(*counts, len(first), sign_flip(sums.astype(np.int64)), effect)
 

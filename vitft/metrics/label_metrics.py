@@ -85,14 +85,14 @@ def label_results(
     has_label = bool(ranked)
     shared = max(1.0, float((together**2).sum()) / max(apart, 1e-12))  # 1 if labels are independent
     return {
-        "map": mean_fraction(ranked),
+        "map": _mean_fraction(ranked),
         "map_interval": mean_fraction_interval(ranked, shared * design_effect(together, groups))
         if has_label
         else None,
         "chance_map": float(truth[:, known].mean()) if has_label else 0.0,
         "micro_f1": micro[0],
         "micro_f1_interval": micro[1],
-        "macro_f1": mean_fraction(f1),
+        "macro_f1": _mean_fraction(f1),
         "macro_f1_interval": mean_fraction_interval(f1, design_effect(change, units[place][own]))
         if has_label
         else None,
@@ -100,6 +100,6 @@ def label_results(
     }
 
 
-def mean_fraction(counts: Sequence[tuple[float, float]]) -> float:
+def _mean_fraction(counts: Sequence[tuple[float, float]]) -> float:
     """Return the mean of fractions, given as (correct, total), or 0 if there are none."""
     return math.fsum(right / total for right, total in counts) / max(1, len(counts))

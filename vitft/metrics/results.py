@@ -37,7 +37,7 @@ class CalibrationBin(TypedDict):
     accuracy: Share
 
 
-class CalibrationMetrics(TypedDict):
+class _CalibrationMetrics(TypedDict):
     """Calibration of the predicted probabilities."""
 
     ece: Annotated[
@@ -60,7 +60,7 @@ class ProbabilityMetrics(TypedDict):
 
     loss: Loss  # mean cross-entropy
     loss_interval: Interval | None
-    calibration: CalibrationMetrics | None  # None if only accuracy was measured
+    calibration: _CalibrationMetrics | None  # None if only accuracy was measured
 
 
 class LabelMetrics(TypedDict):
@@ -165,7 +165,7 @@ class CrossValidation(TypedDict):
     weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
 
 
-class HeadChoice(TypedDict):
+class _HeadChoice(TypedDict):
     """Blocks whose features a head fitted by L-BFGS uses, and the scores used to choose them."""
 
     blocks: AtLeastOne  # number of blocks that the head reads, counted from the last one
@@ -182,7 +182,7 @@ class SolvedHeadResults(TypedDict):
     l2: Positive  # penalty on the weights of the head; the median if each label has its own
     label_l2: NotRequired[list[Positive]]  # penalty of each label of a multi-label model
     knn_top1: Share  # accuracy of nearest neighbours in feature space
-    head: NotRequired[HeadChoice]  # absent if only the last block could be read
+    head: NotRequired[_HeadChoice]  # absent if only the last block could be read
     cross_validation: NotRequired[CrossValidation]  # absent if classes have too few images
 
 
@@ -203,7 +203,7 @@ class RunResults(Metrics):
     l2: NotRequired[Positive]
     label_l2: NotRequired[list[Positive]]
     knn_top1: NotRequired[Share]
-    head: NotRequired[HeadChoice]
+    head: NotRequired[_HeadChoice]
     cross_validation: NotRequired[CrossValidation]
     budget: NotRequired[BudgetResults]  # absent from runs without a time budget
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32

@@ -16,18 +16,18 @@ from vitft.metrics.results import CrossValidation, Metrics, RunResults
 from vitft.metrics.values import Interval
 from vitft.system.structure import AtLeastOne, Natural, Share, structured
 
-Kind = Literal["test", "cross-validation", "validation"]
+_Kind = Literal["test", "cross-validation", "validation"]
 Measure = Literal["accuracy", "mean average precision", "all labels right"]
 
-MORE_IMAGES = 3
+_MORE_IMAGES = 3
 """Cross-validation on this many times as many images tells more than the validation images."""
-MAX_WEAKEST = 3
-SIGNIFICANT = 0.025
+_MAX_WEAKEST = 3
+_SIGNIFICANT = 0.025
 """Largest one-sided p-value of logits that depend on the class."""
-RARE = 0.1
+_RARE = 0.1
 """Predictions are nearly constant if all other classes together are predicted at most this many
 times as often as they occur."""
-CHANCE_MARGIN = 1 / 3
+_CHANCE_MARGIN = 1 / 3
 """Fraction by which the lower half of the interval of a cross-validated balanced accuracy is
 widened for the comparison with guessing: where there is nothing to learn, heads fitted to the same
 images make the same mistakes. With shuffled labels of 40 to 240 photos of two classes, 35 of 550
@@ -45,7 +45,7 @@ class Estimate:
     groups: Natural = 0
     """Number of groups (patients, videos, ...), which the interval counts instead of images; 0 if
     the images have none."""
-    kind: Kind
+    kind: _Kind
     """`test` for images that influenced no decision, `cross-validation` for images predicted by
     heads that were not fitted to them, `validation` for images that may have selected the epoch."""
     measure: Measure = "accuracy"
@@ -63,7 +63,7 @@ class ClassEstimate:
     interval: Interval | None
     images: Natural
     """Number of images of the class; for a label, of all images."""
-    kind: Kind
+    kind: _Kind
     taken_for: str = ""
     """Most frequent wrong prediction; empty if unknown, and for labels."""
     measure: Literal["recall", "average precision"] = "recall"
@@ -73,7 +73,7 @@ class ClassEstimate:
 class AtChance:
     """On what a model is not measurably better than guessing."""
 
-    kind: Kind
+    kind: _Kind
     images: Natural
     interval: Interval
     """95% interval of the balanced accuracy, or of a multi-label model's mean average precision."""
@@ -151,7 +151,7 @@ class Results:
             supporting=tuple(one for one in others if one and one is not headline),
             selected_on_validation=found.get("selected_on_validation", False),
             at_chance=_at_chance(found),
-            weakest=tuple(weak[:MAX_WEAKEST]),
+            weakest=tuple(weak[:_MAX_WEAKEST]),
             growth=(max(0.0, gain[0]), max(0.0, gain[1])) if gain else None,  # more do no harm
         )
 
@@ -175,7 +175,7 @@ class Results:
         """The headline, followed by the supporting estimates; empty if nothing was measured."""
         return (self.headline, *self.supporting) if self.headline else ()
 
-    def estimate(self, *kinds: Kind) -> Estimate | None:
+    def estimate(self, *kinds: _Kind) -> Estimate | None:
         """Return the estimate of the first of these kinds that the run has."""
         found = {one.kind: one for one in reversed(self.estimates)}  # exact labels come last
         return next((found[kind] for kind in kinds if kind in found), None)
@@ -209,7 +209,7 @@ def own_cross_validation(found: RunResults) -> CrossValidation | None:
 
 
 def _estimate(
-    found: CrossValidation | Metrics, kind: Kind, measure: Measure = "accuracy"
+    found: CrossValidation | Metrics, kind: _Kind, measure: Measure = "accuracy"
 ) -> Estimate:
     """Return the accuracy in results of one kind."""
     return Estimate(
@@ -223,7 +223,7 @@ def _estimate(
     )
 
 
-def _estimates(found: Metrics, kind: Kind) -> tuple[Estimate, Estimate | None]:
+def _estimates(found: Metrics, kind: _Kind) -> tuple[Estimate, Estimate | None]:
     """Return the accuracy, or the mean average precision and the fraction with exact labels."""
     labels = found.get("labels")
     if labels is None:
@@ -242,7 +242,7 @@ def _estimates(found: Metrics, kind: Kind) -> tuple[Estimate, Estimate | None]:
 def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> bool:
     """Return whether cross-validation tells more about the model than the validation images.
 
-    At least `MORE_IMAGES` times as many images must have been scored, and neither the accuracies
+    At least `_MORE_IMAGES` times as many images must have been scored, and neither the accuracies
     may differ (a validation set from another place may be harder) nor, in a finished run, the
     losses (`calibration.are_comparable`).
     """
@@ -250,7 +250,7 @@ def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> b
     is_comparable = "seconds" not in found or bool(
         calibration and calibration.get("cross_validated")
     )
-    is_larger = crossed.images >= MORE_IMAGES * validation.images
+    is_larger = crossed.images >= _MORE_IMAGES * validation.images
     return is_larger and is_comparable and not _differ(crossed, validation)
 
 
@@ -322,7 +322,7 @@ def _at_chance(found: RunResults) -> AtChance | None:
             return None
         return AtChance(kind="validation", images=found["images"], interval=bounds, guessing=chance)
     sets = list[tuple[float, Metrics | CrossValidation, AtChance]]()
-    parts: tuple[tuple[Kind, Metrics | None], ...]
+    parts: tuple[tuple[_Kind, Metrics | None], ...]
     parts = (("validation", found), ("test", found.get("test")))
     for kind, one in parts:
         if one and (classes := sum(row["images"] > 0 for row in one["per_class"].values())):
@@ -337,11 +337,11 @@ def _at_chance(found: RunResults) -> AtChance | None:
             interval=bounds,
             guessing=1 / more["classes"],
         )
-        low = bounds[0] - CHANCE_MARGIN * (more["balanced"] - bounds[0])
+        low = bounds[0] - _CHANCE_MARGIN * (more["balanced"] - bounds[0])
         sets.append((low, more, known))
     low, measured, known = max(sets, key=lambda one: one[2].images)
     balanced, p = measured["balanced"], measured.get("p_guessing", 1)
-    if low > known.guessing or (p < SIGNIFICANT and balanced > known.guessing):
+    if low > known.guessing or (p < _SIGNIFICANT and balanced > known.guessing):
         return None
     predicts, fraction = _constant_class(found) or ("", 0.0)
     best_low = wilson_interval(known.images, known.images)[0]
@@ -350,7 +350,7 @@ def _at_chance(found: RunResults) -> AtChance | None:
 
 
 def _constant_class(found: Metrics) -> tuple[str, float] | None:
-    """Return the class predicted for nearly all images (see `RARE`), and the fraction of these.
+    """Return the class predicted for nearly all images (see `_RARE`), and the fraction of these.
 
     The result is None if there are fewer than two classes.
     """
@@ -361,5 +361,5 @@ def _constant_class(found: Metrics) -> tuple[str, float] | None:
     if len(names) < 2:
         return None
     best, total = max(counts, key=counts.__getitem__), counts.total()
-    is_constant = total - counts[best] <= RARE * (total - truth[best])
+    is_constant = total - counts[best] <= _RARE * (total - truth[best])
     return (names[best], counts[best] / total) if is_constant else None

@@ -14,7 +14,7 @@ from vitft.metrics.intervals import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedThresholds:
+class _FittedThresholds:
     """Minimum logit at which each label is assigned, before temperature scaling."""
 
     value: Floats  # (C,)
@@ -22,7 +22,7 @@ class FittedThresholds:
     """For each validation image, the thresholds chosen without it (n, C), for unbiased metrics."""
 
 
-def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> FittedThresholds:
+def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> _FittedThresholds:
     """Choose the thresholds on validation images and any cross-validated training predictions."""
     logits, labels, _ = validation
     if training is not None:
@@ -33,11 +33,11 @@ def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> 
     held_out = np.empty((images, labels.shape[1]))
     for k in range(fold_id.max() + 1):
         rest = np.concatenate([fold_id != k, np.ones(more, bool)])
-        held_out[fold_id == k] = best_thresholds(logits[rest], labels[rest])
-    return FittedThresholds(value=best_thresholds(logits, labels), held_out=held_out)
+        held_out[fold_id == k] = _best_thresholds(logits[rest], labels[rest])
+    return _FittedThresholds(value=_best_thresholds(logits, labels), held_out=held_out)
 
 
-def best_thresholds(logits: Floats, labels: Ints) -> Floats:
+def _best_thresholds(logits: Floats, labels: Ints) -> Floats:
     """Return the logit thresholds (C,) that maximise the F1 scores of the labels.
 
     `labels` (n, C) is 1 where an image has a label, else 0. A threshold is halfway between two

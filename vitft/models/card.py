@@ -20,7 +20,7 @@ from vitft.system.safetensors_file import TensorFacts
 from vitft.system.structure import Range, StructureError, parse_json, structured
 
 AnyConfig = ViTConfig | TimmConfig
-MAX_CARD_CHARACTERS = 16 * 2**20
+_MAX_CARD_CHARACTERS = 16 * 2**20
 
 Provenance = TypedDict(
     "Provenance",
@@ -122,7 +122,7 @@ def parse_card(text: str) -> Card:
         ValueError: The text is too long or not JSON, a field is missing or unknown, or a value is
             out of range or of the wrong type.
     """
-    if len(text) > MAX_CARD_CHARACTERS:
+    if len(text) > _MAX_CARD_CHARACTERS:
         raise StructureError(f"it is too long ({len(text):,} characters)")
     fields = parse_json(text)
     if not isinstance(fields, dict) or not isinstance(fields.get("architecture"), dict):

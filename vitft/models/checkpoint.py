@@ -26,7 +26,7 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.safetensors_file import TensorFacts, read_header, with_sorted_metadata
 
-BUILD_ERRORS = (
+_BUILD_ERRORS = (
     RuntimeError, ValueError, TypeError, AssertionError, KeyError, IndexError, ZeroDivisionError,
 )  # fmt: skip
 
@@ -121,7 +121,7 @@ def timm_on_meta(config: TimmConfig) -> TimmModel:
             return TimmModel(config)
     except UsageError as error:
         raise RunError(error.problem, fix=error.fix) from error
-    except BUILD_ERRORS as error:  # timm's architectures raise different errors
+    except _BUILD_ERRORS as error:  # timm's architectures raise different errors
         raise RunError(
             f"timm cannot build {config.timm} for {config.image_size[0]}x{config.image_size[1]} "
             f"pixels: {str(error)[:100]}",

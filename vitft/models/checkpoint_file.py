@@ -13,7 +13,7 @@ from vitft.models.card import Card, read_card
 from vitft.system.errors import RunError
 from vitft.system.safetensors_file import TensorFacts, map_tensors, read_header
 
-FORMAT_VERSION = "1"
+_FORMAT_VERSION = "1"
 TORCH_TYPES: Mapping[str, str] = {
     "F64": "torch.float64",
     "F32": "torch.float32",
@@ -56,7 +56,7 @@ class CheckpointFile:
                 card, the digest and the format.
         """
         if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
-            raise changed_checkpoint(self.path)
+            raise _changed_checkpoint(self.path)
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
@@ -72,17 +72,17 @@ def open_checkpoint(path: Path) -> CheckpointFile:
         header = read_header(path)
         data = map_tensors(path, header)
     except (OSError, ValueError) as error:
-        raise damaged_checkpoint(path, str(error)) from error
+        raise _damaged_checkpoint(path, str(error)) from error
     metadata, tensors = header.metadata, {name: header.tensors[name] for name in data}
     if "vitft.card" not in metadata:
         raise RunError(
             f"{path} was not written by vitft",
             fix="use a run directory, or pass the file to a new run with --weights",
         )
-    if metadata.get("vitft.format") != FORMAT_VERSION:
+    if metadata.get("vitft.format") != _FORMAT_VERSION:
         raise RunError(
             f"{path} has checkpoint format {str(metadata.get('vitft.format'))[:20]}, but this "
-            f"version of vitft supports only format {FORMAT_VERSION}",
+            f"version of vitft supports only format {_FORMAT_VERSION}",
             fix="install the version of vitft that wrote the file",
         )
     try:
@@ -95,8 +95,8 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     except ValueError as error:
         digest = content_digest(metadata["vitft.card"], tensors, data)
         if metadata != checkpoint_metadata(metadata["vitft.card"], digest):
-            raise changed_checkpoint(path) from error
-        raise damaged_checkpoint(path, f"its card is invalid: {error}") from error
+            raise _changed_checkpoint(path) from error
+        raise _damaged_checkpoint(path, f"its card is invalid: {error}") from error
     return CheckpointFile(path, card, metadata, tensors, data)
 
 
@@ -127,19 +127,19 @@ def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
     """
     return {
         "format": "pt",
-        "vitft.format": FORMAT_VERSION,
+        "vitft.format": _FORMAT_VERSION,
         "vitft.card": card,
         "vitft.sha256": digest,
     }
 
 
-def changed_checkpoint(path: Path) -> RunError:
+def _changed_checkpoint(path: Path) -> RunError:
     """Return the error for a checkpoint whose contents do not match the recorded digest."""
     reason = "the sha256 of the contents differs from the recorded one"
-    return damaged_checkpoint(path, reason)
+    return _damaged_checkpoint(path, reason)
 
 
-def damaged_checkpoint(path: Path, reason: str) -> RunError:
+def _damaged_checkpoint(path: Path, reason: str) -> RunError:
     """Return the error for a checkpoint that cannot be used because of `reason`."""
     return RunError(
         f"damaged checkpoint: {path} ({reason})",

@@ -11,7 +11,7 @@ from typing import Any
 from vitft.system.files import read_regular
 from vitft.system.structure import parse_json
 
-MAX_CONFIG_BYTES = 2**24
+_MAX_CONFIG_BYTES = 2**24
 RUN_KEY = "vitft_run"
 """Key of the numbers of the run in a config.json."""
 SEVERAL = "multi_label_classification"
@@ -23,7 +23,7 @@ THRESHOLDS = "vitft_thresholds"
 def config_beside(path: Path) -> dict[str, Any]:
     """Return the content of the config.json next to a weight file; empty if it is unreadable."""
     try:
-        config = parse_json(read_regular(path.parent / "config.json", limit=MAX_CONFIG_BYTES))
+        config = parse_json(read_regular(path.parent / "config.json", limit=_MAX_CONFIG_BYTES))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -26,7 +26,7 @@ ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 PAGE_FILE = "index.html"
 SPECIFICATION_FILE = "preprocessing.json"
-FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
+_FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".onnx": (
         "an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run",
         "use the run directory, or an export made with --safetensors, --timm or --transformers",
@@ -59,7 +59,7 @@ FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
 """Description and fix for each kind of exported file that is not a checkpoint, keyed by suffix or
 name. In the fix, FILE stands for the path."""
 
-MOST_SUGGESTED = 9
+_MOST_SUGGESTED = 9
 """Maximum number of folders named in an error."""
 
 
@@ -81,26 +81,26 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
         ResourceError: The disk is full.
     """
     if run is not None and (name := canonical_name(run)).startswith("hf:"):
-        return fetch_model(name)
+        return _fetch_model(name)
     path = run_path(run)
     if path.is_dir():
         graphs_inside = (ONNX_FILE, f"onnx/{ONNX_FILE}")
         names = (MODEL, *graphs_inside, PROGRAM_FILE, PAGE_FILE, SPECIFICATION_FILE)
         found = next((path / name for name in names if (path / name).is_file()), path)
-        if found.parent == path / "onnx" and len(inner := inner_models(path, graphs=True)) > 1:
+        if found.parent == path / "onnx" and len(inner := _inner_models(path, graphs=True)) > 1:
             raise RunError(
                 f"{path} contains several models: {listing(folder.name for folder in inner)}",
-                fix=choose_folder(inner, spell),
+                fix=_choose_folder(inner, spell),
             )
         path = found
     kind = path.name if path.name == SPECIFICATION_FILE else path.suffix.lower()
     if run is not None and path.is_file() and (data := mistaken_data(path)):
-        raise no_model_but_data(run, data, spell)
-    if path.is_file() and kind in FOREIGN_MODELS and not (graphs and kind == ".onnx"):
-        what, fix = FOREIGN_MODELS[kind]
+        raise _no_model_but_data(run, data, spell)
+    if path.is_file() and kind in _FOREIGN_MODELS and not (graphs and kind == ".onnx"):
+        what, fix = _FOREIGN_MODELS[kind]
         raise RunError(f"{path} is {what}", fix=fix.replace("FILE", shell_quote(str(path))))
     if path.is_file():
-        if kind not in (".safetensors", ".onnx") and not begins_like_safetensors(path):
+        if kind not in (".safetensors", ".onnx") and not _begins_like_safetensors(path):
             raise RunError(
                 f"{path} is not a checkpoint",
                 fix=f"use a run directory, or the file {MODEL} in it",
@@ -120,10 +120,10 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
             f"no model in {run}: the run has not finished",
             fix=f"finish it with `{resume_command(path)}`",
         )
-    raise missing_model(run, path, graphs=graphs, spell=spell)
+    raise _missing_model(run, path, graphs=graphs, spell=spell)
 
 
-def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> RunError:
+def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> RunError:
     """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
     entry = entries_by_name().get(run)
     if entry is not None and entry.num_classes and entry.repo:
@@ -137,14 +137,14 @@ def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Run
             f"no model in {run}, which is the name of pretrained weights",
             fix=f"fine-tune them first: vitft finetune --data DIR --weights {shell_quote(run)}",
         )
-    inner = inner_models(path, graphs=graphs)
+    inner = _inner_models(path, graphs=graphs)
     if not inner and (data := mistaken_data(path)):
-        return no_model_but_data(run, data, spell)
+        return _no_model_but_data(run, data, spell)
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
     near = [found for found in near if model_files(found)]
     return RunError(
         f"no model in {run}",
-        fix=choose_folder(inner, spell)
+        fix=_choose_folder(inner, spell)
         if inner
         else f"did you mean {spell('run', str(near[0]))}?"
         if near
@@ -156,7 +156,7 @@ def missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Run
     )
 
 
-def no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError:
+def _no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError:
     """Return the error for data in place of a model: similar names of runs, and how to train."""
     near = suggest_runs(run, otherwise="", spell=spell)
     return RunError(
@@ -164,7 +164,7 @@ def no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError
     )
 
 
-def inner_models(path: Path, *, graphs: bool) -> list[Path]:
+def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
     """Return the folders in a folder that contain a model for vitft, such as those of exports.
 
     Folders that contain only an ONNX graph are included with `graphs`.
@@ -173,10 +173,10 @@ def inner_models(path: Path, *, graphs: bool) -> list[Path]:
     return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
 
 
-def choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
+def _choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
     """Return the fix that names the folders with models in a given folder."""
     *others, last = (spell("run", str(folder)) for folder in inner)
-    if len(inner) > MOST_SUGGESTED:
+    if len(inner) > _MOST_SUGGESTED:
         return f"use one of the {len(inner):,} folders in it, e.g. {others[0]}"
     return f"use {'one of the folders' if others else 'the folder'} in it: " + " or ".join(
         [", ".join(others), last] if others else [last]
@@ -188,7 +188,7 @@ def model_files(folder: Path) -> list[str]:
     return [name for name in (MODEL, ONNX_FILE) if (folder / name).is_file()]
 
 
-def begins_like_safetensors(path: Path) -> bool:
+def _begins_like_safetensors(path: Path) -> bool:
     """Return whether a file begins with the length of a JSON header, and with that header."""
     try:
         with path.open("rb") as file:
@@ -199,7 +199,7 @@ def begins_like_safetensors(path: Path) -> bool:
 
 
 @cache  # a command may call this both before and after importing torch
-def fetch_model(name: str) -> Path:
+def _fetch_model(name: str) -> Path:
     """Return the path of a hub repository's model file, downloading it if it is not cached.
 
     Raises:

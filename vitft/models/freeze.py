@@ -55,11 +55,11 @@ def freeze_model(model: Model, layers: str) -> list[str]:
             parameter.requires_grad_(name in after)
     else:
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(is_trained(name, layers, frozen))
+            parameter.requires_grad_(_is_trained(name, layers, frozen))
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def is_trained(name: str, layers: str, frozen: int | None) -> bool:
+def _is_trained(name: str, layers: str, frozen: int | None) -> bool:
     """Return whether the parameter `name` is trained; `frozen` is the result of `frozen_blocks`."""
     part, _, rest = name.partition(".")
     if layers == "all":

@@ -13,28 +13,28 @@ from vitft.models.pretrained.fetch import sha256_of
 from vitft.system.files import write_atomically
 
 DIGEST_KEY = "vitft.sha256"
-DATA_DIGEST_KEY = "vitft.data_sha256"
+_DATA_DIGEST_KEY = "vitft.data_sha256"
 """Key of the digest of model.onnx.data, which contains the weights of large models."""
-BLOCK_BYTES = 2**20
-METADATA_FIELD = 0x72
+_BLOCK_BYTES = 2**20
+_METADATA_FIELD = 0x72
 """Tag of the field `metadata_props` in a `ModelProto`: field 14, with a length."""
 CHANGED = "the sha256 of the contents differs from the recorded one"
 
 
-def metadata_entry(key: str, value: str) -> bytes:
+def _metadata_entry(key: str, value: str) -> bytes:
     """Return a metadata entry as protobuf; key and value have less than 124 bytes together."""
     pair = b"".join(
         bytes([tag, len(text)]) + text
         for tag, text in ((0x0A, key.encode()), (0x12, value.encode()))
     )
     assert len(pair) < 128  # longer messages need a length of several bytes
-    return bytes([METADATA_FIELD, len(pair)]) + pair
+    return bytes([_METADATA_FIELD, len(pair)]) + pair
 
 
-DIGEST_SIZE = len(metadata_entry(DIGEST_KEY, "0" * 64))
+_DIGEST_SIZE = len(_metadata_entry(DIGEST_KEY, "0" * 64))
 
 
-def data_file(graph: Path) -> Path:
+def _data_file(graph: Path) -> Path:
     """Return the path of the file with the weights of a graph that is too large for one file."""
     return graph.with_name(f"{graph.name}.data")
 
@@ -49,10 +49,10 @@ def add_graph_digest(graph: Path) -> None:
         RunError: The file cannot be written.
     """
     content = graph.read_bytes()
-    if data_file(graph).is_file():
-        content += metadata_entry(DATA_DIGEST_KEY, sha256_of(data_file(graph)))
+    if _data_file(graph).is_file():
+        content += _metadata_entry(_DATA_DIGEST_KEY, sha256_of(_data_file(graph)))
     digest = hashlib.sha256(content).hexdigest()
-    write_atomically(graph, [content, metadata_entry(DIGEST_KEY, digest)])
+    write_atomically(graph, [content, _metadata_entry(DIGEST_KEY, digest)])
 
 
 def has_changed(graph: Path) -> bool:
@@ -66,9 +66,9 @@ def has_changed(graph: Path) -> bool:
     found = recorded_digest(graph)
     if found is None:
         return False
-    digest, rest = hashlib.sha256(), graph.stat().st_size - DIGEST_SIZE
+    digest, rest = hashlib.sha256(), graph.stat().st_size - _DIGEST_SIZE
     with graph.open("rb") as file:
-        while chunk := file.read(min(BLOCK_BYTES, rest)):
+        while chunk := file.read(min(_BLOCK_BYTES, rest)):
             digest.update(chunk)
             rest -= len(chunk)
     return found != digest.hexdigest().encode()
@@ -78,9 +78,9 @@ def recorded_digest(graph: Path) -> bytes | None:
     """Return the digest at the end of a file, or None if the file does not end with one."""
     with graph.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - DIGEST_SIZE))
+        file.seek(max(0, size - _DIGEST_SIZE))
         entry = file.read()
-    return entry[-64:] if entry.startswith(metadata_entry(DIGEST_KEY, "0" * 64)[:-64]) else None
+    return entry[-64:] if entry.startswith(_metadata_entry(DIGEST_KEY, "0" * 64)[:-64]) else None
 
 
 def contradicts_metadata(graph: Path, metadata: Mapping[str, str]) -> bool:
@@ -94,5 +94,5 @@ def contradicts_metadata(graph: Path, metadata: Mapping[str, str]) -> bool:
     """
     if DIGEST_KEY in metadata and recorded_digest(graph) != metadata[DIGEST_KEY].encode():
         return True
-    recorded = metadata.get(DATA_DIGEST_KEY)
-    return recorded is not None and recorded != sha256_of(data_file(graph))
+    recorded = metadata.get(_DATA_DIGEST_KEY)
+    return recorded is not None and recorded != sha256_of(_data_file(graph))

@@ -59,7 +59,7 @@ def load_initial_model(
     """
     model: Model
     if weights.name == "none":
-        model, report = new_model(
+        model, report = _new_model(
             weights, shape, folder, max_pixels=max_pixels, drop_path=drop_path, seed=seed
         )
     else:
@@ -105,7 +105,7 @@ def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:
     return replace(transform, fit=fit, crop=weights.crop or crop)
 
 
-def new_model(
+def _new_model(
     weights: WeightsSpec,
     spec: ModelSpec,
     folder: Folder,
@@ -124,7 +124,7 @@ def new_model(
     """
     # Up to 63 images show the common size, and whether all are grey
     files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
-    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
+    found = [inspect_file(root, file, _size_and_grey, max_pixels=max_pixels) for file in files]
     readable = [each for each in found if not isinstance(each, ImageError)]
     if not readable:
         reasons = [each.reason for each in found if isinstance(each, ImageError)]
@@ -175,8 +175,8 @@ def new_model(
         transform=EvalTransform(
             image_size=config.image_size,
             crop=1.0,  # the whole image
-            mean=checked_statistics(weights.mean, config.in_channels),
-            std=checked_statistics(weights.std, config.in_channels),
+            mean=_checked_statistics(weights.mean, config.in_channels),
+            std=_checked_statistics(weights.std, config.in_channels),
         ),
         statistics_source="given by --mean and --std"
         if is_given
@@ -199,14 +199,14 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
 
 
-def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
+def _size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
     """Return the height and width of an image, and whether its three channels are equal."""
     image = opened.image
     red, green, blue = (channel.tobytes() for channel in image.split())
     return (image.height, image.width), red == green == blue
 
 
-def checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
+def _checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
     """Return the channel statistics given by the user, or 0.5 for each channel by default.
 
     Raises:

@@ -25,7 +25,7 @@ def optional_norm(config: ViTConfig, is_there: bool, size: int | None = None) ->
     return build_norm(config, size) if is_there else nn.Identity()
 
 
-def quick_gelu(x: Tensor) -> Tensor:
+def _quick_gelu(x: Tensor) -> Tensor:
     """Return x sigmoid(1.702 x), which differs from the exact GELU by at most 0.021."""
     return x * torch.sigmoid(1.702 * x)
 
@@ -33,6 +33,6 @@ def quick_gelu(x: Tensor) -> Tensor:
 ACTIVATION_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "quick_gelu": quick_gelu,
+    "quick_gelu": _quick_gelu,
 }
 """Mapping from the names of activation functions, which are the same in timm, to the functions."""

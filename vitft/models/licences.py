@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-Terms = Literal["open", "non-commercial", "own terms", "not stated"]
+_Terms = Literal["open", "non-commercial", "own terms", "not stated"]
 
-OPEN_LICENCES = frozenset(
+_OPEN_LICENCES = frozenset(
     {
         "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense",
         "mpl-2.0", "isc",
@@ -13,20 +13,20 @@ OPEN_LICENCES = frozenset(
 """Licences that allow any use and modification, and require attribution at most. They impose no
 additional terms on models that are fine-tuned from the weights.
 """
-NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
+_NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
 """Substrings of licence names that indicate a ban on commercial use. AMLR (Apple) and SEER are
 research licences, although their names do not show it.
 """
 
 
-def licence_terms(licence: str) -> Terms:
+def licence_terms(licence: str) -> _Terms:
     """Return the kind of a licence's terms, e.g. `own terms` for `dinov3-license`."""
     name = licence.lower()
     if name in ("", "unknown", "not stated") or name.startswith("see "):
         return "not stated"
-    if any(part in name for part in NON_COMMERCIAL):
+    if any(part in name for part in _NON_COMMERCIAL):
         return "non-commercial"
-    return "open" if name in OPEN_LICENCES else "own terms"
+    return "open" if name in _OPEN_LICENCES else "own terms"
 
 
 def marked_licence(licence: str) -> str:

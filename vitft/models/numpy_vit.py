@@ -26,26 +26,26 @@ from vitft.models.card import Card
 from vitft.models.checkpoint_file import CheckpointFile
 from vitft.models.vit_config import ViTConfig
 
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
-Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
+_Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
-MAX_GRID_CELLS = 4096
+_MAX_GRID_CELLS = 4096
 """Number of patches above which attention maps would take too much memory."""
-MAX_NORM = 1e6
+_MAX_NORM = 1e6
 """Euclidean norm of a tensor above which float32 results could overflow, or depend on the order of
 additions; trained weights are far below it."""
-ROWS = 16
+_ROWS = 16
 """Number of rows of the hidden layer passed to GELU at once, so that they stay in the CPU cache."""
-TAIL = (
+_TAIL = (
     -0.004772713412583007, 0.16212970454817136, -0.1169266968126065, 0.6784044098003498,
     -0.7767180176870074, 0.8124795498247189, -0.2879519273475093, 0.03335568965996974,
 )  # fmt: skip
-BEND = 0.28
+_BEND = 0.28
 """For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is approximated by a polynomial in 1 / (1 + BEND x) with
-the coefficients `TAIL`. They were fitted to scipy's erfcx; the error of x Phi(x) is below 2e-9.
+the coefficients `_TAIL`. They were fitted to scipy's erfcx; the error of x Phi(x) is below 2e-9.
 """
 
 
@@ -68,7 +68,7 @@ class NumpyModel:
         self.heads, self.eps = config.heads, config.norm_eps
         self.num_read, self.num_prefix = config.num_read, config.num_prefix
         self.read_blocks = config.read_blocks
-        self.turns = rotations(config) if config.rope else None
+        self.turns = _rotations(config) if config.rope else None
 
     @property
     def feature_size(self) -> int:
@@ -128,8 +128,8 @@ class NumpyModel:
         heads, d = self.config.pool_heads or self.heads, self.width
         query = self.linear(self["attn_pool.latent"], "attn_pool.q.")  # (1, 1, D)
         kv = self.each(lambda part: self.linear(part, "attn_pool.kv."), x)  # (B, N, 2 * D)
-        q, k, v = (by_head(part, heads) for part in (query, kv[..., :d], kv[..., d:]))
-        pooled = self.linear(mix_values(q, k, v), "attn_pool.proj.")  # (B, 1, D)
+        q, k, v = (_by_head(part, heads) for part in (query, kv[..., :d], kv[..., d:]))
+        pooled = self.linear(_mix_values(q, k, v), "attn_pool.proj.")  # (B, 1, D)
         hidden = self.norm(pooled, "attn_pool.norm.")
         return (pooled + self.mlp(hidden, "attn_pool.mlp.", is_gated=False))[:, 0]
 
@@ -174,10 +174,10 @@ class NumpyModel:
         weight = self[f"{name}attn.qkv.weight"]  # stacked rows for queries, keys and values
         bias = self.weights.get(f"{name}attn.qkv.bias", np.zeros(len(weight), np.float32))
         d = self.width
-        q = self.turned(by_head(x[:, :rows] @ weight[:d].T + bias[:d], self.heads))
+        q = self.turned(_by_head(x[:, :rows] @ weight[:d].T + bias[:d], self.heads))
         kv = self.each(lambda part: part @ weight[d:].T + bias[d:], x)  # (B, N, 2 * D)
-        k = self.turned(by_head(kv[..., :d], self.heads))  # (B, H, N, K)
-        mixed = mix_values(q, k, by_head(kv[..., d:], self.heads))
+        k = self.turned(_by_head(kv[..., :d], self.heads))  # (B, H, N, K)
+        mixed = _mix_values(q, k, _by_head(kv[..., d:], self.heads))
         mixed = self.norm_if_there(mixed, f"{name}attn.norm.")
         return self.each(lambda part: self.linear(part, f"{name}attn.proj."), mixed)
 
@@ -201,11 +201,11 @@ class NumpyModel:
         `is_gated` is false for the MLP of attention pooling (default: as in the blocks).
         """
         gated = self.config.gated_mlp if is_gated is None else is_gated
-        activation = swiglu if gated else GELUS[self.config.activation]
+        activation = _swiglu if gated else _GELUS[self.config.activation]
 
         def of_tokens(part: Float32Array) -> Float32Array:
             hidden = self.linear(part, f"{name}fc1.")
-            parts = [activation(hidden[i : i + ROWS]) for i in range(0, len(hidden), ROWS)]
+            parts = [activation(hidden[i : i + _ROWS]) for i in range(0, len(hidden), _ROWS)]
             hidden = self.norm_if_there(np.concatenate(parts), f"{name}norm.")
             return self.linear(hidden, f"{name}fc2.")
 
@@ -221,7 +221,7 @@ class NumpyModel:
         """
         function = strictly(function)
         flat = x.reshape(-1, x.shape[-1])
-        if self.threads == 1 or len(flat) < 2 * ROWS:
+        if self.threads == 1 or len(flat) < 2 * _ROWS:
             done = function(flat)
         else:
             done = np.concatenate([*self.helpers.map(function, np.array_split(flat, self.threads))])
@@ -260,13 +260,13 @@ class NumpyModel:
         """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         if self.config.distilled:  # mean of the two heads' logits
             cls, dist = features[:, : self.width], features[:, self.width :]
-            return as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
+            return _as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
         if self.config.pre_logits:
             features = np.tanh(self.linear(features, "pre_logits.fc."))
         return self.linear(features, "head.")
 
 
-def strictly(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+def strictly(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
     """Wrap a function so that overflow and undefined results raise FloatingPointError.
 
     By default, NumPy only warns, and an infinite intermediate result can lead to a final result
@@ -274,64 +274,64 @@ def strictly(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     """
 
     @functools.wraps(function)
-    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Returned:
+    def checked(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Returned:
         with np.errstate(over="raise", invalid="raise", divide="raise"):
             return function(*args, **options)
 
     return checked
 
 
-def gelu(x: Float32Array) -> Float32Array:
+def _gelu(x: Float32Array) -> Float32Array:
     """Return the exact GELU, x Phi(x), where Phi is the standard normal distribution function.
 
     Phi(x) is 1 - r(x) for x >= 0 and r(-x) otherwise, so in both cases the result is
     max(x, 0) - |x| r(|x|). Here, r(x) is exp(-x^2 / 2) times the polynomial with the coefficients
-    `TAIL`.
+    `_TAIL`.
     """
     size = np.abs(x)
-    t = 1 / (1 + np.float32(BEND) * size)
-    tail = np.full_like(t, TAIL[-1])
-    for coefficient in TAIL[-2::-1]:
+    t = 1 / (1 + np.float32(_BEND) * size)
+    tail = np.full_like(t, _TAIL[-1])
+    for coefficient in _TAIL[-2::-1]:
         tail *= t
         tail += np.float32(coefficient)
     tail *= np.exp(np.square(x) * np.float32(-0.5))
     tail *= size
-    return as_floats(np.maximum(x, 0) - tail)
+    return _as_floats(np.maximum(x, 0) - tail)
 
 
-def gelu_tanh(x: Float32Array) -> Float32Array:
+def _gelu_tanh(x: Float32Array) -> Float32Array:
     """Return the approximation 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) of GELU."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return as_floats(np.float32(0.5) * x * (1 + np.tanh(inner)))
+    return _as_floats(np.float32(0.5) * x * (1 + np.tanh(inner)))
 
 
-def sigmoid_gelu(x: Float32Array) -> Float32Array:
+def _sigmoid_gelu(x: Float32Array) -> Float32Array:
     """Return the approximation x sigmoid(1.702 x) of GELU; with tanh, it cannot overflow."""
-    return as_floats(np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x)))
+    return _as_floats(np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x)))
 
 
-def swiglu(hidden: Float32Array) -> Float32Array:
+def _swiglu(hidden: Float32Array) -> Float32Array:
     """Return silu(gate) * value, where gate and value are the halves of the last axis.
 
     silu(x) = x sigmoid(x); with tanh, it cannot overflow.
     """
     gate, value = np.split(hidden, 2, axis=-1)
-    return as_floats(np.float32(0.5) * gate * (1 + np.tanh(np.float32(0.5) * gate)) * value)
+    return _as_floats(np.float32(0.5) * gate * (1 + np.tanh(np.float32(0.5) * gate)) * value)
 
 
-def by_head(x: Float32Array, heads: int) -> Float32Array:
+def _by_head(x: Float32Array, heads: int) -> Float32Array:
     """Split the last axis into heads: (B, N, D) to (B, H, N, K)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
-def mix_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
+def _mix_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
     """Return the attention-weighted values for M queries (appendix A): (B, M, D)."""
-    weights = softmax(as_floats(q / math.sqrt(q.shape[-1])) @ k.swapaxes(2, 3))
+    weights = softmax(_as_floats(q / math.sqrt(q.shape[-1])) @ k.swapaxes(2, 3))
     mixed = (weights @ v).transpose(0, 2, 1, 3)  # (B, M, H, K)
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
-def rotations(config: ViTConfig) -> tuple[Float32Array, Float32Array]:
+def _rotations(config: ViTConfig) -> tuple[Float32Array, Float32Array]:
     """Return the cosines and sines (N, K / 2) of rotary position embeddings (see `rope`)."""
     rope, size = config.rope, config.width // config.heads
     assert rope is not None, "only for models with rotary position embeddings"
@@ -348,27 +348,27 @@ def rotations(config: ViTConfig) -> tuple[Float32Array, Float32Array]:
     angles = [place.reshape(-1, 1) * frequencies for place in ordered]  # each (P, K / 4)
     prefix = np.zeros((config.num_prefix, size // 2))
     table = np.concatenate([prefix, np.concatenate(angles, axis=1)])
-    return as_floats(np.cos(table)), as_floats(np.sin(table))
+    return _as_floats(np.cos(table)), _as_floats(np.sin(table))
 
 
-GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "quick_gelu": sigmoid_gelu,
+_GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _sigmoid_gelu,
 }
 """NumPy versions of the functions in `activations`."""
 
 
-def normalise(views: Uint8Array, transform: EvalTransform) -> Float32Array:
+def normalise(views: _Uint8Array, transform: EvalTransform) -> Float32Array:
     """Normalise channels-last views: uint8 (B, S, S, 3) to float32 (B, S, S, channels).
 
     If the transform has fewer than 3 channels, only that many leading channels are kept.
     """
     mean, std = np.array(transform.mean, np.float32), np.array(transform.std, np.float32)
-    return (as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
+    return (_as_floats(views[..., : len(mean)]) / np.float32(255) - mean) / std
 
 
-def as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
+def _as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
     """Convert an array to float32; an array that is already float32 is not copied."""
     return np.asarray(x, np.float32)
 
@@ -378,14 +378,14 @@ def numpy_supports(card: Card) -> bool:
     shape = card.architecture
     if not isinstance(shape, ViTConfig) or shape.stem is not None or shape.convs:
         return False
-    is_small = math.prod(shape.grid) <= MAX_GRID_CELLS  # attention maps are stored
+    is_small = math.prod(shape.grid) <= _MAX_GRID_CELLS  # attention maps are stored
     return is_small and bool(card.classes) and shape.in_channels in (1, 3)
 
 
 def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | None:
     """Return the model of a checkpoint, or None if this module does not support it.
 
-    Checkpoints in which the norm of a tensor exceeds `MAX_NORM` are not supported either,
+    Checkpoints in which the norm of a tensor exceeds `_MAX_NORM` are not supported either,
     because different implementations could disagree on whether their results overflow.
     """
     shape = opened.card.architecture
@@ -396,6 +396,6 @@ def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | Non
         for name, facts in opened.tensors.items()
     }
     with np.errstate(over="ignore"):
-        if any(np.vdot(array, array) > MAX_NORM**2 for array in weights.values()):
+        if any(np.vdot(array, array) > _MAX_NORM**2 for array in weights.values()):
             return None
     return NumpyModel(shape, weights, threads=threads)

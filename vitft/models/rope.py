@@ -48,7 +48,7 @@ class Rotary(nn.Module):
         super().__init__()
         self.halves, size = rope.halves, config.width // config.heads
         # The angles of the patches: (P, K / 2)
-        rows, columns = (axis_coordinates(i, config.grid, rope) for i in (0, 1))
+        rows, columns = (_axis_coordinates(i, config.grid, rope) for i in (0, 1))
         pair = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
         coordinates = torch.stack(pair[::-1] if rope.x_first else pair, dim=-1)
         exponents = torch.arange(size // 4, dtype=torch.float32, device="cpu") / (size // 4)
@@ -80,7 +80,7 @@ class Rotary(nn.Module):
         return x * self.cos[:count] + swapped * self.sin[:count]
 
 
-def axis_coordinates(axis: int, grid: tuple[int, int], rope: RopeConfig) -> Tensor:
+def _axis_coordinates(axis: int, grid: tuple[int, int], rope: RopeConfig) -> Tensor:
     """Return the coordinates of the rows (axis 0) or columns (axis 1) of a grid of patches."""
     numbers = torch.arange(grid[axis], dtype=torch.float32, device="cpu")
     if rope.unit:

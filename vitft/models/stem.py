@@ -52,7 +52,7 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(x, kernels, stride=self.stride)
 
 
-class Root(nn.Module):
+class _Root(nn.Module):
     """Start of a ResNet: 7x7 convolution, GroupNorm, ReLU and max pooling.
 
     It maps pixels (B, channels, S, S) to (B, 64, S/4, S/4).
@@ -68,7 +68,7 @@ class Root(nn.Module):
         return F.max_pool2d(pad_same(x, 3, 2, value=-float("inf")), 3, stride=2)
 
 
-class Bottleneck(nn.Module):
+class _Bottleneck(nn.Module):
     """Residual block of a ResNet, with three convolutions: 1x1, 3x3 and 1x1."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, is_first: bool) -> None:
@@ -88,7 +88,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(branch)) + self.downsample(x))
 
 
-def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
+def _build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
     """Return a ResNet that maps pixels (B, channels, S, S) to a feature map (B, F, h, w).
 
     `stages` contains the number of bottlenecks in each stage. In every stage except the first, the
@@ -97,14 +97,14 @@ def build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
     trunk, inputs = nn.Sequential(), 64
     for i, depth in enumerate(stages):
         outputs = 256 * 2**i
-        first = Bottleneck(inputs, outputs, stride=1 if i == 0 else 2, is_first=True)
-        others = (Bottleneck(outputs, outputs, 1, is_first=False) for _ in range(depth - 1))
+        first = _Bottleneck(inputs, outputs, stride=1 if i == 0 else 2, is_first=True)
+        others = (_Bottleneck(outputs, outputs, 1, is_first=False) for _ in range(depth - 1))
         trunk.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *others))))
         inputs = outputs
-    return nn.Sequential(OrderedDict(stem=Root(in_channels), stages=trunk))
+    return nn.Sequential(OrderedDict(stem=_Root(in_channels), stages=trunk))
 
 
-def conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+def _conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     """Return a 3x3 convolution with GroupNorm and ReLU.
 
     It maps (B, `inputs`, h, w) to (B, `outputs`, ceil(h / `stride`), ceil(w / `stride`)).
@@ -126,10 +126,10 @@ def build_stem(
       identity if `convs` is empty.
     """
     if stages is not None:
-        resnet = build_resnet(in_channels, stages) if stages else Root(in_channels)
+        resnet = _build_resnet(in_channels, stages) if stages else _Root(in_channels)
         return resnet, 256 * 2 ** (len(stages) - 1) if stages else 64
     inputs, strides = (in_channels, *convs), conv_strides(convs, patch)
-    layers = [conv_norm(*each) for each in zip(inputs, convs, strides, strict=False)]
+    layers = [_conv_norm(*each) for each in zip(inputs, convs, strides, strict=False)]
     return nn.Sequential(*layers) if layers else nn.Identity(), inputs[-1]
 
 

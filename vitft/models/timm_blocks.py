@@ -33,11 +33,11 @@ class Visit:
     """Number of calls to the block `at`."""
 
 
-COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
+_COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
 """Regular expressions for the names of blocks, used if timm does not group the parameters."""
 
 
-class BlockReachedError(Exception):
+class _BlockReachedError(Exception):
     """Signal that stops a pass at a block; `tokens` is the input to the block."""
 
     def __init__(self, tokens: object) -> None:
@@ -45,17 +45,17 @@ class BlockReachedError(Exception):
         self.tokens = tokens
 
 
-VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+_VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
 
 
 @contextlib.contextmanager
 def visiting(visit: Visit) -> Iterator[Visit]:
     """Activate `visit` for the forward passes of this thread until the context ends."""
-    token = VISIT.set(visit)
+    token = _VISIT.set(visit)
     try:
         yield visit
     finally:
-        VISIT.reset(token)
+        _VISIT.reset(token)
 
 
 def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
@@ -66,7 +66,7 @@ def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
         pairs = [(groups, None)] if isinstance(groups, str) else groups
         patterns = [pattern for pattern, position in pairs if position is None]
     except (AttributeError, TypeError, KeyError):  # the network is not grouped, or not this finely
-        patterns = list(COMMON_BLOCKS)
+        patterns = list(_COMMON_BLOCKS)
     modules = dict(net.named_modules())
     names: dict[str, None] = {}
     for name, _ in net.named_parameters():
@@ -80,8 +80,8 @@ def watch_blocks(net: nn.Module, names: tuple[str, ...]) -> None:
     """Register the hooks through which a `Visit` acts on the blocks."""
     for name in names:
         block = net.get_submodule(name)
-        block.register_forward_pre_hook(on_call, with_kwargs=True)
-        block.register_forward_hook(on_return)
+        block.register_forward_pre_hook(_on_call, with_kwargs=True)
+        block.register_forward_hook(_on_return)
 
 
 def input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
@@ -92,7 +92,7 @@ def input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
     try:
         with visiting(Visit(at=block)):
             net(pixels)
-    except BlockReachedError as reached:
+    except _BlockReachedError as reached:
         return reached.tokens
     return None
 
@@ -122,14 +122,14 @@ def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozen
         using autograd to see what the output depends on if the block's input is a constant.
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
-    with torch.inference_mode(False), torch.enable_grad(), all_trained(parameters):
+    with torch.inference_mode(False), torch.enable_grad(), _all_trained(parameters):
         reached = input_of(net, block, pixels)
         if not isinstance(reached, Tensor):
             return "the input to its blocks is not a single tensor"
-        before = depends_on(reached, parameters)
+        before = _depends_on(reached, parameters)
         dummy = torch.zeros_like(pixels).requires_grad_()
         output, calls = resume_at(net, block, reached.detach(), dummy)
-        after, (bypasses,) = depends_on(output, parameters), depends_on(output, [dummy])
+        after, (bypasses,) = _depends_on(output, parameters), _depends_on(output, [dummy])
     if calls != 1:
         return "its blocks are called more than once per pass"
     if bypasses:
@@ -143,7 +143,7 @@ def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozen
     return frozenset(name for name, early, late in used if late and not early)
 
 
-def depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
+def _depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
     """Return, for each input, whether the output was computed from it."""
     if not output.requires_grad:
         return [False] * len(inputs)
@@ -152,7 +152,7 @@ def depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
 
 
 @contextlib.contextmanager
-def all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def _all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Make all parameters require gradients until the context ends."""
     before = [parameter.requires_grad for parameter in parameters]
     try:
@@ -164,21 +164,21 @@ def all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(required)
 
 
-def on_call(
+def _on_call(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Stop the pass or replace the input if the active visit requests this for the block."""
-    visit = VISIT.get()
+    visit = _VISIT.get()
     if visit is None or visit.at is not block:
         return None
     visit.calls += 1
     if visit.tokens is None:
-        raise BlockReachedError(args[0] if args else None)
+        raise _BlockReachedError(args[0] if args else None)
     return (visit.tokens, *args[1:]), kwargs
 
 
-def on_return(_: nn.Module, __: object, output: object) -> None:
+def _on_return(_: nn.Module, __: object, output: object) -> None:
     """Record the output of a block in the active visit."""
-    visit = VISIT.get()
+    visit = _VISIT.get()
     if visit is not None and isinstance(output, Tensor):
         visit.outputs.append(output)

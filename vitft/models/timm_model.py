@@ -58,9 +58,9 @@ class TimmModel(nn.Module):
         self.config = config
         source: dict[str, Any] = {"file": str(file)} if file is not None else {}
         if tensors is not None:
-            source = strict_source(config, tensors)
-        self.net = create_timm(config, source, drop_path=drop_path)
-        self.head_name, outer = classifier_of(self.net)
+            source = _strict_source(config, tensors)
+        self.net = _create_timm(config, source, drop_path=drop_path)
+        self.head_name, outer = _classifier_of(self.net)
         """Module path of the classifier in timm's network."""
         if outer is None:
             raise UsageError(
@@ -82,8 +82,8 @@ class TimmModel(nn.Module):
             self.head = nn.Linear(self.feature_size, config.num_classes)
             for parameter in self.head.parameters():
                 nn.init.zeros_(parameter)
-        self.register_state_dict_post_hook(rename_to_timm)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(rename_from_timm)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(_rename_to_timm)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_rename_from_timm)  # type: ignore[no-untyped-call]
 
     def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
         """Return the pooled features of normalised pixels.
@@ -162,7 +162,7 @@ class TimmModel(nn.Module):
         return self.classify(self.features(pixels))
 
 
-def create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: float = 0.0) -> Any:  # noqa: ANN401 - timm's type
+def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: float = 0.0) -> Any:  # noqa: ANN401 - timm's type
     """Return timm's network in eval mode, including its classifier.
 
     `source` contains timm's settings for loading pretrained weights. If it is empty, the weights
@@ -202,7 +202,7 @@ def create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: flo
         ) from error
 
 
-def classifier_of(net: Any) -> tuple[str, nn.Linear | nn.Conv2d | None]:  # noqa: ANN401
+def _classifier_of(net: Any) -> tuple[str, nn.Linear | nn.Conv2d | None]:  # noqa: ANN401
     """Return the path and module of timm's classifier; None if it is not a single linear layer."""
     outer = net.get_classifier()
     names = [name for name, module in net.named_modules() if module is outer]
@@ -211,7 +211,7 @@ def classifier_of(net: Any) -> tuple[str, nn.Linear | nn.Conv2d | None]:  # noqa
     return "", None
 
 
-def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return settings that make timm load all tensors or raise RuntimeError.
 
     timm reports missing tensors only if the network and the weights have the same number of
@@ -219,10 +219,10 @@ def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str
     the number of classes in `tensors`, and `TimmModel` then removes the classifier.
 
     Raises:
-        UsageError: As in `create_timm`.
+        UsageError: As in `_create_timm`.
     """
-    net, state = create_timm(config, {}), dict(tensors)
-    name, outer = classifier_of(net)
+    net, state = _create_timm(config, {}), dict(tensors)
+    name, outer = _classifier_of(net)
     if outer is None:
         return {"state_dict": state}
     for leaf, value in outer.state_dict().items():
@@ -230,7 +230,7 @@ def strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str
     return {"state_dict": state, "num_classes": len(state[f"{name}.weight"])}
 
 
-def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+def _rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Rename the entries of a new `state_dict` to timm's names (a post-hook of `state_dict`)."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
@@ -243,7 +243,7 @@ def rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: obj
             state[prefix + rest] = tensor
 
 
-def rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+def _rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Rename entries from timm's names to `TimmModel`'s (a pre-hook of `load_state_dict`)."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:

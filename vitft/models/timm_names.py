@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-OTHER_NAMES = (
+_OTHER_NAMES = (
     (re.compile(r"(blocks\.\d+\.)gamma_([12])"), r"\1ls\2.gamma"),
     (re.compile(r"(blocks\.\d+\.mlp\.)w12\b"), r"\1fc1"),  # Meta's DINOv2-giant
     (re.compile(r"(blocks\.\d+\.mlp\.)w3\b"), r"\1fc2"),
@@ -33,7 +33,7 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = {renamed(name): tensor for name, tensor in tensors.items()}
     for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
         place, ending = name.rsplit(".attn.", 1)
-        fuse_biases(result, f"{place}.attn.", ending)
+        _fuse_biases(result, f"{place}.attn.", ending)
     groups = {
         "attn.q_proj.weight": ("attn.k_proj.weight", "attn.v_proj.weight", "attn.qkv.weight"),
         "mlp.fc1_g.weight": ("mlp.fc1_x.weight", "mlp.fc1.weight"),
@@ -50,7 +50,7 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def renamed(name: str) -> str:
     """Return vitft's name for a tensor that needs no conversion other than renaming."""
-    for pattern, ours in OTHER_NAMES:
+    for pattern, ours in _OTHER_NAMES:
         name = pattern.sub(ours, name)
     return name
 
@@ -75,7 +75,7 @@ def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
     )
 
 
-def fuse_biases(tensors: dict[str, Tensor], place: str, ending: str) -> None:
+def _fuse_biases(tensors: dict[str, Tensor], place: str, ending: str) -> None:
     """Replace separate biases of queries and values with one bias for qkv, in place.
 
     If the keys have no bias, zeros are used. The queries' bias has the name `place` + `ending`.

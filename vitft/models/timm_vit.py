@@ -22,21 +22,21 @@ from vitft.models.vit_config import Activation, NormLayer, Pool, RopeConfig, ViT
 from vitft.system.errors import UsageError
 from vitft.system.text import listing
 
-TIMM_ACTIVATIONS: Mapping[str, Activation] = {
+_TIMM_ACTIVATIONS: Mapping[str, Activation] = {
     "GELU": "gelu",
     "GELUTanh": "gelu_tanh",
     "QuickGELU": "quick_gelu",
 }
 """Mapping from the class names of timm's activation functions to vitft's names."""
-TIMM_NORMS: Mapping[str, NormLayer] = {
+_TIMM_NORMS: Mapping[str, NormLayer] = {
     "LayerNorm": "layernorm",
     "LayerNormFp32": "layernorm",  # the same function in float32
     "RmsNorm": "rmsnorm",
 }
 """Mapping from the class names of timm's normalisation layers to vitft's names."""
-POOLS: Mapping[str, Pool] = {"token": "cls", "avg": "mean", "map": "map"}
+_POOLS: Mapping[str, Pool] = {"token": "cls", "avg": "mean", "map": "map"}
 """Mapping from timm's names of the poolings to vitft's."""
-ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
+_ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
 """Class names of timm's rotary position embeddings that vitft's own model supports."""
 
 
@@ -81,22 +81,22 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
     parts = (rope, attention, mlp, getattr(mlp, "act", None), pooling)
     rope_kind, attention_kind, mlp_kind, activation, pool_kind = (type(p).__name__ for p in parts)
     is_gated = mlp_kind == "SwiGLU" or (mlp_kind == "GluMlp" and not mlp.gate_last)
-    activations = {"SiLU"} if is_gated else {*TIMM_ACTIVATIONS}
+    activations = {"SiLU"} if is_gated else {*_TIMM_ACTIVATIONS}
     heads, has_prefix = attention.num_heads, getattr(net, "pool_include_prefix", None)
     has_bias = getattr(getattr(patch, "proj", None), "bias", None) is not None
-    norms = {type(module).__name__ for module in norms_of(net)}
+    norms = {type(module).__name__ for module in _norms_of(net)}
     found = {
         f"an unsupported kind of rotary position embeddings ({rope_kind})": rope is not None
-        and rope_kind not in ROPES,
+        and rope_kind not in _ROPES,
         "no position embeddings": net.pos_embed is None and rope is None,
         "a LayerNorm before the first block with a bias in the patch projection": has_bias
-        and is_module(net, "norm_pre"),
-        "a convolutional stem": not hasattr(patch, "proj") or is_module(patch, "backbone"),
+        and _is_module(net, "norm_pre"),
+        "a convolutional stem": not hasattr(patch, "proj") or _is_module(patch, "backbone"),
         f"an unsupported kind of attention ({attention_kind})": attention_kind
         not in ("Attention", "AttentionRope", "EvaAttention"),
         "heads that are not D / H wide": attention.head_dim * heads != net.embed_dim,
         "fewer keys and values than queries": getattr(attention, "num_kv_heads", heads) != heads,
-        "normalised queries and keys": is_module(attention, "q_norm"),
+        "normalised queries and keys": _is_module(attention, "q_norm"),
         "gated attention": getattr(attention, "gate", None) is not None,
         f"an unsupported kind of MLP ({mlp_kind})": mlp_kind != "Mlp" and not is_gated,
         f"the activation {activation}": activation not in activations,
@@ -106,30 +106,30 @@ def unsupported_parts(net: Any) -> list[str]:  # noqa: ANN401 - timm's type
         and net.num_prefix_tokens > 0
         and has_prefix is False,
         f"{pool} pooling": pool not in ("token", "avg", "map"),
-        "a norm after class token pooling": pool != "avg" and is_module(net, "fc_norm"),
+        "a norm after class token pooling": pool != "avg" and _is_module(net, "fc_norm"),
         "a mean that includes the prefix tokens": pool == "avg" and bool(has_prefix),
-        "attention pooling with an MLP of a different width": is_module(net, "attn_pool")
+        "attention pooling with an MLP of a different width": _is_module(net, "attn_pool")
         and pooling.mlp.fc2.in_features != mlp.fc2.in_features,
         f"an unsupported set of normalisation layers ({', '.join(sorted(norms))})": len(norms) > 1
-        or not norms <= {*TIMM_NORMS},
-        "normalisation layers with different eps": len({m.eps for m in norms_of(net)}) > 1,
-        "LayerScale in only one of the branches": has_layer_scale(block, 1)
-        is not has_layer_scale(block, 2),
+        or not norms <= {*_TIMM_NORMS},
+        "normalisation layers with different eps": len({m.eps for m in _norms_of(net)}) > 1,
+        "LayerScale in only one of the branches": _has_layer_scale(block, 1)
+        is not _has_layer_scale(block, 2),
     }
     return [part for part, is_there in found.items() if is_there]
 
 
-def is_module(parent: Any, name: str) -> bool:  # noqa: ANN401
+def _is_module(parent: Any, name: str) -> bool:  # noqa: ANN401
     """Return whether a network has a submodule with this name that is not an identity."""
     return not isinstance(getattr(parent, name, None), nn.Identity | None)
 
 
-def has_layer_scale(block: Any, branch: int) -> bool:  # noqa: ANN401
+def _has_layer_scale(block: Any, branch: int) -> bool:  # noqa: ANN401
     """Return whether branch 1 (attention) or 2 (MLP) of a block has LayerScale."""
-    return is_module(block, f"ls{branch}") or getattr(block, f"gamma_{branch}", None) is not None
+    return _is_module(block, f"ls{branch}") or getattr(block, f"gamma_{branch}", None) is not None
 
 
-def norms_of(net: nn.Module) -> list[Any]:
+def _norms_of(net: nn.Module) -> list[Any]:
     """Return all normalisation layers of a network: the modules that have an eps."""
     return [module for module in net.modules() if hasattr(module, "eps")]
 
@@ -153,30 +153,30 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         mlp_ratio=ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf),
         num_classes=net.num_classes,
         norm_eps=block.norm1.eps,
-        norm_layer=TIMM_NORMS[type(block.norm1).__name__],
-        layer_scale=1e-5 if has_layer_scale(block, 1) else 0.0,
+        norm_layer=_TIMM_NORMS[type(block.norm1).__name__],
+        layer_scale=1e-5 if _has_layer_scale(block, 1) else 0.0,
         registers=0 if getattr(net, "reg_token", None) is None else net.reg_token.shape[1],
         prefix_positions=rows > 0 or net.pos_embed is None,  # without positions: no effect
         positions=net.pos_embed is not None,
-        rope=None if getattr(net, "rope", None) is None else rope_config(net),
+        rope=None if getattr(net, "rope", None) is None else _rope_config(net),
         distilled=getattr(net, "dist_token", None) is not None,
         class_token=net.cls_token is not None,
-        embed_norm=is_module(net, "norm_pre"),
-        patch_norm=is_module(patch, "norm"),
+        embed_norm=_is_module(net, "norm_pre"),
+        patch_norm=_is_module(patch, "norm"),
         qkv_bias=first.bias is not None or getattr(attention, "q_bias", None) is not None,
         proj_bias=attention.proj.bias is not None,
-        attn_norm=is_module(attention, "norm"),
-        mlp_norm=is_module(mlp, "norm"),
+        attn_norm=_is_module(attention, "norm"),
+        mlp_norm=_is_module(mlp, "norm"),
         gated_mlp=type(mlp).__name__ != "Mlp",
-        activation=TIMM_ACTIVATIONS.get(type(mlp.act).__name__, "gelu"),
-        pool=POOLS[net.global_pool],
+        activation=_TIMM_ACTIVATIONS.get(type(mlp.act).__name__, "gelu"),
+        pool=_POOLS[net.global_pool],
         pool_heads=0 if pool_heads == attention.num_heads else pool_heads,
-        final_norm=is_module(net, "norm") or is_module(net, "fc_norm"),
-        norm_before_pool=net.global_pool == "avg" and is_module(net, "norm"),
+        final_norm=_is_module(net, "norm") or _is_module(net, "fc_norm"),
+        norm_before_pool=net.global_pool == "avg" and _is_module(net, "norm"),
     )
 
 
-def rope_config(net: Any) -> RopeConfig:  # noqa: ANN401
+def _rope_config(net: Any) -> RopeConfig:  # noqa: ANN401
     """Return the configuration of a timm network's rotary position embeddings."""
     rope, attention = net.rope, net.blocks[0].attn
     grid = getattr(rope, "ref_feat_shape", None)

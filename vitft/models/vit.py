@@ -37,7 +37,7 @@ from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 
-class PatchEmbed(nn.Module):
+class _PatchEmbed(nn.Module):
     """Projection of image patches to tokens: (B, channels, S, S) to (B, P, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -86,13 +86,13 @@ class Attention(nn.Module):
         return self.proj(self.norm(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.join_heads(weighted_values(*self.split_heads(x)))  # (B, N, D)
+        return self.join_heads(_weighted_values(*self.split_heads(x)))  # (B, N, D)
 
     def for_class_token(self, x: Tensor) -> Tensor:
         """Return the outputs that the classification heads read: (B, N, D) to (B, 1 or 2, D)."""
         if type(self.qkv) is not nn.Linear:  # LoRA: the query weights cannot be separated
             q, k, v = self.split_heads(x)
-            return self.join_heads(weighted_values(q[:, :, : self.num_read], k, v))
+            return self.join_heads(_weighted_values(q[:, :, : self.num_read], k, v))
         width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
         q = F.linear(
             x[:, : self.num_read], self.qkv.weight[:width], None if bias is None else bias[:width]
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         kv = F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, K)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1 or 2, K)
-        return self.join_heads(weighted_values(self.rotary(q), self.rotary(k), v))
+        return self.join_heads(_weighted_values(self.rotary(q), self.rotary(k), v))
 
     def maps(self, x: Tensor) -> Tensor:
         """Compute the attention weights (B, H, N, N) of tokens (B, N, D); `forward` does not."""
@@ -113,7 +113,7 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
 
 
-def weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
 
     On a CPU in bf16 with N up to 1024, the fused kernel is slower than separate multiplications and
@@ -153,10 +153,10 @@ class Block(nn.Module):
         self.is_post, self.num_read = config.norm == "post", config.num_read
         self.norm1 = build_norm(config)
         self.attn = Attention(config)
-        self.ls1 = layer_scale(config)
+        self.ls1 = _layer_scale(config)
         self.norm2 = build_norm(config)
         self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
-        self.ls2 = layer_scale(config)
+        self.ls2 = _layer_scale(config)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Block(nn.Module):
         return rows + self.drop_path(self.ls2(self.mlp(self.norm2(rows))))
 
 
-def layer_scale(config: ViTConfig) -> nn.Module:
+def _layer_scale(config: ViTConfig) -> nn.Module:
     """Return a LayerScale module, or the identity if the architecture has no LayerScale."""
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
@@ -196,7 +196,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.checkpointing = False
         """Whether block activations are recomputed in the backward pass instead of being stored."""
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = _PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None
@@ -216,10 +216,10 @@ class VisionTransformer(nn.Module):
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
         several = config.read_blocks > 1
-        self.head = linear_head(config, config.feature_size if several else width)
-        self.head_dist = linear_head(config, width) if config.distilled else None
+        self.head = _linear_head(config, config.feature_size if several else width)
+        self.head_dist = _linear_head(config, width) if config.distilled else None
         # For exports to libraries whose heads read only the last block; not used by `forward`.
-        self.last_head = linear_head(config, width) if several else None
+        self.last_head = _linear_head(config, width) if several else None
         if not self.patch_embed.proj.weight.is_meta:  # on "meta", weights are assigned later
             self.init_weights()
 
@@ -365,8 +365,8 @@ class VisionTransformer(nn.Module):
             UsageError: The head of this architecture cannot read `count` blocks.
         """
         self.config = config = replace(self.config, read_blocks=count)
-        self.head = linear_head(config, config.feature_size)
-        self.last_head = linear_head(config, config.width) if count > 1 else None
+        self.head = _linear_head(config, config.feature_size)
+        self.last_head = _linear_head(config, config.width) if count > 1 else None
         for head in (self.head, self.last_head):
             if isinstance(head, nn.Linear):
                 nn.init.zeros_(head.weight)
@@ -405,6 +405,6 @@ class VisionTransformer(nn.Module):
                 nn.init.normal_(token, std=std)
 
 
-def linear_head(config: ViTConfig, inputs: int) -> nn.Module:
+def _linear_head(config: ViTConfig, inputs: int) -> nn.Module:
     """Return a linear head with `inputs` inputs, or the identity if there are no classes."""
     return nn.Linear(inputs, config.num_classes) if config.num_classes else nn.Identity()

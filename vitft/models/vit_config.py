@@ -16,14 +16,14 @@ from vitft.system.errors import UsageError
 from vitft.system.structure import Range, check_ranges
 
 Pool = Literal["cls", "mean", "map"]
-Norm = Literal["pre", "post"]
+_Norm = Literal["pre", "post"]
 NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-MAX_PATCHES = 16384
+_MAX_PATCHES = 16384
 """Maximum number of patches per image, e.g. in a grid of 128 x 128."""
 
 
-class NamedSize(NamedTuple):
+class _NamedSize(NamedTuple):
     """Dimensions of a named model size.
 
     `patches` contains the patch sides, in pixels, for which weights have been published.
@@ -35,12 +35,12 @@ class NamedSize(NamedTuple):
     patches: tuple[int, ...]
 
 
-SIZES: Mapping[str, NamedSize] = {
-    "tiny": NamedSize(192, 12, 3, (16,)),
-    "small": NamedSize(384, 12, 6, (8, 14, 16, 32)),
-    "base": NamedSize(768, 12, 12, (8, 14, 16, 32)),
-    "large": NamedSize(1024, 24, 16, (14, 16, 32)),
-    "huge": NamedSize(1280, 32, 16, (14, 16)),
+SIZES: Mapping[str, _NamedSize] = {
+    "tiny": _NamedSize(192, 12, 3, (16,)),
+    "small": _NamedSize(384, 12, 6, (8, 14, 16, 32)),
+    "base": _NamedSize(768, 12, 12, (8, 14, 16, 32)),
+    "large": _NamedSize(1024, 24, 16, (14, 16, 32)),
+    "huge": _NamedSize(1280, 32, 16, (14, 16)),
 }
 
 
@@ -108,7 +108,7 @@ class ViTConfig:
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Stochastic depth: probability of skipping a residual branch in training. It increases
     linearly from 0 in the first block to this value in the last."""
-    norm: Norm = "pre"
+    norm: _Norm = "pre"
     """Position of LayerNorm: before each residual branch (pre), or after each residual sum (post),
     as in the original Transformer."""
     norm_eps: Annotated[float, Range(gt=0, lt=1)] = 1e-6
@@ -176,9 +176,9 @@ class ViTConfig:
                     f"({patch} pixels)",
                     fix=f"use a multiple of {patch}, e.g. --image-size {near}",
                 )
-        if math.prod(self.grid) > MAX_PATCHES:
+        if math.prod(self.grid) > _MAX_PATCHES:
             raise UsageError(
-                f"{self.grid[0]}x{self.grid[1]} patches exceed the limit of {MAX_PATCHES:,}",
+                f"{self.grid[0]}x{self.grid[1]} patches exceed the limit of {_MAX_PATCHES:,}",
                 fix="use smaller images or larger patches",
             )
         dimensions, is_map = self.width // self.heads, self.pool == "map"
@@ -219,7 +219,7 @@ class ViTConfig:
                 'pool_heads needs pool "map" and must divide the width',
             ),
         ]
-        named = {"pool": Pool, "norm": Norm, "activation": Activation, "norm_layer": NormLayer}
+        named = {"pool": Pool, "norm": _Norm, "activation": Activation, "norm_layer": NormLayer}
         for name, kind in named.items():
             fix = f"use one of {', '.join(get_args(kind))}"
             rules.append((getattr(self, name) not in get_args(kind), name, fix))

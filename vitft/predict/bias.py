@@ -11,7 +11,7 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-MOST_NAMED = 10  # maximum number of unreadable files listed in the log
+_MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
 def warn_of_other_labels(relabelled: int) -> None:
@@ -51,10 +51,10 @@ def warn_of_bias(results: EvaluationResults) -> None:
     """Log warnings about images that are left out and about anything that biases the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
-    for row in unreadable[:MOST_NAMED]:
+    for row in unreadable[:_MOST_NAMED]:
         log.warning(f"skipped {row['path']}: {row['reason']}")
-    if len(unreadable) > MOST_NAMED:
-        more = count(len(unreadable) - MOST_NAMED, "more unreadable file")
+    if len(unreadable) > _MOST_NAMED:
+        more = count(len(unreadable) - _MOST_NAMED, "more unreadable file")
         log.warning(f"skipped {more}")
     if data["trained"] is None:
         log.warning(

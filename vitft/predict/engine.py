@@ -26,7 +26,7 @@ from vitft.predict.prediction import Prediction
 from vitft.system.errors import ImageError
 from vitft.system.text import count
 
-STARTED_BATCHES = 3
+_STARTED_BATCHES = 3
 """Number of batches on which a GPU may work, or which wait to be finished, at a time."""
 FIRST_PAGE_NOTE = "first of several pages"
 DARK_NOTE = "nearly black to this model, with at most 14 of 16 bits used"
@@ -159,12 +159,12 @@ class Pipeline:
         loaded = in_order(self.load, fetched, workers=engine.workers, ahead=ahead)
         with contextlib.closing(loaded):
             batches = in_chunks(loaded, engine.batch)
-            yield from overlapped(batches, self.start_batch, ahead=STARTED_BATCHES)
+            yield from overlapped(batches, self.start_batch, ahead=_STARTED_BATCHES)
 
     def load(self, source: ImageSource) -> LoadedImage:
         """Load an image in a worker."""
         self.engine.enter_worker()
-        return load_image(self.engine, source)
+        return _load_image(self.engine, source)
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
         """Return the predictions for a batch, scoring its usable images in one call to the engine.
@@ -206,7 +206,7 @@ def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
     return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
-def load_image(engine: Engine, source: ImageSource) -> LoadedImage:
+def _load_image(engine: Engine, source: ImageSource) -> LoadedImage:
     """Read and preprocess one image; return it, or the reason it could not be loaded."""
     try:
         data = source_bytes(source, max_pixels=MAX_PIXELS)

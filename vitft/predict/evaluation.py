@@ -93,7 +93,7 @@ class Evaluation:
         return run.path
 
 
-class HashedImage(NamedTuple):
+class _HashedImage(NamedTuple):
     """A labelled image with its digest and either a view or the reason for leaving it out."""
 
     path: str
@@ -135,7 +135,7 @@ def evaluate(
     folder = find_model(run, graphs=True).parent
     data = as_in_run(data, folder, classes)
     several = bool(engine.thresholds)
-    check_classes(data, classes, several=several)
+    _check_classes(data, classes, several=several)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
     if data.labels and not several:
         raise DataError(
@@ -149,12 +149,12 @@ def evaluate(
     least, each = requested_thresholds(threshold, precision, folder, engine)
     postprocess = Postprocess.for_run(run, engine, threshold=least, thresholds=each)
     postprocess.announce()
-    predictions, logits, digests, validated, relabelled = score_labelled(
+    predictions, logits, digests, validated, relabelled = _score_labelled(
         data, engine, known, index, postprocess
     )
     warn_of_other_labels(relabelled)
     if not logits:
-        raise nothing_left(data, predictions)
+        raise _nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
     labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
     names = [p.group for p in predictions if p.prediction.classes]
@@ -167,7 +167,7 @@ def evaluate(
             "data.group=COLUMN"
         )
     predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    ece_before, temperature = before_temperature(folder, all_logits, labels)
+    ece_before, temperature = _before_temperature(folder, all_logits, labels)
     rows = [row.prediction for row in predictions]
     exact, near, same_path, same_group = (
         None if known is None else sum(note in row.notes for row in rows) for note in LEFT_OUT
@@ -205,7 +205,7 @@ def evaluate(
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
-def score_labelled(
+def _score_labelled(
     data: LabelledImages,
     engine: Predictor | OnnxEngine,
     known: RunImages | None,
@@ -226,7 +226,7 @@ def score_labelled(
     digests: list[str] = []
     validated = relabelled = 0
     with console.Progress("evaluating", len(data.images)) as progress:
-        for group in image_groups(data, engine, known):
+        for group in _image_groups(data, engine, known):
             usable = [image for image in group if image.view is not None]
             scored: Iterator[Prediction] = iter(())
             if usable:
@@ -250,7 +250,7 @@ def score_labelled(
     return predictions, logits, digests, validated, relabelled
 
 
-def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
+def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
     """Check that every class of the data is a class of the model; the data may have fewer classes.
 
     Raises:
@@ -283,12 +283,12 @@ def check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) 
     )
 
 
-def image_groups(
+def _image_groups(
     data: LabelledImages, engine: Predictor | OnnxEngine, known: RunImages | None
-) -> Iterator[list[HashedImage]]:
+) -> Iterator[list[_HashedImage]]:
     """Yield batches of hashed images in the order of the data; excluded images have no view."""
 
-    def load(item: tuple[str, str]) -> HashedImage:
+    def load(item: tuple[str, str]) -> _HashedImage:
         path, label = item
         digest = ""
         try:
@@ -299,14 +299,14 @@ def image_groups(
                 group = group or known.group_of(path, digest)
                 found = known.recognise(path, content, label, group)
             if found.note:
-                return HashedImage(path, label, digest, notes=(found.note,))
+                return _HashedImage(path, label, digest, notes=(found.note,))
             view, is_validation = engine.view(content, path), found.split == "val"
             notes = notes_on(content, engine.transform)
-            return HashedImage(
+            return _HashedImage(
                 path, label, digest, view, notes, is_validation=is_validation, group=group
             )
         except ImageError as error:
-            return HashedImage(path, label, digest, error=error.reason)
+            return _HashedImage(path, label, digest, error=error.reason)
 
     size = PREDICT_BATCH_SIZE if isinstance(engine, Predictor) else engine.batch
     results = in_order(load, data.images, workers=worker_threads())
@@ -315,7 +315,7 @@ def image_groups(
             yield group
 
 
-def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
+def _nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
     """Return the error for data in which no image can be evaluated."""
     total = len(predictions)
     if trained := sum({*LEFT_OUT} & {*row.prediction.notes} != set() for row in predictions):
@@ -332,7 +332,7 @@ def nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]
     )
 
 
-def before_temperature(
+def _before_temperature(
     folder: Path, logits: Tensor, labels: Tensor
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's temperature.

@@ -19,23 +19,23 @@ from vitft.system.files import temporary_file, writing
 if TYPE_CHECKING:
     from openpyxl.cell import WriteOnlyCell
 
-EXCEL_ROWS = 2**20 - 1
+_EXCEL_ROWS = 2**20 - 1
 """Maximum number of rows of an Excel worksheet below its header."""
-EXCEL_CELL = 32_767
+_EXCEL_CELL = 32_767
 """Maximum number of characters in a cell of an Excel worksheet; the rest is left out."""
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Control characters that XML, and so an Excel file, cannot contain."""
-ROWS_FOR_WIDTHS = 500
+_ROWS_FOR_WIDTHS = 500
 """Number of rows to which the widths of the columns are fitted; openpyxl writes widths first."""
 MIN_WIDTH, MAX_WIDTH = 10, 60
 """Width of a column in characters; longer texts are wrapped."""
-FILTER_WIDTH = 4
+_FILTER_WIDTH = 4
 """Characters of the header beside which the button of the filter fits."""
-NOTES_WIDTH = 28
+_NOTES_WIDTH = 28
 """Minimum width of the notes, most of which are in rows that come later."""
 
 
-class ExcelRowWriter(RowWriter):
+class _ExcelRowWriter(RowWriter):
     r"""Writer of the rows of an Excel file, to a write-only worksheet of openpyxl.
 
     Text that begins like a formula stays text, and control characters, which the format does not
@@ -45,8 +45,8 @@ class ExcelRowWriter(RowWriter):
     def __init__(self, sheet: Any, top_k: int, labels: Sequence[str] = ()) -> None:  # noqa: ANN401
         super().__init__("xlsx", top_k, write=lambda _: None, labels=labels)
         self.sheet = sheet
-        self.names = [str(clean_cell(name)) for name in column_names(top_k, labels)]
-        self.cells = [styled_cell(sheet, name) for name in self.names]
+        self.names = [str(_clean_cell(name)) for name in column_names(top_k, labels)]
+        self.cells = [_styled_cell(sheet, name) for name in self.names]
         self.held_back: list[list[str | float | None]] | None = []
         """Rows held back until the widths of the columns are known; None afterwards."""
 
@@ -54,17 +54,17 @@ class ExcelRowWriter(RowWriter):
         """Do nothing: the header is written once the widths of the columns are known."""
 
     def write_row(self, prediction: Prediction) -> None:
-        if self.count > EXCEL_ROWS:
+        if self.count > _EXCEL_ROWS:
             raise RunError(
-                f"an Excel file has at most {EXCEL_ROWS + 1:,} rows, and there are more images",
+                f"an Excel file has at most {_EXCEL_ROWS + 1:,} rows, and there are more images",
                 fix="use --out FILE.csv or FILE.parquet, or fewer images at a time",
             )
-        row = [*map(clean_cell, utf8_cells(prediction.to_cells(self.top_k, self.labels)))]
+        row = [*map(_clean_cell, utf8_cells(prediction.to_cells(self.top_k, self.labels)))]
         if self.held_back is None:
             self.append(row)
             return
         self.held_back.append(row)
-        if len(self.held_back) >= ROWS_FOR_WIDTHS:
+        if len(self.held_back) >= _ROWS_FOR_WIDTHS:
             self.release()
 
     def release(self) -> None:
@@ -74,10 +74,10 @@ class ExcelRowWriter(RowWriter):
 
         rows, self.held_back = self.held_back or [], None
         for i, name in enumerate(self.names):
-            width = column_width(name, [row[i] for row in rows])
+            width = _column_width(name, [row[i] for row in rows])
             self.sheet.column_dimensions[get_column_letter(i + 1)].width = width
         bold = Font(name="Calibri", size=11, bold=True)  # openpyxl's font, otherwise without a name
-        header = [styled_cell(self.sheet, "") for _ in self.names]
+        header = [_styled_cell(self.sheet, "") for _ in self.names]
         for cell, name in zip(header, self.names, strict=True):
             cell.value, cell.data_type, cell.font = name, "s", bold
         self.sheet.append(header)
@@ -103,14 +103,14 @@ class ExcelRowWriter(RowWriter):
         self.sheet.auto_filter.ref = f"A1:{get_column_letter(len(self.names))}{self.count + 1}"
 
 
-def clean_cell(value: str | float | None) -> str | float | None:
+def _clean_cell(value: str | float | None) -> str | float | None:
     """Return a value that an Excel file can contain; an empty text is an empty cell."""
     if not isinstance(value, str):
         return value
-    return CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)[:EXCEL_CELL] or None
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)[:_EXCEL_CELL] or None
 
 
-def styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
+def _styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
     """Return an empty cell with the style of a column."""
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.styles import Alignment
@@ -123,11 +123,11 @@ def styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
     return cell
 
 
-def column_width(name: str, values: Iterable[str | float | None]) -> int:
+def _column_width(name: str, values: Iterable[str | float | None]) -> int:
     """Return the width of a column in characters that fits its header and its values."""
     longest = max((len(value) for value in values if isinstance(value, str)), default=0)
-    least = NOTES_WIDTH if name == "notes" else MIN_WIDTH
-    return min(MAX_WIDTH, max(least, len(name) + FILTER_WIDTH, longest + 1))
+    least = _NOTES_WIDTH if name == "notes" else MIN_WIDTH
+    return min(MAX_WIDTH, max(least, len(name) + _FILTER_WIDTH, longest + 1))
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def open_excel(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[Ro
         sheet.print_title_rows = "1:1"
         sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
         sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)  # all columns
-        rows = ExcelRowWriter(sheet, top_k, labels)
+        rows = _ExcelRowWriter(sheet, top_k, labels)
         try:
             yield rows
             rows.close()

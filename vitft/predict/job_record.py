@@ -17,7 +17,7 @@ from vitft.system.structure import parse_json
 from vitft.system.text import listing
 
 JobOptions = dict[str, object]
-KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
+_KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
 """Keys of a record."""
 
 
@@ -31,7 +31,7 @@ def job_options(
     if request.out is None or request.style not in RESUMABLE:
         return {}
     return {
-        "model": model_digest(checkpoint),
+        "model": _model_digest(checkpoint),
         "--top-k": request.top_k,
         "threshold": [threshold, *thresholds],
         "--dtype": request.torch_dtype,
@@ -39,7 +39,7 @@ def job_options(
     }
 
 
-def model_digest(path: Path) -> str:
+def _model_digest(path: Path) -> str:
     """Return the digest that a checkpoint or graph contains, or that of the file if it has none.
 
     Engines check a contained digest, so the contents are not hashed again.
@@ -69,7 +69,7 @@ def check_record(part: Path, options: JobOptions) -> None:
     if begun is None:
         return
     changed = [key for key, value in options.items() if begun[key] != value]
-    differ = [changed_option(key, begun[key], options[key]) for key in changed]
+    differ = [_changed_option(key, begun[key], options[key]) for key in changed]
     if differ:
         raise cannot_resume(part, f"it was begun with {listing(differ)}")
 
@@ -87,7 +87,7 @@ def read_options(part: Path) -> JobOptions | None:
         return None
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or not found.keys() >= KEYS:
+    if not isinstance(found, dict) or not found.keys() >= _KEYS:
         raise RunError(
             f"{path} does not contain the options of a job of vitft predict",
             fix="move it elsewhere, or choose another file with --out",
@@ -95,7 +95,7 @@ def read_options(part: Path) -> JobOptions | None:
     return found
 
 
-def changed_option(key: str, begun: object, now: object) -> str:
+def _changed_option(key: str, begun: object, now: object) -> str:
     """Return what a job was begun with instead of the present value of an option."""
     if isinstance(begun, bool):
         return f"{key}, which is missing now" if begun else f"no {key}"

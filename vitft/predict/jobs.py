@@ -52,10 +52,10 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-SCREEN_ROWS = 20
+_SCREEN_ROWS = 20
 """Number of rows that can be seen at a glance on a terminal."""
 
-Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
+_Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
 """Function that writes overlays of the images to a folder and yields the predictions unchanged."""
 
 
@@ -64,7 +64,7 @@ def run_prediction(
     *,
     write: Callable[[str], object],
     stdin: BinaryIO,
-    illustrate: Illustrator,
+    illustrate: _Illustrator,
 ) -> int:
     """Run a prediction job: write one row per image and return the number of error rows.
 
@@ -77,14 +77,14 @@ def run_prediction(
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
     """
-    check_destination(request)
+    _check_destination(request)
     checkpoint = find_model(request.run, graphs=True)
     pictures = None
     if request.explain is not None:
         pictures = plan_run(request.explain, "", name="explain")
     web = WebLimits(allow_private=request.allow_private_addresses)
     images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
-    engine, images = choose_engine(request, checkpoint, images)
+    engine, images = _choose_engine(request, checkpoint, images)
     shard = replace(request.shard, chunk=engine.batch)
     if engine.thresholds and request.top_k > 1:
         raise UsageError(
@@ -107,9 +107,9 @@ def run_prediction(
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
     options = job_options(request, checkpoint, threshold, thresholds)
-    if (done := finished_job(request, shard, images, labels, options)) is not None:
+    if (done := _finished_job(request, shard, images, labels, options)) is not None:
         return done
-    with open_destination(request, shard, images, write, labels, options) as (rows, remaining):
+    with _open_destination(request, shard, images, write, labels, options) as (rows, remaining):
         if shard.rank == 0:
             postprocess.announce()
         predictions = pipeline.predict(remaining)
@@ -124,7 +124,7 @@ def run_prediction(
                 rows.add(prediction)
                 if progress is not None:
                     progress.advance()
-    log_summary(request, rows, resumed=resumed_rows)
+    _log_summary(request, rows, resumed=resumed_rows)
     if isinstance(mirrored, MirroredEngine) and (text := mirrored.warning(postprocess.run)):
         log.warning(text)
     if pictures is not None:
@@ -132,7 +132,7 @@ def run_prediction(
     return rows.errors
 
 
-def check_destination(request: PredictRequest) -> None:
+def _check_destination(request: PredictRequest) -> None:
     """Check the output file, if any; log a warning if its suffix is that of another format.
 
     Raises:
@@ -153,7 +153,7 @@ def check_destination(request: PredictRequest) -> None:
         )
 
 
-def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:
+def _log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:
     """Log the number of rows and, if they are in a file or too many to see, of classes and notes.
 
     `resumed` is the number of rows that an earlier, interrupted job wrote. The rows of several
@@ -162,7 +162,7 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
     if request.out is not None:
         errors = f", including {count(rows.errors, 'error')}," if rows.errors else ""
         log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
-    if request.shard.world == 1 and (request.out is not None or rows.count > SCREEN_ROWS):
+    if request.shard.world == 1 and (request.out is not None or rows.count > _SCREEN_ROWS):
         beginning = " after resuming" if resumed else ""
         has_threshold = bool(request.threshold or request.precision) and not rows.labels
         for line in rows.tally.lines(beginning, has_threshold=has_threshold):
@@ -171,7 +171,7 @@ def log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> No
         log.warning(f"{count(rows.errors, 'image')} could not be read")
 
 
-def choose_engine(
+def _choose_engine(
     request: PredictRequest, checkpoint: Path, images: Iterator[ImageSource]
 ) -> tuple[Engine, Iterator[ImageSource]]:
     """Return an engine and an iterator over all sources.
@@ -226,7 +226,7 @@ def choose_engine(
     return predictor, images
 
 
-def finished_job(
+def _finished_job(
     request: PredictRequest,
     shard: ProcessShard,
     images: Iterator[ImageSource],
@@ -270,7 +270,7 @@ def finished_job(
 
 
 @contextlib.contextmanager
-def open_destination(
+def _open_destination(
     request: PredictRequest,
     shard: ProcessShard,
     images: Iterator[ImageSource],
@@ -296,7 +296,7 @@ def open_destination(
         numbered = enumerate(images)
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
     if request.resume and part.exists():
-        history = SourceHistory(own, shard.chunk)
+        history = _SourceHistory(own, shard.chunk)
         start = find_resume_point(part, style, top_k, history.names(), shard.chunk, labels=labels)
         own = history.after(start.rows)
         log.info(f"resuming after {count(start.rows, 'row')}")
@@ -314,7 +314,7 @@ def open_destination(
         record_path(part).unlink(missing_ok=True)
 
 
-class SourceHistory:
+class _SourceHistory:
     """Iterator over sources that can repeat the last `size` sources."""
 
     def __init__(self, images: Iterator[ImageSource], size: int) -> None:

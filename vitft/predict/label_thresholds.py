@@ -24,7 +24,7 @@ from vitft.system.text import count, listing, percent
 
 log = logging.getLogger(__name__)
 
-NEVER = 1.0
+_NEVER = 1.0
 """Threshold of a label that is never assigned, because no threshold reaches the precision."""
 
 
@@ -57,7 +57,7 @@ def choose_label_thresholds(
         covered = smallest_cover(answers, precision)
         if not covered:
             unreachable.append(name)
-            thresholds.append(NEVER)
+            thresholds.append(_NEVER)
             continue
         thresholds.append(float(answers.probability[covered - 1]))
         right = int(answers.correct[:covered].sum())

@@ -22,9 +22,9 @@ from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.engine import CpuEngine, Views, decode_view
 from vitft.predict.postprocess import Scores, not_finite
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-MAX_THREADS = min(4, os.cpu_count() or 1)
+_MAX_THREADS = min(4, os.cpu_count() or 1)
 FEW_IMAGES = 8
 """Maximum number of images for which NumPy is faster than importing and running torch."""
 
@@ -42,7 +42,7 @@ class NumpyEngine(CpuEngine):
         self.thresholds, self.results = opened.card.thresholds, opened.card.run
         self.reference = reference
         self.intermediate = reference.intermediate_blocks if reference else 0
-        self.workers = min(FEW_IMAGES, MAX_THREADS)
+        self.workers = min(FEW_IMAGES, _MAX_THREADS)
         self.digest = in_background(opened.digest)
 
     @classmethod
@@ -56,7 +56,7 @@ class NumpyEngine(CpuEngine):
         if lacks_card(path):
             return None
         opened = open_checkpoint(path)
-        model = numpy_model(opened, threads=MAX_THREADS)
+        model = numpy_model(opened, threads=_MAX_THREADS)
         if model is None:
             return None
         reference = read_reference(path.parent, model.feature_size, model.config)
@@ -86,13 +86,13 @@ class NumpyEngine(CpuEngine):
         return scores
 
 
-def in_background(work: Callable[[], T]) -> Callable[[], T]:
+def in_background(work: Callable[[], _T]) -> Callable[[], _T]:
     """Call `work` in a thread; return a function that waits for its result."""
-    results: list[T] = []
+    results: list[_T] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
 
-    def wait() -> T:
+    def wait() -> _T:
         thread.join()
         return results[0]
 

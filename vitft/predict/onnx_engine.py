@@ -25,7 +25,7 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
 from vitft.system.text import describe_os_error
 
-ONNX_BATCH_SIZE = 16
+_ONNX_BATCH_SIZE = 16
 """Number of images per call to a graph with a fixed image size."""
 
 
@@ -43,9 +43,9 @@ class OnnxEngine(CpuEngine):
     def __init__(self, path: Path) -> None:
         require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))
         self.path = path
-        self.session = open_session(path)
+        self.session = _open_session(path)
         self.workers = os.cpu_count() or 1
-        facts = described_graph(path, self.session.get_modelmeta().custom_metadata_map)
+        facts = _described_graph(path, self.session.get_modelmeta().custom_metadata_map)
         try:
             self.classes = tuple(map(str, facts["classes"]))
             self.transform = EvalTransform.from_json(facts["transform"])
@@ -56,8 +56,8 @@ class OnnxEngine(CpuEngine):
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
             reason = error.problem if isinstance(error, UsageError) else error
-            raise unreadable_graph(path, f"its vitft metadata is incomplete: {reason}") from error
-        self.batch = 1 if self.any_size else ONNX_BATCH_SIZE
+            raise _unreadable_graph(path, f"its vitft metadata is incomplete: {reason}") from error
+        self.batch = 1 if self.any_size else _ONNX_BATCH_SIZE
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Return the preprocessed image (S, S, 3).
@@ -90,16 +90,16 @@ class OnnxEngine(CpuEngine):
         try:
             (logits,) = self.session.run(["logits"], {self.input: np.ascontiguousarray(inputs)})
         except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise unreadable_graph(self.path, first_line(error)) from error
+            raise _unreadable_graph(self.path, _first_line(error)) from error
         if logits.shape != (len(views), len(self.classes)):
-            raise unreadable_graph(
+            raise _unreadable_graph(
                 self.path,
                 f"it has {len(self.classes)} classes, but its output has shape {logits.shape}",
             )
         return Scores(np.asarray(logits, np.float32))
 
 
-def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
+def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
     """Return an onnxruntime session that runs a graph on all cores.
 
     Raises:
@@ -111,9 +111,9 @@ def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
     try:
         is_other = has_changed(path)
     except OSError as error:
-        raise unreadable_graph(path, describe_os_error(error)) from error
+        raise _unreadable_graph(path, describe_os_error(error)) from error
     if is_other:
-        raise unreadable_graph(path, CHANGED)
+        raise _unreadable_graph(path, CHANGED)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only; other errors are raised
     # Otherwise, idle threads would take the cores from the threads that decode images.
@@ -122,13 +122,13 @@ def open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         is_other = contradicts_metadata(path, session.get_modelmeta().custom_metadata_map)
     except Exception as error:  # onnxruntime's exceptions have no common base class
-        raise unreadable_graph(path, first_line(error)) from error
+        raise _unreadable_graph(path, _first_line(error)) from error
     if is_other:
-        raise unreadable_graph(path, CHANGED)
+        raise _unreadable_graph(path, CHANGED)
     return session
 
 
-def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+def _described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the description that `vitft export` stored in a graph.
 
     Raises:
@@ -143,18 +143,18 @@ def described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any
     try:
         facts = json.loads(metadata["vitft"])
     except (ValueError, RecursionError) as error:
-        raise unreadable_graph(path, f"its vitft metadata is not JSON: {error}") from error
+        raise _unreadable_graph(path, f"its vitft metadata is not JSON: {error}") from error
     if not isinstance(facts, dict):
-        raise unreadable_graph(path, "its vitft metadata is not a JSON object")
+        raise _unreadable_graph(path, "its vitft metadata is not a JSON object")
     return facts
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return at most 200 characters of the first line of an error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def unreadable_graph(path: Path, reason: str) -> RunError:
+def _unreadable_graph(path: Path, reason: str) -> RunError:
     """Return the error for a graph that cannot be read or run."""
     return RunError(
         f"cannot run the ONNX graph {path}: {reason}",

@@ -97,7 +97,7 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
         )
 
 
-def complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
+def _complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
     """Yield the complete rows of a file with their line breaks; omit a truncated last row.
 
     Line breaks in a quoted path of a CSV file do not end the row.
@@ -128,12 +128,12 @@ def find_resume_point(
     size = done = errors = 0
     point = ResumePoint()
     with path.open("rb") as file:
-        records = complete_rows(file, style)
+        records = _complete_rows(file, style)
         if style == "csv":
             header = next(records, None)
             if header is None:
                 return point
-            expected = encode_line(csv_line(column_names(top_k, labels)), style)
+            expected = _encode_line(csv_line(column_names(top_k, labels)), style)
             if header.removeprefix(BYTE_ORDER_MARK.encode()) != expected:
                 found = header.decode("utf-8", "replace").strip()[:100]
                 raise cannot_resume(
@@ -145,7 +145,7 @@ def find_resume_point(
             size = len(header)
             point = ResumePoint(0, size, 0)
         for record in records:
-            found, classes, is_error = parse_record(record, style, path)
+            found, classes, is_error = _parse_record(record, style, path)
             name = next(names, None)
             if name is None or found != (escape_formula(name) if style == "csv" else name):
                 wanted = (
@@ -164,7 +164,7 @@ def find_resume_point(
     return point
 
 
-def parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
+def _parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
     """Return a row's path, its number of classes (0 for CSV), and whether it is an error row.
 
     Raises:
@@ -190,7 +190,7 @@ def cannot_resume(
     return RunError(f"cannot resume {path}: {reason}", fix=fix)
 
 
-def encode_line(line: str, style: str) -> bytes:
+def _encode_line(line: str, style: str) -> bytes:
     """Encode a line and its line break as bytes; invalid UTF-8 in names is preserved."""
     return (line + ("\r\n" if style == "csv" else "\n")).encode("utf-8", "surrogateescape")
 
@@ -216,7 +216,7 @@ def open_rows(
     """
     part = part_path(out, shard)
     if style in ("parquet", "xlsx"):
-        with (open_parquet if style == "parquet" else open_excel)(out, top_k, labels) as rows:
+        with (_open_parquet if style == "parquet" else open_excel)(out, top_k, labels) as rows:
             yield rows
         return
     with writing(part):
@@ -227,7 +227,7 @@ def open_rows(
         rows = RowWriter(
             style,
             top_k,
-            lambda line: write_all(file, part, encode_line(line, style)),
+            lambda line: _write_all(file, part, _encode_line(line, style)),
             labels,
             bom=bom,
         )
@@ -245,7 +245,7 @@ def open_rows(
             merge_shards(out, style, shard)
 
 
-def write_all(file: FileIO, path: Path, data: bytes) -> None:
+def _write_all(file: FileIO, path: Path, data: bytes) -> None:
     """Write all of `data`, raising the same errors as `open_rows`."""
     try:
         while data:
@@ -272,7 +272,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
             return
         descriptor, temporary = stack.enter_context(temporary_file(out))
         with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
-            readers = [complete_rows(file, style) for file in files]
+            readers = [_complete_rows(file, style) for file in files]
             if style == "csv":
                 headers = [next(reader) for reader in readers]
                 merged.write(headers[0])
@@ -291,7 +291,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
 
 
 @contextlib.contextmanager
-def open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
+def _open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
     """Open a Parquet file with the same columns as CSV output and float64 probabilities.
 
     Raises:

@@ -62,7 +62,7 @@ def read_picture(picture: Picture) -> Picture:
     name, reason = os.fspath(picture), ""
     if os.path.isdir(name):  # noqa: PTH112 - the name may contain a null character
         reason = 'a folder; pass its files, e.g. sorted(pathlib.Path("photos").glob("*.jpg"))'
-    elif is_base64(name):
+    elif _is_base64(name):
         reason = "base64 text: pass the bytes, base64.b64decode(text)"
         reason = reason.replace("text)", 'text.partition(",")[2])') if name[0] == "d" else reason
     elif "://" in name:
@@ -79,10 +79,10 @@ def read_picture(picture: Picture) -> Picture:
 def picture_name(index: int, picture: Picture) -> str:
     """Return the path of an image, or its index if it has no path."""
     name = os.fspath(picture) if isinstance(picture, str | os.PathLike) else ""
-    return str(index) if not name or is_base64(name) else name
+    return str(index) if not name or _is_base64(name) else name
 
 
-def is_base64(text: str) -> bool:
+def _is_base64(text: str) -> bool:
     """Return whether a text is an image in base64 rather than a path."""
     return "base64" in looks_like(text[:64].encode("utf-8", "replace"))
 

@@ -28,7 +28,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
-Targets = Sequence[int] | Flags
+_Targets = Sequence[int] | Flags
 """Class indices (B,) or, for a multi-label model, whether each image has each label (B, C)."""
 
 
@@ -43,7 +43,7 @@ class Scores(NamedTuple):
     """Intermediate features (B, D), also for out-of-distribution notes; empty if not computed."""
 
 
-class Trained(Protocol):
+class _Trained(Protocol):
     """A trained model, as far as its postprocessing depends on it: e.g. an `engine.Engine`."""
 
     @property
@@ -81,7 +81,7 @@ class Postprocess:
     def for_run(
         cls,
         run: str | None,
-        engine: Trained,
+        engine: _Trained,
         *,
         top_k: int = 1,
         threshold: float = 0.0,
@@ -138,7 +138,7 @@ class Postprocess:
         self,
         paths: Sequence[str],
         scores: Scores,
-        targets: Targets | None = None,
+        targets: _Targets | None = None,
         *,
         views: Sequence[np.ndarray[Any, np.dtype[np.uint8]]] = (),
     ) -> list[Prediction]:
@@ -162,7 +162,7 @@ class Postprocess:
         return predictions
 
     def with_class(
-        self, paths: Sequence[str], scores: Scores, targets: Targets | None
+        self, paths: Sequence[str], scores: Scores, targets: _Targets | None
     ) -> list[Prediction]:
         """Return the predictions of a model that assigns each image one class."""
         probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
@@ -188,7 +188,7 @@ class Postprocess:
         return predictions
 
     def with_labels(
-        self, paths: Sequence[str], scores: Scores, targets: Targets | None
+        self, paths: Sequence[str], scores: Scores, targets: _Targets | None
     ) -> list[Prediction]:
         """Return the predictions of a multi-label model."""
         logits = scores.logits.astype(np.float64)

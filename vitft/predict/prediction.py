@@ -16,16 +16,16 @@ NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
 DECIMALS = 6
 """Number of decimal places of probabilities in output; further digits differ between machines."""
 
-ClassProbability = TypedDict("ClassProbability", {"class": str, "probability": float})
+_ClassProbability = TypedDict("_ClassProbability", {"class": str, "probability": float})
 
 
-class PredictionDict(TypedDict, total=False):
+class _PredictionDict(TypedDict, total=False):
     """A prediction as JSON; empty fields are omitted."""
 
     path: str
     run: str
     labels: list[str]  # labels assigned to the image; absent if each image has exactly one class
-    classes: list[ClassProbability]
+    classes: list[_ClassProbability]
     notes: list[str]
     error: str
 
@@ -76,15 +76,15 @@ class Prediction:
         k = max(k, len(self.labels or ()))
         return replace(self, classes=self.classes[:k], probabilities=self.probabilities[:k])
 
-    def to_dict(self) -> PredictionDict:
+    def to_dict(self) -> _PredictionDict:
         """Return the prediction as a dict for JSON and JSONL output and for the server."""
-        row: PredictionDict = {"path": self.path}
+        row: _PredictionDict = {"path": self.path}
         if self.run:
             row["run"] = self.run
         if self.error:
             return {**row, "error": self.error}
         pairs = zip(self.classes, self.probabilities, strict=True)
-        classes: list[ClassProbability] = [
+        classes: list[_ClassProbability] = [
             {"class": name, "probability": round(value, DECIMALS)} for name, value in pairs
         ]
         if self.labels is not None:

@@ -22,7 +22,7 @@ ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
                     ".parquet": "parquet", ".pq": "parquet", ".xlsx": "xlsx",
                     ".txt": "table"}  # fmt: skip
-BINARY_FORMATS = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
+_BINARY_FORMATS = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
 """Formats that are not text, with their name and the extra that writes them."""
 ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
@@ -89,8 +89,8 @@ class PredictRequest:
                 fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}, or add --format, e.g. "
                 "--format csv",
             )
-        if style in BINARY_FORMATS:
-            name, extra = BINARY_FORMATS[style]
+        if style in _BINARY_FORMATS:
+            name, extra = _BINARY_FORMATS[style]
             if out is None:
                 raise UsageError(
                     f"{name} cannot be written to the terminal",

@@ -30,14 +30,14 @@ from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
-TRAINED_NOTE = "training image of this model"
+_TRAINED_NOTE = "training image of this model"
 COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "same path as a training image of this model"
 """Note on an image that has the path of a training image with an unknown fingerprint."""
 GROUP_NOTE = "same group as training images of this model"
 """Note on a new image of a group (patient, video, camera) that was used for training."""
-LEFT_OUT = (TRAINED_NOTE, COPY_NOTE, PATH_NOTE, GROUP_NOTE)
-MAX_COMPARED = 50_000
+LEFT_OUT = (_TRAINED_NOTE, COPY_NOTE, PATH_NOTE, GROUP_NOTE)
+_MAX_COMPARED = 50_000
 """Maximum number of images of a run for which fingerprints are compared, to limit time and memory.
 If a run has more images, no near-duplicates are recognised."""
 
@@ -100,7 +100,7 @@ class RunImages:
         rows = (*manifest.val, *manifest.train)  # training rows take precedence
         splits = {row.sha256: row.split for row in rows}
         config = checked_run_config(folder) if os.path.lexists(folder / "config.toml") else None
-        found = read_fingerprints(config, manifest, rows, grey_range)
+        found = _read_fingerprints(config, manifest, rows, grey_range)
         digests = [digest for digest in splits if digest in found.by_digest]
         return cls(
             splits=splits,
@@ -143,7 +143,7 @@ class RunImages:
         """
         exact = self.splits.get(hashlib.sha256(content).hexdigest(), "")
         if exact:
-            return Recognised(exact, TRAINED_NOTE if exact == "train" else "")
+            return Recognised(exact, _TRAINED_NOTE if exact == "train" else "")
         near: set[str] = set()
         if self.known_digests:
             image = decode(content, path, grey_range=self.grey_range).image
@@ -162,20 +162,20 @@ class RunImages:
         return Recognised("val" if near else "")
 
 
-def read_fingerprints(
+def _read_fingerprints(
     config: Config | None, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
 ) -> Fingerprints:
     """Return the fingerprints of the run's images that are still in its data folder.
 
-    The result is empty if the run has more than `MAX_COMPARED` images or no settings, which state
+    The result is empty if the run has more than `_MAX_COMPARED` images or no settings, which state
     where its images are.
     """
     if config is None:
         return Fingerprints("none")
-    if len(rows) > MAX_COMPARED:
+    if len(rows) > _MAX_COMPARED:
         log.warning(
             f"near-duplicates of training images are not recognised: the run has {len(rows):,} "
-            f"images, more than {MAX_COMPARED:,}"
+            f"images, more than {_MAX_COMPARED:,}"
         )
         return Fingerprints("none")
     root = base_folder(data_path(config.data.path, config.data.root), config.data.root)

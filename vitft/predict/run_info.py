@@ -23,7 +23,7 @@ from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
 
-Content = TypeVar("Content")
+_Content = TypeVar("_Content")
 
 
 def run_results(folder: Path, found: RunResults | None, carried: Results | None = None) -> Results:
@@ -83,7 +83,7 @@ def place_of_model(run: str | None, checkpoint: Path) -> str:
     return place
 
 
-def _or_warn(read: Callable[[Path], Content | None], path: Path) -> Content | None:
+def _or_warn(read: Callable[[Path], _Content | None], path: Path) -> _Content | None:
     """Return the result of `read` for a file, or log a warning and return None if it is damaged."""
     try:
         return read(path)

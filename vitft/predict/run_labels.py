@@ -25,7 +25,7 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-MAX_COMPARED_FILES = 20
+_MAX_COMPARED_FILES = 20
 """Maximum number of files that are read to find out whether data is that of a run."""
 
 
@@ -48,7 +48,7 @@ def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> Label
         if changed.images != data.images:
             log.info(f"applied the class changes of the run: {changed.notes[-1]}")
             data = changed
-    if not config.data.fixes or not is_own_data(data, config, folder):
+    if not config.data.fixes or not _is_own_data(data, config, folder):
         return data
     labels = dict(data.images) | dict.fromkeys((path for path, _ in data.bad), "")
     classes = tuple(dict.fromkeys([*known, *data.classes]))
@@ -80,7 +80,7 @@ def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> Label
     )
 
 
-def is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
+def _is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     """Return whether most of the data are images of the run under the same paths.
 
     The run's data may have been moved or copied, so most of a sample of the files must have a path
@@ -97,12 +97,12 @@ def is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     if is_table(table) and table.resolve() != data_path(config.data.path).resolve():
         return False
     digests = {row.path: row.sha256 for row in Manifest.read(split, folder).rows}
-    sample = [path for path, _ in data.images[:: max(1, len(data.images) // MAX_COMPARED_FILES)]]
-    same = sum(p in digests and has_digest(data.locate(p), digests[p]) for p in sample)
+    sample = [path for path, _ in data.images[:: max(1, len(data.images) // _MAX_COMPARED_FILES)]]
+    same = sum(p in digests and _has_digest(data.locate(p), digests[p]) for p in sample)
     return same > len(sample) / 2
 
 
-def has_digest(path: str, sha256: str) -> bool:
+def _has_digest(path: str, sha256: str) -> bool:
     """Return whether a file can be read and has a SHA-256 digest."""
     try:
         return hashlib.sha256(read_bytes(path)).hexdigest() == sha256

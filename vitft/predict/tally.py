@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.system.console import visible
 
-MARKS = (NOT_SURE, OUT_OF_DISTRIBUTION, "blank")
+_MARKS = (NOT_SURE, OUT_OF_DISTRIBUTION, "blank")
 """Notes that are counted, as far as the first colon."""
-UNREADABLE = "unreadable"
-MOST_COUNTED = 6
+_UNREADABLE = "unreadable"
+_MOST_COUNTED = 6
 """Maximum number of classes with their counts, if there are at least two more."""
 
 
@@ -23,7 +23,7 @@ class Tally:
     def add(self, prediction: Prediction) -> None:
         """Count a prediction."""
         if prediction.error:
-            self.marks[UNREADABLE] += 1
+            self.marks[_UNREADABLE] += 1
             return
         answers = prediction.classes[:1] if prediction.labels is None else prediction.labels
         self.answers.update(answers or ["no label"])
@@ -39,7 +39,7 @@ class Tally:
         """
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
-            shown = frequent if len(frequent) <= MOST_COUNTED + 1 else frequent[:MOST_COUNTED]
+            shown = frequent if len(frequent) <= _MOST_COUNTED + 1 else frequent[:_MOST_COUNTED]
             classes = ", ".join(f"{visible(name)}: {number:,}" for name, number in shown)
             if more := len(frequent) - len(shown):
                 classes += f" and {more:,} more"
@@ -47,6 +47,6 @@ class Tally:
                 classes += f", including {foreign:,} {OUT_OF_DISTRIBUTION}"
             yield f"predicted{beginning}: {classes}"
         always = {NOT_SURE} if has_threshold else set()
-        found = [n for n in (*MARKS, UNREADABLE) if self.marks[n] or n in always]
+        found = [n for n in (*_MARKS, _UNREADABLE) if self.marks[n] or n in always]
         if marked := ", ".join(f"{self.marks[name]:,} {name}" for name in found):
             yield f"marked{beginning}: {marked}"

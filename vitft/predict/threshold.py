@@ -38,14 +38,14 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.spelling import Spelling, option
 from vitft.system.text import percent, scored_images
 
-SPARE_MISTAKES = 1.0
+_SPARE_MISTAKES = 1.0
 """The requested precision must allow this many mistakes in addition to the e expected ones. Without
 this margin, a threshold could be based on a single image; with it, p = 0.99 needs at least 100
 predictions at or above the threshold."""
-SIGNIFICANCE = 0.05
+_SIGNIFICANCE = 0.05
 """Significance level of the binomial test: p is rejected if the probability of k or more mistakes
 at precision p is below this level."""
-LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
+_LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
 """Precisions to suggest instead if no threshold reaches the requested precision."""
 
 
@@ -135,7 +135,7 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
     )
     covered = smallest_cover(answers, precision)
     if not covered:
-        raise unreachable(answers, precision, spell)
+        raise _unreachable(answers, precision, spell)
     right, groups = answers.correct[:covered], answers.groups
     return Threshold(
         value=float(answers.probability[covered - 1]),
@@ -153,7 +153,7 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
 def smallest_cover(answers: Answers, precision: float) -> int:
     """Return the number of predictions at or above the smallest accepted threshold.
 
-    The number is 0 if no threshold is accepted. A threshold is accepted if e + `SPARE_MISTAKES` is
+    The number is 0 if no threshold is accepted. A threshold is accepted if e + `_SPARE_MISTAKES` is
     at most (1 - p) n and a binomial test does not reject p, given the k actual mistakes. With
     groups, all numbers of images are divided by the design effect.
 
@@ -165,19 +165,19 @@ def smallest_cover(answers: Answers, precision: float) -> int:
     n = np.arange(1, len(probability) + 1)
     mistakes = np.cumsum(~correct)
     is_tied = np.append(probability[1:] == probability[:-1], False)
-    spare = spare_mistakes(answers, precision)
+    spare = _spare_mistakes(answers, precision)
     factorials = log_factorials(len(n))
-    for i in np.flatnonzero((spare >= SPARE_MISTAKES) & ~is_tied)[::-1].tolist():
+    for i in np.flatnonzero((spare >= _SPARE_MISTAKES) & ~is_tied)[::-1].tolist():
         own = None if groups is None else groups[: i + 1]
         effect = design_effect(correct[: i + 1] - correct[: i + 1].mean(), own)
         few, all_images = round(mistakes[i] / effect), round((i + 1) / effect)
         tail = binomial_tail(few, all_images, 1 - precision, factorials)
-        if spare[i] >= SPARE_MISTAKES * effect and tail >= SIGNIFICANCE:
+        if spare[i] >= _SPARE_MISTAKES * effect and tail >= _SIGNIFICANCE:
             return i + 1
     return 0
 
 
-def spare_mistakes(answers: Answers, precision: float) -> Floats:
+def _spare_mistakes(answers: Answers, precision: float) -> Floats:
     """Return (1 - p) n - e for the first n predictions, for n = 1, 2, and so on."""
     n = np.arange(1, len(answers.probability) + 1)
     return np.asarray((1 - precision) * n - np.cumsum(1 - answers.probability))
@@ -189,20 +189,20 @@ def needed_images(answers: Answers, precision: float) -> int | None:
     With m times as many images and the same distribution of probabilities, the number of spare
     mistakes is m times as large. The result is rounded up to two significant digits.
     """
-    most = float(spare_mistakes(answers, precision).max())
+    most = float(_spare_mistakes(answers, precision).max())
     if most <= 0:
         return None
-    images = len(answers.probability) * SPARE_MISTAKES / most
+    images = len(answers.probability) * _SPARE_MISTAKES / most
     if images <= len(answers.probability):
         return None  # enough images, but too many mistakes among the most probable predictions
     unit = 10.0 ** max(0, math.floor(math.log10(images)) - 1)
     return round(math.ceil(images / unit - 0.05) * unit)
 
 
-def unreachable(answers: Answers, precision: float, spell: Spelling = option) -> UsageError:
+def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -> UsageError:
     """Return the error for a precision that no threshold reaches; `spell` spells its options."""
     have = len(answers.probability)
-    lower = (p for p in LOWER_PRECISIONS if p < precision and smallest_cover(answers, p))
+    lower = (p for p in _LOWER_PRECISIONS if p < precision and smallest_cover(answers, p))
     reachable = next(lower, None)
     fix = f"set the threshold directly, e.g. {spell('threshold', 0.8)}"
     if reachable is not None:

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 PREDICT_BATCH_SIZE = 32
 """Number of images per call to `scores` if each call uses all cores."""
-WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 32, "mps": 32}
+_WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 32, "mps": 32}
 """Number of images per batch by device type. Larger batches do not help on a CPU
 (benchmarks/notebook/speed.md). On a GPU, the time to load the first batch and to score the last one
 is lost, so batches are only as large as a GPU needs to be busy."""
-CLOSE_CALL = 4.0
+_CLOSE_CALL = 4.0
 """An image is scored in float32 if the gap between its two largest logits is less than this many
 times the typical bf16 error of the gap."""
-BF16_ERROR = 0.0155
+_BF16_ERROR = 0.0155
 """Typical relative error of a bf16 feature, as a ratio of norms (benchmarks/notebook/predict.md).
 For a model whose error is larger for noise images, that error is used."""
 
@@ -95,13 +95,13 @@ class Predictor:
         self.thresholds, self.results = card.thresholds, card.run
         self.feature_size, self.reference = model.feature_size, reference
         self.intermediate = reference.intermediate_blocks if reference else 0
-        self.batch, self.workers = WORKER_BATCH_SIZE[self.device.type], worker_threads()
+        self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
         self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
         self.bf16_prefix: Prefix | None = None if precision == "fp32" else self.bf16_copy()
-        self.bf16_error = BF16_ERROR
+        self.bf16_error = _BF16_ERROR
         if self.bf16_prefix is not None:
-            self.bf16_error = max(BF16_ERROR, self.probe_error(self.bf16_prefix))
+            self.bf16_error = max(_BF16_ERROR, self.probe_error(self.bf16_prefix))
 
     @classmethod
     def from_run(
@@ -261,7 +261,7 @@ class Predictor:
         The error of a bf16 feature has a random direction and a norm of about `bf16_error` times
         the norm of the feature. For the gap between two logits, the typical error is this norm
         times the distance between their rows in the head, divided by the square root of the number
-        of dimensions. If the gap between the two largest logits of an image is below `CLOSE_CALL`
+        of dimensions. If the gap between the two largest logits of an image is below `_CLOSE_CALL`
         times its typical error, the image is computed again in float32. The estimate for an image
         does not depend on the rest of the batch. In contrast, `training.finish` recomputes
         validation images and uses the largest change that it observes.
@@ -276,7 +276,7 @@ class Predictor:
         best = logits.topk(2, dim=1)
         gap = best.values[:, 0] - best.values[:, 1]
         typical = self.bf16_error * gap_change(self.model, read, best.indices)
-        close = gap < CLOSE_CALL * typical
+        close = gap < _CLOSE_CALL * typical
         return features, logits, close
 
 

@@ -23,7 +23,7 @@ from vitft.system.rundir import RunDir
 from vitft.system.text import scored_images
 
 THUMBS = "thumbs"
-VALIDATION_FILE = "validation.npz"
+_VALIDATION_FILE = "validation.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +100,13 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
         RunError: The file is damaged, or the logits are missing, not finite, or not of shape
             (images, classes).
     """
-    arrays = read_validation_arrays(run)
+    arrays = _read_validation_arrays(run)
     if arrays is None:
         return None
-    path = run / VALIDATION_FILE
+    path = run / _VALIDATION_FILE
     if "logits" not in arrays:
         raise damaged_file(path, "it has no logits")
-    logits = as_array(path, arrays["logits"], np.float32)
+    logits = _as_array(path, arrays["logits"], np.float32)
     if logits.shape != (images, classes) or not np.isfinite(logits).all():
         raise damaged_file(
             path,
@@ -126,9 +126,9 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     Raises:
         RunError: The arrays are damaged.
     """
-    arrays, path = read_validation_arrays(run) or {}, run / VALIDATION_FILE
-    probability = as_array(path, arrays.get("train_probability", ()), np.float64)
-    correct = as_array(path, arrays.get("train_correct", ()), np.bool_)
+    arrays, path = _read_validation_arrays(run) or {}, run / _VALIDATION_FILE
+    probability = _as_array(path, arrays.get("train_probability", ()), np.float64)
+    correct = _as_array(path, arrays.get("train_correct", ()), np.bool_)
     inside = ((probability >= 0) & (probability <= 1)).all()
     if probability.ndim > 2 or probability.shape != correct.shape or not inside:
         raise damaged_file(path, "train_probability or train_correct is not valid")
@@ -141,10 +141,10 @@ def read_cross_validated(run: Path, split: Manifest) -> dict[str, str]:
     Raises:
         RunError: The array is damaged.
     """
-    arrays, path = read_validation_arrays(run) or {}, run / VALIDATION_FILE
+    arrays, path = _read_validation_arrays(run) or {}, run / _VALIDATION_FILE
     if "cross_validated" not in arrays:
         return {}
-    classes = as_array(path, arrays["cross_validated"], np.int64)
+    classes = _as_array(path, arrays["cross_validated"], np.int64)
     inside = ((classes >= -1) & (classes < len(split.classes))).all()
     if classes.shape != (len(split.rows),) or not inside:
         raise damaged_file(path, "cross_validated is not valid")
@@ -172,16 +172,16 @@ def read_groups(run: Path, images: int) -> list[str] | None:
     return [row.group or row.sha256 for row in rows[:images]]
 
 
-def read_validation_arrays(run: Path) -> dict[str, Any] | None:
+def _read_validation_arrays(run: Path) -> dict[str, Any] | None:
     """Return the arrays of validation.npz, or None if the file does not exist.
 
     Raises:
         RunError: The file is damaged.
     """
-    return read_run_arrays(run / VALIDATION_FILE)
+    return read_run_arrays(run / _VALIDATION_FILE)
 
 
-def as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
+def _as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
     """Convert `values`, read from the file `path`, to an array of `dtype`.
 
     Raises:

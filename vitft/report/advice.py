@@ -27,12 +27,12 @@ from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, listing
 
-SMALL_CLASS = 20
+_SMALL_CLASS = 20
 """Number of images below which a class that is also less than a third of the median is small."""
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class _Advice:
     """What to do or expect next, as a sentence, and the reason, including any uncertainty."""
 
     what: str
@@ -43,22 +43,22 @@ class Advice:
     """Command that follows the advice; empty if there is none."""
 
 
-def advise(run: Run) -> list[Advice]:
+def advise(run: Run) -> list[_Advice]:
     """Return the next steps for a run, most urgent first, or an empty list without results."""
     if not run.results.headline:
         return []
-    rules: tuple[Callable[[Run], Advice | None], ...] = (
-        no_better_than_guessing,
-        copies_across_split,
-        doubtful_labels,
-        few_validation_images,
+    rules: tuple[Callable[[Run], _Advice | None], ...] = (
+        _no_better_than_guessing,
+        _copies_across_split,
+        _doubtful_labels,
+        _few_validation_images,
     )
     if not run.results.at_chance:
-        rules = (*rules[:-1], confused_pair, weakest_class, more_images, rules[-1])
+        rules = (*rules[:-1], _confused_pair, _weakest_class, _more_images, rules[-1])
     return [advice for rule in rules if (advice := rule(run)) is not None]
 
 
-def no_better_than_guessing(run: Run) -> Advice | None:
+def _no_better_than_guessing(run: Run) -> _Advice | None:
     """Warn if the model may be no better than guessing."""
     found = run.results.at_chance
     if found is None:
@@ -71,31 +71,31 @@ def no_better_than_guessing(run: Run) -> Advice | None:
             str(weights or ""), str(solver or ""), mirrored=mirrored, too_few=found.too_few
         )
         what = f"Do not use this model yet: {remedy}."
-    return Advice(what, chance_reason(run.results, found))
+    return _Advice(what, chance_reason(run.results, found))
 
 
-def copies_across_split(run: Run) -> Advice | None:
+def _copies_across_split(run: Run) -> _Advice | None:
     """Warn if validation images duplicate training images, which inflates the accuracy."""
     groups = sum(map(is_leak, run.audit.get("duplicates", [])))
     if not groups:
         return None
     units = groups_of([one.sha256 for one in run.predictions], [run])
     without = accuracy_without_copies(run.predictions, run.audit, units)
-    return Advice(
+    return _Advice(
         "Retrain without duplicates across training and validation.",
         copies_reason(groups, without, own_split=run.audit.get("own_split", False)),
         section="audit",
     )
 
 
-def doubtful_labels(run: Run) -> Advice | None:
+def _doubtful_labels(run: Run) -> _Advice | None:
     """Advise reviewing suspected label errors, except those that the fixes of the run settle."""
     settled = paths_settled_by(former_fixes(run)[0])
     found = sum(item["path"] not in settled for item in run.audit.get("mislabels", []))
     if not found:
         return None
     says = "suggests that a label is wrong or missing" if run.several else "predicts another class"
-    return Advice(
+    return _Advice(
         f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
         f"A model that was not trained on {'it' if found == 1 else 'them'} {says} "
         "(see below). The given label may still be correct.",
@@ -103,7 +103,7 @@ def doubtful_labels(run: Run) -> Advice | None:
     )
 
 
-def confused_pair(run: Run) -> Advice | None:
+def _confused_pair(run: Run) -> _Advice | None:
     """Report two classes whose confusion accounts for at least a quarter of all mistakes."""
     wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
@@ -112,21 +112,21 @@ def confused_pair(run: Run) -> Advice | None:
     (first, second), times = pairs.most_common(1)[0]
     if times < 4 or times < len(wrong) / 4:
         return None
-    return Advice(
+    return _Advice(
         f"Compare images of {first} and {second}.",
         f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show how "
         "they differ, or clearer labelling rules, may help.",
     )
 
 
-def weakest_class(run: Run) -> Advice | None:
+def _weakest_class(run: Run) -> _Advice | None:
     """Advise collecting images of the weakest class.
 
     Classes with too few images come before those with a low recall.
     """
-    if advice := small_classes(run):
+    if advice := _small_classes(run):
         return advice
-    train = training_images(run)
+    train = _training_images(run)
     known = [one for one in run.results.weakest if train[one.name]]
     if not known or len(run.classes) < 2:
         return None
@@ -137,7 +137,7 @@ def weakest_class(run: Run) -> Advice | None:
         if worst.kind == "validation":
             classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
         how = f" {compared_with_accuracy(worst, overall.value, classes)}"
-    return Advice(
+    return _Advice(
         f"If you collect more images, start with {worst.name}.",
         f"It is the weakest {kind}: {weak_text(worst)}.{how}",
     )
@@ -158,19 +158,19 @@ def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) 
     return f"The lowest of {classes} recalls can be as low as this by chance."
 
 
-def training_images(run: Run) -> Counter[str]:
+def _training_images(run: Run) -> Counter[str]:
     """Return the number of training images of each class or label."""
     own = (run.split.names(row) for row in run.rows if row.split == "train")
     return Counter(name for names in own for name in names)
 
 
-def small_classes(run: Run) -> Advice | None:
+def _small_classes(run: Run) -> _Advice | None:
     """Advise collecting images of classes or labels that have far fewer images than the others."""
     sizes = Counter(dict.fromkeys(run.classes, 0))
     own = (row for row in run.rows if row.split != "test")
     sizes.update(name for row in own for name in run.split.names(row))
     usual = statistics.median(sizes.values())
-    small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, SMALL_CLASS))
+    small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS))
     if not small:
         return None
     validated = Counter(
@@ -179,7 +179,7 @@ def small_classes(run: Run) -> Advice | None:
     named = listing((f"{name} ({n:,})" for n, name in small), most=3)
     fewest = small[0][1]
     known = count(validated[fewest], "validation image")
-    return Advice(
+    return _Advice(
         f"Collect images of {named} first.",
         f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
         f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The recall "
@@ -187,19 +187,19 @@ def small_classes(run: Run) -> Advice | None:
     )
 
 
-def more_images(run: Run) -> Advice | None:
+def _more_images(run: Run) -> _Advice | None:
     """Estimate the gain from twice as many images, or report that the curve has stopped rising."""
     more = own_cross_validation(run.measured)
     if not more or len(more["curve"]) < 3:
         return None
     if gain := growth_text(run.results.growth):
-        return Advice(
+        return _Advice(
             growth_advice(gain),
             "The learning curve below may level off.",
         )
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
         return None
-    return Advice(
+    return _Advice(
         "Do not expect much from more images of the same kind.",
         "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, or "
         "training more layers.",
@@ -212,7 +212,7 @@ def more_images(run: Run) -> Advice | None:
     )
 
 
-def few_validation_images(run: Run) -> Advice | None:
+def _few_validation_images(run: Run) -> _Advice | None:
     """Advise using more validation images if the accuracy is too uncertain to compare models."""
     low, high = run.measured["top1_interval"]
     if run.measured.get("groups"):  # a number of groups would be needed
@@ -221,7 +221,7 @@ def few_validation_images(run: Run) -> Advice | None:
     images, needed = run.measured["images"], sample_size(0.04, best["top1"])
     if high - low <= 0.08 or needed <= images:
         return None
-    return Advice(
+    return _Advice(
         more_validation_images(needed),
         f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
         "smaller differences between models may be due to chance.",

@@ -15,7 +15,7 @@ from vitft.report.svg import HEIGHT, WIDTH
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder
 
-SCALE = 3
+_SCALE = 3
 """Pixels per SVG unit; a chart is about as wide as a slide."""
 
 
@@ -43,22 +43,22 @@ def write_charts(run: Path, folder: Path) -> list[str]:
         )
     with atomic_folder(folder) as new:
         for chart in charts:
-            (new / chart_file_name(chart)).write_text(standalone(chart))
-    return [chart_file_name(chart) for chart in charts]
+            (new / _chart_file_name(chart)).write_text(_standalone(chart))
+    return [_chart_file_name(chart) for chart in charts]
 
 
-def chart_file_name(chart: str) -> str:
+def _chart_file_name(chart: str) -> str:
     """Return the name of a chart's file, made of its title, e.g. `loss_by_epoch.svg`."""
     title = re.search(r'aria-label="([^"]*)"', chart)
     assert title is not None
     return re.sub(r"\W+", "_", title[1].lower()) + ".svg"
 
 
-def standalone(chart: str) -> str:
+def _standalone(chart: str) -> str:
     """Return a chart of a page as an SVG file, with attributes in place of CSS classes."""
     begin = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SCALE * WIDTH:g}" '
-        f'height="{SCALE * HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SCALE * WIDTH:g}" '
+        f'height="{_SCALE * HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
     )
     chart = chart.replace("<svg", begin, 1).replace(' class="chart"', "", 1)
     for name, colour in LIGHT.items():

@@ -22,7 +22,7 @@ from vitft.system.text import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChartSection:
+class _ChartSection:
     """A section with text, charts and a table of the charted values."""
 
     title: str
@@ -33,7 +33,7 @@ class ChartSection:
     rows: list[list[str | int]]
 
 
-def epochs_section(run: Run) -> ChartSection | None:
+def epochs_section(run: Run) -> _ChartSection | None:
     """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
@@ -56,8 +56,8 @@ def epochs_section(run: Run) -> ChartSection | None:
         text += f" The saved weights come from {selected_epoch(run.measured, layers)}"
         how = f", the best on the validation images: {BEST_RULE}"
         text += f"{how if run.measured.get('selected_on_validation') else ''}."
-        text += remeasured(run, log, layers)
-    return ChartSection(
+        text += _remeasured(run, log, layers)
+    return _ChartSection(
         title="Training curves",
         text=text,
         charts=[
@@ -80,7 +80,7 @@ def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
     return numbers
 
 
-def penalty_section(run: Run) -> ChartSection | None:
+def penalty_section(run: Run) -> _ChartSection | None:
     """Return the section on penalties compared by cross-validation, or None if there are none."""
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
@@ -101,9 +101,9 @@ def penalty_section(run: Run) -> ChartSection | None:
             f"It was applied to {some:,} of the {len(run.classes):,} classes only, because it "
             f"would take too long otherwise; with fewer classes the accuracy is higher. {scores}"
         )
-    return ChartSection(
+    return _ChartSection(
         title="How the head was fitted",
-        text=f"{fitted_head(run)} Cross-validation on the training images selected {chosen}. "
+        text=f"{_fitted_head(run)} Cross-validation on the training images selected {chosen}. "
         f"{scores}.",
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
@@ -113,7 +113,7 @@ def penalty_section(run: Run) -> ChartSection | None:
     )
 
 
-def fitted_head(run: Run) -> str:
+def _fitted_head(run: Run) -> str:
     """Return how the head was fitted, in one or two sentences."""
     head = run.measured.get("head")
     if not head or head["blocks"] == 1:
@@ -130,7 +130,7 @@ def fitted_head(run: Run) -> str:
     )
 
 
-def remeasured(run: Run, log: Sequence[LogLine], layers: str) -> str:
+def _remeasured(run: Run, log: Sequence[LogLine], layers: str) -> str:
     """Return a sentence if the saved epoch's accuracy differs from the final one, or "".
 
     `log` contains the lines of the epochs.
@@ -153,13 +153,13 @@ def remeasured(run: Run, log: Sequence[LogLine], layers: str) -> str:
     )
 
 
-def range_text(low: float, high: float) -> str:
+def _range_text(low: float, high: float) -> str:
     """Return e.g. `47 to 98%`, with as many digits as distinguish the ends, but at most two."""
     digits = next((d for d in (0, 1) if percent(low, d) != percent(high, d)), 2)
     return interval((low, high), digits)
 
 
-def confidence_section(run: Run) -> ChartSection | None:
+def confidence_section(run: Run) -> _ChartSection | None:
     """Return the section on calibration, or None if the calibration error is unknown."""
     calibration = run.measured.get("calibration")
     bins = [b for b in calibration["bins"] if b["images"]] if calibration else []
@@ -186,7 +186,7 @@ def confidence_section(run: Run) -> ChartSection | None:
             shown = "no difference could be measured"
         without = f"; without it, {shown}."
         text += "." if doubt else without
-    return ChartSection(
+    return _ChartSection(
         title="Is the confidence reliable?",
         text=text,
         charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
@@ -199,7 +199,7 @@ def confidence_section(run: Run) -> ChartSection | None:
         ],
         rows=[
             [
-                range_text(b["low"], b["high"]),
+                _range_text(b["low"], b["high"]),
                 b["images"],
                 percent(b.get("confidence")),
                 percent(b.get("accuracy")),
@@ -209,7 +209,7 @@ def confidence_section(run: Run) -> ChartSection | None:
     )
 
 
-def learning_section(run: Run) -> ChartSection | None:
+def learning_section(run: Run) -> _ChartSection | None:
     """Return the section on accuracy by number of training images, or None if it is unknown."""
     more = run.measured.get("cross_validation")
     if not more or len(more["curve"]) < 2:
@@ -231,7 +231,7 @@ def learning_section(run: Run) -> ChartSection | None:
         text += " The curve has stopped rising."
     else:
         text += " How much more images would help cannot be told from these points."
-    return ChartSection(
+    return _ChartSection(
         title="Would more images help?",
         text=text,
         charts=[

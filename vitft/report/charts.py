@@ -10,8 +10,14 @@ from vitft.metrics.values import Interval
 from vitft.report.svg import Axis, Chart, Series, axis_limits, epoch_ticks, round_ticks
 from vitft.system.text import interval, percent
 
-NO_MARKERS = (False, False)
-RUN_LOOKS = (("accent", ""), ("second", "7 4"), ("muted", "2 3"), ("accent", "2 3"), ("second", ""))
+_NO_MARKERS = (False, False)
+_RUN_LOOKS = (
+    ("accent", ""),
+    ("second", "7 4"),
+    ("muted", "2 3"),
+    ("accent", "2 3"),
+    ("second", ""),
+)
 """Colour and dashes of each run in charts that compare runs; further runs repeat them."""
 
 
@@ -34,7 +40,7 @@ def epoch_chart(
     low, high = axis_limits(epochs)
     ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
     x_axis = Axis(low=low, high=high, ticks=ticks, title="epoch")
-    return with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)
+    return _with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)
 
 
 def penalty_chart(
@@ -50,8 +56,8 @@ def penalty_chart(
         )
         series.append(ring)
     ticks = [(value, f"{value:g}") for value in sorted(penalties)]
-    x_axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")
-    return with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
+    x_axis = _log_axis(penalties, ticks, "L2 penalty on the weights of the head")
+    return _with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
 
 
 def learning_curve_chart(
@@ -67,7 +73,7 @@ def learning_curve_chart(
     line connects the last measured point to it. `bounds` are the 95% intervals of the points.
     """
     xs, ys = zip(*points, strict=True)
-    series = [error_bar(x, ends, "accent") for x, ends in zip(xs, bounds, strict=False)]
+    series = [_error_bar(x, ends, "accent") for x, ends in zip(xs, bounds, strict=False)]
     name = "measured, 95% interval" if bounds else "measured"
     series.append(Series(name=name, colour="accent", xs=xs, ys=ys))
     if extrapolated is not None:
@@ -84,18 +90,18 @@ def learning_curve_chart(
         )
     places = [*xs, *([extrapolated[0]] if extrapolated else [])]
     ticks = [(value, f"{value:,.0f}") for value in sorted(places)]
-    x_axis = log_axis(places, ticks, "training images")
-    return with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
+    x_axis = _log_axis(places, ticks, "training images")
+    return _with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
 
 
 def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
     """Return a reliability diagram: accuracy by confidence, with intervals and the diagonal."""
     series = [
-        Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=NO_MARKERS)
+        Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=_NO_MARKERS)
     ]
     for b in bins:
         bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
-        series.append(error_bar(b["confidence"], bounds, "accent"))
+        series.append(_error_bar(b["confidence"], bounds, "accent"))
     name = "measured, with 95% interval"
     xs, ys = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
     series.append(Series(name=name, colour="accent", xs=xs, ys=ys, width=0))
@@ -105,9 +111,9 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
-def error_bar(x: float, bounds: Interval, colour: str) -> Series:
+def _error_bar(x: float, bounds: Interval, colour: str) -> Series:
     """Return a vertical line from the lower to the upper end of an interval."""
-    return Series(colour=colour, xs=[x, x], ys=bounds, width=1.2, markers=NO_MARKERS)
+    return Series(colour=colour, xs=[x, x], ys=bounds, width=1.2, markers=_NO_MARKERS)
 
 
 def interval_chart(
@@ -116,14 +122,14 @@ def interval_chart(
     """Return a chart of accuracies and intervals, with one row per name."""
     series = []
     for row, (accuracy, bounds) in enumerate(accuracies):
-        colour = RUN_LOOKS[row % len(RUN_LOOKS)][0]
+        colour = _RUN_LOOKS[row % len(_RUN_LOOKS)][0]
         series.append(
-            Series(colour=colour, xs=bounds, ys=[row, row], width=1.6, markers=NO_MARKERS)
+            Series(colour=colour, xs=bounds, ys=[row, row], width=1.6, markers=_NO_MARKERS)
         )
         series.append(Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4))
     low, high = axis_limits([value for one in series for value in one.xs], is_percent=True)
     title = "accuracy on the shared images"
-    x_axis = Axis(low=low, high=high, ticks=percent_ticks(round_ticks(low, high)), title=title)
+    x_axis = Axis(low=low, high=high, ticks=_percent_ticks(round_ticks(low, high)), title=title)
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
@@ -140,8 +146,8 @@ def overlaid_curves(
     series = [
         Series(
             name=letter,
-            colour=RUN_LOOKS[i % len(RUN_LOOKS)][0],
-            dashes=RUN_LOOKS[i % len(RUN_LOOKS)][1],
+            colour=_RUN_LOOKS[i % len(_RUN_LOOKS)][0],
+            dashes=_RUN_LOOKS[i % len(_RUN_LOOKS)][1],
             xs=xs,
             ys=ys,
             markers=None if len(xs) <= 24 else [False] * len(xs),
@@ -150,13 +156,13 @@ def overlaid_curves(
     ]
     places = sorted({place for _, xs, _ in curves for place in xs})
     if is_log:
-        axis = log_axis(places, [(value, f"{value:,g}") for value in places], x)
+        axis = _log_axis(places, [(value, f"{value:,g}") for value in places], x)
     else:
         low, high = axis_limits(places)
         ticks = [(value, f"{value:g}") for value in epoch_ticks(places)]
         axis = Axis(low=low, high=high, ticks=ticks, title=x)
     title = "accuracy" if is_percent else "loss (nats)"
-    return with_y_axis(label, axis, series, title=title, is_percent=is_percent)
+    return _with_y_axis(label, axis, series, title=title, is_percent=is_percent)
 
 
 def score_bar(
@@ -167,15 +173,15 @@ def score_bar(
     Positions are percentages, so that the bar has the width of its container. With `marks`, the
     name of the baseline, the ends of the bar and the baseline are labelled.
     """
-    label, parts = f"{name} {percent(value)}", [bar_part("track", 0, 100, "%", 6, 12)]
+    label, parts = f"{name} {percent(value)}", [_bar_part("track", 0, 100, "%", 6, 12)]
     if bounds:
         label += f", 95% interval {interval(bounds)}"
         width = max(0.5, 100 * (bounds[1] - bounds[0]))
-        parts.append(bar_part("band", 100 * bounds[0], width, "%", 6, 12))
+        parts.append(_bar_part("band", 100 * bounds[0], width, "%", 6, 12))
     if baseline is not None:
         label += f", baseline {percent(baseline)}"
-        parts.append(bar_part("f-second", min(99.0, 100 * baseline), 3, "", 1, 22))
-    parts.append(bar_part("f-accent", min(99.0, 100 * value), 4, "", 1, 22))
+        parts.append(_bar_part("f-second", min(99.0, 100 * baseline), 3, "", 1, 22))
+    parts.append(_bar_part("f-accent", min(99.0, 100 * value), 4, "", 1, 22))
     look = "score-bar marked" if marks else "score-bar"
     if marks:
         at = 100 * (baseline or 0.0)
@@ -189,7 +195,7 @@ def score_bar(
     return f'<svg class="{look}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
-def bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:
+def _bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:
     """Return a rectangle of a score bar; `left` is in percent, `width` in percent or pixels."""
     return (
         f'<rect class="{look}" x="{left:.2f}%" y="{top}" width="{width:.2f}{unit}" '
@@ -197,23 +203,23 @@ def bar_part(look: str, left: float, width: float, unit: str, top: int, height: 
     )
 
 
-def with_y_axis(
+def _with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
     """Return a chart of the series with a y-axis that spans all of their values."""
     low, high = axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
     values = round_ticks(low, high)
-    ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
+    ticks = _percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
     y_axis = Axis(low=low, high=high, ticks=ticks, title=title)
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
-def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
+def _log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
     """Return a logarithmic axis that spans the values, with the given ticks."""
     low, high = axis_limits(values, is_log=True)
     return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
 
 
-def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
+def _percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
     """Return a tick for each fraction: its position, and a label such as `85%` or `85.5%`."""
     return [(value, f"{round(100 * value, 3):g}%") for value in fractions]

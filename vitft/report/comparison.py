@@ -38,7 +38,7 @@ from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, interval, p_text, percent, points
 
 Proportion = tuple[float, Interval]
-AUTOMATIC = (
+_AUTOMATIC = (
     "model.channels",
     "optim.l2",
     "optim.micro_batch",
@@ -119,7 +119,7 @@ class RunComparison:
     @cached_property
     def flags(self) -> list[Flags]:
         """Which of the shared images each run classifies correctly."""
-        return correct_flags(self.images, len(self.runs))
+        return _correct_flags(self.images, len(self.runs))
 
     @property
     def rights(self) -> list[int]:
@@ -227,7 +227,7 @@ class RunComparison:
         return [
             *blocks_row(self.runs),
             *(
-                (key, *(shown_setting(key, value) for value in values))
+                (key, *(_shown_setting(key, value) for value in values))
                 for key, values in shown_settings(self.runs)
             ),
         ]
@@ -325,11 +325,11 @@ class RunComparison:
         return "" if self.groups is not None else smallest_difference(needed, self.shared)
 
 
-def shown_setting(key: str, value: object) -> str:
+def _shown_setting(key: str, value: object) -> str:
     """Return the value of a setting as text: a dash if it has none, `auto` if it is chosen."""
     if value in (None, ""):
         return "–"
-    return "auto" if key in AUTOMATIC and value == 0 else shown_value(value)
+    return "auto" if key in _AUTOMATIC and value == 0 else shown_value(value)
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
@@ -367,7 +367,7 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     )
 
 
-def correct_flags(images: Sequence[SharedImage], runs: int) -> list[Flags]:
+def _correct_flags(images: Sequence[SharedImage], runs: int) -> list[Flags]:
     """Return which of the images (n,) each run classifies correctly."""
     return [np.array([image.is_correct(i) for image in images], bool) for i in range(runs)]
 
@@ -376,7 +376,7 @@ def run_pairs(
     images: Sequence[SharedImage], runs: int, groups: Groups | None = None
 ) -> list[RunPair]:
     """Compare each pair of runs on the shared images; there must be at least one image."""
-    flags, pairs = correct_flags(images, runs), list(itertools.combinations(range(runs), 2))
+    flags, pairs = _correct_flags(images, runs), list(itertools.combinations(range(runs), 2))
     found = [PairedDifference.of(flags[second], flags[first], groups) for first, second in pairs]
     return [
         RunPair(first=first, second=second, paired=paired, p=p)

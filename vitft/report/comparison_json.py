@@ -26,9 +26,9 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
         "notes": comparison.limits,
         "limit": comparison.power_text() or None,
         "winner": None if winner is None else names[winner],
-        "runs": [run_results(comparison, i) for i in range(len(runs))],
+        "runs": [_run_results(comparison, i) for i in range(len(runs))],
         "pairs": [
-            pair_results(comparison, pair, effect)
+            _pair_results(comparison, pair, effect)
             for pair, effect in zip(comparison.pairs, comparison.fixes, strict=True)
         ],
         "settings": dict(different_settings(runs)),
@@ -40,7 +40,7 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
     }
 
 
-def run_results(comparison: RunComparison, i: int) -> ComparedRun:
+def _run_results(comparison: RunComparison, i: int) -> ComparedRun:
     """Return the accuracies of the run with index `i`."""
     run = comparison.runs[i]
     recall = {name: right[i] / of for name, (right, of) in comparison.recall_counts.items()}
@@ -55,7 +55,7 @@ def run_results(comparison: RunComparison, i: int) -> ComparedRun:
     }
 
 
-def pair_results(
+def _pair_results(
     comparison: RunComparison, pair: RunPair, effect: FixesEffect | None
 ) -> ComparedPair:
     """Return the test of a pair of runs and what follows from it."""

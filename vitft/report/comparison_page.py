@@ -16,11 +16,11 @@ from vitft.report.run_files import Run, Thumbnails
 from vitft.system.files import write_atomically
 from vitft.system.text import listing
 
-MAX_DISPUTED = 60
+_MAX_DISPUTED = 60
 """Maximum number of disputed images on the page."""
 MAX_CURVES = 6
 """Maximum number of runs whose curves are overlaid; colours and dashes would repeat."""
-Curve = tuple[str, Sequence[float], Sequence[float]]
+_Curve = tuple[str, Sequence[float], Sequence[float]]
 """Letter of a run, and the coordinates of its points."""
 
 
@@ -49,7 +49,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         "settings": comparison.setting_rows(),
         "fixes": any(comparison.fixes),
         "classes": class_recalls(comparison),
-        "disputed": disputed_groups(comparison),
+        "disputed": _disputed_groups(comparison),
         "thumbnails": Thumbnails(runs),
     }
     write_atomically(out, render("compare.html.j2", view))
@@ -65,7 +65,7 @@ def run_descriptions(runs: Sequence[Run]) -> list[str]:
     facts = [
         (
             run.data_name,
-            *start_and_layers(run),
+            *_start_and_layers(run),
             "with fixes" if run.setting("data", "fixes") else "",
         )
         for run in runs
@@ -79,7 +79,7 @@ def run_descriptions(runs: Sequence[Run]) -> list[str]:
     return with_fixes if len({*with_fixes}) == len(runs) else [run.name for run in runs]
 
 
-def start_and_layers(run: Run) -> tuple[str, str]:
+def _start_and_layers(run: Run) -> tuple[str, str]:
     """Return the weights from which a run started, and the layers that it trained, as text."""
     weights, layers = run.setting("weights", "name"), run.setting("train", "layers")
     if weights == "none":
@@ -93,12 +93,12 @@ def curve_charts(comparison: RunComparison) -> list[tuple[str, str]]:
     kinds: tuple[tuple[str, str, Callable[[Run], list[tuple[float, float]]]], ...] = (
         ("Validation accuracy by epoch", "epoch", lambda run: by_epoch(run, "val_top1")),
         ("Validation loss by epoch", "epoch", lambda run: by_epoch(run, "val_loss")),
-        ("Cross-validated accuracy by training images", "training images", learning_points),
-        ("Cross-validated accuracy by L2 penalty", "L2 penalty", by_penalty),
+        ("Cross-validated accuracy by training images", "training images", _learning_points),
+        ("Cross-validated accuracy by L2 penalty", "L2 penalty", _by_penalty),
     )
     drawn = []
     for title, x, points_of in kinds:
-        curves: list[Curve] = []
+        curves: list[_Curve] = []
         for letter, run in zip(comparison.letters, comparison.runs, strict=True):
             if points := points_of(run):
                 xs, ys = zip(*points, strict=True)
@@ -123,7 +123,7 @@ def by_epoch(run: Run, key: str) -> list[tuple[float, float]]:
     return list(zip(epoch_numbers(log), values, strict=True)) if len(log) > 1 else []
 
 
-def by_penalty(run: Run) -> list[tuple[float, float]]:
+def _by_penalty(run: Run) -> list[tuple[float, float]]:
     """Return the cross-validated accuracy by penalty, for at least two penalties.
 
     The result is empty if the model is not the cross-validated head, or if not all classes are in
@@ -135,14 +135,14 @@ def by_penalty(run: Run) -> list[tuple[float, float]]:
     return sorted((line["l2"], line["cv_top1"]) for line in log) if len(log) > 1 else []
 
 
-def learning_points(run: Run) -> list[tuple[float, float]]:
+def _learning_points(run: Run) -> list[tuple[float, float]]:
     """Return the learning curve of a run; empty if there are fewer than two points."""
     more = own_cross_validation(run.measured)
     curve = more["curve"] if more else []
     return [(point["images"], point["top1"]) for point in curve] if len(curve) > 1 else []
 
 
-def disputed_groups(comparison: RunComparison) -> list[dict[str, object]]:
+def _disputed_groups(comparison: RunComparison) -> list[dict[str, object]]:
     """Return the images with different predictions, in groups, most confident first.
 
     `number` counts the images of a group, shown or not.
@@ -163,9 +163,9 @@ def disputed_groups(comparison: RunComparison) -> list[dict[str, object]]:
             title = titles[right[0]] if len(runs) == 2 else "Some are right"
         groups.setdefault(title, []).append(image)
     order_of = [*titles, "Some are right", "All are wrong, in different ways"]
-    left, found = MAX_DISPUTED, list[dict[str, object]]()
+    left, found = _MAX_DISPUTED, list[dict[str, object]]()
     for title in sorted(groups, key=order_of.index):
-        shown = groups[title][: max(0, min(left, -(-MAX_DISPUTED // len(groups))))]
+        shown = groups[title][: max(0, min(left, -(-_MAX_DISPUTED // len(groups))))]
         found.append({"title": title, "images": shown, "number": len(groups[title])})
         left -= len(shown)
     return found

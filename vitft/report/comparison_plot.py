@@ -40,9 +40,9 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
     width = 10.5 if with_curves else 6.4
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 2 if with_curves else 1, squeeze=False)[0]
-    draw_accuracies(panels[0], names, comparison.accuracies)
+    _draw_accuracies(panels[0], names, comparison.accuracies)
     if with_curves:
-        draw_curves(panels[1], names, curves)
+        _draw_curves(panels[1], names, curves)
     data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
     images = count(comparison.shared, "shared validation image")
     add_title(figure, data, f"accuracy on {images}, with 95% intervals")
@@ -50,10 +50,10 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
     return out
 
 
-def draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Proportion]) -> None:
+def _draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Proportion]) -> None:
     """Draw a row for each run: a point for its accuracy, and a line for its interval."""
     for row, (accuracy, (low, high)) in enumerate(accuracies):
-        colour, marker = look(row)
+        colour, marker = _look(row)
         axes.plot([low, high], [row, row], color=colour, linewidth=1.8, clip_on=False)
         axes.plot([accuracy], [row], color=colour, marker=marker, markersize=7, clip_on=False)
     axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="accuracy on the shared images")
@@ -67,13 +67,13 @@ def draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Propo
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_curves(
+def _draw_curves(
     axes: Axes, names: Sequence[str], curves: Sequence[Sequence[tuple[float, float]]]
 ) -> None:
     """Draw the validation accuracy of each run by epoch, as points (epoch, accuracy)."""
     for row, points in enumerate(curves):
         if points:
-            colour, marker = look(row)
+            colour, marker = _look(row)
             few = len(points) <= 24
             epochs, values = zip(*points, strict=True)
             axes.plot(
@@ -91,6 +91,6 @@ def draw_curves(
         text.set(fontfamily=families, parse_math=False)
 
 
-def look(row: int) -> tuple[str, str]:
+def _look(row: int) -> tuple[str, str]:
     """Return the colour and the marker of a run."""
     return LINE_COLOURS[row % len(LINE_COLOURS)], MARKERS[row % len(MARKERS)]

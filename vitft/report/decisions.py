@@ -24,7 +24,7 @@ MAX_FINDINGS, MAX_MEMBERS = 40, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionCard:
+class _DecisionCard:
     """A file to decide on; a file named in several findings has several cards."""
 
     number: int
@@ -48,18 +48,18 @@ class DecisionCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardGroup:
+class _CardGroup:
     """Files to compare with each other, e.g. duplicates."""
 
     title: str = ""
     warnings: Sequence[str] = ()
-    cards: Sequence[DecisionCard]
+    cards: Sequence[_DecisionCard]
     more: int = 0
     """Number of further files in the group, which are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindingSection:
+class _FindingSection:
     """Findings of one kind."""
 
     id: str
@@ -67,7 +67,7 @@ class FindingSection:
     number: str
     """Number and kind of the undecided findings, such as `3 probable label errors`."""
     text: str
-    groups: Sequence[CardGroup]
+    groups: Sequence[_CardGroup]
     more: int
     """Number of findings that are not shown."""
     kept: int = 0
@@ -78,7 +78,7 @@ class FindingSection:
 class DecisionPart:
     """Findings to decide on, and the table of all decisions."""
 
-    sections: Sequence[FindingSection]
+    sections: Sequence[_FindingSection]
     about: str
     """Sentence with the numbers of findings and files, or an empty string if they are equal."""
     table: str
@@ -93,7 +93,7 @@ class DecisionPart:
 
 
 @dataclass(slots=True, kw_only=True)
-class DecisionTable:
+class _DecisionTable:
     """Files of the table, in the order of their first mention, with their proposed fixes."""
 
     fixes: list[Fix]
@@ -111,13 +111,13 @@ class DecisionTable:
         self.position = {fix.path: i for i, fix in enumerate(self.fixes)}
         self.is_listed = {*self.position}
 
-    def card(self, path: str, **fields: object) -> DecisionCard:
+    def card(self, path: str, **fields: object) -> _DecisionCard:
         """Return a card for a file, after adding the file to the table if necessary."""
         if path not in self.position:
             self.position[path] = len(self.fixes)
             self.fixes.append(Fix(path=path, action=UNDECIDED, label=self.labels.get(path, "")))
         self.cards += 1
-        return DecisionCard(
+        return _DecisionCard(
             number=self.cards,
             file=self.position[path],
             path=path,
@@ -130,8 +130,8 @@ class DecisionTable:
         """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
         files = [
             [
-                *map(encoded_cell, fix.cells[:4]),
-                ",".join(map(encoded_cell, fix.cells[4:])),
+                *map(_encoded_cell, fix.cells[:4]),
+                ",".join(map(_encoded_cell, fix.cells[4:])),
                 fix.path in self.is_listed,
             ]
             for fix in self.fixes
@@ -139,9 +139,9 @@ class DecisionTable:
         content = {
             "header": ",".join(FIX_COLUMNS),
             "files": files,
-            "classes": [[visible(name), encoded_cell(name)] for name in classes],
+            "classes": [[visible(name), _encoded_cell(name)] for name in classes],
             "former": [
-                [encoded_cell(f.path), f.action, ",".join(map(encoded_cell, f.cells))]
+                [_encoded_cell(f.path), f.action, ",".join(map(_encoded_cell, f.cells))]
                 for f in former
             ],
         }
@@ -150,7 +150,7 @@ class DecisionTable:
         return escape(json.dumps({**content, "key": key}))
 
 
-def encoded_cell(text: str) -> str:
+def _encoded_cell(text: str) -> str:
     """Return a cell as `write_fixes` writes it: quoted if necessary, with formulas escaped."""
     return quote_cell(escape_formula(text))
 
@@ -181,15 +181,15 @@ def make_decisions(
         steps: Next steps, each with a command.
     """
     proposed = [] if several else list(fixes)
-    table = DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
+    table = _DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
     open_labels, open_groups = undecided_numbers(audit, paths_settled_by(former))
     sections = [
         one
         for one in (
-            mislabel_section(audit["mislabels"], table, several=several, undecided=open_labels),
-            duplicate_section(audit["duplicates"], table, undecided=open_groups),
-            remark_section("odd", "Unusual images", audit["odd"], table),
-            remark_section("bad", "Unreadable files", audit["bad"], table),
+            _mislabel_section(audit["mislabels"], table, several=several, undecided=open_labels),
+            _duplicate_section(audit["duplicates"], table, undecided=open_groups),
+            _remark_section("odd", "Unusual images", audit["odd"], table),
+            _remark_section("bad", "Unreadable files", audit["bad"], table),
         )
         if one
     ]
@@ -200,7 +200,7 @@ def make_decisions(
         warning = f"The saved table also contains {those}, unless you decide otherwise here."
     return DecisionPart(
         sections=sections,
-        about=files_sentence(audit),
+        about=_files_sentence(audit),
         table="" if several else table.to_json(classes, former),
         can_decide=not several,
         former=warning,
@@ -232,21 +232,21 @@ def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
     apart = [group for group in audit["duplicates"] if group["across_split"]]
     _, across = undecided_numbers({**audit, "duplicates": apart}, kept)
     of_them = f" ({across:,} across splits)" if 0 < across < groups else ""
-    texts = (labels_text(labels) * bool(labels), f"{groups_text(groups)}{of_them}" * bool(groups))
+    texts = (_labels_text(labels) * bool(labels), f"{_groups_text(groups)}{of_them}" * bool(groups))
     return " and ".join(filter(None, texts))
 
 
-def labels_text(number: int) -> str:
+def _labels_text(number: int) -> str:
     """Return a number of probable label errors as text."""
     return count(number, "probable label error")
 
 
-def groups_text(number: int) -> str:
+def _groups_text(number: int) -> str:
     """Return a number of groups of duplicates as text."""
     return count(number, "group of duplicates", "groups of duplicates")
 
 
-def files_sentence(audit: AuditResults) -> str:
+def _files_sentence(audit: AuditResults) -> str:
     """Return a sentence with the numbers of findings and of their files, if these differ."""
     single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
     grouped = [member["path"] for group in audit["duplicates"] for member in group["members"]]
@@ -260,9 +260,9 @@ def files_sentence(audit: AuditResults) -> str:
     )
 
 
-def mislabel_section(
-    found: Sequence[Mislabel], table: DecisionTable, *, several: bool, undecided: int
-) -> FindingSection | None:
+def _mislabel_section(
+    found: Sequence[Mislabel], table: _DecisionTable, *, several: bool, undecided: int
+) -> _FindingSection | None:
     """Return the section on probable label errors, or None if there are none."""
     if not found:
         return None
@@ -277,23 +277,23 @@ def mislabel_section(
         )
         cards.append(replace(card, label=item["label"]))
     what = "suggests that a label is wrong or missing" if several else "predicts another class"
-    return FindingSection(
+    return _FindingSection(
         id="mislabels",
         title="Probable label errors",
-        number=labels_text(undecided),
+        number=_labels_text(undecided),
         text=f"A model that was not trained on these images {what}. Look at each image before you "
         "change its label, because difficult images are also listed. Other wrong labels may "
         "remain: the fewer images there are, and the more difficult the classes are, the fewer of "
         "them can be found.",
-        groups=[CardGroup(cards=cards)],
+        groups=[_CardGroup(cards=cards)],
         more=len(found) - len(cards),
         kept=len(found) - undecided,
     )
 
 
-def duplicate_section(
-    found: Sequence[CopyGroup], table: DecisionTable, *, undecided: int
-) -> FindingSection | None:
+def _duplicate_section(
+    found: Sequence[CopyGroup], table: _DecisionTable, *, undecided: int
+) -> _FindingSection | None:
     """Return the section on duplicates, or None if there are none."""
     if not found:
         return None
@@ -306,7 +306,7 @@ def duplicate_section(
             for member in group["members"][:MAX_MEMBERS]
         ]
         groups.append(
-            CardGroup(
+            _CardGroup(
                 title="Identical files" if group["kind"] == "exact" else "Near-duplicates",
                 warnings=warnings,
                 cards=cards,
@@ -318,10 +318,10 @@ def duplicate_section(
         warning = COPIES_WARNING
     if any("test" in subset_names(g) and g["across_split"] and g["kind"] == "near" for g in found):
         warning += TEST_COPIES_WARNING
-    return FindingSection(
+    return _FindingSection(
         id="duplicates",
         title="Duplicates",
-        number=groups_text(undecided),
+        number=_groups_text(undecided),
         text=warning + "Keep only one of identical files.",
         groups=groups,
         more=len(found) - len(groups),
@@ -338,9 +338,9 @@ def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
     return ordered[:MAX_FINDINGS]
 
 
-def remark_section(
-    kind: str, title: str, found: Sequence[FileRemark], table: DecisionTable
-) -> FindingSection | None:
+def _remark_section(
+    kind: str, title: str, found: Sequence[FileRemark], table: _DecisionTable
+) -> _FindingSection | None:
     """Return the section on unusual or unreadable files, or None if there are none."""
     if not found:
         return None
@@ -353,11 +353,11 @@ def remark_section(
     cards = [
         table.card(item["path"], detail=item["reason"], is_readable=kind != "bad") for item in shown
     ]
-    return FindingSection(
+    return _FindingSection(
         id=kind,
         title=title,
         number=count(len(found), f"{title.lower().removesuffix('s')}"),
         text=texts[kind],
-        groups=[CardGroup(cards=cards)],
+        groups=[_CardGroup(cards=cards)],
         more=len(found) - len(cards),
     )

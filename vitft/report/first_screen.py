@@ -19,12 +19,12 @@ from vitft.predict.validation import (
 from vitft.report import charts
 from vitft.report.run_files import Run, Thumbnails
 
-MAX_EXAMPLES = 8
+_MAX_EXAMPLES = 8
 """Maximum number of example images."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weakest:
+class _Weakest:
     """The class with the lowest recall, or the label with the lowest average precision."""
 
     name: str
@@ -40,7 +40,7 @@ def first_screen(run: Run, thumbnails: Thumbnails) -> dict[str, object]:
     `chance` is a clause on a model at chance level, and `score` the number that summarises the run.
     """
     chance, one = chance_clause(run.results), run.results.headline
-    weakest = None if chance else weakest_of(run)
+    weakest = None if chance else _weakest_of(run)
     return {
         "chance": chance,
         "score": one
@@ -56,30 +56,30 @@ def first_screen(run: Run, thumbnails: Thumbnails) -> dict[str, object]:
             ),
         },
         "weakest": weakest,
-        "no_weakest": "" if weakest else reason_without_weakest(run),
+        "no_weakest": "" if weakest else _reason_without_weakest(run),
         "difference": difference_text(run.results),
-        "examples": example_rows(run, thumbnails),
+        "examples": _example_rows(run, thumbnails),
     }
 
 
-def weakest_of(run: Run) -> Weakest | None:
+def _weakest_of(run: Run) -> _Weakest | None:
     """Return the weakest class or label of a run, or None if none can be named."""
     if len(run.classes) < 2 or not run.results.weakest:
         return None
     worst = run.results.weakest[0]
-    return Weakest(worst.name, weak_text(worst), worst.kind == "cross-validation")
+    return _Weakest(worst.name, weak_text(worst), worst.kind == "cross-validation")
 
 
 def weakest_sentence(run: Run) -> str:
     """Return a sentence that names the weakest class or label, or "" if there is none."""
-    worst = None if run.results.at_chance else weakest_of(run)
+    worst = None if run.results.at_chance else _weakest_of(run)
     if worst is None:
-        return reason_without_weakest(run)
+        return _reason_without_weakest(run)
     kind = "label" if run.several else "class"
     return f"The weakest {kind} is {worst.name}: {worst.text}."
 
 
-def reason_without_weakest(run: Run) -> str:
+def _reason_without_weakest(run: Run) -> str:
     """Return the reason why no class is called the weakest, or "" for a run without results."""
     one = run.results.estimate("validation")
     if one is None or run.results.at_chance or run.results.weakest or len(run.classes) < 2:
@@ -89,7 +89,7 @@ def reason_without_weakest(run: Run) -> str:
     return f"None of the {measured_on(one)} was misclassified, so no class is called the weakest."
 
 
-def example_rows(run: Run, thumbnails: Thumbnails) -> list[dict[str, object]]:
+def _example_rows(run: Run, thumbnails: Thumbnails) -> list[dict[str, object]]:
     """Return the most confident mistakes, or else the right predictions of the lowest confidence.
 
     Images without thumbnails are left out.
@@ -99,11 +99,11 @@ def example_rows(run: Run, thumbnails: Thumbnails) -> list[dict[str, object]]:
         (
             "doubtful",
             "Right, but with the lowest confidence",
-            least_confident(run.predictions, per_class=2, most=2 * MAX_EXAMPLES),
+            least_confident(run.predictions, per_class=2, most=2 * _MAX_EXAMPLES),
         ),
     )
     for kind, title, predictions in kinds:
-        shown = [one for one in predictions[:60] if run.thumbnail(one.sha256)][:MAX_EXAMPLES]
+        shown = [one for one in predictions[:60] if run.thumbnail(one.sha256)][:_MAX_EXAMPLES]
         if shown:
             examples = [
                 {"prediction": one, "thumbnail": thumbnails.get(one.sha256)} for one in shown

@@ -75,14 +75,14 @@ def fixes_effects(
     minus first) and its corrected p-value. The effect is None if the runs applied the same fixes,
     or if the fixes changed no image.
     """
-    found = [fixes_effect(runs[i], runs[j], held_out, p) for i, j, held_out, p in pairs]
+    found = [_fixes_effect(runs[i], runs[j], held_out, p) for i, j, held_out, p in pairs]
     corrected = iter(holm([one.p for one in found if one and one.is_cross_validated]))
     return [
         replace(one, p=next(corrected)) if one and one.is_cross_validated else one for one in found
     ]
 
 
-def fixes_effect(
+def _fixes_effect(
     first: Run, second: Run, held_out: PairedDifference, p: float
 ) -> FixesEffect | None:
     """Return the effect of the fixes of one of two runs, without a correction of its p-value."""
@@ -98,7 +98,7 @@ def fixes_effect(
     applied, unknown = former_fixes(fixed)
     # An image is left out by the fixes if they drop all of its files. Other missing images are
     # images that only `without` has.
-    left_out = len(missing if unknown else missing & dropped_images(without, applied))
+    left_out = len(missing if unknown else missing & _dropped_images(without, applied))
     if not relabelled and not left_out:
         return None
     paired = (
@@ -124,7 +124,7 @@ def fixes_effect(
     )
 
 
-def dropped_images(run: Run, fixes: Sequence[Fix]) -> set[str]:
+def _dropped_images(run: Run, fixes: Sequence[Fix]) -> set[str]:
     """Return the digests of the images of a run of which the fixes drop every file.
 
     The paths of the run may begin with folders that those in the table of fixes do not have.

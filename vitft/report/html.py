@@ -53,7 +53,7 @@ def template_engine() -> "Environment":
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=printable,
+        finalize=_printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -61,17 +61,17 @@ def template_engine() -> "Environment":
         "interval": interval,
         "percent": percent,
         "points": points,
-        "whole_percent": unbroken_percent,
+        "whole_percent": _unbroken_percent,
     }
     return engine
 
 
-def unbroken_percent(probability: float | None) -> str:
+def _unbroken_percent(probability: float | None) -> str:
     """Return a whole percentage; the space in `< 1%` does not break the line."""
     return whole_percent(probability).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def printable(value: Any) -> Any:  # noqa: ANN401 - any template value
+def _printable(value: Any) -> Any:  # noqa: ANN401 - any template value
     """Escape control characters in text; return numbers and trusted markup unchanged."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)

@@ -28,9 +28,9 @@ from vitft.system.text import listing, shell_quote
 
 MAX_MISTAKES, MAX_PREDICTIONS, MAX_LINES = 12, 24, 20
 """Maximum numbers of mistakes and predictions shown as HTML, and of predictions shown as text."""
-MAX_CLASSES = 20
+_MAX_CLASSES = 20
 """Maximum number of class names shown."""
-DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
+_DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
     'body[data-jp-theme-light="false"] .vitft',
     "body.vscode-dark .vitft",
     "html[theme=dark] .vitft",
@@ -58,11 +58,11 @@ class Predictions(list[Prediction]):
     def _repr_html_(self) -> str:
         shown = self[:MAX_PREDICTIONS]
         pictures = [
-            "" if one.view is None else data_uri(Image.fromarray(one.view)) for one in shown
+            "" if one.view is None else _data_uri(Image.fromarray(one.view)) for one in shown
         ]
         pairs = [[*zip(one.classes, one.probabilities, strict=True)] for one in shown]
         rows = [*zip(shown, pictures, pairs, strict=True)]
-        return notebook_part("predictions", rows=rows, more=len(self) - len(shown))
+        return _notebook_part("predictions", rows=rows, more=len(self) - len(shown))
 
 
 class Explanation(Image.Image):
@@ -99,8 +99,8 @@ class Explanation(Image.Image):
         return f"Explanation(about={self.about!r}, probability={self.probability:.3f}, {size})"
 
     def _repr_html_(self) -> str:
-        pictures = [data_uri(image, side=max(image.size)) for image in (self.view, self)]
-        return notebook_part("explanation", pictures=pictures, explained=self)
+        pictures = [_data_uri(image, side=max(image.size)) for image in (self.view, self)]
+        return _notebook_part("explanation", pictures=pictures, explained=self)
 
     def _repr_png_(self) -> None:
         """Return None so that a notebook does not store the picture again, without its caption."""
@@ -121,7 +121,7 @@ def result_card(folder: Path) -> str:
     with_classes = has_results and not run.several
     texts = [weakest_sentence(run) if with_classes else "", cautions(run)]
     sections = (epochs_section(run) or penalty_section(run), learning_section(run))
-    return notebook_part(
+    return _notebook_part(
         "result",
         name=run.name,
         lead=headline_text(run.results) if with_classes else "",
@@ -140,31 +140,31 @@ def result_card(folder: Path) -> str:
 
 def trained_card(line: str, classes: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
     """Return a line about a model, its classes, and `facts` as pairs (name, value)."""
-    names = listing(classes, most=MAX_CLASSES)
-    return notebook_part("model", line=line, classes=names, facts=facts)
+    names = listing(classes, most=_MAX_CLASSES)
+    return _notebook_part("model", line=line, classes=names, facts=facts)
 
 
-def data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
+def _data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
     """Return a small copy of an image as a data URI."""
     return jpeg_uri(thumbnail_jpeg(image, side))
 
 
-def notebook_part(part: str, **view: object) -> str:
+def _notebook_part(part: str, **view: object) -> str:
     """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
     from markupsafe import Markup
 
     template = template_engine().get_template(f"notebook_{part}.html.j2")
-    return template.render(**view, css=notebook_style(), svg=Markup)
+    return template.render(**view, css=_notebook_style(), svg=Markup)
 
 
 @functools.cache
-def notebook_style() -> str:
+def _notebook_style() -> str:
     """Return the style sheet of the pages, nested under the class `vitft`."""
     own, page = (
         (TEMPLATES / name).read_text(encoding="utf-8") for name in ("notebook.css", "page.css")
     )
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     return (
-        f".vitft {{ {light} }}\n{', '.join(DARK_NOTEBOOKS)} {{ {dark} }}\n"
+        f".vitft {{ {light} }}\n{', '.join(_DARK_NOTEBOOKS)} {{ {dark} }}\n"
         f".vitft.vitft {{\n{page}{colour_classes()}}}\n{own}"
     )

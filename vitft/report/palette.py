@@ -38,7 +38,7 @@ STRONGEST = {"light": 0.42, "dark": 0.5}
 """Fraction of the colour in the strongest shade; the rest is the background."""
 
 
-def blend(colour: str, ground: str, fraction: float) -> str:
+def _blend(colour: str, ground: str, fraction: float) -> str:
     """Return a mixture of two colours as `#rrggbb`; `fraction` is the proportion of `colour`."""
     pairs = zip(channels(colour), channels(ground), strict=True)
     mixed = (round(255 * (fraction * a + (1 - fraction) * b)) for a, b in pairs)
@@ -53,7 +53,7 @@ def channels(colour: str) -> tuple[float, ...]:
 def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
     """Return the shades of a colour on the background of the theme, from faintest to strongest."""
     steps = [strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1)) for i in range(NUM_SHADES)]
-    return [blend(theme[colour], theme["ground"], step) for step in steps]
+    return [_blend(theme[colour], theme["ground"], step) for step in steps]
 
 
 def css_variables(name: str, theme: Mapping[str, str]) -> str:

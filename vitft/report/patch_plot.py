@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from vitft.report.plots import add_title, to_png
 from vitft.system.text import listing
 
-MARK = "#e8590c"
+_MARK = "#e8590c"
 """Colour of the patch that the figure follows."""
-MIN_CELL_PT = 11.0
+_MIN_CELL_PT = 11.0
 """Side of a patch in points from which its number fits into it."""
-PANEL_PT = 230.0
+_PANEL_PT = 230.0
 """Length of the longer side of the image in the figure, in points."""
-CLIPPED = 99.5
+_CLIPPED = 99.5
 """Percentile of the absolute values at which the colours of the matrices end."""
 
 
@@ -59,10 +59,10 @@ def patches_png(view: NDArray[np.uint8], parts: PatchTokens, title: str) -> byte
     places = figure.add_gridspec(2, 1, height_ratios=(1.05, 1))
     above, below = (figure.add_subfigure(places[row]) for row in (0, 1))
     grid, apart, one = above.subplots(1, 3)
-    draw_grid(grid, view, parts.grid, shown)
-    draw_apart(apart, patches, parts.grid, shown)
-    draw_patch(one, patches[shown], shown, parts)
-    draw_matrices(below, parts, patches[0, ..., 0].size * parts.channels, shown)
+    _draw_grid(grid, view, parts.grid, shown)
+    _draw_apart(apart, patches, parts.grid, shown)
+    _draw_patch(one, patches[shown], shown, parts)
+    _draw_matrices(below, parts, patches[0, ..., 0].size * parts.channels, shown)
     add_title(figure, title, summary(view, parts))
     return to_png(figure)
 
@@ -83,7 +83,7 @@ def summary(view: NDArray[np.uint8], parts: PatchTokens) -> str:
     return f"{pixels} become {count} tokens of {width} numbers{also}"
 
 
-def draw_grid(axes: Axes, view: NDArray[np.uint8], grid: tuple[int, int], shown: int) -> None:
+def _draw_grid(axes: Axes, view: NDArray[np.uint8], grid: tuple[int, int], shown: int) -> None:
     """Draw an image under its grid, with the number of each patch if there is space for it."""
     rows, columns = grid
     height, width = view.shape[0] / rows, view.shape[1] / columns
@@ -92,21 +92,21 @@ def draw_grid(axes: Axes, view: NDArray[np.uint8], grid: tuple[int, int], shown:
         axes.axhline(row * height - 0.5, color="white", linewidth=0.8)
     for column in range(1, columns):
         axes.axvline(column * width - 0.5, color="white", linewidth=0.8)
-    cell = PANEL_PT * min(height, width) / max(view.shape[:2])
+    cell = _PANEL_PT * min(height, width) / max(view.shape[:2])
     size = min(11.0, cell * (0.5 if rows * columns < 100 else 0.34))
     outline = [withStroke(linewidth=1.5, foreground="black")]
     for index in range(rows * columns):
-        if cell >= MIN_CELL_PT or index == shown:
+        if cell >= _MIN_CELL_PT or index == shown:
             middle = (index % columns + 0.5) * width - 0.5, (index // columns + 0.5) * height - 0.5
             axes.text(
                 *middle, str(index + 1), color="white", fontsize=max(size, 5), ha="center",
                 va="center", path_effects=outline,
             )  # fmt: skip
     corner = shown % columns * width - 0.5, shown // columns * height - 0.5
-    axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=MARK, linewidth=2.2))
+    axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=_MARK, linewidth=2.2))
 
 
-def draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], shown: int) -> None:
+def _draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], shown: int) -> None:
     """Draw the patches (P, h, w, 3) at their places, with gaps between them."""
     rows, columns = grid
     height, width = patches.shape[1:3]
@@ -124,10 +124,10 @@ def draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], sh
         axes, mosaic, f"2. {rows} x {columns} = {len(patches)} patches of {width} x {height} pixels"
     )
     corner = shown % columns * (right + gap) - 0.5, shown // columns * (down + gap) - 0.5
-    axes.add_patch(Rectangle(corner, right, down, fill=False, edgecolor=MARK, linewidth=2.2))
+    axes.add_patch(Rectangle(corner, right, down, fill=False, edgecolor=_MARK, linewidth=2.2))
 
 
-def draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, parts: PatchTokens) -> None:
+def _draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, parts: PatchTokens) -> None:
     """Draw one patch (h, w, 3), enlarged so that its pixels can be counted."""
     height, width = patch.shape[:2]
     colours = f" x {parts.channels} colours" if parts.channels > 1 else ""
@@ -138,10 +138,10 @@ def draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, parts: PatchTok
     axes.tick_params(which="minor", length=0)
     if max(height, width) <= 32:
         axes.grid(which="minor", color="white", linewidth=0.5)
-    axes.spines[:].set(edgecolor=MARK, linewidth=2.2)
+    axes.spines[:].set(edgecolor=_MARK, linewidth=2.2)
 
 
-def draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown: int) -> None:
+def _draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown: int) -> None:
     """Draw projections, positions and tokens as matrices with one column per patch."""
     count, width = parts.tokens.shape
     how = f"Each patch times a {num_inputs} x {width} matrix{', plus a bias' * parts.has_bias}"
@@ -157,7 +157,7 @@ def draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown
         parts.tokens
     )
     every = np.concatenate([matrix.ravel() for matrix in matrices.values()])
-    limit = max(float(np.percentile(np.abs(every), CLIPPED)), 1e-12)
+    limit = max(float(np.percentile(np.abs(every), _CLIPPED)), 1e-12)
     plots = np.atleast_1d(figure.subplots(1, len(matrices), sharey=True))
     for axes, (title, matrix) in zip(plots, matrices.items(), strict=True):
         axes.imshow(
@@ -169,7 +169,7 @@ def draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown
         axes.tick_params(labelsize=8)
         # A triangle above the column of the patch, which may be too narrow for a frame.
         middle, edge = shown + 1, axes.get_xaxis_transform()
-        axes.plot(middle, 1.015, "v", transform=edge, color=MARK, markersize=6, clip_on=False)
+        axes.plot(middle, 1.015, "v", transform=edge, color=_MARK, markersize=6, clip_on=False)
     plots[0].set_ylabel("number of the value", fontsize=9)
     bar = figure.colorbar(plots[0].images[0], ax=[*plots], extend="both", shrink=0.9)
     bar.set_label("value", fontsize=9)

@@ -25,19 +25,19 @@ from vitft.system.text import count, percent
 
 log = logging.getLogger(__name__)
 
-DEFAULT_FONT = "DejaVu Sans"
+_DEFAULT_FONT = "DejaVu Sans"
 """Font that matplotlib contains."""
-SYMBOL_FONTS = ("Last Resort", "STIX", "cm")
+_SYMBOL_FONTS = ("Last Resort", "STIX", "cm")
 """Beginnings of the names of fonts whose glyphs are boxes or parts of formulas."""
 MAX_TITLE, MAX_LABEL = 72, 26
 """Maximum number of characters in a title and in a label; longer text is shortened."""
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
-BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
-MOST_MISSING = 10
+_BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
+_MOST_MISSING = 10
 """Maximum number of characters without a font that a warning names."""
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
-LABEL_SIZE = 8.5
+_LABEL_SIZE = 8.5
 """Font size of line labels in points; labels are at least 1.25 times this size apart."""
 
 
@@ -155,9 +155,9 @@ def accuracy_curves_png(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors="#30353a")
-    axes.axhline(100 * majority, color=BASELINE_COLOURS[1], linewidth=1, linestyle=":")
+    axes.axhline(100 * majority, color=_BASELINE_COLOURS[1], linewidth=1, linestyle=":")
     labels, lines = [], zip(cycle(LINE_COLOURS), cycle(MARKERS))
-    baselines = zip(cycle(BASELINE_COLOURS), cycle(BASELINE_MARKERS))
+    baselines = zip(cycle(_BASELINE_COLOURS), cycle(BASELINE_MARKERS))
     for curve in curves:
         colour, marker = next(baselines if curve.is_baseline else lines)
         low, high = zip(*curve.intervals, strict=True)
@@ -172,16 +172,16 @@ def accuracy_curves_png(
         name = visible(curve.name)  # paths usually differ at the end
         text = name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}"
         labels.append((text, percents[-1], colour))
-    labels.append(("largest class", 100 * majority, BASELINE_COLOURS[1]))
+    labels.append(("largest class", 100 * majority, _BASELINE_COLOURS[1]))
     # The labels are at the right edge, without overlaps.
     # The axes take up about four fifths of the height of the figure.
-    spacing = 100 * 1.25 * LABEL_SIZE / (0.78 * figure.get_figheight() * 72)
+    spacing = 100 * 1.25 * _LABEL_SIZE / (0.78 * figure.get_figheight() * 72)
     heights = spread_apart([height for _, height, _ in labels], spacing)
     for (text, _, colour), place in zip(labels, heights, strict=True):
         drawn, families = drawable(text)
         axes.annotate(
             drawn, (1.0, place), (4, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", va="center", color=colour, fontsize=LABEL_SIZE,
+            textcoords="offset points", va="center", color=colour, fontsize=_LABEL_SIZE,
             annotation_clip=False, parse_math=False, fontfamily=families,
         )  # fmt: skip
     add_title(figure, title, detail)
@@ -198,18 +198,18 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
     blocks: list[list[int]] = []
     for i in order:
         blocks.append([i])
-        while len(blocks) > 1 and lowest_in_block(blocks[-1], heights, spacing) < (
-            lowest_in_block(blocks[-2], heights, spacing) + spacing * len(blocks[-2])
+        while len(blocks) > 1 and _lowest_in_block(blocks[-1], heights, spacing) < (
+            _lowest_in_block(blocks[-2], heights, spacing) + spacing * len(blocks[-2])
         ):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     moved = [0.0] * len(heights)
     for block in blocks:
         for place, i in enumerate(block):
-            moved[i] = lowest_in_block(block, heights, spacing) + spacing * place
+            moved[i] = _lowest_in_block(block, heights, spacing) + spacing * place
     return moved
 
 
-def lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
+def _lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
     """Return the new height of the lowest label in a block; `block` contains label indices."""
     middle = sum(heights[i] for i in block) / len(block)
     low = middle - spacing * (len(block) - 1) / 2
@@ -230,41 +230,41 @@ def drawable(text: str) -> tuple[str, list[str]]:
     Characters that matplotlib's own font lacks are taken from fonts of the system. Characters that
     no font has are escaped (\u8486) instead of being drawn as boxes, and a warning names them.
     """
-    families, parts, missing = [DEFAULT_FONT], [], dict[str, None]()
+    families, parts, missing = [_DEFAULT_FONT], [], dict[str, None]()
     for character in text:
-        family = DEFAULT_FONT if character == "\n" else family_with(character)
+        family = _DEFAULT_FONT if character == "\n" else _family_with(character)
         if family and family not in families:
             families.append(family)
         if not family:
             missing[character] = None
-        parts.append(character if family else escaped(character))
+        parts.append(character if family else _escaped(character))
     if missing:
-        warn_of_missing_font(visible("".join([*missing][:MOST_MISSING])))
+        _warn_of_missing_font(visible("".join([*missing][:_MOST_MISSING])))
     return "".join(parts), families
 
 
 @functools.cache
-def warn_of_missing_font(characters: str) -> None:
+def _warn_of_missing_font(characters: str) -> None:
     """Log, once for the same characters, that no font on this machine has them."""
     log.warning(
-        f"figures show codes such as {escaped(characters[0])}, because no font on this machine has "
-        f"{characters}: install one, e.g. Noto Sans CJK for Chinese, Japanese and Korean"
+        f"figures show codes such as {_escaped(characters[0])}, because no font on this machine "
+        f"has {characters}: install one, e.g. Noto Sans CJK for Chinese, Japanese and Korean"
     )
 
 
-def escaped(character: str) -> str:
+def _escaped(character: str) -> str:
     r"""Return the code of a character, e.g. \u8486."""
     return character.encode("unicode_escape").decode()
 
 
 @functools.cache
-def family_with(character: str) -> str:
+def _family_with(character: str) -> str:
     """Return a font family that has a character, or "" if no font has it."""
-    default = get_font(fontManager.findfont(DEFAULT_FONT))
+    default = get_font(fontManager.findfont(_DEFAULT_FONT))
     if default.get_char_index(ord(character)):
-        return DEFAULT_FONT
-    add_new_fonts()
-    every = [f for f in fontManager.ttflist if not f.name.startswith(SYMBOL_FONTS)]
+        return _DEFAULT_FONT
+    _add_new_fonts()
+    every = [f for f in fontManager.ttflist if not f.name.startswith(_SYMBOL_FONTS)]
     for font in sorted(every, key=lambda font: font.name):
         if font.style == "normal" and get_font(font.fname).get_char_index(ord(character)):
             return font.name
@@ -272,7 +272,7 @@ def family_with(character: str) -> str:
 
 
 @functools.cache
-def add_new_fonts() -> None:
+def _add_new_fonts() -> None:
     """Add the system fonts that were installed since matplotlib cached its list, once."""
     known = {font.fname for font in fontManager.ttflist}
     for path in findSystemFonts():

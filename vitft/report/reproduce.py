@@ -13,10 +13,10 @@ from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 from vitft.system.text import count, shell_join, shell_quote
 
-DECISIVE = ("train.layers", "train.augment", "optim.solver")
+_DECISIVE = ("train.layers", "train.augment", "optim.solver")
 """Settings on which the defaults of other settings depend."""
 
-SHAPE_FIELDS = {
+_SHAPE_FIELDS = {
     "weights.image_size": "image_size",
     "model.channels": "in_channels",
     **{
@@ -48,13 +48,13 @@ def command_of(config: Mapping[str, Any]) -> str:
         settings = effective_settings(config)
         given = {key: settings[key] for key in ("data.path", "weights.name") if settings.get(key)}
         parts = [f"--{key.partition('.')[0]} {shell_quote(str(v))}" for key, v in given.items()]
-        for key in DECISIVE:
-            if key in settings and settings[key] != defaults_with(given).get(key):
+        for key in _DECISIVE:
+            if key in settings and settings[key] != _defaults_with(given).get(key):
                 given[key] = settings[key]
-                parts.append(set_option(key, settings[key]))
-        usual = defaults_with(given)
+                parts.append(_set_option(key, settings[key]))
+        usual = _defaults_with(given)
         parts += [
-            set_option(key, value)
+            _set_option(key, value)
             for key, value in settings.items()
             if key not in given and usual.get(key) != value
         ]
@@ -63,7 +63,7 @@ def command_of(config: Mapping[str, Any]) -> str:
         return ""
 
 
-def set_option(key: str, value: object) -> str:
+def _set_option(key: str, value: object) -> str:
     """Return the option for a setting, or `--set` if it has none, quoted for the shell."""
     return shell_join(setting_words(key, value))
 
@@ -109,10 +109,10 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     return [(key, [table.get(key) for table in tables]) for key in keys]
 
 
-def usual_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
+def _usual_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """Return the settings without effect in some runs and with the same default in all others."""
     tables = [effective_settings(run.config) for run in runs]
-    defaults = [own_defaults(run) for run in runs]
+    defaults = [_own_defaults(run) for run in runs]
 
     def is_usual(key: str) -> bool:
         own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
@@ -122,16 +122,16 @@ def usual_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
 
 def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return the settings that differ between runs and are not in `usual_settings`, for a table.
+    """Return the settings that differ between runs and are not in `_usual_settings`, for a table.
 
     If the input size or a dimension of the model is not set in a run, because it comes from the
     pretrained weights or the images, the values are those of the trained models.
     """
-    usual, rows = dict(usual_settings(runs)), []
+    usual, rows = dict(_usual_settings(runs)), []
     for key, values in different_settings(runs):
         if key in usual:
             continue
-        built = [value_of_model(run, key) for run in runs]
+        built = [_value_of_model(run, key) for run in runs]
         if None not in values or None in built:
             rows.append((key, values))
         elif any(value != built[0] for value in built):
@@ -139,14 +139,14 @@ def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     return rows
 
 
-def value_of_model(run: Run, key: str) -> Any:  # noqa: ANN401 - any TOML value
+def _value_of_model(run: Run, key: str) -> Any:  # noqa: ANN401 - any TOML value
     """Return the input size or a setting of `model` in a run's model, in the form of config.toml.
 
     The result is None for any other setting, and if the model does not have it.
     """
-    if run.card is None or key not in SHAPE_FIELDS:
+    if run.card is None or key not in _SHAPE_FIELDS:
         return None
-    value = getattr(run.card.architecture, SHAPE_FIELDS[key], None)
+    value = getattr(run.card.architecture, _SHAPE_FIELDS[key], None)
     if key == "model.patch_size" and value and len({*value}) == 1:
         return value[0]
     return list(value) if isinstance(value, tuple) else value
@@ -162,16 +162,16 @@ def blocks_row(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return [("read by the head", *read)] if len({*read} - {"–"}) > 1 else []
 
 
-def own_defaults(run: Run) -> dict[str, Any]:
+def _own_defaults(run: Run) -> dict[str, Any]:
     """Return the defaults of all settings for the solver and the layers of a run, by dotted name.
 
     The result is empty if this version of the program does not know their values. For timm models,
     it lacks the learning rate and the batch size, which depend on the layers.
     """
     settings = dotted(run.config)
-    named = [key for key in ("weights.name", *DECISIVE) if key in settings]
+    named = [key for key in ("weights.name", *_DECISIVE) if key in settings]
     try:
-        found = defaults_with({key: settings[key] for key in named})
+        found = _defaults_with({key: settings[key] for key in named})
     except UsageError:
         return {}
     shape = run.card.architecture if run.card else None
@@ -186,7 +186,7 @@ def own_defaults(run: Run) -> dict[str, Any]:
     }
 
 
-def defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings and the defaults of all others, by dotted name.
 
     Settings whose value is None are omitted.

@@ -35,7 +35,7 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> DecisionPart | None:
         several=run.several,
         former=former,
         warning=warning,
-        steps=next_steps(run),
+        steps=_next_steps(run),
     )
 
 
@@ -53,7 +53,7 @@ def former_fixes(run: Run) -> tuple[list[Fix], str]:
         )
 
 
-def next_steps(run: Run) -> list[tuple[str, str]]:
+def _next_steps(run: Run) -> list[tuple[str, str]]:
     """Return the commands that repeat a run with the saved decisions and compare both runs."""
     data = {
         key: value

@@ -56,10 +56,10 @@ from vitft.system.rundir import (
 )
 from vitft.system.safetensors_file import read_header
 
-JsonObject = Mapping[str, Any]
-MAX_THUMBNAIL_BYTES = 40_000
+_JsonObject = Mapping[str, Any]
+_MAX_THUMBNAIL_BYTES = 40_000
 """Maximum size in bytes of a thumbnail written by vitft."""
-MAX_EMBEDDED = 2_000_000
+_MAX_EMBEDDED = 2_000_000
 """Total number of characters after which no more thumbnails are added to a page, so that the page
 stays below 3 MB.
 """
@@ -70,7 +70,7 @@ class Run:
     """Contents of a run directory; fields that come from a missing file are empty."""
 
     path: Path
-    config: Mapping[str, JsonObject]
+    config: Mapping[str, _JsonObject]
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -150,7 +150,7 @@ class Run:
         """Return the thumbnail of an image as a data URI, or an empty string if there is none."""
         path = self.path / THUMBS / thumb_name(sha256, attention=attention)
         try:
-            data = read_regular(path, limit=MAX_THUMBNAIL_BYTES)
+            data = read_regular(path, limit=_MAX_THUMBNAIL_BYTES)
         except (OSError, ValueError):
             return ""
         if not data.startswith(b"\xff\xd8\xff"):
@@ -163,7 +163,7 @@ class Thumbnails:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
-        self.budget = MAX_EMBEDDED
+        self.budget = _MAX_EMBEDDED
 
     def get(self, sha256: str, *, attention: bool = False) -> str:
         """Return the thumbnail of an image from the first run that has one.
@@ -243,7 +243,7 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
     return list(chosen.values())
 
 
-def with_evaluation(run: Run) -> Run:
+def _with_evaluation(run: Run) -> Run:
     """Return the output of `vitft evaluate --out` as a run with evaluated validation images.
 
     Evaluations share the images that have the same path in the same data.
@@ -332,4 +332,4 @@ def read_run(path: Path) -> Run:
         parameters=parameters,
         notes_unlike=(path / REFERENCE_FILE).is_file(),
     )
-    return with_evaluation(run) if evaluated else run
+    return _with_evaluation(run) if evaluated else run

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 MAX_UNFOLDED, MAX_MISTAKES = 24, 300
 """Maximum number of mistakes shown unfolded, and maximum number shown in total."""
-MAX_BARS = 100
+_MAX_BARS = 100
 """Maximum number of classes whose recalls are drawn as bars."""
 MAX_MATRIX_CLASSES, MAX_PAIRS = 20, 30
 """With more than `MAX_MATRIX_CLASSES` classes, the page lists up to `MAX_PAIRS` confused pairs
@@ -46,7 +46,7 @@ instead of the matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassRow:
+class _ClassRow:
     """A row in the table of classes."""
 
     name: str
@@ -92,7 +92,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 def run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong = mistakes(run.predictions)
-    thumbnails, counts = Thumbnails([run]), cross_validated_counts(run)
+    thumbnails, counts = Thumbnails([run]), _cross_validated_counts(run)
     budget, decisions = run.measured.get("budget"), run_decisions(run, thumbnails)
     return {
         "name": run.name,
@@ -112,22 +112,22 @@ def run_page(run: Run) -> dict[str, object]:
         "with_attention": [
             one for one in wrong[:MAX_UNFOLDED] if run.thumbnail(one.sha256, attention=True)
         ],
-        "confusion": confusion_of(run.classes, confusion_counts(run)),
-        "cross_validated": confusion_of(run.classes, counts),
+        "confusion": _confusion_of(run.classes, _confusion_counts(run)),
+        "cross_validated": _confusion_of(run.classes, counts),
         "num_cross_validated": counts.total(),
         "least_confident": least_confident(run.predictions, per_class=3, most=60),
-        "classes": class_rows(run),
+        "classes": _class_rows(run),
         "audit": run.audit,
         "decisions": decisions,
-        "review": review_text(run) if decisions else "",
+        "review": _review_text(run) if decisions else "",
         "max_findings": MAX_FINDINGS,
-        "unchecked": unchecked(run),
+        "unchecked": _unchecked(run),
         "charts": {
             "learning": learning_section(run),
             "confidence": confidence_section(run),
             "training": epochs_section(run) or penalty_section(run),
         },
-        "balance": balance_section(run),
+        "balance": _balance_section(run),
         "command": command_of(run.config) if run.config else "",
         "seconds": run.measured.get("seconds"),
         "is_budget_choice": bool(budget and budget["chosen"] not in ("", "head")),
@@ -137,7 +137,7 @@ def run_page(run: Run) -> dict[str, object]:
     }
 
 
-def review_text(run: Run) -> str:
+def _review_text(run: Run) -> str:
     """Return the text of the button that leads to the findings of the data audit."""
     labels, groups = undecided_numbers(run.audit)
     verb = "See" if run.several else "Review"
@@ -146,7 +146,7 @@ def review_text(run: Run) -> str:
     return f"{verb} {count(groups, 'duplicate')}" if groups else f"{verb} the findings"
 
 
-def unchecked(run: Run) -> str:
+def _unchecked(run: Run) -> str:
     """Return a sentence about what the data audit of a run left out, or an empty string."""
     layers, crossed = (
         str(run.setting("train", "layers") or ""),
@@ -171,7 +171,7 @@ def unchecked(run: Run) -> str:
     return ""
 
 
-def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
+def _balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, float]]] | None:
     """Return a sentence about the class sizes and one bar per class, or None if there is no split.
 
     Each bar is a tuple: the class name, the numbers of training and validation images, and both
@@ -195,7 +195,7 @@ def balance_section(run: Run) -> tuple[str, list[tuple[str, int, int, float, flo
     return text, rows
 
 
-def class_rows(run: Run) -> list[ClassRow]:
+def _class_rows(run: Run) -> list[_ClassRow]:
     """Return a table row for each class, lowest recall first and undefined recalls last."""
     several = run.measured.get("labels")
     by_label = several["per_label"] if several else {}
@@ -211,27 +211,27 @@ def class_rows(run: Run) -> list[ClassRow]:
         with_ = f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–"
         found = by_label.get(name)
         rows.append(
-            ClassRow(
+            _ClassRow(
                 name=name,
                 train=train[name],
                 metrics=metrics,
                 confused_with=with_,
                 bar=score_bar("recall", metrics["recall"], metrics["recall_interval"], None)
-                if metrics["recall"] is not None and len(run.classes) <= MAX_BARS
+                if metrics["recall"] is not None and len(run.classes) <= _MAX_BARS
                 else "",
                 ap=f"{percent(found['ap'])} ({interval(found['ap_interval'], 0)})" if found else "",
                 threshold=percent(found.get("threshold"), 0) if found else "",
             )
         )
 
-    def order(row: ClassRow) -> tuple[bool, float, str]:
+    def order(row: _ClassRow) -> tuple[bool, float, str]:
         recall = row.metrics.get("recall")
         return recall is None, recall or 0.0, row.name
 
     return sorted(rows, key=order)
 
 
-def confusion_of(
+def _confusion_of(
     classes: Sequence[str], counts: Mapping[tuple[int, int], int]
 ) -> dict[str, object] | None:
     """Return the confusions, given numbers of images by true and predicted class, or None.
@@ -269,7 +269,7 @@ def confusion_of(
     }
 
 
-def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
+def _confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     """Count the images by index of the true class and of the predicted class, omitting zeros.
 
     A multi-label run has no confusions, because a wrong label does not replace the right one.
@@ -283,7 +283,7 @@ def confusion_counts(run: Run) -> Mapping[tuple[int, int], int]:
     return found if all(max(pair) < len(run.classes) for pair in found) else {}
 
 
-def cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
+def _cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     """Count the distinct images by true class and class predicted in cross-validation.
 
     There are no counts if the model is not the cross-validated head, or if the validation images

@@ -33,7 +33,7 @@ from vitft.system.text import (
     scored_images,
 )
 
-WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
+_WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
     "head": "only a new linear head was trained",
     "pre_logits": "only its pre_logits layer and a new head were trained",
     "lora": "LoRA adapters and a new head were trained",
@@ -42,7 +42,7 @@ WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure:
+class _KeyFigure:
     """A metric with its 95% interval and an explanation."""
 
     name: str
@@ -56,16 +56,16 @@ class KeyFigure:
 def summary_sentences(run: Run) -> list[str]:
     """Return the non-empty paragraphs on data, model, time budget, flagged images and limits."""
     paragraphs = (
-        describe_data(run),
-        describe_model(run),
-        describe_budget(run),
-        describe_unlike(run),
+        _describe_data(run),
+        _describe_model(run),
+        _describe_budget(run),
+        _describe_unlike(run),
         cautions(run),
     )
     return [text for text in paragraphs if text]
 
 
-def describe_data(run: Run) -> str:
+def _describe_data(run: Run) -> str:
     """Return sentences about the classes and the numbers of images, or "" if there is no split."""
     parts = Counter(row.split for row in run.rows)
     if not run.rows:
@@ -90,7 +90,7 @@ def describe_data(run: Run) -> str:
     )
 
 
-def describe_model(run: Run) -> str:
+def _describe_model(run: Run) -> str:
     """Describe the architecture, the initial weights, the trained layers and the input."""
     name, shape = str(run.setting("weights", "name") or ""), run.card and run.card.architecture
     if not name and not shape:
@@ -110,7 +110,7 @@ def describe_model(run: Run) -> str:
             last = "its last block" if number == "1" else f"its last {number} blocks"
             trained.append(f"{last} and a new head were trained")
         else:
-            trained.append(WHAT_WAS_TRAINED.get(stage, ""))
+            trained.append(_WHAT_WAS_TRAINED.get(stage, ""))
     pixels = shape.image_size if shape else ()
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
     view = run.audit.get("view")
@@ -121,7 +121,7 @@ def describe_model(run: Run) -> str:
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 
 
-def describe_budget(run: Run) -> str:
+def _describe_budget(run: Run) -> str:
     """Return sentences about the trials of a run with a time budget, or "" for other runs."""
     budget = run.measured.get("budget")
     if not budget:
@@ -153,7 +153,7 @@ def describe_budget(run: Run) -> str:
     return text
 
 
-def describe_unlike(run: Run) -> str:
+def _describe_unlike(run: Run) -> str:
     """Describe the reliability of the note "unlike the training images"."""
     found = run.audit.get("out_of_distribution")
     if not run.measured:
@@ -204,7 +204,7 @@ def cautions(run: Run) -> str:
     return " ".join(texts)
 
 
-def key_figures(run: Run) -> list[KeyFigure]:
+def key_figures(run: Run) -> list[_KeyFigure]:
     """Return the metrics of a run, or an empty list if the run has no results."""
     results = run.measured
     if not results:
@@ -233,7 +233,7 @@ def key_figures(run: Run) -> list[KeyFigure]:
         name, meaning = "mean recall", "mean over the labels that occur"
     fractions.append((name, results["balanced"], results["balanced_interval"], meaning))
     figures = [
-        KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
+        _KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
         for name, v, ends, text in fractions
     ]
     calibration = results["calibration"]
@@ -241,5 +241,5 @@ def key_figures(run: Run) -> list[KeyFigure]:
         bounds = calibration["ece_interval"]
         value = percent_or_bound(calibration["ece"], bounds)
         meaning = "mean difference between confidence and accuracy"
-        figures.append(KeyFigure("calibration error", value, interval(bounds), meaning))
+        figures.append(_KeyFigure("calibration error", value, interval(bounds), meaning))
     return figures

@@ -11,10 +11,10 @@ from html import escape
 
 WIDTH, HEIGHT = 324.0, 208.8
 """Size of a chart in SVG units; the width matches a narrow phone so that labels stay legible."""
-BOTTOM = 172.8
+_BOTTOM = 172.8
 """Vertical position of the x-axis."""
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
-LETTER_WIDTHS = {
+_LETTER_WIDTHS = {
     **dict.fromkeys("%mMW", 0.95),
     **dict.fromkeys("wOQG", 0.82),
     **dict.fromkeys("fijltrI.,:;'()[] -", 0.4),
@@ -111,10 +111,10 @@ class Chart:
     def markup(self) -> str:
         """Return the chart as an SVG element. Call this method only once."""
         named = [s for s in self.series if s.name]
-        labels = max((text_width(text) for _, text in self.y.ticks), default=0.0)
+        labels = max((_text_width(text) for _, text in self.y.ticks), default=0.0)
         self.x.begin = LABEL_GAP + labels + (19.0 if self.y.title else 5.0)
-        self.x.end = WIDTH - 5.0 - max(4.0, text_width(self.x.ticks[-1][1]) / 2 - 4.0)
-        self.y.begin, self.y.end = BOTTOM, 23.0 if named else 8.0
+        self.x.end = WIDTH - 5.0 - max(4.0, _text_width(self.x.ticks[-1][1]) / 2 - 4.0)
+        self.y.begin, self.y.end = _BOTTOM, 23.0 if named else 8.0
         self.draw_axes()
         for series in self.series:
             self.draw_series(series)
@@ -133,9 +133,9 @@ class Chart:
             at = self.x.position(value)
             self.draw_line(((at, bottom), (at, top)), "line", 0.6)
             self.draw_line(((at, bottom), (at, bottom + TICK_LENGTH)), "muted", 0.8)
-            if at - text_width(text) / 2 > free:  # omit a label that overlaps the previous one
+            if at - _text_width(text) / 2 > free:  # omit a label that overlaps the previous one
                 self.draw_text(at, bottom + 15.4, text, "middle")
-                free = at + text_width(text) / 2 + 2
+                free = at + _text_width(text) / 2 + 2
         for value, text in self.y.ticks:
             at = self.y.position(value)
             self.draw_line(((left, at), (right, at)), "line", 0.6)
@@ -182,7 +182,7 @@ class Chart:
                 self.draw_marker((left + 3 + HANDLE_LENGTH / 2, 10.9), series)
             left += 3 + HANDLE_LENGTH + 8
             self.draw_text(left, 14.4, series.name, "start", size=LEGEND_FONT_SIZE)
-            left += text_width(series.name, LEGEND_FONT_SIZE) + 9
+            left += _text_width(series.name, LEGEND_FONT_SIZE) + 9
 
     def draw_line(
         self, points: Sequence[tuple[float, float]], colour: str, width: float, dashes: str = ""
@@ -205,6 +205,6 @@ class Chart:
         )
 
 
-def text_width(text: str, size: int = FONT_SIZE) -> float:
+def _text_width(text: str, size: int = FONT_SIZE) -> float:
     """Return the width of a string in SVG units, in a font with wide letters (DejaVu Sans)."""
-    return size * sum(LETTER_WIDTHS.get(letter, 0.63) for letter in text)
+    return size * sum(_LETTER_WIDTHS.get(letter, 0.63) for letter in text)

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from vitft.system.errors import UsageError
 
-HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}?)\.?)(?::(\d{1,5}))?", re.ASCII)
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}?)\.?)(?::(\d{1,5}))?", re.ASCII)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ALL_INTERFACES = ("", "0.0.0.0", "::")
-STANDARD_PORTS = {"http": 80, "https": 443}
+_STANDARD_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Access:
     def allows(self, host: str) -> bool:
         """Return whether a Host header is allowed."""
         name = host_name(host)
-        return name is not None and (name in self.hosts or (self.any_address and is_address(name)))
+        return name is not None and (name in self.hosts or (self.any_address and _is_address(name)))
 
 
 def access_for(host: str, allowed: Sequence[str]) -> Access:
@@ -51,18 +51,18 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
             )
     own = () if host in ALL_INTERFACES else (host.strip("[]").lower(),)
     return Access(
-        frozenset((*LOOPBACK, *own, *(name.strip("[]").lower() for name in allowed))),
+        frozenset((*_LOOPBACK, *own, *(name.strip("[]").lower() for name in allowed))),
         any_address=not is_loopback(host),
     )
 
 
 def host_name(host: str) -> str | None:
     """Return the lower-case host name without the port, or None if the header is malformed."""
-    found = HOST.fullmatch(host.lower())
+    found = _HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else None
 
 
-def is_address(name: str) -> bool:
+def _is_address(name: str) -> bool:
     """Return whether a host name is an IP address."""
     try:
         ipaddress.ip_address(name)
@@ -73,7 +73,7 @@ def is_address(name: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether a server at `host` can be reached only from this machine."""
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
@@ -90,7 +90,7 @@ def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
     if origin is None:
         return True
     scheme = origin.lower().partition("://")[0]
-    port = STANDARD_PORTS.get(scheme)
+    port = _STANDARD_PORTS.get(scheme)
     if port is None:  # for example "null", from a sandboxed frame
         return False
     try:

@@ -35,7 +35,7 @@ from vitft.system.errors import ImageError
 from vitft.system.suggest import suggest
 from vitft.system.text import count
 
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorSchema, "description": "The body was sent too slowly."},
     413: {"model": ErrorSchema, "description": "The body is too large."},
     415: {
@@ -45,8 +45,8 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorSchema, "description": "No image is usable, or a parameter is invalid."},
     503: {"model": ErrorSchema, "description": "The server is busy; see the Retry-After header."},
 }
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-SECURITY_HEADERS = {
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -54,13 +54,13 @@ SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Headers added to every response that does not set them itself."""
-BINARY = {"type": "string", "format": "binary"}
-FORM = {"type": "object", "properties": {"images": {"type": "array", "items": BINARY}}}
-REQUEST_BODY = {
+_BINARY = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "properties": {"images": {"type": "array", "items": _BINARY}}}
+_REQUEST_BODY = {
     "requestBody": {
         "required": True,
         "description": "A form with files in fields of any name, or the bytes of one image.",
-        "content": {"multipart/form-data": {"schema": FORM}, "image/*": {"schema": BINARY}},
+        "content": {"multipart/form-data": {"schema": _FORM}, "image/*": {"schema": _BINARY}},
     }
 }
 
@@ -179,7 +179,7 @@ class Handlers:
                     body,
                     content_type,
                     max_files=self.limits.images,
-                    parameters=query_parameters(request),
+                    parameters=_query_parameters(request),
                 )
             del body
             with self.queue.admit(len(files)):
@@ -206,11 +206,11 @@ class SecurityMiddleware:
             started = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
+                for name, value in _SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        handler = refusal(scope, self.access, key=self.key) or self.app
+        handler = _refusal(scope, self.access, key=self.key) or self.app
         try:
             await handler(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping, and this request took too long
@@ -220,7 +220,7 @@ class SecurityMiddleware:
                 )
 
 
-def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | None:
+def _refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | None:
     """Return the error response for a refused request, or None if the request is allowed."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
@@ -230,7 +230,7 @@ def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | No
             421, {"error": f"host name not allowed: start the server with --allow-host {name}"}
         )
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if scope["method"] not in SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
+    if scope["method"] not in _SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
         fix = "serve page and model under one host name, e.g. with a proxy that keeps Host"
         return JsonResponse(403, {"error": f"cross-origin requests are not allowed: {fix}"})
     sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
@@ -241,18 +241,18 @@ def refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | No
     return None
 
 
-def query_parameters(request: Request) -> list[str]:
+def _query_parameters(request: Request) -> list[str]:
     """Return the names of the query parameters of the requested route."""
     return [field.alias for field in request.scope["route"].dependant.query_params]
 
 
-async def check_parameters(request: Request) -> None:
+async def _check_parameters(request: Request) -> None:
     """Refuse a request with an unknown query parameter, which would otherwise have no effect.
 
     Raises:
         HTTPException: The route does not define the parameter, or it is given twice (422).
     """
-    known = query_parameters(request)
+    known = _query_parameters(request)
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:
@@ -263,7 +263,7 @@ async def check_parameters(request: Request) -> None:
             raise HTTPException(422, f"the query parameter {name} is given more than once")
 
 
-def parameter_error(error: Mapping[str, Any]) -> str:
+def _parameter_error(error: Mapping[str, Any]) -> str:
     """Return a sentence about a missing or invalid query parameter, given pydantic's error."""
     name, bounds = error["loc"][-1], error.get("ctx", {})
     if error["type"] == "missing":
@@ -306,16 +306,16 @@ def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
         )
     }
     schema: dict[str, Any] = {
-        "responses": ERROR_RESPONSES,
-        "openapi_extra": REQUEST_BODY,
-        "dependencies": [Depends(check_parameters)],
+        "responses": _ERROR_RESPONSES,
+        "openapi_extra": _REQUEST_BODY,
+        "dependencies": [Depends(_check_parameters)],
     }
     allowed["/predict"] = add_route(
         app, "/predict", handlers.predict, "POST", response_model=PredictionsSchema, **schema
     )
     if queue.can_explain:
         schema["responses"] = {
-            **ERROR_RESPONSES,
+            **_ERROR_RESPONSES,
             200: {"content": {"image/png": {}}, "description": "A PNG image."},
         }
         allowed["/explain"] = add_route(
@@ -323,13 +323,13 @@ def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
         )
     else:
         hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
-        allowed["/explain"] = add_route(app, "/explain", refuse_to_explain, "POST", **hidden)
+        allowed["/explain"] = add_route(app, "/explain", _refuse_to_explain, "POST", **hidden)
     add_error_handlers(app, allowed)
     handlers.server_metrics.paths = tuple(allowed)
     return MetricsMiddleware(SecurityMiddleware(app, access), handlers.server_metrics)
 
 
-async def refuse_to_explain() -> NoReturn:
+async def _refuse_to_explain() -> NoReturn:
     """Answer a request to explain an image with a model that cannot be explained."""
     raise HTTPException(404, "this model cannot be explained; serve the run from which it was made")
 
@@ -384,7 +384,7 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
     async def invalid_parameter(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return JsonResponse(422, {"error": parameter_error(first)})
+        return JsonResponse(422, {"error": _parameter_error(first)})
 
     async def queue_full(_: Request, __: Exception) -> Response:
         return JsonResponse(503, {"error": "the queue is full; try again"}, RETRY_SOON)

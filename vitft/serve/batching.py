@@ -40,7 +40,7 @@ from vitft.system.malloc import return_memory
 
 log = logging.getLogger(__name__)
 
-SCAN_MARKER = b"\xff\xda"
+_SCAN_MARKER = b"\xff\xda"
 """Marker at the start of each JPEG scan. It cannot occur in the compressed data of a scan."""
 
 
@@ -175,7 +175,7 @@ class BatchQueue:
         """
         view = await self.decoders.run(self.view, data, name)
         heat = await self.model_thread.run(self.relevance, view, target)
-        return await self.decoders.run(overlay_png, view, heat)
+        return await self.decoders.run(_overlay_png, view, heat)
 
     async def return_memory(self) -> None:
         """Return freed memory to the system at intervals while there are requests."""
@@ -223,7 +223,7 @@ class BatchQueue:
         Raises:
             ImageError: The image cannot be decoded, or decoding it would take too long.
         """
-        if data.startswith(b"\xff\xd8") and data.count(SCAN_MARKER) > MAX_SCANS:
+        if data.startswith(b"\xff\xd8") and data.count(_SCAN_MARKER) > MAX_SCANS:
             raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
         return self.engine.view(data, name, max_pixels=MAX_IMAGE_PIXELS)
 
@@ -241,7 +241,7 @@ class BatchQueue:
         return heat
 
 
-def overlay_png(view: Views, heat: ScoreArray) -> bytes:
+def _overlay_png(view: Views, heat: ScoreArray) -> bytes:
     """Return a PNG of a preprocessed image (H, W, 3) overlaid with a heat map (gh, gw)."""
     buffer = io.BytesIO()
     overlay(Image.fromarray(view), heat).save(buffer, "PNG")

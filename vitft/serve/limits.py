@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vitft.system.errors import UsageError
 
 MAX_BATCH = 32  # maximum number of images per model call
-MAX_IMAGES = 32  # maximum number of images per request
+_MAX_IMAGES = 32  # maximum number of images per request
 MAX_IMAGE_PIXELS = 50_000_000  # maximum per image: 150 MB as RGB in each decoding thread
 MAX_SCANS = 100
 """Maximum number of scans in a progressive JPEG. Encoders write about ten. An extra scan needs only
@@ -55,7 +55,7 @@ class ServeLimits:
 
     @property
     def images(self) -> int:
-        return min(MAX_IMAGES, self.queue)
+        return min(_MAX_IMAGES, self.queue)
 
     @property
     def memory(self) -> int:

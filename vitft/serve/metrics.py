@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitft.serve.batching import BatchQueue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the buckets of the latency histogram, in seconds."""
-OTHER = "other"
+_OTHER = "other"
 """Label of all paths without a route, so that requests cannot create new labels."""
 
 
@@ -44,10 +44,10 @@ class ServerMetrics:
 
     def add(self, path: str, status: int, seconds: float) -> None:
         """Count a request that took `seconds` from its headers to the end of the response."""
-        name = path if path in self.paths else OTHER
+        name = path if path in self.paths else _OTHER
         self.requests[name, status] += 1
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        for bound in LATENCY_BOUNDS:
+        for bound in _LATENCY_BOUNDS:
             self.buckets[name, bound] += seconds <= bound
 
     def text(self) -> str:
@@ -75,7 +75,7 @@ class ServerMetrics:
         yield from family("request_seconds", "histogram", "Time from headers to end of response.")
         for path, seconds in sorted(self.seconds.items()):
             total = sum(n for (name, _), n in self.requests.items() if name == path)
-            counts = [(str(bound), self.buckets[path, bound]) for bound in LATENCY_BOUNDS]
+            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
             for edge, number in (*counts, ("+Inf", total)):
                 yield f'vitft_request_seconds_bucket{{path="{path}",le="{edge}"}} {number}'
             yield f'vitft_request_seconds_sum{{path="{path}"}} {seconds:.6f}'

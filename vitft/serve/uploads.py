@@ -22,7 +22,7 @@ from vitft.serve.limits import BODY_SECONDS, MAX_HEADER_LINES, MIN_BYTES_PER_SEC
 from vitft.system.text import count
 
 RETRY_SOON = {"Retry-After": "1"}
-CLIENT_SETS_IT = "leave Content-Type out, and the client sets the boundary"
+_CLIENT_SETS_IT = "leave Content-Type out, and the client sets the boundary"
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # not to stderr
 
@@ -169,7 +169,7 @@ def read_form(
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise FormError(f"the Content-Type has no boundary: {CLIENT_SETS_IT}")
+        raise FormError(f"the Content-Type has no boundary: {_CLIENT_SETS_IT}")
     reader = FormReader(max_files, parameters)
     callbacks: Any = {n: getattr(reader, n) for n in dir(reader) if n.startswith("on_")}
     try:
@@ -181,7 +181,7 @@ def read_form(
         raise FormError(
             "the headers of a part are malformed or too long"
             if reader.num_parts
-            else f"the form does not begin with its boundary: {CLIENT_SETS_IT}"
+            else f"the form does not begin with its boundary: {_CLIENT_SETS_IT}"
         ) from None
     if not reader.is_complete:
         raise FormError("the form is incomplete" if body else "the form is empty")

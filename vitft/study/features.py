@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 BASELINE_VIEW = EvalTransform(
     image_size=(128, 128), crop=1.0, interpolation="bilinear", fit="squash"
 )
-SMALL_SIDE = 32  # pixels
-HISTOGRAM_LEVELS = 8
+_SMALL_SIDE = 32  # pixels
+_HISTOGRAM_LEVELS = 8
 """Number of levels per colour channel."""
 
 
@@ -156,8 +156,8 @@ def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
     The result (SMALL_SIDE**2 * 3,) has values from 0 to 1.
     """
-    side = len(pixels) // SMALL_SIDE
-    squares = pixels.reshape(SMALL_SIDE, side, SMALL_SIDE, side, 3)
+    side = len(pixels) // _SMALL_SIDE
+    squares = pixels.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
     return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
 
 
@@ -169,7 +169,7 @@ def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         suit linear heads better than the fractions themselves (Hellinger distance, as in
         Arandjelovic & Zisserman 2012).
     """
-    levels = pixels.reshape(-1, 3).astype(np.int64) * HISTOGRAM_LEVELS // 256
-    colours = (levels[:, 0] * HISTOGRAM_LEVELS + levels[:, 1]) * HISTOGRAM_LEVELS + levels[:, 2]
-    counts = np.bincount(colours, minlength=HISTOGRAM_LEVELS**3)
+    levels = pixels.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
+    colours = (levels[:, 0] * _HISTOGRAM_LEVELS + levels[:, 1]) * _HISTOGRAM_LEVELS + levels[:, 2]
+    counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
     return np.sqrt(counts / len(colours)).astype(np.float32)

@@ -22,7 +22,7 @@ from vitft.system.text import count, distinct_names
 
 BASELINES = ("pixels", "histogram")
 """Names of features that need no weights: small images and colour histograms."""
-UNTRAINED = "none"
+_UNTRAINED = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def check_study(
             f"invalid --shots {' '.join(map(str, shots))}",
             fix="use one or more positive integers, e.g. --shots 5 10 25",
         )
-    sources = resolve_sources(weights)
+    sources = _resolve_sources(weights)
     for one in sources:
         if not one.is_baseline:
             check_weights_name(one.weights, allow_pickle=allow_pickle, allow_random=True)
@@ -116,7 +116,7 @@ def check_study(
     )
 
 
-def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
+def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     """Return the feature source for each name.
 
     `none` means a randomly initialised model with the architecture of the first of the other
@@ -132,26 +132,26 @@ def resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
             f"{twice[0]} is given twice in --weights" if twice else "--weights is empty",
             fix="pass each name once, e.g. --weights demo none pixels",
         )
-    real = [name for name in weights if name not in (*BASELINES, UNTRAINED)]
-    if UNTRAINED in weights and not real:
+    real = [name for name in weights if name not in (*BASELINES, _UNTRAINED)]
+    if _UNTRAINED in weights and not real:
         raise UsageError(
             "--weights none uses the architecture of the first of the other weights, but there are "
             "none",
             fix="add other weights, e.g. --weights demo none, or use random:NAME",
         )
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
-    if UNTRAINED in weights and untrained in weights:
+    if _UNTRAINED in weights and untrained in weights:
         raise UsageError(f"--weights none and {untrained} are the same", fix="use only one of them")
-    names = distinct_names([name_in_tables(name) for name in weights], weights)
+    names = distinct_names([_name_in_tables(name) for name in weights], weights)
     return tuple(
-        FeatureSource(name=name, weights=untrained if typed == UNTRAINED else typed)
+        FeatureSource(name=name, weights=untrained if typed == _UNTRAINED else typed)
         for name, typed in zip(names, weights, strict=True)
     )
 
 
-def name_in_tables(weights: str) -> str:
+def _name_in_tables(weights: str) -> str:
     """Return the name of weights in tables: without the folders of a file, `none` with a remark."""
-    if weights == UNTRAINED:
+    if weights == _UNTRAINED:
         return "none (random weights)"
     start = RANDOM if weights.startswith(RANDOM) else ""
     return f"{start}{weights_name(weights.removeprefix(start))}"

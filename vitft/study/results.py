@@ -32,14 +32,14 @@ from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.text import scored_images
 
 
-class AccuracyDifference(NamedTuple):
+class _AccuracyDifference(NamedTuple):
     """Difference in accuracy between two feature sources, with a 95% interval."""
 
     mean: float
     interval: Interval
 
 
-Leads = Mapping[str, Sequence[AccuracyDifference]]
+_Leads = Mapping[str, Sequence[_AccuracyDifference]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class StudyResults:
     precision: str
     curves: tuple[FewShotCurve, ...]
 
-    def leads(self) -> Leads:
+    def leads(self) -> _Leads:
         """Return the differences in accuracy between the first curve and every other curve.
 
         The result maps the name of each other curve to a sequence of differences (first minus
@@ -117,7 +117,7 @@ class StudyResults:
         }
 
 
-def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
+def difference(first: CurvePoint, second: CurvePoint) -> _AccuracyDifference:
     """Return the accuracy of `first` minus the accuracy of `second` on the same test images.
 
     Two half-widths are computed for the interval, and the larger one is used. One comes from
@@ -134,7 +134,7 @@ def difference(first: CurvePoint, second: CurvePoint) -> AccuracyDifference:
     errors = (p.std() * math.sqrt(e / len(p)) for p, e in zip(pairs, effects, strict=True))
     by_images = Z * math.fsum(errors) / len(pairs)
     half = max(half_width_of_mean(means), by_images)
-    return AccuracyDifference(mean, (max(-1.0, mean - half), min(1.0, mean + half)))
+    return _AccuracyDifference(mean, (max(-1.0, mean - half), min(1.0, mean + half)))
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:
@@ -168,15 +168,15 @@ def write_results(study: StudyResults, command: str) -> None:
         described=heading(study),
         head_note=HEAD_NOTE,
         known_images_note=known_images_note,
-        cell=markdown_cell,
+        cell=_markdown_cell,
     )
     with atomic_folder(study.plan.out) as folder:
         write_atomically(folder / "study.json", figures + "\n")
         write_atomically(folder / "study.md", f"{text.rstrip()}\n")
-        write_atomically(folder / "study.png", to_figure(study))
+        write_atomically(folder / "study.png", _to_figure(study))
 
 
-def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
+def to_json(study: StudyResults, leads: _Leads) -> dict[str, object]:
     """Return the content of study.json, which does not change when the study is repeated."""
     plan = study.plan
     return {
@@ -218,7 +218,7 @@ def to_json(study: StudyResults, leads: Leads) -> dict[str, object]:
     }
 
 
-def to_figure(study: StudyResults) -> bytes:
+def _to_figure(study: StudyResults) -> bytes:
     """Return a PNG of the accuracy curves."""
     from vitft.report.plots import AccuracyCurve, accuracy_curves_png
 
@@ -266,6 +266,6 @@ def short_rows(study: StudyResults) -> list[tuple[str, ...]]:
     return [(curve.name, *map(cell, curve.points)) for curve in study.curves]
 
 
-def markdown_cell(text: str) -> str:
+def _markdown_cell(text: str) -> str:
     """Escape a name so that it does not end its table cell and is not parsed as Markdown."""
     return "".join(f"\\{c}" if c in "\\|`*_<>[]#" else c for c in visible(text))

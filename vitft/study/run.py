@@ -132,7 +132,7 @@ def run_study(
         known[one.name] = sum(file.sha256 in trained for file in files)
         if known[one.name]:
             log.warning(known_images_note(one.name, known[one.name], len(files)))
-    plan, classes = fit_plan(plan, files), len(plan.folder.classes)
+    plan, classes = _fit_plan(plan, files), len(plan.folder.classes)
     splits = [
         few_shot_split(files, classes, most=plan.shots[-1], seed=seed) for seed in range(plan.seeds)
     ]
@@ -182,7 +182,7 @@ def run_study(
     )
 
 
-def fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
+def _fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     """Return the plan, limited to the numbers of shots with enough usable images.
 
     Raises:

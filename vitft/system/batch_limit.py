@@ -13,21 +13,21 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-Computed = TypeVar("Computed")
+_Computed = TypeVar("_Computed")
 
-OUT_OF_MEMORY = (
+_OUT_OF_MEMORY = (
     "out of memory",  # CUDA, MPS
     "can't allocate memory",  # CPU
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 """Phrases that identify the message of an out-of-memory error."""
-FEWER = "use a smaller --image-size, a smaller model or --device cpu"
+_FEWER = "use a smaller --image-size, a smaller model or --device cpu"
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch raised `error` because memory ran out, on any device."""
-    is_known = any(part in str(error) for part in OUT_OF_MEMORY)
+    is_known = any(part in str(error) for part in _OUT_OF_MEMORY)
     return isinstance(error, torch.OutOfMemoryError) or is_known
 
 
@@ -41,7 +41,7 @@ class BatchLimit:
         fix: Suggested fix if a single image does not fit in memory.
     """
 
-    def __init__(self, images: int, *, fix: str = FEWER) -> None:
+    def __init__(self, images: int, *, fix: str = _FEWER) -> None:
         self.images, self.fix = images, fix
 
     def halve(self, tried: int, error: RuntimeError) -> None:
@@ -60,7 +60,7 @@ class BatchLimit:
         torch.cuda.empty_cache()  # does nothing if CUDA is not used
         log.warning(f"out of memory: continuing with {count(self.images, 'image')} at a time")
 
-    def split(self, compute: Callable[[slice], Computed], images: int) -> list[Computed]:
+    def split(self, compute: Callable[[slice], _Computed], images: int) -> list[_Computed]:
         """Call `compute` for consecutive slices of `images` images, each within the limit.
 
         If memory runs out, the slice is processed again in smaller slices. If there are no
@@ -69,7 +69,7 @@ class BatchLimit:
         Raises:
             ResourceError: A single image does not fit in memory.
         """
-        done, found = 0, list[Computed]()
+        done, found = 0, list[_Computed]()
         while done < images or not found:
             part = slice(done, min(images, done + self.images))
             try:

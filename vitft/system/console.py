@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
-QUIET_S = 1.5  # seconds after which a step without a count is shown
-MEASURED_S = 3.0  # seconds of progress on which the first estimate of the time left rests
-WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
+_PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
+_QUIET_S = 1.5  # seconds after which a step without a count is shown
+_MEASURED_S = 3.0  # seconds of progress on which the first estimate of the time left rests
+_WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
 NOTE = 15  # level of log records that are shown with -v, and otherwise counted
-HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
+_HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
 
 def visible(text: str) -> str:
@@ -57,12 +57,12 @@ def between_words(text: str, console: "Console", *, indent: str = "  ") -> str:
     """
     if not console.is_terminal or len(text) <= console.width:
         return text
-    held = re.sub("`[^`]*`", lambda command: command[0].replace(" ", HELD_SPACE), text)
+    held = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _HELD_SPACE), text)
     before, command, after = held.partition("vitft ")
     if command:
         if len(before.split()) < 2:
             return text
-        held = before + (command + after).replace(" ", HELD_SPACE)
+        held = before + (command + after).replace(" ", _HELD_SPACE)
     return textwrap.fill(
         held,
         console.width,
@@ -70,7 +70,7 @@ def between_words(text: str, console: "Console", *, indent: str = "  ") -> str:
         replace_whitespace=False,
         break_long_words=False,
         break_on_hyphens=False,
-    ).replace(HELD_SPACE, " ")
+    ).replace(_HELD_SPACE, " ")
 
 
 @cache
@@ -103,17 +103,17 @@ class DiscardingStream(io.StringIO):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rich_proxied_file = log_stream()  # rich writes to it instead
+        self.rich_proxied_file = _log_stream()  # rich writes to it instead
 
 
-def log_stream() -> TextIO | None:
+def _log_stream() -> TextIO | None:
     """Return the stream for the log and progress: stderr, also behind a `DiscardingStream`."""
     return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
 
-def has_terminal() -> bool:
+def _has_terminal() -> bool:
     """Return whether the log and progress are shown on a terminal."""
-    stream = log_stream()
+    stream = _log_stream()
     return stream is not None and stream.isatty()
 
 
@@ -134,10 +134,10 @@ class LogHandler(logging.Handler):
         is_warning = record.levelno >= logging.WARNING
         text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
-            if has_terminal():
+            if _has_terminal():
                 text, style = between_words(text, stderr()), "yellow" if is_warning else None
                 stderr().print(text, markup=False, style=style)
-            elif (stream := log_stream()) is not None and not self.is_silent:
+            elif (stream := _log_stream()) is not None and not self.is_silent:
                 stream.write(f"{text}\n")
 
 
@@ -150,22 +150,22 @@ def show_log(level: int = logging.INFO) -> None:
     logger = logging.getLogger("vitft")
     logger.setLevel(NOTE if level == logging.INFO else level)
     LogHandler.shown, LogHandler.hidden = level, 0
-    if not is_shown():
+    if not _is_shown():
         logger.addHandler(LogHandler())
         logger.propagate = False  # handlers of the root logger would print each line again
 
 
 def shows_notes() -> bool:
     """Return whether notes and progress are shown in addition to warnings and results."""
-    return is_shown() and log.isEnabledFor(logging.INFO)
+    return _is_shown() and log.isEnabledFor(logging.INFO)
 
 
 def shows_details() -> bool:
     """Return whether details are shown, too (`--verbose`)."""
-    return is_shown() and log.isEnabledFor(logging.DEBUG)
+    return _is_shown() and log.isEnabledFor(logging.DEBUG)
 
 
-def is_shown() -> bool:
+def _is_shown() -> bool:
     """Return whether `show_log` has been called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
 
@@ -175,24 +175,24 @@ def timed_step(label: str) -> Iterator[None]:
     """Show that a step without a count is running, and log its duration unless it fails.
 
     A terminal shows a spinner with the seconds so far. Otherwise, the start of the step is logged,
-    and then a line every `PLAIN_INTERVAL_S` seconds.
+    and then a line every `_PLAIN_INTERVAL_S` seconds.
     """
     started = time.monotonic()
-    with spinner(label) if shows_notes() and has_terminal() else logged_step(label):
+    with spinner(label) if shows_notes() and _has_terminal() else logged_step(label):
         yield
     log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
 @contextlib.contextmanager
 def logged_step(label: str, level: int = logging.INFO) -> Iterator[None]:
-    """Log that a step begins, and every `PLAIN_INTERVAL_S` seconds that it is still running.
+    """Log that a step begins, and every `_PLAIN_INTERVAL_S` seconds that it is still running.
 
     `level` is that of the first line.
     """
     started, ended = time.monotonic(), threading.Event()
 
     def report() -> None:
-        while not ended.wait(PLAIN_INTERVAL_S):
+        while not ended.wait(_PLAIN_INTERVAL_S):
             log.info(f"{label}: still running after {time.monotonic() - started:.0f} s")
 
     log.log(level, label)
@@ -203,13 +203,13 @@ def logged_step(label: str, level: int = logging.INFO) -> Iterator[None]:
         ended.set()
 
 
-RUNNING: list[tuple[threading.Event, threading.Thread]] = []
+_RUNNING: list[tuple[threading.Event, threading.Thread]] = []
 """End and thread of each running `quiet_step`."""
 
 
 @contextlib.contextmanager
 def quiet_step(label: str) -> Iterator[None]:
-    """Show that a step without a count is running if it takes longer than `QUIET_S`.
+    """Show that a step without a count is running if it takes longer than `_QUIET_S`.
 
     A terminal shows a spinner until the step ends or a progress bar begins. Otherwise, the step is
     logged.
@@ -217,9 +217,9 @@ def quiet_step(label: str) -> Iterator[None]:
     ended = threading.Event()
 
     def show() -> None:
-        if ended.wait(QUIET_S):
+        if ended.wait(_QUIET_S):
             return
-        if shows_notes() and has_terminal():
+        if shows_notes() and _has_terminal():
             with spinner(label):
                 ended.wait()
         else:
@@ -227,14 +227,14 @@ def quiet_step(label: str) -> Iterator[None]:
                 ended.wait()
 
     thread = threading.Thread(target=show, daemon=True)
-    RUNNING.append((ended, thread))
+    _RUNNING.append((ended, thread))
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-        RUNNING.remove((ended, thread))
+        _RUNNING.remove((ended, thread))
 
 
 def spinner(label: str) -> "Bar":
@@ -253,8 +253,8 @@ class Progress:
     """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
     `level` is that of the line at the end, which is a detail if the task took less than
-    `PLAIN_INTERVAL_S` seconds. `total` is None if it is unknown. `done` is the number of units that
-    an interrupted run has done; the rate does not count them.
+    `_PLAIN_INTERVAL_S` seconds. `total` is None if it is unknown. `done` is the number of units
+    that an interrupted run has done; the rate does not count them.
     """
 
     def __init__(
@@ -273,11 +273,11 @@ class Progress:
         self.started = self.printed = time.monotonic()
         self.first: tuple[float, int] | None = None
         """Time and units done after the first `advance`."""
-        self.live = shows_notes() and has_terminal()
+        self.live = shows_notes() and _has_terminal()
 
     def __enter__(self) -> "Progress":
         if self.live:
-            for ended, thread in RUNNING:  # a terminal shows one bar at a time
+            for ended, thread in _RUNNING:  # a terminal shows one bar at a time
                 ended.set()
                 thread.join()
             from rich.progress import BarColumn, TextColumn
@@ -312,7 +312,7 @@ class Progress:
         if self.live:
             self.bar.stop()
         if self.done > self.before:
-            is_long = time.monotonic() - self.started >= PLAIN_INTERVAL_S
+            is_long = time.monotonic() - self.started >= _PLAIN_INTERVAL_S
             log.log(self.level if is_long else logging.DEBUG, self.line(final=True))
 
     def advance(self, count: int = 1, **metrics: str) -> None:
@@ -328,7 +328,7 @@ class Progress:
                 metrics=self.metrics_text(most=stderr().width),
                 left=self.time_left(),
             )
-        elif not self.is_complete and time.monotonic() - self.printed >= PLAIN_INTERVAL_S:
+        elif not self.is_complete and time.monotonic() - self.printed >= _PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
 
@@ -346,26 +346,26 @@ class Progress:
         """Return the number of units done and, if it is known, the total, such as `120/600`."""
         return str(self.done) if self.total is None else f"{self.done}/{self.total}"
 
-    def metrics_text(self, most: int = WIDE_COLUMNS) -> str:
+    def metrics_text(self, most: int = _WIDE_COLUMNS) -> str:
         """Return e.g. `loss 0.42  61 images/s`, without the speed on a narrow terminal."""
         done = self.done - self.before
         speed = done / max(1e-9, time.monotonic() - self.started)
         digits = 0 if speed >= 10 or done == 0 else 1
         parts = [f"{name} {value}" for name, value in self.metrics.items()]
-        if not parts or most >= WIDE_COLUMNS:
+        if not parts or most >= _WIDE_COLUMNS:
             parts.append(f"{speed:,.{digits}f} {self.unit}/s")
         return "  ".join(parts)
 
     def time_left(self) -> str:
         """Return the estimated time left, such as `40 s left`, or "" until there is an estimate.
 
-        The estimate rests on at least `MEASURED_S` seconds after the first `advance`: the first
+        The estimate rests on at least `_MEASURED_S` seconds after the first `advance`: the first
         units take longer, because caches are filled, threads are started and files are opened.
         """
         if self.first is None or self.total is None:
             return ""
         seconds, units = time.monotonic() - self.first[0], self.done - self.first[1]
-        if seconds < MEASURED_S or units <= 0:
+        if seconds < _MEASURED_S or units <= 0:
             return ""
         return f"{duration(seconds / units * (self.total - self.done))} left"
 

@@ -81,14 +81,14 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    EXACT.enter()
+    _EXACT.enter()
     try:
         yield
     finally:
-        EXACT.leave()
+        _EXACT.leave()
 
 
-class ExactBlocks:
+class _ExactBlocks:
     """Number of blocks, in all threads, in which float32 is computed exactly on a GPU."""
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class ExactBlocks:
         """Disable TensorFloat-32 if this is the first block."""
         with self.lock:
             if not self.count:
-                self.before = [backend.fp32_precision for backend in float32_backends()]
-                for backend in float32_backends():
+                self.before = [backend.fp32_precision for backend in _float32_backends()]
+                for backend in _float32_backends():
                     backend.fp32_precision = "ieee"
             self.count += 1
 
@@ -109,14 +109,14 @@ class ExactBlocks:
         with self.lock:
             self.count -= 1
             if not self.count:
-                for backend, precision in zip(float32_backends(), self.before, strict=True):
+                for backend, precision in zip(_float32_backends(), self.before, strict=True):
                     backend.fp32_precision = precision
 
 
-EXACT = ExactBlocks()
+_EXACT = _ExactBlocks()
 
 
-def float32_backends() -> list[Any]:
+def _float32_backends() -> list[Any]:
     """Return torch's settings for float32 in matrix products, convolutions and RNNs on a GPU."""
     cudnn: Any = torch.backends.cudnn
     return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
@@ -161,13 +161,13 @@ def torch_threads(number: int) -> Iterator[None]:
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return this process's peak memory use in MiB: `resident`, if known, and `gpu` with CUDA."""
-    peaks = {} if (resident := peak_resident()) is None else {"resident": resident // 2**20}
+    peaks = {} if (resident := _peak_resident()) is None else {"resident": resident // 2**20}
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
     return peaks
 
 
-def peak_resident() -> int | None:
+def _peak_resident() -> int | None:
     """Return the peak resident memory in bytes, or None if the system does not report it.
 
     On Linux, getrusage may include the memory of the parent program; /proc does not.

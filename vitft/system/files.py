@@ -16,8 +16,8 @@ from typing import Any
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.text import describe_os_error
 
-MANY_FILES = 1000
-PACKAGE = Path(__file__).parents[1]
+_MANY_FILES = 1000
+_PACKAGE = Path(__file__).parents[1]
 CHECKSUM_SUFFIXES = frozenset({".md5", ".sha1", ".sha256", ".sha512"})
 """Suffixes of files with the checksum of the file whose name precedes the suffix."""
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
@@ -55,8 +55,8 @@ def resource(name: str) -> Path:
 
     Bundled files are at the top level of the repository; in a wheel, they are inside the package.
     """
-    packed = PACKAGE / name
-    return packed if packed.exists() else PACKAGE.parent / name
+    packed = _PACKAGE / name
+    return packed if packed.exists() else _PACKAGE.parent / name
 
 
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
@@ -127,7 +127,7 @@ def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
             temporary.unlink()
 
 
-def has_inodes(path: Path) -> bool:
+def _has_inodes(path: Path) -> bool:
     """Return whether another file fits on the disk of `path`, as far as is known."""
     place = path.absolute()
     try:
@@ -150,7 +150,7 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC and not has_inodes(path):
+        if error.errno == errno.ENOSPC and not _has_inodes(path):
             raise ResourceError(
                 f"no inodes left on the disk while writing {path}: it has too many files",
                 fix="delete files there (df -i shows how many are left) and run the command again",
@@ -184,7 +184,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with writing(path):
-            flush_files([file for file in temporary.rglob("*") if file.is_file()])
+            _flush_files([file for file in temporary.rglob("*") if file.is_file()])
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir()  # fails unless it is empty
             temporary.rename(path)
@@ -192,12 +192,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def flush_files(files: Sequence[Path]) -> None:
+def _flush_files(files: Sequence[Path]) -> None:
     """Flush files to the disk; if there are many, flush all pending writes of the system instead.
 
     Flushing 150,000 small files one by one takes minutes.
     """
-    if len(files) > MANY_FILES and hasattr(os, "sync"):
+    if len(files) > _MANY_FILES and hasattr(os, "sync"):
         os.sync()
         return
     for file in files:

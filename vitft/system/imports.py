@@ -30,7 +30,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
 }
 """Mapping from each extra of vitft to the optional libraries that it installs."""
-RUN_PIP = "run pip install"
+_RUN_PIP = "run pip install"
 """Beginning of a fix that installs packages."""
 
 
@@ -53,12 +53,12 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
 
 def install_command(packages: Iterable[str]) -> str:
     """Return the fix that installs packages; it works for every way in which vitft is installed."""
-    return f"{RUN_PIP} {shell_join(packages)}"
+    return f"{_RUN_PIP} {shell_join(packages)}"
 
 
 def missing_library_command(reason: str) -> str:
     """Return the command `pip install ...` in the reason why a file is unreadable, or ""."""
-    return reason.partition(RUN_PIP)[2] and f"pip install{reason.partition(RUN_PIP)[2]}"
+    return reason.partition(_RUN_PIP)[2] and f"pip install{reason.partition(_RUN_PIP)[2]}"
 
 
 def requirements(extra: str) -> list[str]:

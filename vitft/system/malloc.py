@@ -17,8 +17,8 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt, as numbered in malloc.h."""
 LARGEST_KEPT = 1 << 30
 """Maximum size in bytes of a freed block that is kept. Older versions of glibc, such as 2.33, allow
-only `DEFAULT`."""
-DEFAULT = 1 << 25
+only `_DEFAULT`."""
+_DEFAULT = 1 << 25
 """Maximum of glibc's own dynamic threshold, in bytes."""
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
@@ -30,20 +30,20 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
     By default, glibc returns large blocks to the system at once. The system then has to clear every
     page for the next step, which takes a fifth of the step time of a small model. At the end of
     the `with` block, the memory is returned. The dynamic threshold of glibc cannot be restored; it
-    stays at its maximum (`DEFAULT`).
+    stays at its maximum (`_DEFAULT`).
     """
     if not when or any(name in os.environ for name in VARIABLES):
         yield
         return
-    set_thresholds(LARGEST_KEPT, trim=-1)  # never return the top of the heap
+    _set_thresholds(LARGEST_KEPT, trim=-1)  # never return the top of the heap
     try:
         yield
     finally:
-        set_thresholds(DEFAULT, trim=2 * DEFAULT)
+        _set_thresholds(_DEFAULT, trim=2 * _DEFAULT)
         return_memory()
 
 
-def set_thresholds(largest: int, *, trim: int) -> None:
+def _set_thresholds(largest: int, *, trim: int) -> None:
     """Set how much freed memory malloc keeps.
 
     It keeps blocks of up to `largest` bytes, and up to `trim` bytes at the top of the heap. If
@@ -51,7 +51,7 @@ def set_thresholds(largest: int, *, trim: int) -> None:
     """
     if (mallopt := glibc("mallopt")) is None:
         return
-    if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, DEFAULT):
+    if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, _DEFAULT):
         mallopt(TRIM_THRESHOLD, trim)
 
 

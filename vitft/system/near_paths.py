@@ -7,19 +7,19 @@ from collections.abc import Callable, Collection, Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
-MAX_FOLDERS = 200
+_MAX_FOLDERS = 200
 """Maximum number of folders in which a name is searched."""
-SHORT = 4
+_SHORT = 4
 """Number of characters up to which another letter makes another word."""
-SIMILAR = 0.66
+_SIMILAR = 0.66
 """Minimum ratio of difflib for a misspelling."""
-MAX_FOUND = 3
+_MAX_FOUND = 3
 """Maximum number of paths to suggest."""
 
-Accept = Callable[["os.DirEntry[str]"], bool]
+_Accept = Callable[["os.DirEntry[str]"], bool]
 
 
-def near_paths(path: Path, accept: Accept) -> list[Path]:
+def near_paths(path: Path, accept: _Accept) -> list[Path]:
     """Return existing paths that were probably meant by `path`, which does not exist.
 
     First choice: the first part that is missing is replaced with the name in the same folder of
@@ -46,7 +46,7 @@ def near_paths(path: Path, accept: Accept) -> list[Path]:
     return namesakes(parent, folded(path.name), accept)
 
 
-def path_fix(path: Path, accept: Accept, *, otherwise: str = "") -> str:
+def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
     """Return the fix for a path that does not exist: what was probably meant, or where it would be.
 
     Args:
@@ -98,10 +98,10 @@ def misspelt_name(name: str, known: Iterable[str]) -> str | None:
         SequenceMatcher(a=wanted, b=key(other)).ratio(): other
         for other in sorted(known, reverse=True)
         if numbers in ([], re.findall(r"\d+", key(other)))
-        and not (len(wanted) == len(key(other)) <= SHORT and sorted(wanted) != sorted(key(other)))
+        and not (len(wanted) == len(key(other)) <= _SHORT and sorted(wanted) != sorted(key(other)))
     }
     best = max(by_ratio, default=0.0)
-    return by_ratio[best] if best >= SIMILAR else None
+    return by_ratio[best] if best >= _SIMILAR else None
 
 
 def without_suffix(name: str) -> str:
@@ -110,22 +110,22 @@ def without_suffix(name: str) -> str:
     return stem if stem and re.fullmatch(r"[^\W\d]\w{0,8}", suffix) else name
 
 
-def namesakes(parent: Path, name: str, accept: Accept) -> list[Path]:
+def namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
     """Return paths of entries with a name (see `folded`) below a folder or next to it."""
     # The subfolders, the folder above, and the folders two levels below
     folders = subfolders(parent)
     below = len(folders)
     folders.append(Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent)
     for folder in folders[:below]:
-        if len(folders) >= MAX_FOLDERS:
+        if len(folders) >= _MAX_FOLDERS:
             break
         folders += subfolders(folder)
     found: list[Path] = []
-    for folder in folders[:MAX_FOLDERS]:
+    for folder in folders[:_MAX_FOLDERS]:
         found += (folder / e.name for e in entries_of(folder, accept) if folded(e.name) == name)
-        if len(found) >= MAX_FOUND:
+        if len(found) >= _MAX_FOUND:
             break
-    return found[:MAX_FOUND]
+    return found[:_MAX_FOUND]
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -133,7 +133,7 @@ def subfolders(folder: Path) -> list[Path]:
     return [folder / e.name for e in entries_of(folder, lambda e: e.is_dir(follow_symlinks=False))]
 
 
-def entries_of(folder: Path, accept: Accept) -> list["os.DirEntry[str]"]:
+def entries_of(folder: Path, accept: _Accept) -> list["os.DirEntry[str]"]:
     """Return the accepted entries of a folder by name; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitft.system.files import open_regular
 
-MAX_EXPANSION = 20
+_MAX_EXPANSION = 20
 """Ratio of unpacked to packed size above which a large archive is rejected."""
 SMALL_BYTES, LARGEST_BYTES = 2**26, 16 * 2**30
 """Unpacked size in bytes up to which any ratio is accepted, and maximum unpacked size in bytes."""
@@ -53,7 +53,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
 
 def check_expansion(unpacked: int, packed: int) -> None:
     """Reject an implausible unpacked size of a file of `packed` bytes, with a ValueError."""
-    if unpacked > min(LARGEST_BYTES, max(SMALL_BYTES, MAX_EXPANSION * packed)):
+    if unpacked > min(LARGEST_BYTES, max(SMALL_BYTES, _MAX_EXPANSION * packed)):
         raise ValueError(f"its {packed:,} bytes would unpack to {unpacked:,}")
 
 

@@ -2,12 +2,12 @@
 
 import re
 
-LOGIN = re.compile(
+_LOGIN = re.compile(
     r"([a-z][a-z0-9+.-]*://)(?:[^\s/?#]*|[^\s/?#@]*:(?!\d*[/?#])[^\s@]*)@", re.IGNORECASE
 )
 """User name and password before the host. The password may contain a slash: if a colon is
 not followed by a port number, the text after it must be a password."""
-PARAMETER = re.compile(
+_PARAMETER = re.compile(
     r"([?&;](?:[\w.-]*(?:token|secret|passw(?:or)?d|signature|credential|api[_-]?key)|sig|pwd)=)"
     r"[^&#;\s'\"]+",
     re.IGNORECASE,
@@ -19,4 +19,4 @@ def redacted(text: str) -> str:
     """Return text with passwords, user names and tokens in URLs replaced by `***`."""
     if "://" not in text:
         return text
-    return PARAMETER.sub(r"\1***", LOGIN.sub(r"\1***@", text))
+    return _PARAMETER.sub(r"\1***", _LOGIN.sub(r"\1***@", text))

@@ -15,8 +15,8 @@ from vitft.system.text import describe_os_error
 if TYPE_CHECKING:
     from vitft.system.npz import AnyArray
 
-Content = TypeVar("Content")
-MAX_TEXT_BYTES = 256 * 2**20
+_Content = TypeVar("_Content")
+_MAX_TEXT_BYTES = 256 * 2**20
 """Maximum size of a text file in bytes, enough for a confusion matrix of 5,000 classes."""
 
 
@@ -28,7 +28,7 @@ def damaged_file(path: Path, reason: str) -> RunError:
     )
 
 
-def read_run_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes | None:
+def read_run_bytes(path: Path, *, limit: int = _MAX_TEXT_BYTES) -> bytes | None:
     """Return the content of a file of a run, or None if it does not exist.
 
     Raises:
@@ -42,7 +42,7 @@ def read_run_bytes(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes | None:
         raise damaged_file(path, describe_os_error(error)) from error
 
 
-def read_run_json(path: Path, kind: type[Content]) -> Content | None:
+def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
     """Read a run's JSON file and convert its content to `kind`; return None if it does not exist.
 
     Raises:
@@ -50,10 +50,10 @@ def read_run_json(path: Path, kind: type[Content]) -> Content | None:
             conform to `kind`.
     """
     data = read_run_bytes(path)
-    return None if data is None else checked_json(path, data, kind)
+    return None if data is None else _checked_json(path, data, kind)
 
 
-def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
+def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
     """Return the lines of a run's JSONL file, each converted to `kind`.
 
     An incomplete last line is ignored. If the file does not exist, the result is empty.
@@ -63,17 +63,17 @@ def read_run_lines(path: Path, kind: type[Content]) -> tuple[Content, ...]:
             does not conform to `kind`.
     """
     lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # without an incomplete last line
-    return tuple(checked_json(path, line, kind) for line in lines if line.strip())
+    return tuple(_checked_json(path, line, kind) for line in lines if line.strip())
 
 
-def checked_json(path: Path, data: bytes, kind: type[Content]) -> Content:
+def _checked_json(path: Path, data: bytes, kind: type[_Content]) -> _Content:
     """Parse `data`, the JSON text of the file `path`, and check it against `kind`.
 
     Raises:
         RunError: The text is not strict JSON, or the value does not conform to `kind`.
     """
     try:
-        return cast("Content", structured(parse_json(data), kind))
+        return cast("_Content", structured(parse_json(data), kind))
     except ValueError as error:
         raise damaged_file(path, str(error)) from error
 

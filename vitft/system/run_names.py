@@ -11,7 +11,7 @@ from vitft.system.spelling import Spelling, option
 from vitft.system.suggest import suggest
 from vitft.system.text import count, listing, shell_quote
 
-RUN_FILES = ("config.toml", MODEL)
+_RUN_FILES = ("config.toml", MODEL)
 """A folder with one of these files is a run."""
 
 
@@ -32,7 +32,7 @@ def suggest_runs(
     known = {
         child.name: child
         for folder in dict.fromkeys((BASE, given.parent))
-        for child in runs_in(folder)
+        for child in _runs_in(folder)
         if child != given and (name == "run" or not (child / "README.md").is_file())
     }
     if not known:
@@ -47,13 +47,13 @@ def suggest_runs(
     return f"choose from {number}, e.g. {example}; {list_all}"
 
 
-def runs_in(folder: Path) -> list[Path]:
+def _runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest names first, and the link to the latest one."""
     try:
         children = sorted(folder.iterdir(), reverse=True)
     except OSError:
         return []
-    return [child for child in children if any((child / name).is_file() for name in RUN_FILES)]
+    return [child for child in children if any((child / name).is_file() for name in _RUN_FILES)]
 
 
 def unfinished_run(folder: Path = BASE) -> Path | None:
@@ -62,7 +62,7 @@ def unfinished_run(folder: Path = BASE) -> Path | None:
     A run that is still being written counts as unfinished.
     """
     started: list[tuple[float, Path]] = []
-    for run in runs_in(folder):
+    for run in _runs_in(folder):
         with contextlib.suppress(OSError):  # deleted meanwhile
             if not run.is_symlink() and is_unfinished(run):
                 started.append(((run / "config.toml").stat().st_mtime, run))

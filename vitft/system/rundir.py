@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 BASE = Path("runs")
 LATEST = "latest"
 MODEL = "model.safetensors"
-LARGE_ARRAYS = 2**25
+_LARGE_ARRAYS = 2**25
 """Number of bytes above which arrays are not compressed: logits shrink by less than a tenth, at
 30 MB/s. `read_npz` also rejects large files that are compressed by more than a factor of 20."""
 FILE_NAME = re.compile(
@@ -130,7 +130,7 @@ class RunDir:
         """Write named arrays as a .npz file, compressed unless they are large."""
         import numpy as np  # imported late: most commands do not need it
 
-        buffer, is_large = io.BytesIO(), sum(a.nbytes for a in arrays.values()) > LARGE_ARRAYS
+        buffer, is_large = io.BytesIO(), sum(a.nbytes for a in arrays.values()) > _LARGE_ARRAYS
         save = np.savez if is_large else np.savez_compressed
         save(buffer, **arrays)  # type: ignore[arg-type] # numpy 2.0: no allow_pickle
         if self.writes:
@@ -202,7 +202,7 @@ def plan_run(
     else:
         path = Path(out).expanduser()
         check_folder_name(path, name, spell)
-    check_empty(path, name, spell)
+    _check_empty(path, name, spell)
     parent = path
     while not parent.exists():
         parent = parent.parent
@@ -262,7 +262,7 @@ def create_run(path: Path) -> RunDir:
                 return RunDir(path)
             path = free_name(path)
         path.mkdir(exist_ok=True)
-    check_empty(path)
+    _check_empty(path)
     return RunDir(path)
 
 
@@ -304,7 +304,7 @@ def locked(run: RunDir) -> Iterator[None]:
                 path.unlink()
 
 
-def check_empty(path: Path, name: str = "out", spell: Spelling = option) -> None:
+def _check_empty(path: Path, name: str = "out", spell: Spelling = option) -> None:
     """Raise a RunError if the folder is not empty."""
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
@@ -375,12 +375,12 @@ def environment(
         "instructions": instructions,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": package_versions(),
+        "packages": _package_versions(),
     }
 
 
 @functools.cache
-def package_versions() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     """Return the versions of the packages that influence the results of a run."""
     import importlib.metadata
 
@@ -396,11 +396,11 @@ def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list
     """
     if before is None:
         return []
-    found = dict.fromkeys([*before.get("earlier", []), describe_arithmetic(before)])
-    return [text for text in found if text != describe_arithmetic(now)]
+    found = dict.fromkeys([*before.get("earlier", []), _describe_arithmetic(before)])
+    return [text for text in found if text != _describe_arithmetic(now)]
 
 
-def describe_arithmetic(known: RunEnvironment) -> str:
+def _describe_arithmetic(known: RunEnvironment) -> str:
     """Return a description of everything that changes how a run rounds sums."""
     number, instructions = known.get("processes", 1), known.get("instructions", "")
     parts = [f"{known['device']} in {known['precision']}"]
@@ -409,6 +409,6 @@ def describe_arithmetic(known: RunEnvironment) -> str:
 
 
 def processes_of(arithmetic: str) -> int:
-    """Return the number of processes in a description by `describe_arithmetic`."""
+    """Return the number of processes in a description by `_describe_arithmetic`."""
     found = re.search(r", (\d+) processes, torch ", arithmetic)
     return int(found[1]) if found else 1

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from vitft.system.files import open_regular
 from vitft.system.structure import is_encodable, parse_json
 
-MAX_HEADER_BYTES = 32 * 2**20
-MAX_TENSORS = 50_000
+_MAX_HEADER_BYTES = 32 * 2**20
+_MAX_TENSORS = 50_000
 
 
 class TensorFacts(NamedTuple):
@@ -27,7 +27,7 @@ class TensorFacts(NamedTuple):
     shape: tuple[int, ...]
 
 
-class TensorEntry(NamedTuple):
+class _TensorEntry(NamedTuple):
     """A tensor's type and shape, and its byte offsets from the end of the header."""
 
     facts: TensorFacts
@@ -36,11 +36,11 @@ class TensorEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SafetensorsHeader:
+class _SafetensorsHeader:
     """The header of a safetensors file."""
 
     metadata: Mapping[str, str]
-    entries: Mapping[str, TensorEntry]
+    entries: Mapping[str, _TensorEntry]
     size: int
     """Number of bytes before the tensors."""
 
@@ -50,7 +50,7 @@ class SafetensorsHeader:
         return {name: entry.facts for name, entry in self.entries.items()}
 
 
-def read_header(path: Path) -> SafetensorsHeader:
+def read_header(path: Path) -> _SafetensorsHeader:
     """Return the header of a safetensors file, without reading its tensors.
 
     Raises:
@@ -61,10 +61,10 @@ def read_header(path: Path) -> SafetensorsHeader:
 
     with open(path, "rb", opener=open_regular) as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEADER_BYTES:
+        if length > _MAX_HEADER_BYTES:
             raise ValueError("its header is too long")
         text = file.read(length)
-    if text.count(b'"data_offsets"') > MAX_TENSORS:
+    if text.count(b'"data_offsets"') > _MAX_TENSORS:
         raise ValueError("it has too many tensors")
     try:
         with safe_open(path, framework="np"):  # checks everything but duplicates
@@ -74,17 +74,17 @@ def read_header(path: Path) -> SafetensorsHeader:
     fields = parse_json(text)
     metadata = fields.pop("__metadata__", None) or {}
     entries = {
-        name: TensorEntry(
+        name: _TensorEntry(
             TensorFacts(facts["dtype"], tuple(facts["shape"])), *facts["data_offsets"]
         )
         for name, facts in fields.items()
     }
     if not all(map(is_encodable, (*entries, *metadata, *metadata.values()))):
         raise ValueError("its header is not UTF-8")
-    return SafetensorsHeader(metadata, entries, 8 + length)
+    return _SafetensorsHeader(metadata, entries, 8 + length)
 
 
-def map_tensors(path: Path, header: SafetensorsHeader) -> dict[str, memoryview]:
+def map_tensors(path: Path, header: _SafetensorsHeader) -> dict[str, memoryview]:
     """Memory-map the file and return a view of the bytes of each tensor, ordered by tensor name.
 
     Raises:

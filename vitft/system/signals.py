@@ -25,11 +25,11 @@ SIGNALS = {
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+_Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 @contextlib.contextmanager
-def signal_handlers(handler: Handler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+def signal_handlers(handler: _Handler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
     """Install a handler inside the `with` block; ignored signals stay ignored.
 
     In threads other than the main thread, this has no effect.
@@ -56,7 +56,7 @@ def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
     os._exit(128 + number)
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and, recursively, its causes and contexts."""
     waiting, seen = [error], set[int]()
     while waiting:
@@ -67,7 +67,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             waiting += [e for e in (each.__cause__, each.__context__) if e is not None]
 
 
-def is_interruption(error: BaseException) -> bool:
+def _is_interruption(error: BaseException) -> bool:
     """Return whether a signal may have caused an error: Ctrl-C, or an error in torch.compile."""
     compiler = ("torch._dynamo.", "torch._inductor.")
     return isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith(compiler)
@@ -113,7 +113,7 @@ class Stopper:
         """
         if self.exit_code is None or not isinstance(error, Exception):
             return False
-        return self.has_raised or any(map(is_interruption, causes(error)))
+        return self.has_raised or any(map(_is_interruption, _causes(error)))
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Record the signal; stop at once if it is the second signal or no block defers it."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union
 
 from vitft.system.errors import UsageError
 
-LARGEST = 2**53
+_LARGEST = 2**53
 """Largest integer that every JSON reader represents exactly."""
 
 
@@ -63,7 +63,7 @@ def parse_json(data: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=refuse_constant)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -77,7 +77,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def refuse_constant(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     """Raise ValueError for NaN or Infinity, which are not valid JSON."""
     raise ValueError(f"{name} is not a JSON number")
 
@@ -96,41 +96,41 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
         return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return in_range(structured(value, arguments[0], place), arguments[1], place)
+        return _in_range(structured(value, arguments[0], place), arguments[1], place)
     if origin in (Union, types.UnionType):
-        return one_of(value, arguments, place)
+        return _one_of(value, arguments, place)
     if origin is Literal:
         if not isinstance(value, str | int) or value not in arguments:
-            raise mismatch(value, f"one of {', '.join(map(str, arguments))}", place)
+            raise _mismatch(value, f"one of {', '.join(map(str, arguments))}", place)
         return value
     if origin in (list, tuple) or origin in (dict, typing.get_origin(Mapping[str, int])):
-        return container(value, origin, arguments, place)
+        return _container(value, origin, arguments, place)
     if typing.is_typeddict(kind):
-        return typed_dict(value, kind, place)
+        return _typed_dict(value, kind, place)
     if dataclasses.is_dataclass(kind):
-        return instance(value, kind, place)
-    return scalar(value, kind, place)
+        return _instance(value, kind, place)
+    return _scalar(value, kind, place)
 
 
-def scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+def _scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     """Return a string, number, boolean or None if it is of type `kind`; integers may become floats.
 
     Raises:
         StructureError: The value is of another type, is too large, or is text that is not valid
             Unicode.
     """
-    if kind is float and type(value) in (int, float) and abs(value) <= float(LARGEST) ** 19:
+    if kind is float and type(value) in (int, float) and abs(value) <= float(_LARGEST) ** 19:
         return float(value)
-    if kind is int and type(value) is int and abs(value) <= LARGEST:
+    if kind is int and type(value) is int and abs(value) <= _LARGEST:
         return value
     if kind is str and isinstance(value, str):
         if is_encodable(value):
             return value
-        raise mismatch(value, "valid Unicode text", place)
+        raise _mismatch(value, "valid Unicode text", place)
     if (kind is bool and isinstance(value, bool)) or (kind is types.NoneType and value is None):
         return value
     names = {float: "a number", int: "an integer", str: "text", bool: "true or false"}
-    raise mismatch(value, names.get(kind, "null"), place)
+    raise _mismatch(value, names.get(kind, "null"), place)
 
 
 def is_encodable(text: str) -> bool:
@@ -145,7 +145,7 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
+def _in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
     """Return a number, a sequence of numbers or None unchanged if it is within the limits.
 
     Raises:
@@ -153,11 +153,11 @@ def in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
     """
     for number in value if isinstance(value, Sequence) else (value,):
         if number is not None and number not in limits:
-            raise mismatch(number, f"a number {limits}", place)
+            raise _mismatch(number, f"a number {limits}", place)
     return value
 
 
-def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
+def _one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
     """Convert a value to the first of several types that it conforms to.
 
     Raises:
@@ -175,7 +175,7 @@ def one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
     return structured(value, others[-1], place)
 
 
-def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
+def _container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
     """Return a list, tuple or mapping whose items conform to the type arguments.
 
     Raises:
@@ -183,22 +183,22 @@ def container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # no
     """
     if origin not in (list, tuple):
         if not isinstance(value, dict):
-            raise mismatch(value, "an object", place)
-        pairs = ((scalar(key, str, place), item) for key, item in value.items())
+            raise _mismatch(value, "an object", place)
+        pairs = ((_scalar(key, str, place), item) for key, item in value.items())
         return {key: structured(item, arguments[1], joined(place, key)) for key, item in pairs}
     if not isinstance(value, list | tuple):
-        raise mismatch(value, "a list", place)
+        raise _mismatch(value, "a list", place)
     if origin is list or Ellipsis in arguments:
         kinds = [arguments[0]] * len(value)
     elif len(arguments) == len(value):
         kinds = list(arguments)
     else:
-        raise mismatch(value, f"a list of {len(arguments)} items", place)
+        raise _mismatch(value, f"a list of {len(arguments)} items", place)
     numbered = enumerate(zip(value, kinds, strict=True))
     return origin(structured(item, kind, f"{place}[{i}]") for i, (item, kind) in numbered)
 
 
-def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+def _typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     """Convert an object to a TypedDict; keys that it does not define are kept unchecked.
 
     Raises:
@@ -206,18 +206,18 @@ def typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
             does not conform.
     """
     if not isinstance(value, dict):
-        raise mismatch(value, "an object", place)
+        raise _mismatch(value, "an object", place)
     for name in kind.__required_keys__:
         if name not in value:
             raise StructureError(f"{joined(place, name)} is missing")
-    hints = hints_of(kind)
+    hints = _hints_of(kind)
     return {
         name: structured(item, hints[name], joined(place, name)) if name in hints else item
         for name, item in value.items()
     }
 
 
-def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+def _instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     """Convert an object to an instance of a dataclass, which may perform its own checks.
 
     Raises:
@@ -226,8 +226,8 @@ def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     if isinstance(value, kind):
         return value
     if not isinstance(value, dict):
-        raise mismatch(value, "an object", place)
-    hints = hints_of(kind)
+        raise _mismatch(value, "an object", place)
+    hints = _hints_of(kind)
     if unknown := [name for name in value if name not in hints]:
         raise StructureError(f"{joined(place, unknown[0])} is unknown")
     for field in dataclasses.fields(kind):
@@ -244,7 +244,7 @@ def instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 @cache
-def hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
+def _hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
     """Return the annotated types of a TypedDict's keys or a dataclass's fields, by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = {
@@ -261,7 +261,7 @@ def joined(place: str, name: str) -> str:
     return f"{place}.{name[:60]}" if place else name[:60]
 
 
-def mismatch(value: object, wanted: str, place: str) -> StructureError:
+def _mismatch(value: object, wanted: str, place: str) -> StructureError:
     """Return the error for an invalid value; `wanted` describes a valid one."""
     shown = ascii(value)[:40] if isinstance(value, str | int | float | None) else ""
     found = shown or ("an object" if isinstance(value, dict) else "a list")
@@ -277,11 +277,11 @@ def check_ranges(settings: object) -> None:
         UsageError: A number is out of range.
     """
     kind: Any = type(settings)
-    for name, hint in hints_of(kind).items():
+    for name, hint in _hints_of(kind).items():
         if typing.get_origin(hint) is not Annotated:
             continue
         value, limits = getattr(settings, name), typing.get_args(hint)[1]
         try:
-            in_range(value, limits, name)
+            _in_range(value, limits, name)
         except StructureError as error:
             raise UsageError(str(error), fix=f"use a number {limits}") from error

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-OPTION = re.compile(r"--[a-z]|-[a-z]$")
+_OPTION = re.compile(r"--[a-z]|-[a-z]$")
 """Beginning of an option of a command."""
 
 
@@ -45,7 +45,7 @@ def is_measurable(fraction: float) -> bool:
     return fraction >= 0.0005
 
 
-MIN_CALIBRATION_IMAGES = 20
+_MIN_CALIBRATION_IMAGES = 20
 """Minimum number of images for a calibration error to be shown. Of fewer images, one changes the
 accuracy by more than 5 points; even if all are right, up to 3 / 20 may be wrong in truth (the 95%
 bound), so a small error would be false comfort."""
@@ -53,7 +53,7 @@ bound), so a small error would be false comfort."""
 
 def not_calibrated(results: Mapping[str, Any]) -> str:
     """Return why the calibration error of some results is not shown, or an empty string."""
-    if results["images"] < MIN_CALIBRATION_IMAGES:
+    if results["images"] < _MIN_CALIBRATION_IMAGES:
         return "too few images to measure the calibration error"
     has_interval = results["calibration"]["ece_interval"] is not None
     return "" if has_interval else "too few groups to measure the calibration error"
@@ -145,7 +145,7 @@ def shell_quote(word: str) -> str:
     Single quotes do not quote in all shells, and backslashes separate folders. A name that begins
     with a hyphen gets the prefix `./`, because the command would take it for an option.
     """
-    if word.startswith("-") and not OPTION.match(word):
+    if word.startswith("-") and not _OPTION.match(word):
         word = f"./{word}"
     if os.name != "nt":
         return shlex.quote(word)

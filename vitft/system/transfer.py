@@ -21,7 +21,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu" or not tensor.numel():
         return tensor.to(device)
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-    stream, current = copy_stream(device), torch.cuda.current_stream(device)
+    stream, current = _copy_stream(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(stream):  # the copy does not wait for computations, nor they for it
         moved = pinned.to(device, non_blocking=True)
     current.wait_stream(stream)
@@ -54,6 +54,6 @@ def start_reading(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
 
 
 @functools.cache
-def copy_stream(device: torch.device) -> torch.cuda.Stream:
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream on which tensors are copied to a GPU."""
     return torch.cuda.Stream(device)

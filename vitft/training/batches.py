@@ -22,7 +22,7 @@ from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.loop import Batch
 from vitft.training.optim import batch_slices
 
-EpochBatches = Callable[[int, int], Iterator[Batch]]
+_EpochBatches = Callable[[int, int], Iterator[Batch]]
 """Function of (epoch, step) that iterates over the batches of an epoch, starting at that step."""
 
 
@@ -88,14 +88,14 @@ def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Bat
     return (Batch(data.transform.normalise(pixels), data.labels(chunk)) for chunk, pixels in views)
 
 
-def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> EpochBatches:
+def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> _EpochBatches:
     """Return a function that yields training batches.
 
     If several views of each image are cached, the epochs cycle through the views.
     """
     size, data = optim.images_per_step, inputs.data
     if not caches_views(inputs.cut, train):
-        return fresh_training_batches(inputs, train, size)
+        return _fresh_training_batches(inputs, train, size)
     rows, views = data.manifest.train, training_views(data.transform, train, optim)
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
@@ -109,7 +109,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
     return batches
 
 
-def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> EpochBatches:
+def _fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> _EpochBatches:
     """Return a function that yields training batches, with newly generated views in each epoch."""
     data, images = inputs.data, inputs.images
     rows, transform, group = data.manifest.train, data.transform, data.group
@@ -131,7 +131,7 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
         else:
             keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
             views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
-        shift = shift_augmentation(data, train, epoch, order, repeats)
+        shift = _shift_augmentation(data, train, epoch, order, repeats)
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):
                 # This rank's slice of the last batch may be shorter or even empty.
@@ -141,13 +141,13 @@ def fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> 
                     chunk, pixels = [*chunk, *more], torch.cat([pixels, last])
                 x = transform.normalise(shift(pixels, mine))
                 if inputs.extractor is not None:
-                    x = prefix_outputs(inputs.extractor, x)
+                    x = _prefix_outputs(inputs.extractor, x)
                 yield Batch(x, data.labels(chunk), len(part))
 
     return batches
 
 
-def prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
+def _prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
     """Return the float32 inputs to the trained layers, on the device, for normalised pixels."""
     found = extractor.limit.join(
         lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
@@ -155,7 +155,7 @@ def prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
     return found.clone()  # autograd rejects inference tensors
 
 
-def shift_augmentation(
+def _shift_augmentation(
     data: Dataset, train: TrainSpec, epoch: int, order: Tensor, repeats: Sequence[int]
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function that shifts and flips views (B, H, W, channels).

@@ -41,15 +41,15 @@ from vitft.training.trial import (
 
 log = logging.getLogger(__name__)
 
-MARGIN = 0.85
+_MARGIN = 0.85
 """Fraction of the remaining time that trials and training may take; the rest is reserved for
 reports and for variations in machine speed."""
 
-FIRST_STEPS = 120
+_FIRST_STEPS = 120
 """Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
-LONGER = 1.5
+_LONGER = 1.5
 """A candidate is tried again only for at least this many times as many epochs."""
-SLIGHT_EVIDENCE = 1.0
+_SLIGHT_EVIDENCE = 1.0
 """Difference of the held-out losses, in standard errors, within which a trial tells little."""
 
 LAST_BLOCKS = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 3e-4})
@@ -78,11 +78,11 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
         solved: The head that the run has fitted.
     """
     run, best = context.run, context.best
-    found = shared_budget(context)
+    found = _shared_budget(context)
     if found is None or found["chosen"] is None:
-        found = try_candidates(context, solved.method, found or untried(context))
+        found = _try_candidates(context, solved.method, found or _untried(context))
         write_budget(run, found)
-    context.budget, context.config = found, with_choice(context, found)
+    context.budget, context.config = found, _with_choice(context, found)
     run.write_text("config.toml", to_toml(context.config))
     if len(context.config.train.stages) > 1:
         context.inputs = of_last_block(context.inputs, best.model)
@@ -94,7 +94,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
 
 def resume_budget(context: RunContext) -> None:
     """Restore the time used by a stopped run, and the layers that it had chosen, if any."""
-    found = shared_budget(context)
+    found = _shared_budget(context)
     if found is None:
         return
     context.started -= found["used"]
@@ -103,7 +103,7 @@ def resume_budget(context: RunContext) -> None:
         context.budget = found
 
 
-def shared_budget(context: RunContext) -> BudgetResults | None:
+def _shared_budget(context: RunContext) -> BudgetResults | None:
     """Return the saved trials and the chosen layers, or None if there are none.
 
     Only the main process reads the file, because the file could change before a slower process
@@ -116,10 +116,10 @@ def shared_budget(context: RunContext) -> BudgetResults | None:
 def record_start_trials(context: RunContext, found: StartTrials) -> None:
     """Save the scores of other starts, if any, before any layers are tried."""
     if found:
-        write_budget(context.run, {**untried(context), **found})
+        write_budget(context.run, {**_untried(context), **found})
 
 
-def untried(context: RunContext) -> BudgetResults:
+def _untried(context: RunContext) -> BudgetResults:
     """Return the initial budget results of a run, before any trial."""
     return {
         "seconds": context.config.train.budget_s,
@@ -131,7 +131,7 @@ def untried(context: RunContext) -> BudgetResults:
     }
 
 
-def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
+def _try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
     """Run as many trials as time allows; return all results and the chosen layers."""
     images = len(context.inputs.data.manifest.train)
     if images < MIN_TRIAL_IMAGES:
@@ -139,7 +139,7 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
             f"only the head is trained: {count(images, 'training image')} are too few for trials"
         )
     else:
-        search = Search(context, method, found)
+        search = _Search(context, method, found)
         search.run()
         if (best := best_trial(found["trials"])) is not None:
             # Layers that gained usually gain more from longer training, as far as there is time
@@ -149,10 +149,10 @@ def try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults
             found["chosen"], found["epochs"] = best["layers"], max(fitting, default=tried)
             found["interpolation"] = best.get("interpolation", 1.0)
     chosen = found["chosen"] or "head"
-    return {**found, "chosen": chosen, "used": used_seconds(context)}
+    return {**found, "chosen": chosen, "used": _used_seconds(context)}
 
 
-class Search:
+class _Search:
     """Trials of a run, one after the other, within its time budget.
 
     Every candidate is first tried for a few epochs. Those that are not clearly behind the head are
@@ -176,7 +176,7 @@ class Search:
             if self.remaining() <= 0:
                 break
             self.try_candidate(candidate, others=len(waiting) - number - 1)
-        first = sorted(self.found["trials"], key=gain, reverse=True)
+        first = sorted(self.found["trials"], key=_gain, reverse=True)
         for layers in dict.fromkeys(trial["layers"] for trial in first):
             self.try_longer(layers)
             trials = self.found["trials"]
@@ -185,7 +185,7 @@ class Search:
 
     def remaining(self) -> float:
         """Return the time in seconds that trials and the final training may still take."""
-        return MARGIN * (self.found["seconds"] - used_seconds(self.context))
+        return _MARGIN * (self.found["seconds"] - _used_seconds(self.context))
 
     def held_out(self, fold: int) -> HeldOut:
         """Return a fold of the training images, with heads fitted to the other images."""
@@ -194,7 +194,7 @@ class Search:
         return self.folds[fold]
 
     def try_candidate(self, candidate: LayerSettings, *, others: int) -> None:
-        """Try a candidate for about `FIRST_STEPS` steps, or record the time that it needs.
+        """Try a candidate for about `_FIRST_STEPS` steps, or record the time that it needs.
 
         The time left is divided between this candidate and the `others` that follow it, unless it
         would then not be tried at all; later candidates are slower still.
@@ -205,10 +205,10 @@ class Search:
         if epochs < least:
             epochs = min(least, trial.affordable_epochs(left, after=after))
         if epochs < least:
-            needed = used_seconds(self.context) + trial.seconds(least) / MARGIN
+            needed = _used_seconds(self.context) + trial.seconds(least) / _MARGIN
             self.found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
             return  # the summary of the run names the budget that is needed
-        self.record(trial.run(min(epochs, trial.epochs_of(FIRST_STEPS))))
+        self.record(trial.run(min(epochs, trial.epochs_of(_FIRST_STEPS))))
 
     def try_longer(self, layers: str) -> None:
         """Try a candidate for more epochs, if it is not clearly behind the head and there is time.
@@ -216,12 +216,12 @@ class Search:
         A candidate that was tried for more epochs before the run was stopped is left alone.
         """
         tried = [trial for trial in self.found["trials"] if trial["layers"] == layers]
-        if len(tried) > 1 or possible_gain(tried[0]) <= 0:
+        if len(tried) > 1 or _possible_gain(tried[0]) <= 0:
             return
         trial = self.prepare(self.candidates[layers])
         after = max(self.reserved(), self.final_seconds(tried[0]))
         epochs = trial.affordable_epochs(self.remaining(), after=after)
-        if epochs >= LONGER * tried[0]["epochs"]:
+        if epochs >= _LONGER * tried[0]["epochs"]:
             self.record(trial.run(epochs))
 
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
@@ -254,7 +254,7 @@ class Search:
 
     def reserved(self) -> float:
         """Return the longest time in seconds that training a candidate ahead of the head takes."""
-        ahead = [trial for trial in self.found["trials"] if gain(trial) > 0]
+        ahead = [trial for trial in self.found["trials"] if _gain(trial) > 0]
         return max(map(self.final_seconds, ahead), default=0.0)
 
     def record(self, trial: TrialResults, place: int | None = None) -> None:
@@ -264,7 +264,7 @@ class Search:
             trials.append(trial)
         else:
             trials[place] = trial
-        self.found["used"] = used_seconds(self.context)
+        self.found["used"] = _used_seconds(self.context)
         write_budget(self.context.run, self.found)
         log.info(
             f"trained {layers_text(trial['layers'])} for {count(trial['epochs'], 'epoch')}: "
@@ -273,7 +273,7 @@ class Search:
         )
 
 
-def used_seconds(context: RunContext) -> float:
+def _used_seconds(context: RunContext) -> float:
     """Return the time in seconds that the run has used, excluding interruptions.
 
     All processes receive the value of the main process.
@@ -281,14 +281,14 @@ def used_seconds(context: RunContext) -> float:
     return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 
 
-def gain(trial: TrialResults) -> float:
+def _gain(trial: TrialResults) -> float:
     """Return by how much a trial's held-out loss is below that of the head."""
     return trial["head_loss"] - trial["loss"]
 
 
-def is_clear(trial: TrialResults) -> bool:
+def _is_clear(trial: TrialResults) -> bool:
     """Return whether a trial is better than the head without further confirmation."""
-    return gain(trial) > EVIDENCE * trial["error"]
+    return _gain(trial) > EVIDENCE * trial["error"]
 
 
 def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
@@ -303,41 +303,41 @@ def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
     Source: the confidence bounds of LUCB, Kalyanakrishnan et al. 2012, "PAC Subset Selection in
     Stochastic Multi-armed Bandits".
     """
-    leader = max(trials, key=gain, default=None)
+    leader = max(trials, key=_gain, default=None)
     if leader is None:
         return []
-    least = max(0.0, gain(leader) - EVIDENCE * leader["error"])
-    possible = [trial for trial in trials if trial is not leader and possible_gain(trial) > least]
-    if possible or not is_clear(leader):
-        possible += [leader] if possible_gain(leader) > 0 else []
+    least = max(0.0, _gain(leader) - EVIDENCE * leader["error"])
+    possible = [trial for trial in trials if trial is not leader and _possible_gain(trial) > least]
+    if possible or not _is_clear(leader):
+        possible += [leader] if _possible_gain(leader) > 0 else []
     waiting = [trial for trial in possible if folds_of(trial) < TRIAL_FOLDS]
-    return sorted(waiting, key=lambda trial: (folds_of(trial), -possible_gain(trial)))
+    return sorted(waiting, key=lambda trial: (folds_of(trial), -_possible_gain(trial)))
 
 
-def possible_gain(trial: TrialResults) -> float:
+def _possible_gain(trial: TrialResults) -> float:
     """Return the upper end of the interval of a trial's gain."""
-    return gain(trial) + EVIDENCE * trial["error"]
+    return _gain(trial) + EVIDENCE * trial["error"]
 
 
 def best_trial(trials: list[TrialResults]) -> TrialResults | None:
     """Return the trial whose layers are to be trained, or None to keep the head.
 
     A trial counts if it is clearly better than the head. It also counts if it is ahead, its
-    accuracy is not lower, and it was either repeated or is ahead by more than `SLIGHT_EVIDENCE`
+    accuracy is not lower, and it was either repeated or is ahead by more than `_SLIGHT_EVIDENCE`
     standard errors: trained layers gain more than a head from the images that trials hold out
     (benchmarks/notebook/fine_tuning.md). Of the trials that count, the one with the largest gain is
     returned.
     """
 
     def is_likely(trial: TrialResults) -> bool:
-        needed = 0.0 if folds_of(trial) > 1 else SLIGHT_EVIDENCE * trial["error"]
-        return gain(trial) > needed and trial["top1"] >= trial["head_top1"]
+        needed = 0.0 if folds_of(trial) > 1 else _SLIGHT_EVIDENCE * trial["error"]
+        return _gain(trial) > needed and trial["top1"] >= trial["head_top1"]
 
-    better = [trial for trial in trials if is_clear(trial) or is_likely(trial)]
-    return max(better, key=gain, default=None)
+    better = [trial for trial in trials if _is_clear(trial) or is_likely(trial)]
+    return max(better, key=_gain, default=None)
 
 
-def with_choice(context: RunContext, found: BudgetResults) -> Config:
+def _with_choice(context: RunContext, found: BudgetResults) -> Config:
     """Return the settings that train the chosen layers without a time budget."""
     model, config = context.best.model, context.config
     every = {candidate.layers: candidate for candidate in layers_to_try(model)}

@@ -39,7 +39,7 @@ from vitft.training.trackers import check_trackers
 
 log = logging.getLogger(__name__)
 
-RESUME_CHANGES = frozenset(
+_RESUME_CHANGES = frozenset(
     {
         "data.path",
         "data.root",
@@ -88,13 +88,13 @@ def check_request(
             fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})",
         )
     scanned = scan(data, config.data)
-    check_val_from(scanned, config.data)
+    _check_val_from(scanned, config.data)
     folder = assign_parts(scanned, config.data.val_from)
     check_folder_classes(apply_fixes(folder, config.data, warn=True)[0])
     if os.environ.get("RANK", "0") == "0":  # before torch is imported, which takes seconds
         name = short_name(config.data.path) if folder.shown else data.name or data
         log_data(folder, str(name))
-    config = with_weights(config, images=len(folder.files))
+    config = _with_weights(config, images=len(folder.files))
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
             f"--group-duplicates cannot be used: {config.data.path} has its own split",
@@ -132,7 +132,7 @@ def log_data(folder: Folder, name: str) -> None:
     log.info(labelled("Data", f"{name}, {files} {kinds}"))
 
 
-def with_weights(config: Config, *, images: int) -> Config:
+def _with_weights(config: Config, *, images: int) -> Config:
     """Return the settings, with weights chosen by the number of images if none are named.
 
     Raises:
@@ -153,7 +153,7 @@ def with_weights(config: Config, *, images: int) -> Config:
     return replace(config, weights=replace(config.weights, name=name))
 
 
-def check_val_from(folder: Folder, spec: DataSpec) -> None:
+def _check_val_from(folder: Folder, spec: DataSpec) -> None:
     """Raise a UsageError if test images would replace existing validation images."""
     present = {file.part for file in folder.files}
     if spec.val_from == "test" and {"val", "test"} <= present:
@@ -191,8 +191,8 @@ def check_resume(
     checked_run_config(path)
     before, given = read_run_config(path), dict(named)
     after = merge_settings(before, given.items())
-    changed = changed_settings(before, after, given)
-    allowed = set(RESUME_CHANGES)
+    changed = _changed_settings(before, after, given)
+    allowed = set(_RESUME_CHANGES)
     if before.get("train", {}).get("shard"):  # sharded runs do not reduce memory use automatically
         allowed |= {"optim.micro_batch", "train.checkpointing"}  # rounding may differ
     optim, (was, now) = before.get("optim", {}), changed.get("optim.epochs", (0, 0))
@@ -229,7 +229,7 @@ def check_resume(
     return (None if status == "finished" and not extended else config), path
 
 
-def changed_settings(
+def _changed_settings(
     before: Mapping[str, Any], after: Mapping[str, Any], names: Iterable[str]
 ) -> dict[str, tuple[Any, Any]]:
     """Return the values before and after of those named settings whose value changes.

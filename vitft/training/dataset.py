@@ -32,12 +32,12 @@ EVAL_BATCH = 32
 """Number of images per evaluation batch; batches of cached features and of images in memory are
 eight times as large."""
 
-ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
+_ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 """Generator of (rows, views) batches; the views are uint8 of shape (B, H, W, channels)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ImageTable:
+class _ImageTable:
     """Unaugmented views of all images, decoded once and kept on the device."""
 
     positions: Mapping[str, int]
@@ -45,7 +45,7 @@ class ImageTable:
     pixels: Tensor
     """Views of all images, uint8 of shape (n, H, W, channels)."""
 
-    def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> ImageBatches:
+    def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> _ImageBatches:
         """Yield the views of `rows` in order, in batches of the given sizes."""
         for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
             chunk = rows[start : start + size]
@@ -108,7 +108,7 @@ class Dataset:
         *,
         crop: CropTransform | None = None,
         keys: Sequence[str] = (),
-    ) -> ImageBatches:
+    ) -> _ImageBatches:
         """Decode the files of `rows` in threads and yield their views in order, `size` at a time.
 
         If `crop` is given, the views are random crops, seeded by `keys` (one key per row);
@@ -138,7 +138,7 @@ class Dataset:
                 chunk = [rows[number] for number in stack.indices]
                 yield chunk, to_device(torch.from_numpy(stack.pixels), self.device)
 
-    def load_images(self) -> ImageTable | None:
+    def load_images(self) -> _ImageTable | None:
         """Return a table of all decoded images, or None if they would use too much memory.
 
         Each process decodes its shard of the files, and all processes receive the whole table.
@@ -158,7 +158,7 @@ class Dataset:
                 pixels = chunk[:0] if is_idle else next(own)[1][..., :channels]
                 chunk.copy_(group.all_gather(pixels, len(chunk)))
                 progress.advance(len(chunk))
-        return ImageTable({row.path: i for i, row in enumerate(rows)}, table)
+        return _ImageTable({row.path: i for i, row in enumerate(rows)}, table)
 
 
 def fold_groups(
@@ -193,7 +193,7 @@ class StageInputs:
     """Model cut at the freeze boundary of the stage."""
     extractor: Extractor | None
     """Feature extractor that runs the frozen prefix; None if nothing is frozen."""
-    images: ImageTable | None = None
+    images: _ImageTable | None = None
     """Decoded images; None if they are not needed or too large to keep in memory."""
     limit: BatchLimit = field(default_factory=lambda: BatchLimit(8 * EVAL_BATCH))
     """Number of images evaluated at a time."""

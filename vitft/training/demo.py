@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoResults:
+class _DemoResults:
     """Outcome of the demo."""
 
     pretrained: RunResults
@@ -42,7 +42,7 @@ class DemoResults:
     """Path of the HTML report on the pretrained run."""
 
 
-def run_demo() -> DemoResults:
+def run_demo() -> _DemoResults:
     """Fine-tune bundled and random weights, then predict, export and write the report.
 
     Raises:
@@ -52,14 +52,14 @@ def run_demo() -> DemoResults:
     config = replace(config, data=demo_data(config.data))
     baseline = replace(config, weights=replace(config.weights, name="random:demo"))
     # The pretrained run comes second so that it becomes the latest run.
-    _, random = finetune_demo(baseline)
-    run, pretrained = finetune_demo(config)
+    _, random = _finetune_demo(baseline)
+    run, pretrained = _finetune_demo(config)
     manifest = Manifest.read(RunDir(run).split, Path(config.data.path))
     images = [str(manifest.locate(row)) for row in manifest.val]
     shown = images[:: max(1, len(images) // 6)]  # about six, spread over the classes
     export = run / "export"
     compared = export_safetensors(str(run), export)
-    return DemoResults(
+    return _DemoResults(
         pretrained=pretrained,
         random=random,
         predictions=tuple(Predictor.from_run(str(run)).stream(shown, top_k=2)),
@@ -70,7 +70,7 @@ def run_demo() -> DemoResults:
     )
 
 
-def finetune_demo(config: Config) -> tuple[Path, RunResults]:
+def _finetune_demo(config: Config) -> tuple[Path, RunResults]:
     """Fine-tune once, and return the run directory and the results.
 
     Raises:

@@ -39,7 +39,7 @@ from vitft.system.signals import signal_handlers
 
 log = logging.getLogger(__name__)
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
 class ProcessGroup:
@@ -60,7 +60,7 @@ class ProcessGroup:
         """Whether this process logs and writes the run directory."""
         return self.rank == 0
 
-    def shard(self, items: Sequence[Value], unit: int = 1) -> Sequence[Value]:
+    def shard(self, items: Sequence[_Value], unit: int = 1) -> Sequence[_Value]:
         """Return this rank's shard of the items: every `size`-th block of `unit` items.
 
         If the items are processed in batches of `unit`, the batches are the same as with one
@@ -109,7 +109,7 @@ class ProcessGroup:
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: Value, source: int = 0) -> Value:
+    def broadcast(self, value: _Value, source: int = 0) -> _Value:
         """Return the `value` of the main process, or of the rank `source`, in every process."""
         if self.size == 1:
             return value
@@ -118,7 +118,7 @@ class ProcessGroup:
             distributed.broadcast_object_list(values, src=source, device=self.device)
         return values[0]
 
-    def main_only(self, function: Callable[[], Value]) -> Value:
+    def main_only(self, function: Callable[[], _Value]) -> _Value:
         """Call a function in the main process only, and return its result in every process.
 
         The other processes wait, so the function may use all cores of the machine.
@@ -126,12 +126,12 @@ class ProcessGroup:
         if self.size == 1:
             return function()
         if not self.is_main:
-            return self.broadcast(cast("Value", None))
+            return self.broadcast(cast("_Value", None))
         with torch_threads(node_cores()):
             value = function()
         return self.broadcast(value)
 
-    def gather(self, value: Value) -> list[Value]:
+    def gather(self, value: _Value) -> list[_Value]:
         """Return the values of all processes, in the order of their ranks."""
         if self.size == 1:
             return [value]

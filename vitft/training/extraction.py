@@ -28,12 +28,12 @@ from vitft.training.distributed import ProcessGroup
 
 log = logging.getLogger(__name__)
 
-UNIT = 16
+_UNIT = 16
 """Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
 CPUs, so the batches, which can affect the last bits of features, do not depend on the number of
 processes.
 """
-MESSAGE_BYTES = 2**26
+_MESSAGE_BYTES = 2**26
 """Approximate maximum size in bytes of a message that sends feature rows to other processes."""
 
 
@@ -57,7 +57,7 @@ def shared_grey_range(folder: Folder, group: ProcessGroup, *, max_pixels: int) -
         folder,
         max_pixels=max_pixels,
         workers=usable_cores(),
-        own=group.shard(folder.files, UNIT),
+        own=group.shard(folder.files, _UNIT),
         gather=lambda own: [item for items in group.gather(own) for item in items],
     )
 
@@ -79,7 +79,7 @@ def inspect_shards(
         RunError, ResourceError: A cache cannot be written, or a process was lost.
     """
     own = inspect_dataset(
-        replace(folder, files=tuple(group.shard(folder.files, UNIT)), bad=()),
+        replace(folder, files=tuple(group.shard(folder.files, _UNIT)), bad=()),
         max_pixels=data.max_pixels,
         allow_bad=True,  # all processes together are checked below
         extractor=extractor,
@@ -97,7 +97,7 @@ def inspect_shards(
             duplicates = group.main_only(fingerprints.duplicate_groups)
     computed = 0
     if extractor is not None:
-        share_rows(extractor, [file.sha256 for file in inspected.good], view, group)
+        _share_rows(extractor, [file.sha256 for file in inspected.good], view, group)
         computed = sum(group.gather(extractor.computed))
         log_cached_features(inspected, computed)
     return Inspection(
@@ -120,7 +120,7 @@ def compute_views(
         DivergedError: Features are not finite, or too large to compute with.
         RunError, ResourceError: The cache cannot be written, or a process was lost.
     """
-    files = group.shard([File(row.path, row.label) for row in rows], UNIT)
+    files = group.shard([File(row.path, row.label) for row in rows], _UNIT)
     before, total = extractor.computed, len(files) * len(views)
     with console.Progress(what, total) as progress:
         for view in views:
@@ -135,10 +135,10 @@ def compute_views(
         else:
             progress.label = "reading cached features"
     for view in views:
-        share_rows(extractor, [row.sha256 for row in rows], view, group)
+        _share_rows(extractor, [row.sha256 for row in rows], view, group)
 
 
-def share_rows(
+def _share_rows(
     extractor: Extractor, digests: Sequence[str], view: View, group: ProcessGroup
 ) -> None:
     """Make the cached rows of images available to every process.
@@ -157,7 +157,7 @@ def share_rows(
         return
     table = np.stack(group.gather(known))  # (ranks, n)
     senders = np.where(table.all(axis=0) | ~table.any(axis=0), -1, table.argmax(axis=0))
-    size = max(1, MESSAGE_BYTES // (4 * int(np.prod(extractor.prefix.shape))))
+    size = max(1, _MESSAGE_BYTES // (4 * int(np.prod(extractor.prefix.shape))))
     for rank in range(group.size):
         sent = np.flatnonzero(senders == rank).tolist()
         for start in range(0, len(sent), size):

@@ -47,7 +47,7 @@ from vitft.training.stages import ScoredImages, image_logits
 
 log = logging.getLogger(__name__)
 
-MIN_THRESHOLD = 1e-6
+_MIN_THRESHOLD = 1e-6
 """Minimum distance of a threshold from 0 and 1, equal to the resolution of output probabilities."""
 
 
@@ -64,7 +64,7 @@ class FinalEvaluation:
     """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
     were not used for calibration."""
     cross_validated: NDArray[np.int32] | None = None
-    """Cross-validated class of each image (see `cross_validated_classes`), if there are any."""
+    """Cross-validated class of each image (see `_cross_validated_classes`), if there are any."""
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
@@ -124,7 +124,7 @@ def evaluate_run(
     final = cast("RunResults", metrics)
     predicted = None
     if scored is not None and inputs.data.group.is_main:
-        predicted = cross_validated_classes(inputs.data, scored)
+        predicted = _cross_validated_classes(inputs.data, scored)
     return FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
 
 
@@ -145,7 +145,7 @@ class DecisionRule:
         """Choose the label thresholds of a multi-label model, given logits before calibration."""
         found = fit_thresholds(validation, training)
         # The largest float below 1 is above every probability that is not rounded to 1.
-        values = sigmoid(found.value / fitted.value).clip(MIN_THRESHOLD, 1 - MIN_THRESHOLD)
+        values = sigmoid(found.value / fitted.value).clip(_MIN_THRESHOLD, 1 - _MIN_THRESHOLD)
         return cls(thresholds=tuple(values.tolist()), held_out=sigmoid(found.held_out))
 
     def described(self, metrics: Metrics, fitted: FittedTemperature) -> Metrics:
@@ -173,7 +173,7 @@ def calibrate(
     The temperature is fitted to the logits of the validation images and, if comparable, to the
     cross-validated logits of the training images.
     """
-    training = None if scored is None else cross_validated_set(data, scored)
+    training = None if scored is None else _cross_validated_set(data, scored)
     if training is not None and not are_comparable(validation, training):
         log.debug(
             "probabilities are calibrated on the validation images alone, because the validation "
@@ -183,7 +183,7 @@ def calibrate(
     return calibrate_temperature(validation, training), training
 
 
-def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
+def _cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
     """Return the cross-validated logits (m, C) and labels (m,) of the training images, or None.
 
     Images that are also in the validation set are left out. The result is None if there are no
@@ -201,7 +201,7 @@ def cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None
     return ScoredSet(logits[kept].double().numpy(), labels, groups)
 
 
-def cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
+def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
     """Return the cross-validated class of each image (n,), in the order of split.csv, or None.
 
     The class is -1 for test images, for validation images that the data names, and for images that

@@ -48,9 +48,9 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
         context.inputs = of_last_block(context.inputs, best.model)
     first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
     last_head = getattr(best.model, "last_head", None)
-    set_linear(best.model.head, solved.weight, solved.bias)
+    _set_linear(best.model.head, solved.weight, solved.bias)
     if last_head is not None:
-        set_linear(last_head, *(part * solved.method.alone for part in solved.last))
+        _set_linear(last_head, *(part * solved.method.alone for part in solved.last))
     for tried in solved.path:
         some = {} if tried.classes is None else {"cv_classes": tried.classes}
         context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
@@ -83,8 +83,8 @@ class HeadSolver:
 
     @functools.cached_property
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs to the head (see `head_features`), read once."""
-        return head_features(self.context.best.model, self.inputs, self.views)
+        """Inputs to the head (see `_head_features`), read once."""
+        return _head_features(self.context.best.model, self.inputs, self.views)
 
     @functools.cached_property
     def labels(self) -> Tensor:
@@ -229,7 +229,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
     if first.data.known_to_weights:
         return None
     if context.scored is None and first.data.group.is_main:
-        _, _, distinct = head_features(best.model, first, [eval_view(first.data.transform)])
+        _, _, distinct = _head_features(best.model, first, [eval_view(first.data.transform)])
         by_label = best.head_results.get("label_l2")
         l2 = tuple(by_label) if by_label else best.head_results["l2"]
         method = HeadMethod(l2=l2, read=distinct.shape[1])
@@ -237,7 +237,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
     return context.scored
 
 
-def head_features(
+def _head_features(
     model: Model, inputs: StageInputs, views: Sequence[View]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the inputs to the head, in float32 on the CPU.
@@ -268,11 +268,11 @@ def read_last_block(model: Model, head: LinearHead) -> None:
     """Replace the head of a model with one that reads the last block only."""
     if isinstance(model, VisionTransformer) and model.config.read_blocks > 1:
         model.read_last_blocks(1)
-    set_linear(model.head, *head)
+    _set_linear(model.head, *head)
 
 
 @torch.no_grad()
-def set_linear(layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
+def _set_linear(layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
     """Copy a weight (C, D) and a bias (C,) into a linear layer."""
     assert isinstance(layer, nn.Linear)
     layer.weight.copy_(weight)

@@ -38,7 +38,7 @@ from vitft.training.optim import (
     running_statistics,
 )
 
-MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+_MixFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function that maps the inputs and labels (B,) of a batch to mixed inputs and their targets, which
 are class indices (B,) or class probabilities (B, C)."""
 
@@ -91,7 +91,7 @@ class Trainer:
         steps_per_epoch: int,
         precision: str = "fp32",
         seed: int = 0,
-        mix: MixFunction | None = None,
+        mix: _MixFunction | None = None,
         loss: TrainingLoss = DEFAULT_LOSS,
         compiled: bool = False,
         group: ProcessGroup | None = None,

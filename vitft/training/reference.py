@@ -30,9 +30,9 @@ from vitft.training.dataset import StageInputs
 
 log = logging.getLogger(__name__)
 
-NEVER_FLAGGED = "this is not supported for multi-label models"
+_NEVER_FLAGGED = "this is not supported for multi-label models"
 
-INTERMEDIATE_DEPTH = 0.75
+_INTERMEDIATE_DEPTH = 0.75
 """Relative depth of the intermediate feature (benchmarks/notebook/out_of_distribution.md)."""
 CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
 """Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
@@ -55,13 +55,13 @@ def write_reference(
         The results for audit.json.
     """
     if inputs.data.manifest.labels:
-        log.debug(f"no images will be flagged as unlike the training images: {NEVER_FLAGGED}")
-        return no_reference(NEVER_FLAGGED)
+        log.debug(f"no images will be flagged as unlike the training images: {_NEVER_FLAGGED}")
+        return no_reference(_NEVER_FLAGGED)
     manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
     sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]
     rows = [row for part in sampled for row in part]
     is_validation = np.arange(len(rows)) >= len(sampled[0])
-    features, intermediate, blocks = reference_features(inputs, model, rows)
+    features, intermediate, blocks = _reference_features(inputs, model, rows)
     reference, results = fit_reference(
         features,
         inputs.data.labels(rows).cpu().numpy(),
@@ -76,12 +76,12 @@ def write_reference(
     elif run.writes:
         (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # may remain from an earlier attempt
     log.log(
-        logging.DEBUG if results["reason"] is None else logging.INFO, describe_reference(results)
+        logging.DEBUG if results["reason"] is None else logging.INFO, _describe_reference(results)
     )
     return results
 
 
-def describe_reference(results: OodResults) -> str:
+def _describe_reference(results: OodResults) -> str:
     """Return a log line that states how often images are flagged as unlike the training images."""
     if results["reason"] is not None:
         return f"no images will be flagged as unlike the training images: {results['reason']}"
@@ -111,12 +111,12 @@ def intermediate_blocks(cut: Cut, model: Model) -> int:
     if cut.pooled or not isinstance(model, VisionTransformer):
         return 0
     depth = model.config.depth
-    wanted = max(round(INTERMEDIATE_DEPTH * depth), 0 if cut.prefix is None else cut.prefix.stop)
+    wanted = max(round(_INTERMEDIATE_DEPTH * depth), 0 if cut.prefix is None else cut.prefix.stop)
     return min(wanted, depth - model.config.read_blocks)
 
 
 @torch.inference_mode()
-def reference_features(
+def _reference_features(
     inputs: StageInputs, model: Model, rows: Sequence[Row]
 ) -> tuple[Features, Features | None, int]:
     """Return the pooled features (n, D) of the trained model, and its intermediate features (n, D).

@@ -144,7 +144,7 @@ def run_finetuning(
         if not resume:  # otherwise, config.toml contains the size that was chosen
             start, trials = try_other_starts(start, started=started)
         setup = start.setup
-        run = stack.enter_context(open_run(out, start, resume=resume))
+        run = stack.enter_context(_open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
             kept = " from the beginning"
             if read_budget(run.resume) is not None:
@@ -171,7 +171,7 @@ def run_finetuning(
 
 
 @contextlib.contextmanager
-def open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
+def _open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
     """Create the run directory with its first files, or check that it can be resumed, and yield it.
 
     Raises:
@@ -209,8 +209,8 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
     run, best, held = context.run, context.best, context.stopper.deferred_locally
     config, model = context.config, context.best.model
     resume_budget(context)
-    saved = load_saved(context)
-    write_environment(context, "running", resumed=saved is not None)
+    saved = _load_saved(context)
+    _write_environment(context, "running", resumed=saved is not None)
     status, exit_code, is_evaluated = "failed", 1, False
     results = best.results
     try:
@@ -241,14 +241,14 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
         write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True
         write_data_reports(context, start, complete=True)
-        write_last_files(context)
+        _write_last_files(context)
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
         status = {0: "out of time", 130: "interrupted"}.get(exit_code, "terminated")
     finally:
         if status != "finished":
-            write_environment(context, status)
+            _write_environment(context, status)
     if not is_evaluated:
         write_data_reports(context, start, complete=False)
     return Result(
@@ -260,7 +260,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
     )
 
 
-def load_saved(context: RunContext) -> State | None:
+def _load_saved(context: RunContext) -> State | None:
     """Load the best weights of the newest saved state; return the state, or None if there is none.
 
     The stage loads the rest of the state.
@@ -295,7 +295,7 @@ def train_stages(context: RunContext, saved: State | None) -> None:
     """Train the stages in order, starting at the saved state if there is one."""
     best = context.best
     first = saved.facts["stage"] if saved else 0
-    for number, stage in stages_of(context):
+    for number, stage in _stages_of(context):
         config = context.config
         if number:
             if number > first:  # otherwise the stage loads the saved weights
@@ -317,7 +317,7 @@ def train_stages(context: RunContext, saved: State | None) -> None:
             StepStage(context, number).run(saved if number == first else None)
 
 
-def stages_of(context: RunContext) -> Iterator[tuple[int, str]]:
+def _stages_of(context: RunContext) -> Iterator[tuple[int, str]]:
     """Yield the index and layers of each stage, including a stage that `choose_layers` may add."""
     number = 0
     while number < len(context.config.train.stages):
@@ -354,7 +354,7 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
         log_audit(audit, context.run, config.data, is_several=bool(data.manifest.labels))
 
 
-def write_last_files(context: RunContext) -> None:
+def _write_last_files(context: RunContext) -> None:
     """Write thumbnails, update the link to the latest run, and delete the training states.
 
     Before the states are deleted, the status in environment.json is set to `finished`.
@@ -371,11 +371,11 @@ def write_last_files(context: RunContext) -> None:
         )
         point_latest(run)
         with context.stopper.deferred_locally():
-            write_environment(context, "finished")
+            _write_environment(context, "finished")
             remove_states(run.resume)
 
 
-def write_environment(context: RunContext, status: str, *, resumed: bool = True) -> None:
+def _write_environment(context: RunContext, status: str, *, resumed: bool = True) -> None:
     """Write environment.json; at the end of a run, log and include its peak memory.
 
     If the run continues a saved state (`resumed`) with other arithmetic than its earlier steps,

@@ -167,7 +167,7 @@ def load_data_and_model(
         config = replace(config, optim=optim)
     if config.train.shard:
         check_sharding(model, group, precision=precision, compiled=config.train.compile)
-    trained = count_parameters(model, pipeline.trained)
+    trained = _count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
     stage = config.train.stages[0]
     layers = "a classifier" if stage == "head" else layers_text(stage)
@@ -178,7 +178,7 @@ def load_data_and_model(
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
 
 
-def count_parameters(model: Model, names: Sequence[str]) -> int:
+def _count_parameters(model: Model, names: Sequence[str]) -> int:
     """Return the total number of values in the parameters with the given names."""
     chosen = set(names)
     return sum(p.numel() for name, p in model.named_parameters() if name in chosen)
@@ -204,9 +204,9 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     if extractor is not None:
         check_disk_space(extractor, view, len(setup.folder.files))
     started = time.monotonic()
-    found = inspect_images(setup, extractor, group)
+    found = _inspect_images(setup, extractor, group)
     extraction_s = time.monotonic() - started
-    data = split_images(setup, found, group)
+    data = _split_images(setup, found, group)
     inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
     inputs = with_stage_data(inputs, config, config.train.stages[0])
     group.barrier()
@@ -215,7 +215,7 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     return Start(setup=setup, inspection=found, inputs=inputs, extraction_s=extraction_s)
 
 
-def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> Inspection:
+def _inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> Inspection:
     """Inspect all images, extract their features if there is an extractor, and log the results."""
     data, transform = setup.config.data, setup.report.transform
     fingerprints = None
@@ -241,7 +241,7 @@ def inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGrou
     return found
 
 
-def split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Dataset:
+def _split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Dataset:
     """Split the readable images into training, validation and test sets, and log the split.
 
     Raises:
@@ -360,8 +360,8 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     for stage in config.train.stages:
         if stage == "lora":
             add_adapters(model, config.train)
-        trained = count_parameters(model, freeze_model(model, stage))
-        solver = describe_solver(config, stage, labels, cut_model(model, stage).suffix)
+        trained = _count_parameters(model, freeze_model(model, stage))
+        solver = _describe_solver(config, stage, labels, cut_model(model, stage).suffix)
         plan += (f"--train {stage}: {trained:,} trainable parameters, {solver}",)
     show(to_toml(replace(config, data=replace(config.data, path=data))))
     for text in filter(None, (*folder.warnings, check_folder_classes(folder))):
@@ -371,7 +371,7 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     log.info(f"dry run: nothing was trained; the run would be written to {out}")
 
 
-def describe_solver(config: Config, stage: str, labels: Sequence[int], trained: nn.Module) -> str:
+def _describe_solver(config: Config, stage: str, labels: Sequence[int], trained: nn.Module) -> str:
     """Describe the solver of a stage that trains a module, and its number of steps."""
     if config.solves(stage):
         return "fitted by L-BFGS without a training loop"

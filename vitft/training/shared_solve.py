@@ -15,13 +15,13 @@ from vitft.system.cores import node_cores
 from vitft.system.device import torch_threads, worker_threads
 from vitft.training.distributed import ProcessGroup
 
-Solved = TypeVar("Solved")
-OwnObjective = Callable[[Problem], HeadObjective]
+_Solved = TypeVar("_Solved")
+_OwnObjective = Callable[[Problem], HeadObjective]
 """Function that returns the objective of this process's rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class MainSharing:
+class _MainSharing:
     """The main process's side of `Sharing`; the other processes are in `solve_together`."""
 
     group: ProcessGroup
@@ -44,8 +44,8 @@ class MainSharing:
 
 
 def solve_together(
-    group: ProcessGroup, solve: Callable[[Sharing | None], Solved], own: OwnObjective
-) -> Solved:
+    group: ProcessGroup, solve: Callable[[Sharing | None], _Solved], own: _OwnObjective
+) -> _Solved:
     """Call `solve` in the main process, and return its result in every process.
 
     Until then, the other processes evaluate the objectives of their `own` rows whenever the main
@@ -58,14 +58,14 @@ def solve_together(
         return solve(None)
     if group.is_main:
         with torch_threads(node_cores()):
-            solved = solve(MainSharing(group))
+            solved = solve(_MainSharing(group))
         group.broadcast((solved,))  # a tuple, so that no result is mistaken for a point
         return solved
     objective: HeadObjective | None = None
     while True:
         message: object = group.broadcast(None)
         if isinstance(message, tuple):
-            return cast("Solved", message[0])
+            return cast("_Solved", message[0])
         if isinstance(message, Problem):
             objective = own(message)
         else:

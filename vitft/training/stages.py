@@ -38,13 +38,13 @@ from vitft.training.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
-EPOCH_FIGURES = frozenset({"epoch", "train_loss", "train_top1", "val_loss", "val_top1"})
+_EPOCH_FIGURES = frozenset({"epoch", "train_loss", "train_top1", "val_loss", "val_top1"})
 """Keys that a line of metrics.jsonl needs to be shown as an epoch."""
 SAVE_INTERVAL_S = 30.0
 """Minimum time in seconds between two saved states."""
 SAVE_FRACTION = 0.05
 """Maximum fraction of the running time spent on saving states."""
-LAST_SAVE_S = 3.0
+_LAST_SAVE_S = 3.0
 """Minimum time in seconds between the state saved last and one at the end of a stage."""
 
 
@@ -128,7 +128,7 @@ class StepStage:
                     if saved is None or not self.is_out_of_patience():
                         self.train_epochs()
                     with stopper.deferred():  # the evaluation that follows may be interrupted
-                        self.save_if_due(max(LAST_SAVE_S, self.save_s))
+                        self.save_if_due(max(_LAST_SAVE_S, self.save_s))
             except (KeyboardInterrupt, ResourceError) as end:
                 # After a second signal, a step may be incomplete; after a process is lost, parts
                 # of sharded weights are missing. States saved earlier are complete.
@@ -246,7 +246,7 @@ class StepStage:
     def log_earlier_epochs(self) -> None:
         """Log the epochs of this stage that were finished before the run was resumed."""
         lines = read_run_lines(self.context.run.path / "metrics.jsonl", LogLine)
-        entries = [line for line in lines if line.keys() >= EPOCH_FIGURES]
+        entries = [line for line in lines if line.keys() >= _EPOCH_FIGURES]
         for entry in entries[max(0, len(entries) - self.epochs) :]:
             self.log_epoch(entry, "earlier")
 
@@ -315,7 +315,7 @@ def make_trainer(
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,
         loss=TrainingLoss(
-            class_weights=class_weights(data) if optim.class_weights else None,
+            class_weights=_class_weights(data) if optim.class_weights else None,
             several=bool(data.manifest.labels),
         ),
         compiled=train.compile,
@@ -341,7 +341,7 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
     return data.group.all_gather(logits, len(rows), unit)
 
 
-def class_weights(data: Dataset) -> Tensor:
+def _class_weights(data: Dataset) -> Tensor:
     """Return loss factors (C,) that balance the classes; the mean over the training images is 1."""
     labels = data.labels(data.manifest.train)
     counts = torch.bincount(labels, minlength=len(data.manifest.classes))

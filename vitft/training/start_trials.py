@@ -44,17 +44,17 @@ from vitft.training.trial import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
 
 log = logging.getLogger(__name__)
 
-ENLARGEMENT = 1.5
+_ENLARGEMENT = 1.5
 """Factor between the sides of the larger and of the usual input."""
-SIZE_FRACTION = 0.06
+_SIZE_FRACTION = 0.06
 """Maximum fraction of the remaining time spent on features of the larger input, so that all layers
 can still be trained at this size: trial and final training take about 16 times as long."""
-WEIGHTS_FRACTION = 0.06
+_WEIGHTS_FRACTION = 0.06
 """Maximum fraction of the remaining time spent on features of other weights, which are only
 reported."""
-TIMED_BATCH = 4
+_TIMED_BATCH = 4
 """Number of images per forward pass when the times of two models are compared."""
-TIMED_IMAGES = 32
+_TIMED_IMAGES = 32
 """Number of images whose features are computed to estimate the time for all of them."""
 
 
@@ -78,23 +78,23 @@ def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrial
     is_new = name == "none" or name.startswith(RANDOM)
     if not start.setup.config.train.budget or is_new or len(start.inputs.data.manifest.train) < few:
         return start, found
-    chosen, size = start, larger_size(start)
+    chosen, size = start, _larger_size(start)
     if size is not None:
-        larger = start_with(start, replace(start.setup.config.weights, image_size=size))
-        trial = try_start(start, larger, fraction=SIZE_FRACTION, started=started)
+        larger = _start_with(start, replace(start.setup.config.weights, image_size=size))
+        trial = _try_start(start, larger, fraction=_SIZE_FRACTION, started=started)
         if trial is not None:
             if trial["chosen"]:
                 extract(larger, start.inputs.data.manifest.rows)
                 chosen = larger
-            log_trial(trial)
+            _log_trial(trial)
             found["size"] = trial
-    weights = try_weights(chosen, start.setup.config.weights, started=started)
+    weights = _try_weights(chosen, start.setup.config.weights, started=started)
     if weights is not None:
         found["weights"] = weights
     return chosen, found
 
 
-def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTrial | None:
+def _try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTrial | None:
     """Fit the head to features of other weights from the cache, and return the scores.
 
     The result is None if there are no other weights to try, if they cannot be loaded or are those
@@ -106,12 +106,12 @@ def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTria
         started: Value of `time.monotonic()` at the start of the run.
     """
     group = start.inputs.data.group
-    chosen = group.main_only(lambda: weights_to_try(start, started=started))
+    chosen = group.main_only(lambda: _weights_to_try(start, started=started))
     if chosen is None:
         return None
     other: Start | None = None
     try:
-        other = start_with(start, replace(spec, name=chosen.name))
+        other = _start_with(start, replace(spec, name=chosen.name))
     except WeightsError as error:  # e.g. a damaged file in the cache
         log.info(f"the weights {chosen.name} were not tried: {error.problem}")
     if group.all_reduce_max(int(other is None)) or other is None:
@@ -119,21 +119,21 @@ def try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTria
     if len({s.setup.report.provenance.get("sha256") for s in (start, other)}) == 1:  # a copy
         return None
     log.info(f"trying the weights {chosen.name} on the training images")
-    found = try_start(start, other, fraction=WEIGHTS_FRACTION, started=started)
+    found = _try_start(start, other, fraction=_WEIGHTS_FRACTION, started=started)
     if found is None:
         return None
     found["weights"], found["chosen"] = chosen.name, False
-    log_trial(found)
+    _log_trial(found)
     return found
 
 
-def log_trial(found: StartTrial) -> None:
+def _log_trial(found: StartTrial) -> None:
     """Log the results of a trial; what was not tried is named in the summary of the run."""
     if "seconds_needed" not in found:
         log.info(describe_start(found))
 
 
-def try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
+def _try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
     """Compare another start with that of the run, if there is time.
 
     At most `fraction` of the remaining time is spent on features. The result is None if there are
@@ -142,7 +142,7 @@ def try_start(start: Start, other: Start, *, fraction: float, started: float) ->
     data, began = start.inputs.data, time.monotonic()
     group, seconds = data.group, start.setup.config.train.budget_s
     used = group.broadcast(time.monotonic() - started)
-    expected = expected_seconds(other)
+    expected = _expected_seconds(other)
     if expected > fraction * (seconds - used):
         return {
             "image_size": other.inputs.data.transform.image_size,
@@ -156,7 +156,7 @@ def try_start(start: Start, other: Start, *, fraction: float, started: float) ->
     return found
 
 
-def weights_to_try(start: Start, *, started: float) -> Recommendation | None:
+def _weights_to_try(start: Start, *, started: float) -> Recommendation | None:
     """Return the most accurate other weights in the cache for which there is time, or None."""
     config, data = start.setup.config, start.inputs.data
     origin = start.setup.report.provenance
@@ -166,23 +166,23 @@ def weights_to_try(start: Start, *, started: float) -> Recommendation | None:
     left = config.train.budget_s - (time.monotonic() - started)
     speed = machine_speed(data.device.type)
     images = len(data.manifest.rows)
-    fitting = [one for one in others if one.seconds(images, speed) <= WEIGHTS_FRACTION * left]
+    fitting = [one for one in others if one.seconds(images, speed) <= _WEIGHTS_FRACTION * left]
     return fitting[-1] if fitting else None
 
 
-def larger_size(start: Start) -> tuple[int, int] | None:
+def _larger_size(start: Start) -> tuple[int, int] | None:
     """Return the larger input size (height, width) to try, or None if none should be tried."""
     model, given = start.setup.pipeline.model, start.setup.config.weights.image_size
     if given is not None or not isinstance(model, VisionTransformer):
         return None
     height, width = (
-        round(ENLARGEMENT * side / patch) * patch
+        round(_ENLARGEMENT * side / patch) * patch
         for side, patch in zip(model.config.image_size, model.config.patch_size, strict=True)
     )
     return height, width
 
 
-def start_with(start: Start, weights: WeightsSpec) -> Start:
+def _start_with(start: Start, weights: WeightsSpec) -> Start:
     """Return the same run, images and split with another input size or other weights.
 
     No features are computed.
@@ -227,7 +227,7 @@ def extract(start: Start, rows: Sequence[Row]) -> None:
     compute_views(extractor, data.manifest, rows, [view], what, data.group)
 
 
-def expected_seconds(start: Start) -> float:
+def _expected_seconds(start: Start) -> float:
     """Return the expected time in seconds to compute the features of all images.
 
     It follows from the time of a few training images, whose features are cached. If they already
@@ -235,11 +235,11 @@ def expected_seconds(start: Start) -> float:
     """
     data, seed = start.inputs.data, start.setup.config.train.seed
     rows = data.manifest.train
-    few = stratified_subset(data.labels(rows).cpu(), TIMED_IMAGES, seed).tolist()
+    few = stratified_subset(data.labels(rows).cpu(), _TIMED_IMAGES, seed).tolist()
     began = time.monotonic()
     extract(start, [rows[i] for i in few])
     seconds = data.group.broadcast(time.monotonic() - began)
-    forward = data.group.broadcast(forward_seconds(start)) / TIMED_BATCH
+    forward = data.group.broadcast(_forward_seconds(start)) / _TIMED_BATCH
     return max(seconds / len(few), forward) * len(data.manifest.rows)
 
 
@@ -249,7 +249,7 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
     The result is None if there are too few images per class for cross-validation.
     """
     with console.quiet_step("comparing heads by cross-validation"):
-        first, second = held_out_scores(usual), held_out_scores(other)
+        first, second = _held_out_scores(usual), _held_out_scores(other)
     if first is None or second is None:
         return None
     labels = usual.inputs.data.labels(usual.inputs.data.manifest.train).cpu().numpy()
@@ -274,11 +274,11 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
         "usual_loss": float(usual_losses.mean()),
         "error": error,
         "gain_interval": paired.interval(),
-        "relative_time": forward_seconds(other) / forward_seconds(usual),
+        "relative_time": _forward_seconds(other) / _forward_seconds(usual),
     }
 
 
-def held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
+def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
     """Return indices (m,) of training images and their logits (m, C) from cross-validated heads."""
     inputs, config, data = start.inputs, start.setup.config, start.inputs.data
     rows, names = data.manifest.train, data.manifest.outputs
@@ -301,11 +301,11 @@ def held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
     return None if scores is None else (scores[1].rows.numpy(), scores[1].logits)
 
 
-def forward_seconds(start: Start) -> float:
+def _forward_seconds(start: Start) -> float:
     """Return the time in seconds to compute the features of a few blank images, once warm."""
     extractor, transform = start.inputs.extractor, start.inputs.data.transform
     assert extractor is not None
-    shape = (TIMED_BATCH, len(transform.mean), *transform.image_size)
+    shape = (_TIMED_BATCH, len(transform.mean), *transform.image_size)
     pixels = torch.zeros(shape, device=extractor.device)
     run_prefix(extractor.prefix, pixels).cpu()
     began = time.perf_counter()

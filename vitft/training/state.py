@@ -41,7 +41,7 @@ from vitft.training.same_weights import WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
 
-BUDGET_FILE = "budget.json"
+_BUDGET_FILE = "budget.json"
 """Name of the file that contains the trials of a run with a time budget."""
 
 
@@ -112,7 +112,7 @@ def load_trainer_state(
     Raises:
         RunError: The tensors do not fit this trainer.
     """
-    check_tensors(trainer, tensors)
+    _check_tensors(trainer, tensors)
     slots: dict[int, dict[str, Tensor]] = {}
     targets: dict[str, Mapping[str, Tensor]] = {
         "weights": trainer.parameters,
@@ -120,7 +120,7 @@ def load_trainer_state(
         "average": trainer.average.average,
         "before": trainer.average.before,
     }
-    optimized = optimized_parameters(trainer)
+    optimized = _optimized_parameters(trainer)
     for name, value in tensors.items():
         kind, _, rest = name.partition("/")
         if kind == "optimizer":
@@ -138,18 +138,18 @@ def load_trainer_state(
         trainer.limit.images = trainer.spec.micro_batch
 
 
-def optimized_parameters(trainer: Trainer) -> list[Tensor]:
+def _optimized_parameters(trainer: Trainer) -> list[Tensor]:
     """Return the parameters in the order of the optimiser's state."""
     return [p for group in trainer.optimizer.param_groups for p in group["params"]]
 
 
-def check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     """Check that saved tensors have the names and shapes that a trainer expects.
 
     Raises:
         RunError: A tensor is missing or unknown, or has the wrong shape.
     """
-    parameters = optimized_parameters(trainer)
+    parameters = _optimized_parameters(trainer)
     wanted = {f"weights/{name}": tensor.shape for name, tensor in trainer.parameters.items()}
     wanted |= {f"buffers/{name}": b.shape for name, b in trainer.model.named_buffers()}
     wanted |= {f"average/{name}": mean.shape for name, mean in trainer.average.average.items()}
@@ -191,12 +191,12 @@ def save_state(
         write_state(folder / facts["best_file"], best, {})
     write_state(folder / f"state-{stage}-{step:08}.safetensors", state.tensors, facts)
     kept = list_states(folder)[:2]
-    needed = {path.name for path in kept} | {best_file_of(path) for path in kept}
-    remove_files(path for path in folder.glob("*.safetensors") if path.name not in needed)
+    needed = {path.name for path in kept} | {_best_file_of(path) for path in kept}
+    _remove_files(path for path in folder.glob("*.safetensors") if path.name not in needed)
     return str(facts.get("best_file", ""))
 
 
-def remove_files(paths: Iterable[Path]) -> None:
+def _remove_files(paths: Iterable[Path]) -> None:
     """Delete files; log a message for each file that cannot be deleted."""
     for path in paths:
         try:
@@ -238,7 +238,7 @@ def read_state(path: Path) -> State | None:
         return None
 
 
-def best_file_of(path: Path) -> str | None:
+def _best_file_of(path: Path) -> str | None:
     """Return the best-weights file name recorded in a state, or None if the state is unreadable."""
     try:
         facts = parse_json(read_header(path).metadata.get("facts", "{}"))
@@ -292,7 +292,7 @@ def write_budget(run: RunDir, found: BudgetResults) -> None:
     if run.writes:
         with writing(run.resume):
             run.resume.mkdir(exist_ok=True)
-        write_json(run.resume / BUDGET_FILE, found)
+        write_json(run.resume / _BUDGET_FILE, found)
 
 
 def read_budget(folder: Path) -> BudgetResults | None:
@@ -301,7 +301,7 @@ def read_budget(folder: Path) -> BudgetResults | None:
     Raises:
         RunError: The file is damaged.
     """
-    return read_run_json(folder / BUDGET_FILE, BudgetResults)
+    return read_run_json(folder / _BUDGET_FILE, BudgetResults)
 
 
 def remove_temporary_files(folder: Path) -> None:
@@ -310,13 +310,13 @@ def remove_temporary_files(folder: Path) -> None:
     No other process may be writing to `folder`.
     """
     names = re.compile(r"\..+\.[0-9a-f]{12}")  # names from `files.temporary_file`
-    remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
+    _remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
 
 
 def remove_states(folder: Path) -> None:
     """Delete the states of a finished run, but keep damaged files."""
     remove_temporary_files(folder)
-    remove_files([*folder.glob("*.safetensors"), folder / BUDGET_FILE, folder / WEIGHTS_FILE])
+    _remove_files([*folder.glob("*.safetensors"), folder / _BUDGET_FILE, folder / WEIGHTS_FILE])
     with contextlib.suppress(OSError):  # not empty (damaged files), or missing
         folder.rmdir()
 

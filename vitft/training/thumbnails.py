@@ -44,11 +44,11 @@ from vitft.system.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
-ATTENTION_BATCH = 4
+_ATTENTION_BATCH = 4
 """Number of images per batch when attention is computed; on a CPU, each batch uses one core."""
 
 
-class Thumbnail(NamedTuple):
+class _Thumbnail(NamedTuple):
     """Thumbnail of an image, and the view on which its attention is drawn."""
 
     sha256: str
@@ -79,15 +79,15 @@ def write_thumbnails(
         predicted, rows = select_images(run.path, manifest)
         if isinstance(model, VisionTransformer) and predicted and precision == "bf16":
             model = copy.deepcopy(model).to(torch.bfloat16)
-        maker = ThumbnailMaker(manifest, model, transform, max_pixels, predicted)
-        return write_folder(run.path, maker, rows)
+        maker = _ThumbnailMaker(manifest, model, transform, max_pixels, predicted)
+        return _write_folder(run.path, maker, rows)
     except VitftError as error:
         log.warning(f"the report will have no thumbnails: {error.problem}")
         return 0
 
 
 @dataclass(frozen=True, slots=True)
-class ThumbnailMaker:
+class _ThumbnailMaker:
     """Renderer of thumbnails and attention overlays for the images of a run."""
 
     manifest: Manifest
@@ -98,7 +98,7 @@ class ThumbnailMaker:
     predicted: Mapping[str, int]
     """Mapping from digests to predicted class indices, for images whose attention is drawn."""
 
-    def decode(self, row: Row) -> Thumbnail | None:
+    def decode(self, row: Row) -> _Thumbnail | None:
         """Return the thumbnail of an image, or None if the file can no longer be read."""
         try:
             image = open_image(
@@ -109,7 +109,7 @@ class ThumbnailMaker:
         except ImageError:
             return None
         view = self.transform.pixels(image) if row.sha256 in self.predicted else None
-        return Thumbnail(row.sha256, thumbnail_jpeg(image), view)
+        return _Thumbnail(row.sha256, thumbnail_jpeg(image), view)
 
     def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
         """Yield each view's digest and a JPEG of its relevance to the predicted class.
@@ -120,8 +120,8 @@ class ThumbnailMaker:
             return
         model, items = self.model.eval(), list(views.items())
         on_cpu = next(model.parameters()).device.type == "cpu"
-        starts = range(0, len(items), ATTENTION_BATCH)
-        batches = [dict(items[start : start + ATTENTION_BATCH]) for start in starts]
+        starts = range(0, len(items), _ATTENTION_BATCH)
+        batches = [dict(items[start : start + _ATTENTION_BATCH]) for start in starts]
 
         def draw(batch: Mapping[str, PixelArray]) -> list[tuple[str, bytes]]:
             torch.set_num_threads(1)  # for this thread: one core per batch, as in `extract`
@@ -148,7 +148,7 @@ class ThumbnailMaker:
             torch.set_num_threads(before)
 
 
-def write_folder(run: Path, maker: ThumbnailMaker, rows: Sequence[Row]) -> int:
+def _write_folder(run: Path, maker: _ThumbnailMaker, rows: Sequence[Row]) -> int:
     """Write the thumbnails and overlays of `rows`, and return the number of images.
 
     The folder is replaced only once everything has been written.

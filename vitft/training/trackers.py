@@ -35,10 +35,10 @@ MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
 metrics: `2 * n` for step `n` of the run, and `2 * n + 1` for an epoch that ends with step `n`.
 """
 
-PROJECT = "vitft"
+_PROJECT = "vitft"
 """Name of the experiment or project, unless an environment variable sets another name."""
-PROGRESS_FILE = "trackers.json"
-STEP_INTERVAL = 10
+_PROGRESS_FILE = "trackers.json"
+_STEP_INTERVAL = 10
 """Number of steps between logged losses and learning rates; epochs are always logged."""
 
 
@@ -66,7 +66,7 @@ class Connection:
     """Moment (see `MetricPoints`) of the last metrics received by the tracker; -1 if unknown."""
 
 
-class TrackerClient(Protocol):
+class _TrackerClient(Protocol):
     """Client of a tracker. Constructing it connects to the service; methods may raise any error."""
 
     def start(self, run: TrackedRun) -> Connection: ...
@@ -113,7 +113,7 @@ class TensorBoard:
         self.writer.close()
 
 
-class MLflow:
+class _MLflow:
     """MLflow client that logs to a server or a database file."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class MLflow:
 
         self.address = redacted(mlflow.get_tracking_uri())
         self.client: Any = mlflow.MlflowClient()
-        self.name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        self.name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
         self.experiment: Any = self.client.get_experiment_by_name(self.name)
 
     def start(self, run: TrackedRun) -> Connection:
@@ -164,7 +164,7 @@ class MLflow:
         self.client.set_terminated(self.id, states.get(status, "KILLED"))
 
 
-class Wandb:
+class _Wandb:
     """Weights & Biases client; with WANDB_MODE=offline, data stays in the run directory."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Wandb:
     def start(self, run: TrackedRun) -> Connection:
         name = run.id or uuid.uuid4().hex[:12]
         self.run: Any = self.library.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=run.folder.name,
             id=name,
             resume="allow",
@@ -205,12 +205,12 @@ class Wandb:
         self.run.finish(exit_code=int(status == "failed"))
 
 
-CLIENTS: Mapping[str, Callable[[], TrackerClient]] = {
+CLIENTS: Mapping[str, Callable[[], _TrackerClient]] = {
     "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": Wandb,
+    "mlflow": _MLflow,
+    "wandb": _Wandb,
 }
-CONNECTION_HELP = {
+_CONNECTION_HELP = {
     "tensorboard": "install a version of tensorboard that is compatible with torch",
     "mlflow": "set MLFLOW_TRACKING_URI to a running server or to sqlite:///mlflow.db",
     "wandb": "log in with `wandb login`, set WANDB_MODE=offline",
@@ -235,10 +235,10 @@ def short_timeouts() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class ActiveTracker:
+class _ActiveTracker:
     """Connected tracker, with the ID of its run and the moment of the last metrics sent."""
 
-    client: TrackerClient
+    client: _TrackerClient
     id: str = ""
     """ID of the run in the tracker; empty before the run is started."""
     last_moment: int = -1
@@ -256,14 +256,14 @@ class Trackers:
     """The trackers to which a run logs; there may be none."""
 
     run: RunDir | None = None
-    active: dict[str, ActiveTracker] = field(default_factory=dict)
+    active: dict[str, _ActiveTracker] = field(default_factory=dict)
     pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     is_finished: bool = False
 
     def start(self, run: RunDir, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Start or continue a run in each tracker, and log where to find it."""
         self.run = run
-        before = read_progress(run) if resume else {}
+        before = _read_progress(run) if resume else {}
         for name, tracker in list(self.active.items()):
             known = before.get(name, {})
             tracked = TrackedRun(
@@ -276,8 +276,8 @@ class Trackers:
         self.write_progress()
 
     def log_step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Queue the values of a step for sending if `step` is a multiple of `STEP_INTERVAL`."""
-        if self.active and step % STEP_INTERVAL == 0:
+        """Queue the values of a step for sending if `step` is a multiple of `_STEP_INTERVAL`."""
+        if self.active and step % _STEP_INTERVAL == 0:
             self.pending.append((2 * step, finite_numbers(values)))
 
     def log_epoch(self, step: int, values: Mapping[str, Any]) -> None:
@@ -316,7 +316,7 @@ class Trackers:
         If it raises an error, the tracker is dropped with a warning.
         """
         try:
-            without_warnings(action)
+            _without_warnings(action)
         except Exception as error:  # libraries may raise any error; training continues
             self.active.pop(name, None)
             log.warning(
@@ -330,7 +330,7 @@ class Trackers:
         """Write each tracker's run ID and the moment of its last metrics to trackers.json."""
         if self.run is not None and self.active:
             ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
-            self.run.write_json(PROGRESS_FILE, read_progress(self.run) | ids)
+            self.run.write_json(_PROGRESS_FILE, _read_progress(self.run) | ids)
 
 
 def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
@@ -344,33 +344,33 @@ def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
     trackers = Trackers()
 
     def connect(name: str) -> None:
-        trackers.active[name] = ActiveTracker(CLIENTS[name]())
+        trackers.active[name] = _ActiveTracker(CLIENTS[name]())
 
     for name in names:
         if resume:
             trackers.attempt(name, partial(connect, name))
             continue
         try:
-            without_warnings(partial(connect, name))
+            _without_warnings(partial(connect, name))
         except Exception as error:
             raise UsageError(
                 f"--tracker {name} failed to start: {describe_error(error)}",
-                fix=f"{CONNECTION_HELP[name]}, or remove --tracker {name}",
+                fix=f"{_CONNECTION_HELP[name]}, or remove --tracker {name}",
             ) from error
     return trackers
 
 
-def without_warnings(action: Callable[[], object]) -> None:
+def _without_warnings(action: Callable[[], object]) -> None:
     """Call `action` with the warnings of tracker libraries suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         action()
 
 
-def read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
+def _read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
     """Return the contents of trackers.json, or an empty mapping if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
-        found = parse_json(read_regular(run.path / PROGRESS_FILE, limit=2**24))
+        found = parse_json(read_regular(run.path / _PROGRESS_FILE, limit=2**24))
         if isinstance(found, dict):
             return {name: facts for name, facts in found.items() if isinstance(facts, dict)}
     return {}

@@ -45,20 +45,20 @@ TRIAL_FOLDS = 5
 """Number of folds into which the training images are divided; each trial holds out one of them."""
 MAX_EPOCHS, MAX_STEPS = 12, 200
 """Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
-FURTHER = 3.0
+_FURTHER = 3.0
 """The chosen layers are trained for at most this many times as many epochs as in their trial."""
 MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
 still behind the head."""
-TIMED_STEP_IMAGES = 96
+_TIMED_STEP_IMAGES = 96
 """Maximum number of images in timed steps. The first step is slower and counts only if there is no
 other."""
-TIMED_FRACTION = 0.05
+_TIMED_FRACTION = 0.05
 """Fraction of the remaining time after which no further step is timed."""
-FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Fractions of the trained weights, the rest being those before training, among which the held-out
 loss chooses (`optim.interpolation`)."""
-FORWARD = 1 / 3
+_FORWARD = 1 / 3
 """Fraction of a training step's time that a forward pass takes."""
 
 
@@ -170,7 +170,7 @@ class Trial:
         self.context, self.candidate, self.held_out = context, candidate, held_out
         self.data = replace(context.inputs.data, manifest=held_out.manifest)
         self.images = len(held_out.manifest.rows)
-        self.times = times or self.time_steps(TIMED_FRACTION * seconds)
+        self.times = times or self.time_steps(_TIMED_FRACTION * seconds)
         self.extraction_s, self.step_s = self.times
 
     def config(self, epochs: int) -> Config:
@@ -180,7 +180,7 @@ class Trial:
             epochs,
             self.context.best.model,
             self.images,
-            fraction=min(FRACTIONS),  # so that the weights before training are kept
+            fraction=min(_FRACTIONS),  # so that the weights before training are kept
         )
 
     def inputs(
@@ -215,7 +215,7 @@ class Trial:
         """
         config, manifest = self.config(1), self.held_out.manifest
         labels = torch.tensor([row.label for row in manifest.rows])
-        few = stratified_subset(labels, TIMED_STEP_IMAGES, config.train.seed)
+        few = stratified_subset(labels, _TIMED_STEP_IMAGES, config.train.seed)
         rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
         started = time.monotonic()
         what = f"measuring the time to train {layers_text(self.candidate.layers)}"
@@ -240,7 +240,7 @@ class Trial:
         data = self.context.inputs.data
         training, validation = len(data.manifest.train), len(data.manifest.val)
         evaluated = (epochs + 2) * validation + 2 * min(training, COMPUTED_IMAGES)
-        return self.step_s * (epochs * training + FORWARD * evaluated)
+        return self.step_s * (epochs * training + _FORWARD * evaluated)
 
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
         """Return the expected time in seconds of the trial and the final training after it.
@@ -249,8 +249,8 @@ class Trial:
         takes `after` seconds. The longer of the two times is assumed.
         """
         fitted = len(self.held_out.manifest.train)
-        scored = len(FRACTIONS) * (self.images - fitted)
-        trial = self.step_s * (epochs * fitted + FORWARD * scored)
+        scored = len(_FRACTIONS) * (self.images - fitted)
+        trial = self.step_s * (epochs * fitted + _FORWARD * scored)
         extraction = self.extraction_s * self.images
         return extraction + trial + max(after, self.final_seconds(epochs))
 
@@ -275,7 +275,7 @@ class Trial:
 
     def further_epochs(self, tried: int) -> int:
         """Return the maximum number of epochs of the final training after a trial of `tried`."""
-        return max(tried, min(round(FURTHER * tried), self.most_epochs()))
+        return max(tried, min(round(_FURTHER * tried), self.most_epochs()))
 
     def run(self, epochs: int) -> TrialResults:
         """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
@@ -296,7 +296,7 @@ class Trial:
                     shown.advance(step.images, loss=f"{metrics.loss:.3f}")
         logits = dict[float, Tensor]()
         with console.quiet_step("trial: evaluating on the held-out images"):
-            for fraction in FRACTIONS:
+            for fraction in _FRACTIONS:
                 with trainer.average.swapped_in(fraction):
                     scored = validation_logits(inputs, precision=self.context.precision)
                 logits[fraction], _ = scored
@@ -328,7 +328,7 @@ class Trial:
                     "error": mean_error(head_losses - losses, groups),
                 }
             )
-        best = lowest_loss(tried)
+        best = _lowest_loss(tried)
         return {
             "layers": self.candidate.layers,
             "epochs": epochs,
@@ -352,7 +352,7 @@ def folds_of(trial: TrialResults) -> int:
     return trial.get("folds", 1)
 
 
-def lowest_loss(tried: Sequence[InterpolationResults]) -> InterpolationResults:
+def _lowest_loss(tried: Sequence[InterpolationResults]) -> InterpolationResults:
     """Return the results of the fraction of the trained weights with the lowest held-out loss."""
     return min(tried, key=lambda found: found["loss"])
 
@@ -376,7 +376,7 @@ def pooled(one: TrialResults, other: TrialResults) -> TrialResults:
         }
         for first, second in zip(one["tried"], other["tried"], strict=True)
     ]
-    best = lowest_loss(tried)
+    best = _lowest_loss(tried)
     return {
         **one,
         "folds": folds_of(one) + folds_of(other),

@@ -8,7 +8,7 @@ checked before every connection, including connections after redirects.
 import ipaddress
 import socket
 
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Network of IPv6 addresses that contain an IPv4 address in their last 32 bits (RFC 6052)."""
 
 
@@ -55,7 +55,7 @@ def is_public(address: str) -> bool:
     """Return whether a numeric address belongs to the public internet."""
     ip = ipaddress.ip_address(address.partition("%")[0])  # without the zone, e.g. %eth0
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
         embedded = inner or ip.ipv4_mapped or ip.sixtofour
         if embedded is not None:
             return is_public(str(embedded))

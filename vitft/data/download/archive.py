@@ -38,7 +38,7 @@ ARCHIVE_ERRORS = (
 )  # fmt: skip
 
 
-class ArchiveContents(NamedTuple):
+class _ArchiveContents(NamedTuple):
     """Number of files, their total size in bytes, and the outer folders that contain them all."""
 
     files: int
@@ -48,7 +48,7 @@ class ArchiveContents(NamedTuple):
 
 def unpack(
     archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
-) -> ArchiveContents:
+) -> _ArchiveContents:
     """Unpack an archive into an empty folder, stripping outer folders that contain all files.
 
     The archive must be a tar, gzipped tar or zip file; its suffix is ignored. Messages refer to the
@@ -62,15 +62,15 @@ def unpack(
         RunError: A file cannot be written.
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
-    with archive.open("rb") as file, as_data_error(name):
+    with archive.open("rb") as file, _as_data_error(name):
         packed, kind = os.fstat(file.fileno()).st_size, archive_kind(file)
         megabytes = max(1, round(packed / 1e6))
         with (
             contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
             console.Progress(f"checking {label}", megabytes, unit="MB") as read,
         ):
-            inside = contents_of(
-                accepted_entries(counted(entries, file, read, megabytes), packed, limits)
+            inside = _contents_of(
+                _accepted_entries(counted(entries, file, read, megabytes), packed, limits)
             )
         if not inside.files:
             raise ArchiveRefusedError("it contains no files")
@@ -85,10 +85,10 @@ def unpack(
             contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
             console.Progress(f"unpacking {label}", inside.files, unit="files") as written,
         ):
-            for entry, parts in accepted_entries(entries, packed, limits):
+            for entry, parts in _accepted_entries(entries, packed, limits):
                 written.advance(not entry.is_folder)
                 if parts[: len(inside.wrapper)] == inside.wrapper:  # skip empty folders outside
-                    write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
+                    _write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
     return inside
 
 
@@ -102,7 +102,7 @@ def counted(
 
 
 @contextlib.contextmanager
-def as_data_error(name: str) -> Iterator[None]:
+def _as_data_error(name: str) -> Iterator[None]:
     """Convert ArchiveRefusedError and errors raised by Python's archive readers to DataError."""
     try:
         yield
@@ -121,7 +121,7 @@ def as_data_error(name: str) -> Iterator[None]:
         ) from error
 
 
-def accepted_entries(
+def _accepted_entries(
     entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
 ) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
     """Yield each entry with the parts of its path, skipping macOS resource forks.
@@ -188,7 +188,7 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
     return parts
 
 
-def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> ArchiveContents:
+def _contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> _ArchiveContents:
     """Consume all entries and return a summary of their contents."""
     files = content = 0
     wrapper: tuple[str, ...] | None = None
@@ -201,10 +201,10 @@ def contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> Arch
             wrapper = above
         while wrapper != above[: len(wrapper)]:
             wrapper = wrapper[:-1]
-    return ArchiveContents(files, content, wrapper or ())
+    return _ArchiveContents(files, content, wrapper or ())
 
 
-def write_entry(entry: ArchiveEntry, place: Path) -> None:
+def _write_entry(entry: ArchiveEntry, place: Path) -> None:
     """Create the folder or file of an entry, never overwriting an existing file.
 
     Raises:

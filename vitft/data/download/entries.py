@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, BinaryIO, Literal, cast
 
-ArchiveKind = Literal["tar", "tar.gz", "zip"]
+_ArchiveKind = Literal["tar", "tar.gz", "zip"]
 
-CHUNK_BYTES = 2**20
-TAR_BLOCK = 512
+_CHUNK_BYTES = 2**20
+_TAR_BLOCK = 512
 """Tar block size in bytes. Headers and contents fill whole blocks; two zero blocks mark the end."""
-MAX_READ = 4 * CHUNK_BYTES
+_MAX_READ = 4 * _CHUNK_BYTES
 """Maximum number of bytes that tarfile may read at once, so that no header can exhaust memory."""
 
 
@@ -53,13 +53,13 @@ class ArchiveRefusedError(Exception):
     """Error with the reason for refusing an archive; `archive.unpack` turns it into a DataError."""
 
 
-def archive_kind(file: BinaryIO) -> ArchiveKind:
+def archive_kind(file: BinaryIO) -> _ArchiveKind:
     """Return the archive's kind, detected from its first bytes, which are read.
 
     Raises:
         ArchiveRefusedError: The file is not an archive of a supported kind.
     """
-    head = file.read(TAR_BLOCK)
+    head = file.read(_TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
         return "tar.gz"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
@@ -71,7 +71,7 @@ def archive_kind(file: BinaryIO) -> ArchiveKind:
 
 
 def open_entries(
-    file: BinaryIO, kind: ArchiveKind, packed: int, limits: ArchiveLimits
+    file: BinaryIO, kind: _ArchiveKind, packed: int, limits: ArchiveLimits
 ) -> Generator[ArchiveEntry, None, None]:
     """Yield every entry, in the order of the tar file or of the zip file's central directory.
 
@@ -79,11 +79,11 @@ def open_entries(
     """
     file.seek(0)
     if kind == "zip":
-        if directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory
+        if _directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory
             raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
-                yield zip_entry(info, archive)
+                yield _zip_entry(info, archive)
         return
     raw = gzip.GzipFile(fileobj=file) if kind == "tar.gz" else file
     stream = TarStream(cast("IO[bytes]", raw), packed, limits)
@@ -110,7 +110,7 @@ class TarStream:
         return self.place
 
     def read(self, size: int) -> bytes:
-        if not 0 <= size <= MAX_READ:
+        if not 0 <= size <= _MAX_READ:
             raise ArchiveRefusedError("one of its headers is too large")
         data = self.file.read(size)
         self.place, self.last = self.place + len(data), data
@@ -125,14 +125,14 @@ class TarStream:
         """Seek forwards; seeking backwards is refused."""
         if place < self.place:
             raise ArchiveRefusedError("its headers overlap")
-        while self.place < place and self.read(min(CHUNK_BYTES, place - self.place)):
+        while self.place < place and self.read(min(_CHUNK_BYTES, place - self.place)):
             pass
         return self.place
 
     def content(self, start: int, size: int) -> Iterator[bytes]:
         """Yield the bytes of one file in chunks."""
         self.seek(start)
-        while size > 0 and (piece := self.read(min(CHUNK_BYTES, size))):
+        while size > 0 and (piece := self.read(min(_CHUNK_BYTES, size))):
             size -= len(piece)
             yield piece
 
@@ -145,12 +145,12 @@ class TarStream:
         Raises:
             ArchiveRefusedError: The end marker is missing, or nonzero bytes follow it.
         """
-        if len(self.last) < TAR_BLOCK:
+        if len(self.last) < _TAR_BLOCK:
             raise ArchiveRefusedError("its end marker is missing")
         while True:
             if self.last.strip(b"\0"):
                 raise ArchiveRefusedError(f"it is damaged at byte {self.place - len(self.last):,}")
-            if not self.read(CHUNK_BYTES):
+            if not self.read(_CHUNK_BYTES):
                 return
 
 
@@ -176,7 +176,7 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
 # zip --------------------------------------------------------------------------------------------
 
 
-def directory_size(file: BinaryIO) -> int:
+def _directory_size(file: BinaryIO) -> int:
     """Return the size in bytes of a zip file's central directory.
 
     Source: PKWARE's APPNOTE.TXT, sections 4.3.14 to 4.3.16.
@@ -194,7 +194,7 @@ def directory_size(file: BinaryIO) -> int:
     return max(sizes)
 
 
-def zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
+def _zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
     """Convert a `ZipInfo` to an `ArchiveEntry`."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     if info.is_dir():
@@ -211,7 +211,7 @@ def zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
 
     def content() -> Iterator[bytes]:
         with archive.open(info) as member:
-            while piece := member.read(CHUNK_BYTES):
+            while piece := member.read(_CHUNK_BYTES):
                 yield piece
 
     return ArchiveEntry(

@@ -27,11 +27,11 @@ from vitft.system.redaction import redacted
 from vitft.system.suggest import suggest
 from vitft.system.text import shell_quote
 
-ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
+_ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedFolder:
+class _FetchedFolder:
     """A downloaded image folder."""
 
     root: Path
@@ -48,7 +48,7 @@ def fetch_folder(
     *,
     limits: ArchiveLimits | None = None,
     patience: DownloadLimits | None = None,
-) -> FetchedFolder:
+) -> _FetchedFolder:
     """Download an archive and create `target` from its contents.
 
     A partial download left by an earlier process is resumed. A refused archive is deleted. If the
@@ -61,29 +61,29 @@ def fetch_folder(
         ResourceError: The disk is full or too small.
         LockedError: Another process is downloading to the same target.
     """
-    check_target(target)
+    _check_target(target)
     part = target.with_name(f"{target.name}.part")
     with writing(part, option="--to"):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with locked_target(target):
-        check_target(target)  # check again, now that it is locked
+    with _locked_target(target):
+        _check_target(target)  # check again, now that it is locked
         fetch_to_part(archive.url, part, size=archive.size, limits=patience)
         with part.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         record, recorded = target.with_name(f"{target.name}.sha256"), ""
         try:
-            recorded = check_digest(archive, sha256, part.stat().st_size, record)
+            recorded = _check_digest(archive, sha256, part.stat().st_size, record)
             with atomic_folder(target) as folder:
                 unpack(part, folder, name=archive.url, limits=limits)
-                inside = image_root(folder, archive.url).relative_to(folder)
+                inside = _image_root(folder, archive.url).relative_to(folder)
         except DataError:
             remove_part(part)
             raise
         remove_part(part)
         is_new = not (archive.sha256 or recorded)
         if is_new:
-            write_atomically(record, f"{read_record(record)}{sha256}  {redacted(archive.url)}\n")
-    return FetchedFolder(
+            write_atomically(record, f"{_read_record(record)}{sha256}  {redacted(archive.url)}\n")
+    return _FetchedFolder(
         root=target / inside,
         folder=scan(target / inside),
         sha256=sha256,
@@ -91,7 +91,7 @@ def fetch_folder(
     )
 
 
-def check_target(target: Path) -> None:
+def _check_target(target: Path) -> None:
     """Raise a RunError if the target exists, even as an empty folder."""
     if target.exists() or target.is_symlink():
         raise RunError(
@@ -102,7 +102,7 @@ def check_target(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked_target(target: Path) -> Iterator[None]:
+def _locked_target(target: Path) -> Iterator[None]:
     """Lock the target against other processes, on systems that have fcntl.
 
     The lock is released even if the process that holds it is killed.
@@ -132,7 +132,7 @@ def locked_target(target: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
+def _check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
     """Check an archive's size and digest, and return the recorded digest of an earlier download.
 
     The result is empty if no digest was recorded, or if the archive has a known digest.
@@ -151,7 +151,7 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
             "kept",
             fix="run the command again, or use another source with --url",
         )
-    lines = (line.partition("  ") for line in read_record(record).splitlines())
+    lines = (line.partition("  ") for line in _read_record(record).splitlines())
     known = next((digest for digest, _, address in lines if address == redacted(archive.url)), "")
     recorded = "" if archive.sha256 else known
     if recorded and recorded != sha256:
@@ -163,7 +163,7 @@ def check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
     return recorded
 
 
-def read_record(record: Path) -> str:
+def _read_record(record: Path) -> str:
     """Return the recorded digests in `sha256sum` format, or an empty string if there are none."""
     try:
         return record.read_text(encoding="utf-8")
@@ -171,7 +171,7 @@ def read_record(record: Path) -> str:
         return ""
 
 
-def image_root(folder: Path, name: str) -> Path:
+def _image_root(folder: Path, name: str) -> Path:
     """Return the topmost image folder in an unpacked archive.
 
     Raises:
@@ -198,14 +198,14 @@ def image_root(folder: Path, name: str) -> Path:
     )
 
 
-def folder_name(url: str) -> str:
+def _folder_name(url: str) -> str:
     """Return a folder name for an address: the last part of its path without the suffix.
 
     Raises:
         UsageError: The last part of the path does not yield a folder name.
     """
     last = PurePosixPath(unquote(urlsplit(url).path)).name
-    name = re.sub(r"[^\w.-]+", "_", ARCHIVE_SUFFIX.sub("", last)).strip("._")
+    name = re.sub(r"[^\w.-]+", "_", _ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:
         raise UsageError(
             f"cannot derive a folder name from {url}", fix="choose a folder with --out DIR"
@@ -249,7 +249,7 @@ def select_archive(
         archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)
     else:
         assert url is not None
-        archive = Archive(name=folder or folder_name(url), url=url)
+        archive = Archive(name=folder or _folder_name(url), url=url)
     if sha256 is None:
         return archive
     if not re.fullmatch(r"[0-9a-f]{64}", sha256.lower()):

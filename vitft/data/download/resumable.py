@@ -53,7 +53,7 @@ class DownloadLimits:
     """What chooses the folder of the download, for messages."""
 
 
-class BrokeOffError(Exception):
+class _BrokeOffError(Exception):
     """Error raised when an attempt to download fails but another one may succeed."""
 
 
@@ -90,9 +90,9 @@ def fetch_to_part(
     while True:
         before = file_size(part)
         try:
-            attempt(url, part, size, limits)
+            _attempt(url, part, size, limits)
             return
-        except BrokeOffError as broke:
+        except _BrokeOffError as broke:
             failures = failures + 1 if file_size(part) - before < limits.pace else 1
             if failures >= limits.attempts:
                 kept = f"; {file_size(part) / 1e6:.1f} MB was kept" if file_size(part) else ""
@@ -111,7 +111,7 @@ def file_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
+def _attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
     """Make one attempt to download the file, or the rest of it.
 
     Raises:
@@ -131,10 +131,10 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
         try:
             web = WebLimits(seconds=limits.stall_s, allow_private=limits.allow_private)
             with contextlib.closing(open_url(url, web, clock, headers)) as answer:
-                receive(answer, url, part, size, start, limits, clock)
+                _receive(answer, url, part, size, start, limits, clock)
         except urllib.error.HTTPError as error:
             with error:  # close the connection
-                raise error_for_status(url, part, error) from error
+                raise _error_for_status(url, part, error) from error
         except PrivateAddressError as error:
             raise DataError(
                 f"cannot fetch {url}: {error}",
@@ -146,10 +146,10 @@ def attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> N
                 reason = f"no data received within {limits.stall_s:g} s"
             elif isinstance(error, ValueError):  # a refused redirect
                 raise DataError(f"cannot fetch {url}: {reason}", fix="check the address") from error
-            raise BrokeOffError(reason) from error
+            raise _BrokeOffError(reason) from error
 
 
-def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
+def _error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
     """Return the error for a response with an error status.
 
     The error is a BrokeOffError if another attempt may succeed, and a DataError otherwise. If the
@@ -158,13 +158,13 @@ def error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exc
     status = status_line(error)
     if error.code == 416:  # the remote file is shorter than the part
         remove_part(part)
-        return BrokeOffError(f"{status} (restarting from the beginning)")
+        return _BrokeOffError(f"{status} (restarting from the beginning)")
     if error.code in (408, 425, 429) or error.code >= 500:
-        return BrokeOffError(status)
+        return _BrokeOffError(status)
     return DataError(f"cannot fetch {url}: {status}", fix="check the address")
 
 
-def receive(
+def _receive(
     answer: Any,  # noqa: ANN401 - urllib's response
     url: str,
     part: Path,
@@ -174,14 +174,14 @@ def receive(
     clock: Deadline,
 ) -> None:
     """Append the body of a response to the part, or overwrite a part that cannot be resumed."""
-    total, start = body_range(answer, start)
+    total, start = _body_range(answer, start)
     if size is not None and total not in (None, size):
         raise DataError(
             f"{url} has {total:,} bytes instead of {size:,}",
             fix="check the address, and whether the network requires a login",
         )
     if (total or 0) > limits.max_bytes:
-        raise file_too_large(url, limits)
+        raise _file_too_large(url, limits)
     needed, free = (total or size or 0) - start, shutil.disk_usage(part.parent).free
     if needed > free:
         raise ResourceError(
@@ -201,18 +201,18 @@ def receive(
             file.truncate(start)
             file.seek(start)
         write_atomically(version_file(part), json.dumps(asdict(version)))
-        done = copy_body(answer, file, part, start, total, limits, clock)
+        done = _copy_body(answer, file, part, start, total, limits, clock)
     if done > limits.max_bytes:
-        raise file_too_large(url, limits)
+        raise _file_too_large(url, limits)
     if clock.is_up:
-        raise BrokeOffError(f"received fewer than {limits.pace} bytes within {limits.stall_s:g} s")
+        raise _BrokeOffError(f"received fewer than {limits.pace} bytes within {limits.stall_s:g} s")
     if total is None:
         write_atomically(version_file(part), json.dumps(asdict(version) | {"size": done}))
     elif done < total:
-        raise BrokeOffError(f"the connection was closed after {done:,} of {total:,} bytes")
+        raise _BrokeOffError(f"the connection was closed after {done:,} of {total:,} bytes")
 
 
-def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
+def _body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
     """Return the whole file's size (None if unknown) and the offset at which the body starts.
 
     Raises:
@@ -223,11 +223,11 @@ def body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN4
         return (int(announced) if announced.isdecimal() else None), 0
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start:
-        raise BrokeOffError("the server sent a different range from the one requested")
+        raise _BrokeOffError("the server sent a different range from the one requested")
     return int(match[2]), start
 
 
-def copy_body(
+def _copy_body(
     answer: Any,  # noqa: ANN401
     file: BinaryIO,
     part: Path,
@@ -258,7 +258,7 @@ def copy_body(
     return done
 
 
-def file_too_large(url: str, limits: DownloadLimits) -> DataError:
+def _file_too_large(url: str, limits: DownloadLimits) -> DataError:
     """Return the error for a file that exceeds the size limit."""
     return DataError(
         f"{url} is larger than {limits.max_bytes / 1e9:g} GB",

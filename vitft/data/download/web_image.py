@@ -24,7 +24,7 @@ from vitft.system.errors import ImageError
 from vitft.system.redaction import redacted
 from vitft.system.text import describe_os_error
 
-SCHEMES = ("http://", "https://")
+_SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Deadline:
 
 def is_url(name: str) -> bool:
     """Return whether a name is a web address (http or https)."""
-    return name.lower().startswith(SCHEMES)
+    return name.lower().startswith(_SCHEMES)
 
 
 def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
@@ -97,7 +97,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     with Deadline(limits.seconds) as clock:
         try:
             with contextlib.closing(open_url(url, limits, clock)) as answer:
-                return read_body(url, answer, limits, clock)
+                return _read_body(url, answer, limits, clock)
         except ImageError as error:
             reason = error.reason
         except urllib.error.HTTPError as error:
@@ -114,14 +114,14 @@ def open_url(
     url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - urllib's response
     """Open an address and return the response without reading its body."""
-    address, login = split_login(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
+    address, login = _split_login(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
         LimitedRedirects(limits.redirects),
-        DeadlineHandler(clock, allow_private=limits.allow_private),
+        _DeadlineHandler(clock, allow_private=limits.allow_private),
     ):
         opener.add_handler(handler)
     request = urllib.request.Request(address, headers={"User-Agent": "vitft", **(headers or {})})
@@ -131,7 +131,7 @@ def open_url(
     return opener.open(request, timeout=clock.left)
 
 
-def split_login(address: str) -> tuple[str, str]:
+def _split_login(address: str) -> tuple[str, str]:
     """Return an address without its login, and the login as `user:password` or an empty string."""
     parts = urlsplit(address)
     login, _, host = parts.netloc.rpartition("@")
@@ -141,7 +141,7 @@ def split_login(address: str) -> tuple[str, str]:
     return parts._replace(netloc=host).geturl(), f"{unquote(user)}:{unquote(password)}"
 
 
-def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
+def _read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
     """Read the body of a response within the limits.
 
     Raises:
@@ -149,12 +149,12 @@ def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> byte
     """
     announced = answer.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > limits.max_bytes:
-        raise image_too_large(url, limits)
+        raise _image_too_large(url, limits)
     data = bytearray()
     while piece := answer.read1(2**16):
         data += piece
         if len(data) > limits.max_bytes:
-            raise image_too_large(url, limits)
+            raise _image_too_large(url, limits)
         if clock.is_up:
             break
     if announced.isdigit() and len(data) != int(announced):
@@ -162,7 +162,7 @@ def read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> byte
     return bytes(data)
 
 
-def image_too_large(url: str, limits: WebLimits) -> ImageError:
+def _image_too_large(url: str, limits: WebLimits) -> ImageError:
     """Return the error for a response that exceeds the size limit."""
     return ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
 
@@ -209,14 +209,14 @@ class LimitedRedirects(urllib.request.HTTPRedirectHandler):
         if self.left < 0:
             raise ValueError("too many redirects")
         was, becomes = req.full_url.lower(), newurl.lower()
-        if not becomes.startswith(SCHEMES):
+        if not becomes.startswith(_SCHEMES):
             raise ValueError("redirected to an address that is neither http nor https")
         if was.startswith("https://") and not becomes.startswith("https://"):
             raise ValueError("redirected from https to http")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+class _DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     """Handler that opens connections with a deadline, by default only to public addresses."""
 
     def __init__(self, clock: Deadline, *, allow_private: bool) -> None:
@@ -224,14 +224,14 @@ class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         self.clock, self.allow_private = clock, allow_private
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self.connection(DeadlineConnection, req), req)
+        return self.do_open(self.connection(_DeadlineConnection, req), req)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self.connection(DeadlineTLSConnection, req), req)
+        return self.do_open(self.connection(_DeadlineTLSConnection, req), req)
 
     def connection(
-        self, kind: "type[DeadlineConnection]", req: urllib.request.Request
-    ) -> "Callable[..., DeadlineConnection]":
+        self, kind: "type[_DeadlineConnection]", req: urllib.request.Request
+    ) -> "Callable[..., _DeadlineConnection]":
         """Return a function that creates the connection for a request.
 
         The address of a proxy is not checked because the user has chosen it. The proxy resolves
@@ -245,7 +245,7 @@ class DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         return functools.partial(kind, clock=self.clock, check=check)
 
 
-class DeadlineConnection(http.client.HTTPConnection):
+class _DeadlineConnection(http.client.HTTPConnection):
     """Connection that is shut down when its deadline passes."""
 
     def __init__(self, *args: Any, clock: Deadline, check: bool, **options: Any) -> None:  # noqa: ANN401
@@ -268,5 +268,5 @@ class DeadlineConnection(http.client.HTTPConnection):
             check_address(self.host, self.sock.getpeername()[0])
 
 
-class DeadlineTLSConnection(DeadlineConnection, http.client.HTTPSConnection):
+class _DeadlineTLSConnection(_DeadlineConnection, http.client.HTTPSConnection):
     """TLS connection with a deadline. The server's certificate is verified."""

@@ -28,7 +28,7 @@ from vitft.system.redaction import redacted
 
 log = logging.getLogger(__name__)
 
-EXTRAS = {"s3": "s3", "hf": "sources"}
+_EXTRAS = {"s3": "s3", "hf": "sources"}
 """Mapping from schemes to the extras that install their libraries."""
 PIECE = 2**22
 """Number of bytes read at a time."""
@@ -43,7 +43,7 @@ def check_libraries(address: str) -> None:
     scheme = scheme_of(address)
     library = FILE_SYSTEMS[scheme]
     needed, feature = ("fsspec", library), f"reading {scheme}://"
-    if extra := EXTRAS.get(scheme):
+    if extra := _EXTRAS.get(scheme):
         require_extra(extra, feature=feature, libraries=needed)
         return
     try:
@@ -64,7 +64,7 @@ def fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
     while True:
         before = file_size(part)
         try:
-            attempt_file(address, part, limits)
+            _attempt_file(address, part, limits)
             return
         except VitftError:
             raise
@@ -85,7 +85,7 @@ def fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
             time.sleep(wait)
 
 
-def attempt_file(address: str, part: Path, limits: DownloadLimits) -> None:
+def _attempt_file(address: str, part: Path, limits: DownloadLimits) -> None:
     """Download the file, or the rest of it, once.
 
     Raises:

@@ -35,18 +35,18 @@ from vitft.system.text import listing
 
 log = logging.getLogger(__name__)
 
-SHARD_ROWS = 500
+_SHARD_ROWS = 500
 """Number of rows in a shard."""
-PROGRESS = "progress.json"
-SUFFIXES = {
+_PROGRESS = "progress.json"
+_SUFFIXES = {
     "JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif",
     "AVIF": "avif", "HEIC": "heic",
 }  # fmt: skip
 """Mapping from the formats of images to the components of their names."""
-CHECK = "check the name, the split and the network, or log in with `hf auth login`"
+_CHECK = "check the name, the split and the network, or log in with `hf auth login`"
 
 
-class HubName(NamedTuple):
+class _HubName(NamedTuple):
     """The parts of `hf:NAME[@REVISION][:[CONFIG/]SPLIT]`."""
 
     name: str
@@ -55,18 +55,18 @@ class HubName(NamedTuple):
     split: str = ""
 
 
-def parse_name(address: str) -> HubName:
+def parse_name(address: str) -> _HubName:
     """Return the parts of a name; the name of a file or folder on this machine may contain any."""
     if os.path.exists(address):  # noqa: PTH110
-        return HubName(os.path.abspath(address))  # noqa: PTH100 - `parquet` is also a format
+        return _HubName(os.path.abspath(address))  # noqa: PTH100 - `parquet` is also a format
     name, colon, rest = address.rpartition(":")
     if not colon:
         name, rest = address, ""
     config, _, split = rest.rpartition("/")
     if os.path.exists(name):  # noqa: PTH110
-        return HubName(os.path.abspath(name), "", config, split)  # noqa: PTH100
+        return _HubName(os.path.abspath(name), "", config, split)  # noqa: PTH100
     name, _, revision = name.partition("@")
-    return HubName(name, revision, config, split)
+    return _HubName(name, revision, config, split)
 
 
 def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
@@ -83,10 +83,10 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
     require_extra("sources", feature=f"reading {place.text}")
     hub = parse_name(place.address)
     try:
-        with quiet_libraries():
+        with _quiet_libraries():
             found: Any = None
             with contextlib.suppress(OSError, ValueError):
-                found = parse_json(read_regular(place.folder / PROGRESS, limit=2**28))
+                found = parse_json(read_regular(place.folder / _PROGRESS, limit=2**28))
             is_known = isinstance(found, dict) and isinstance(found.get("splits"), dict)
             progress: dict[str, Any] = found if is_known else {}
             local = os.path.exists(hub.name)  # noqa: PTH110
@@ -98,13 +98,13 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
             if progress.get("version") != version:  # new, or changed since it was copied
                 shutil.rmtree(place.folder / "shards", ignore_errors=True)
                 progress = {"version": version, "splits": {}}
-                write_json(place.folder / PROGRESS, progress)
+                write_json(place.folder / _PROGRESS, progress)
             if "all" not in progress:
-                progress["all"] = split_names(hub, "" if local else version)
-            names, notes = chosen_splits(place, hub, progress["all"])
+                progress["all"] = _split_names(hub, "" if local else version)
+            names, notes = _chosen_splits(place, hub, progress["all"])
             shards = []
             for split in names:
-                copy_split(place, hub, split, progress)
+                _copy_split(place, hub, split, progress)
                 shards += progress["splits"][split]["shards"]
             return [ShardPlace(name, f"hf://{hub.name}/{name}") for name in shards], notes, version
     except VitftError:
@@ -112,11 +112,11 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
     except Exception as error:  # `datasets` and the libraries below it raise anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = redacted((lines or [type(error).__name__])[0])[:200]
-        raise DataError(f"cannot read {place.text}: {reason}", fix=CHECK) from error
+        raise DataError(f"cannot read {place.text}: {reason}", fix=_CHECK) from error
 
 
 @contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
+def _quiet_libraries() -> Iterator[None]:
     """Keep `datasets` from drawing progress bars and logging inside the block."""
     import datasets
 
@@ -137,7 +137,7 @@ def local_version(path: str) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def load_arguments(hub: HubName, version: str) -> dict[str, Any]:
+def _load_arguments(hub: _HubName, version: str) -> dict[str, Any]:
     """Return the arguments with which `datasets` opens a dataset."""
     if hub.name.endswith(".parquet") and os.path.isfile(hub.name):  # noqa: PTH113
         return {"path": "parquet", "data_files": hub.name}
@@ -145,18 +145,18 @@ def load_arguments(hub: HubName, version: str) -> dict[str, Any]:
     return {"path": hub.name, "name": hub.config or None, **revision}
 
 
-def split_names(hub: HubName, version: str) -> list[str]:
+def _split_names(hub: _HubName, version: str) -> list[str]:
     """Return the names of all splits of a dataset."""
     import datasets
 
-    options = load_arguments(hub, version)
+    options = _load_arguments(hub, version)
     if "data_files" in options:
         return ["train"]
     name = options.pop("name")
     return list(datasets.get_dataset_split_names(options.pop("path"), name, **options))
 
 
-def chosen_splits(place: Place, hub: HubName, names: list[str]) -> tuple[list[str], list[str]]:
+def _chosen_splits(place: Place, hub: _HubName, names: list[str]) -> tuple[list[str], list[str]]:
     """Return the splits to copy, and notes on the others.
 
     Raises:
@@ -180,7 +180,7 @@ def chosen_splits(place: Place, hub: HubName, names: list[str]) -> tuple[list[st
     return known, [f"not used: the splits {listing(others)}"] if others else []
 
 
-def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any]) -> None:
+def _copy_split(place: Place, hub: _HubName, split: str, progress: dict[str, Any]) -> None:
     """Write the rows of a split to shards, beginning after the last whole shard."""
     import datasets
 
@@ -188,9 +188,9 @@ def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any])
     if state["done"]:
         return
     version = progress["version"]
-    stream = datasets.load_dataset(**load_arguments(hub, version), split=split, streaming=True)
+    stream = datasets.load_dataset(**_load_arguments(hub, version), split=split, streaming=True)
     features: Mapping[str, Any] = stream.features or {}
-    images = image_columns(features)
+    images = _image_columns(features)
     if not images:
         raise DataError(
             f"{place.text} has no column of images; columns found: {listing(features)}",
@@ -203,12 +203,12 @@ def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any])
         stream.load_state_dict(state["stream"])
     found = stream.info.splits if stream.info else None
     total = found[split].num_examples if found and split in found else 0
-    first = len(state["shards"]) * SHARD_ROWS
+    first = len(state["shards"]) * _SHARD_ROWS
     rows = iter(stream)
     with console.Progress(f"copying {place.name} {split}", max(total - first, 1)) as bar:
         while not state["done"]:
             name = f"{safe_name(split)}-{len(state['shards']):05}.tar"
-            number = len(state["shards"]) * SHARD_ROWS
+            number = len(state["shards"]) * _SHARD_ROWS
             path = place.folder / "shards" / name
             part = path.with_name(f"{name}.part")
             # One shard
@@ -217,8 +217,8 @@ def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any])
                 part.parent.mkdir(parents=True, exist_ok=True)
                 file = part.open("wb")
             with file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                while written < SHARD_ROWS and (row := next(rows, None)) is not None:
-                    for component, data in row_members(row, images, features):
+                while written < _SHARD_ROWS and (row := next(rows, None)) is not None:
+                    for component, data in _row_members(row, images, features):
                         info = tarfile.TarInfo(f"{number + written:07}.{component}")
                         info.size = len(data)
                         with writing(part, option=COPY_OPTION):
@@ -228,12 +228,12 @@ def copy_split(place: Place, hub: HubName, split: str, progress: dict[str, Any])
                 part.replace(path)
                 state["shards"].append(name)
                 bar.advance(written)
-            state["done"] = written < SHARD_ROWS
+            state["done"] = written < _SHARD_ROWS
             state["stream"] = None if state["done"] else stream.state_dict()
-            write_json(place.folder / PROGRESS, progress)
+            write_json(place.folder / _PROGRESS, progress)
 
 
-def image_columns(features: Mapping[str, Any]) -> list[str]:
+def _image_columns(features: Mapping[str, Any]) -> list[str]:
     """Return the columns of images, beginning with the one that has a usual name.
 
     Columns of bytes with a usual name, and of objects with `bytes` and `path`, are included.
@@ -250,18 +250,18 @@ def image_columns(features: Mapping[str, Any]) -> list[str]:
     return sorted(found, key=lambda name: name.lower() not in PATH_COLUMNS)
 
 
-def row_members(
+def _row_members(
     row: Mapping[str, Any], images: list[str], features: Mapping[str, Any]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the images of a row and its other columns as JSON, each with its component."""
     for place, name in enumerate(images):
         data, path = image_bytes(row[name])
         if data is not None:
-            suffix = SUFFIXES.get(identify_format(data)) or suffix_of(path).lstrip(".")
-            suffix = suffix if suffix in SUFFIXES.values() else "jpg"  # is reported as unreadable
+            suffix = _SUFFIXES.get(identify_format(data)) or suffix_of(path).lstrip(".")
+            suffix = suffix if suffix in _SUFFIXES.values() else "jpg"  # is reported as unreadable
             yield (f"{safe_name(name)}.{suffix}" if place else suffix), data
     fields = {
-        name: json_value(value, features.get(name))
+        name: _json_value(value, features.get(name))
         for name, value in row.items()
         if name not in images
     }
@@ -281,11 +281,11 @@ def image_bytes(value: Any) -> tuple[bytes | None, str]:  # noqa: ANN401 - a cel
     return data, path
 
 
-def json_value(value: Any, feature: Any) -> Any:  # noqa: ANN401 - a cell of any type
+def _json_value(value: Any, feature: Any) -> Any:  # noqa: ANN401 - a cell of any type
     """Return a cell for JSON: names instead of class indices, and text for other objects."""
     if isinstance(value, list | tuple):
         inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
-        return [json_value(item, inner) for item in value]
+        return [_json_value(item, inner) for item in value]
     if hasattr(feature, "int2str") and isinstance(value, int):
         return feature.int2str(value) if value >= 0 else None
     if isinstance(value, float) and not math.isfinite(value):

@@ -34,9 +34,9 @@ class IndexTable:
             fields |= dict.fromkeys(sample.fields)
             self.images += bool(sample.images)
             self.without += not sample.images
-            has_main = has_main and (not sample.images or len(main_images(sample)) == 1)
+            has_main = has_main and (not sample.images or len(_main_images(sample)) == 1)
         self.fields = tuple(fields)
-        parts = () if "split" in fields else parts_of_names(shards)
+        parts = () if "split" in fields else _parts_of_names(shards)
         self.parts = dict(zip(shards, parts, strict=False))
         self.components = tuple(
             sorted(name for name in components if not (has_main and "." not in name))
@@ -61,7 +61,7 @@ class IndexTable:
             if not sample.images:
                 continue
             found = {name: f"{shard}/{one.name}" for name, one in sample.images.items()}
-            main = [found[main_images(sample)[0]]] if self.has_main else []
+            main = [found[_main_images(sample)[0]]] if self.has_main else []
             part = [self.parts[shard]] if self.parts else []
             others = (found.get(name, "") for name in self.components)
             yield [*main, *others, *part, *(sample.fields.get(name, "") for name in self.fields)]
@@ -80,14 +80,14 @@ class IndexTable:
         return notes
 
 
-def main_images(sample: Sample) -> list[str]:
+def _main_images(sample: Sample) -> list[str]:
     """Return the components of a sample's images that have no dot, or its only component."""
     if len(sample.images) == 1:
         return [*sample.images]
     return [name for name in sample.images if "." not in name]
 
 
-def parts_of_names(names: Iterable[str]) -> tuple[str, ...]:
+def _parts_of_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the subset that each shard's name contains as a word, e.g. `train-00.tar`.
 
     The result is empty unless every name contains one, and there are training images and others.

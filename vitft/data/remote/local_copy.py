@@ -23,9 +23,9 @@ from vitft.system.structure import parse_json, structured
 SOURCE, MEMBERS = "source.json", "members.npy"
 COPY_OPTION = "the environment variable VITFT_CACHE"
 """What chooses the folder of copies, for messages."""
-FORMAT = 1
+_FORMAT = 1
 """Version of the files of a copy; a copy of another version is made again."""
-MAX_JSON_BYTES = 2**32
+_MAX_JSON_BYTES = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class LocalCopy:
     images: int
     version: str = ""
     """Commit or digest of a Hugging Face dataset."""
-    format: int = FORMAT
+    format: int = _FORMAT
 
 
 class IndexedShard(NamedTuple):
@@ -72,11 +72,11 @@ class IndexedShard(NamedTuple):
 def read_copy(folder: Path) -> LocalCopy | None:
     """Return the description of a copy, or None if it does not exist or is not complete."""
     try:
-        fields = parse_json(read_regular(folder / SOURCE, limit=MAX_JSON_BYTES))
+        fields = parse_json(read_regular(folder / SOURCE, limit=_MAX_JSON_BYTES))
         found: LocalCopy = structured(fields, LocalCopy)
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.format == FORMAT else None
+    return found if found.format == _FORMAT else None
 
 
 def find_copies(cache: Path) -> list[tuple[Path, LocalCopy]]:
@@ -96,15 +96,15 @@ def copy_of_table(table: Path) -> LocalCopy | None:
 def write_samples(path: Path, shard: IndexedShard) -> None:
     """Record the samples of a shard, so that a copy that was interrupted does not read it again."""
     samples = {key: [one.images, one.fields] for key, one in shard.contents.samples.items()}
-    fields = {"format": FORMAT, "file": asdict(shard.file), "unused": shard.contents.unused}
+    fields = {"format": _FORMAT, "file": asdict(shard.file), "unused": shard.contents.unused}
     write_atomically(path, json.dumps({**fields, "samples": samples}))
 
 
 def read_samples_record(path: Path) -> IndexedShard | None:
     """Return a shard that `write_samples` recorded, or None if there is no valid record."""
     try:
-        fields: Mapping[str, Any] = parse_json(read_regular(path, limit=MAX_JSON_BYTES))
-        if fields["format"] != FORMAT:
+        fields: Mapping[str, Any] = parse_json(read_regular(path, limit=_MAX_JSON_BYTES))
+        if fields["format"] != _FORMAT:
             return None
         samples = {
             key: Sample({name: Member(*one) for name, one in images.items()}, texts)

@@ -20,14 +20,14 @@ from vitft.data.remote.places import COPY
 from vitft.system.errors import ImageError
 from vitft.system.files import open_regular
 
-Positions = np.ndarray[Any, np.dtype[np.uint64]]
+_Positions = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def encode_positions(table: IndexTable) -> bytes:
     """Return the content of members.npy for the images of all samples."""
     numbers = {name: number for number, name in enumerate(table.shards)}
     columns = [
-        (key_of_path(f"{shard}/{one.name}"), numbers[shard], one.offset, one.size)
+        (_key_of_path(f"{shard}/{one.name}"), numbers[shard], one.offset, one.size)
         for shard, sample in table.samples()
         for one in sample.images.values()
     ]
@@ -37,14 +37,14 @@ def encode_positions(table: IndexTable) -> bytes:
     return buffer.getvalue()
 
 
-def key_of_path(path: str) -> int:
+def _key_of_path(path: str) -> int:
     """Return the key under which the position of an image is found: 64 bits of a digest."""
     data = path.encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 @functools.lru_cache(maxsize=8)
-def load_positions(folder: str, _changed_ns: int) -> tuple[Positions, LocalCopy] | None:
+def _load_positions(folder: str, _changed_ns: int) -> tuple[_Positions, LocalCopy] | None:
     """Return the positions of the images of a copy, memory-mapped, and its description."""
     copy = read_copy(Path(folder))
     if copy is None:
@@ -65,13 +65,13 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
         return None
     root = match["root"]
     try:
-        found = load_positions(root, os.stat(f"{root}/{SOURCE}").st_mtime_ns)  # noqa: PTH116
+        found = _load_positions(root, os.stat(f"{root}/{SOURCE}").st_mtime_ns)  # noqa: PTH116
     except (OSError, ValueError):
         return None
     if found is None:
         return None
     positions, copy = found
-    key = key_of_path(match["member"])
+    key = _key_of_path(match["member"])
     column = int(np.searchsorted(positions[0], np.uint64(key)))
     if column == positions.shape[1] or int(positions[0, column]) != key:
         return None

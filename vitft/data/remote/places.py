@@ -20,14 +20,14 @@ from vitft.system.cache_folder import cache_folder
 from vitft.system.errors import DataError, UsageError
 from vitft.system.redaction import redacted
 
-Kind = Literal["wds", "hf"]
-PLACE_KINDS: tuple[Kind, ...] = ("wds", "hf")
+_Kind = Literal["wds", "hf"]
+_PLACE_KINDS: tuple[_Kind, ...] = ("wds", "hf")
 INDEX = "index.csv"
 COPY = re.compile(r"(?P<root>.+?-[0-9a-f]{12}\.copy)[\\/](?P<member>.+)", re.DOTALL)
 """Path of an image in a local copy."""
-BRACES = re.compile(r"\{([^{}]*)\}")
-NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
-MAX_SHARDS = 100_000
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
+_MAX_SHARDS = 100_000
 WEB = ("http", "https")
 FILE_SYSTEMS = {
     "s3": "s3fs",
@@ -37,15 +37,15 @@ FILE_SYSTEMS = {
     "hf": "huggingface_hub",
 }
 """Mapping from the schemes that fsspec reads to the libraries that it needs for them."""
-SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-ARCHIVE_NAME = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|zip)$", re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_ARCHIVE_NAME = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|zip)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A dataset that is not a folder, a table or an array dataset on this machine."""
 
-    kind: Kind
+    kind: _Kind
     address: str
     """Shards with braces, or the name of a Hugging Face dataset; as given, i.e. with secrets."""
 
@@ -54,7 +54,7 @@ class Place:
         """Value of `--data` for messages and settings: without secrets, with absolute paths."""
         address = self.address
         if self.kind == "wds" and scheme_of(address) in ("", "file"):
-            address = os.path.abspath(local_path(address))  # noqa: PTH100 - keeps links
+            address = os.path.abspath(_local_path(address))  # noqa: PTH100 - keeps links
         elif self.kind == "hf":
             whole = os.path.exists(address)  # noqa: PTH110
             name, colon, split = (address, "", "") if whole else address.rpartition(":")
@@ -88,7 +88,7 @@ class ShardPlace(NamedTuple):
 def place_of(data: str) -> Place | None:
     """Return the place that a value of `--data` names, or None if the value is a path."""
     kind, colon, address = data.partition(":")
-    if not colon or kind not in PLACE_KINDS:
+    if not colon or kind not in _PLACE_KINDS:
         return None
     return Place(kind, address)
 
@@ -112,7 +112,7 @@ def check_place(data: str) -> Place | None:
             raise UsageError(f"{data} names no data", fix=f"use e.g. --data {form[place.kind]}")
         return place
     scheme = scheme_of(data)
-    archive = ARCHIVE_NAME.search(urlsplit(data).path if scheme else data)
+    archive = _ARCHIVE_NAME.search(urlsplit(data).path if scheme else data)
     is_tar = archive is not None and archive[1].lower() == "tar"
     if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
         folders = f"vitft data fetch --url {data}" if scheme in WEB else "unpack it"
@@ -138,27 +138,27 @@ def check_place(data: str) -> Place | None:
 
 def scheme_of(address: str) -> str:
     """Return the scheme of an address in lower case, or an empty string for a path."""
-    match = SCHEME.match(address)
+    match = _SCHEME.match(address)
     return match[1].lower() if match else ""
 
 
-def local_path(address: str) -> str:
+def _local_path(address: str) -> str:
     """Return the path of a local shard, given with or without file://."""
     return os.path.expanduser(re.sub(r"^file://", "", address, flags=re.IGNORECASE))  # noqa: PTH111
 
 
-def texts_in_braces(inside: str) -> Sequence[str] | None:
+def _texts_in_braces(inside: str) -> Sequence[str] | None:
     """Return the texts for which a pair of braces stands, or None if there are none.
 
     Numbers have leading zeros if one of the limits has.
     """
-    if numbers := NUMBERS.fullmatch(inside):
+    if numbers := _NUMBERS.fullmatch(inside):
         limits = numbers.groups()
         first, last = map(int, limits)
         width = max(map(len, limits)) if any(n[0] == "0" and len(n) > 1 for n in limits) else 0
         step = 1 if last >= first else -1
         every = range(first, last + step, step)
-        return [f"{n:0{width}}" for n in every[: MAX_SHARDS + 1]]
+        return [f"{n:0{width}}" for n in every[: _MAX_SHARDS + 1]]
     return inside.split(",") if "," in inside else None
 
 
@@ -183,25 +183,25 @@ def list_shards(address: str) -> list[ShardPlace]:
             "the shards to this machine",
         )
     addresses = [address]
-    while match := BRACES.search(addresses[0]):
-        if (texts := texts_in_braces(match[1])) is None:
+    while match := _BRACES.search(addresses[0]):
+        if (texts := _texts_in_braces(match[1])) is None:
             raise UsageError(
                 f"wds:{address}: {{{match[1]}}} is not a list of shards",
                 fix="use {00..99} for numbers, or {train,val} for names",
             )
-        if len(texts) * len(addresses) > MAX_SHARDS:
+        if len(texts) * len(addresses) > _MAX_SHARDS:
             raise UsageError(
-                f"wds:{address} names more than {MAX_SHARDS:,} shards",
+                f"wds:{address} names more than {_MAX_SHARDS:,} shards",
                 fix="correct the numbers in braces, or divide the data",
             )
         addresses = [one.replace(match[0], text, 1) for one in addresses for text in texts]
     if scheme in ("", "file"):
-        paths = [os.path.abspath(local_path(one)) for one in addresses]  # noqa: PTH100
-        addresses = [path for one in paths for path in matching(one)]
+        paths = [os.path.abspath(_local_path(one)) for one in addresses]  # noqa: PTH100
+        addresses = [path for one in paths for path in _matching(one)]
     paths = [unquote(urlsplit(one).path) if scheme in WEB else one for one in addresses]
     for path, one in zip(paths, addresses, strict=True):
         if not path.lower().endswith(".tar"):
-            packed = ARCHIVE_NAME.search(path)
+            packed = _ARCHIVE_NAME.search(path)
             raise UsageError(
                 f"wds:{one} is {'a compressed archive' if packed else 'not a .tar file'}",
                 fix="use uncompressed .tar shards: single images are read from them",
@@ -218,7 +218,7 @@ def list_shards(address: str) -> list[ShardPlace]:
     return [ShardPlace(name, one) for name, one in zip(names, addresses, strict=True)]
 
 
-def matching(path: str) -> list[str]:
+def _matching(path: str) -> list[str]:
     """Return the files that match a path with `*` or `?`, sorted; other paths are returned as is.
 
     Raises:

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 WAIT_S, PATIENCE_S = 0.2, 5.0
 """Seconds between attempts to lock a copy, and seconds after which a message is logged."""
-PRIVATE_FIX = (
+_PRIVATE_FIX = (
     "if you trust this address, add --set data.allow_private_addresses=true, or in predict "
     "--allow-private-addresses"
 )
@@ -83,7 +83,7 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
     )
     if scheme_of(place.address) in FILE_SYSTEMS:
         check_libraries(place.address)
-    make_copy(place, limits)
+    _make_copy(place, limits)
     return data_path(data)
 
 
@@ -106,21 +106,21 @@ def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]
     return ((row[column], f"{index.parent}/{row[column]}") for row in rows)
 
 
-def make_copy(place: Place, limits: DownloadLimits) -> None:
+def _make_copy(place: Place, limits: DownloadLimits) -> None:
     """Make the local copy of a dataset, or complete it; a complete copy is not touched."""
     shards = [] if place.kind == "hf" else list_shards(place.address)
-    if is_complete(read_copy(place.folder), place, shards):
+    if _is_complete(read_copy(place.folder), place, shards):
         return
     if place.kind == "hf":
         require_extra("sources", feature=f"reading {place.text}")
-    with locked_copy(place):
-        if is_complete(read_copy(place.folder), place, shards):
+    with _locked_copy(place):
+        if _is_complete(read_copy(place.folder), place, shards):
             return
         notes: list[str] = []
         version = ""
         if place.kind == "hf":
             shards, notes, version = copy_rows(place)
-        found = ready_shards(place, shards, limits)
+        found = _ready_shards(place, shards, limits)
         if not any(one.images for shard in found for one in shard.contents.samples.values()):
             raise DataError(
                 f"{place.text} contains no images: {count(len(shards), 'shard')} without KEY.jpg, "
@@ -142,7 +142,7 @@ def make_copy(place: Place, limits: DownloadLimits) -> None:
         write_json(folder / SOURCE, asdict(copy))
 
 
-def is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlace]) -> bool:
+def _is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlace]) -> bool:
     """Return whether a copy has all shards, and none has changed since it was indexed.
 
     For a Hugging Face dataset, which has no list of shards, local files must not have changed.
@@ -155,15 +155,15 @@ def is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlac
     return [file.name for file in copy.shards] == [shard.name for shard in shards]
 
 
-def ready_shards(
+def _ready_shards(
     place: Place, shards: Sequence[ShardPlace], limits: DownloadLimits
 ) -> list[IndexedShard]:
     """Return all shards with their samples, after fetching and indexing those that are new."""
-    if all(is_local(shard) for shard in shards):
+    if all(_is_local(shard) for shard in shards):
         with console.Progress(f"reading {place.name}", len(shards), unit="shards") as progress:
             found = []
             for shard in shards:
-                found.append(ready_shard(place, shard, limits))
+                found.append(_ready_shard(place, shard, limits))
                 progress.advance()
             return found
     if place.kind != "hf":
@@ -171,7 +171,7 @@ def ready_shards(
     found = []
     for number, shard in enumerate(shards, start=1):  # each download has its own progress bar
         log.debug(f"shard {number} of {len(shards)}: {shard.name}")
-        found.append(ready_shard(place, shard, limits))
+        found.append(_ready_shard(place, shard, limits))
         # Those that are left must fit on the disk; their size is the mean of those fetched
         sizes = [shard.file.size for shard in found if shard.file.file.startswith("shards/")]
         needed = (len(shards) - number) * sum(sizes) / max(1, len(sizes))
@@ -186,12 +186,12 @@ def ready_shards(
     return found
 
 
-def is_local(shard: ShardPlace) -> bool:
+def _is_local(shard: ShardPlace) -> bool:
     """Return whether a shard is a file on this machine, which is not copied."""
     return scheme_of(shard.address) in ("", "file")
 
 
-def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> IndexedShard:
+def _ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> IndexedShard:
     """Return a shard with its samples, after fetching and indexing it if necessary.
 
     Raises:
@@ -199,14 +199,14 @@ def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Inde
             refused is removed.
     """
     kept = place.folder / "shards" / shard.name
-    path = Path(shard.address) if is_local(shard) else kept
+    path = Path(shard.address) if _is_local(shard) else kept
     record = kept.with_name(f"{kept.name}.json")
     known = read_samples_record(record)
     if known is not None and known.file.is_unchanged(place.folder):
         return known
     with writing(record, option=COPY_OPTION):
         record.parent.mkdir(parents=True, exist_ok=True)
-    if not is_local(shard) and not path.is_file():
+    if not _is_local(shard) and not path.is_file():
         part = path.with_name(f"{path.name}.part")
         if scheme_of(shard.address) in WEB:
             try:
@@ -214,7 +214,7 @@ def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Inde
             except DataError as error:
                 if not isinstance(error.__cause__, PrivateAddressError):
                     raise
-                raise DataError(error.problem, fix=PRIVATE_FIX) from error
+                raise DataError(error.problem, fix=_PRIVATE_FIX) from error
         else:
             fetch_file(shard.address, part, limits=limits)
         with writing(path, option=COPY_OPTION):
@@ -230,10 +230,10 @@ def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Inde
             fix="check the path and its permissions",
         ) from error
     except DataError:
-        if not is_local(shard):
+        if not _is_local(shard):
             path.unlink(missing_ok=True)
         raise
-    file = str(path) if is_local(shard) else f"shards/{shard.name}"
+    file = str(path) if _is_local(shard) else f"shards/{shard.name}"
     indexed = IndexedShard(
         ShardFile(shard.name, file, state.st_size, str(state.st_mtime_ns)), contents
     )
@@ -242,7 +242,7 @@ def ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Inde
 
 
 @contextlib.contextmanager
-def locked_copy(place: Place) -> Iterator[None]:
+def _locked_copy(place: Place) -> Iterator[None]:
     """Lock a copy, waiting as long as another process holds the lock.
 
     The lock of a dead process is released by the system. On Windows, there is no lock.

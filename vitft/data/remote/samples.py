@@ -27,13 +27,13 @@ from vitft.data.unused import suffix_of
 from vitft.system.errors import DataError
 from vitft.system.structure import parse_json
 
-TEXTS = frozenset({"cls", "txt", "text"})
+_TEXTS = frozenset({"cls", "txt", "text"})
 """Members of a sample that contain one value as text."""
-MAX_MEMBER_BYTES = 2**20
+_MAX_MEMBER_BYTES = 2**20
 """Maximum size of a member that is read as text."""
-MAX_CELL = 10_000
+_MAX_CELL = 10_000
 """Number of characters after which a text is cut, e.g. a long caption."""
-LIMITS = ArchiveLimits(content=10**13)
+_LIMITS = ArchiveLimits(content=10**13)
 
 
 class Member(NamedTuple):
@@ -64,7 +64,7 @@ class ShardSamples:
     """Number of members that are neither images nor text, by suffix."""
 
 
-class SeekingStream(TarStream):
+class _SeekingStream(TarStream):
     """Stream of a tar file that skips the contents of members instead of reading them."""
 
     def seek(self, place: int) -> int:
@@ -92,9 +92,9 @@ def read_samples(shard: Path, *, shown: str) -> ShardSamples:
     unused: Counter[str] = Counter()
     try:
         with shard.open("rb") as file:
-            check_is_tar(file.read(tarfile.BLOCKSIZE))
+            _check_is_tar(file.read(tarfile.BLOCKSIZE))
             file.seek(0)
-            collect_samples(file, os.fstat(file.fileno()).st_size, found, unused)
+            _collect_samples(file, os.fstat(file.fileno()).st_size, found, unused)
     except ArchiveRefusedError as refusal:
         raise DataError(
             f"the shard {shown} was refused: {refusal}",
@@ -109,7 +109,7 @@ def read_samples(shard: Path, *, shown: str) -> ShardSamples:
     return ShardSamples(found, unused)
 
 
-def check_is_tar(head: bytes) -> None:
+def _check_is_tar(head: bytes) -> None:
     """Raise an ArchiveRefusedError if the first block is not that of an uncompressed tar file."""
     if head[257:262] == b"ustar":
         return
@@ -123,7 +123,7 @@ def check_is_tar(head: bytes) -> None:
     raise ArchiveRefusedError(kind)
 
 
-def collect_samples(
+def _collect_samples(
     file: IO[bytes], size: int, found: dict[str, Sample], unused: Counter[str]
 ) -> None:
     """Add the samples of an open tar file to `found`, and count members that are not used.
@@ -131,7 +131,7 @@ def collect_samples(
     Raises:
         ArchiveRefusedError: A member is refused, or the end marker is missing.
     """
-    stream = SeekingStream(file, size, LIMITS)
+    stream = _SeekingStream(file, size, _LIMITS)
     seen: set[str] = set()
     with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
         while (member := tar.next()) is not None:
@@ -143,23 +143,25 @@ def collect_samples(
             if name in seen:
                 raise ArchiveRefusedError(f"the entry '{name}' occurs twice")
             seen.add(name)
-            if len(seen) > LIMITS.entries:
-                raise ArchiveRefusedError(f"it has more than {LIMITS.entries:,} entries")
+            if len(seen) > _LIMITS.entries:
+                raise ArchiveRefusedError(f"it has more than {_LIMITS.entries:,} entries")
             folder, slash, base = name.rpartition("/")  # the key ends as in `base_plus_ext`
             stem, _, component = base.partition(".")  # of WebDataset
             key, component = f"{folder}{slash}{stem}", component.lower()
             if f".{component.rpartition('.')[2]}" in FORMAT_BY_SUFFIX:
                 place = Member(name, member.offset_data, member.size)
                 found.setdefault(key, Sample()).images[component] = place
-            elif component in TEXTS or component == "json":
-                if entry.size > MAX_MEMBER_BYTES:
+            elif component in _TEXTS or component == "json":
+                if entry.size > _MAX_MEMBER_BYTES:
                     raise ArchiveRefusedError(
                         f"the entry '{name}' has {entry.size:,} bytes, more than the limit of "
-                        f"{MAX_MEMBER_BYTES:,}"
+                        f"{_MAX_MEMBER_BYTES:,}"
                     )
                 text = b"".join(entry.content()).decode("utf-8", "surrogateescape")
                 fields = (
-                    json_fields(name, text) if component == "json" else {component: one_line(text)}
+                    _json_fields(name, text)
+                    if component == "json"
+                    else {component: _one_line(text)}
                 )
                 found.setdefault(key, Sample()).fields.update(fields)
             else:
@@ -167,7 +169,7 @@ def collect_samples(
         stream.finish()
 
 
-def json_fields(name: str, text: str) -> dict[str, str]:
+def _json_fields(name: str, text: str) -> dict[str, str]:
     """Return the fields of a JSON object as text; lists of values are joined with `|`.
 
     Nested objects are left out. A value that is not an object is returned as the field `json`.
@@ -184,10 +186,10 @@ def json_fields(name: str, text: str) -> dict[str, str]:
     for key, inside in fields.items():
         items = inside if isinstance(inside, list) else [inside]
         if not any(isinstance(item, list | dict) for item in items):
-            texts[key] = one_line("|".join(cell_text(item) for item in items))
+            texts[key] = _one_line("|".join(cell_text(item) for item in items))
     return texts
 
 
-def one_line(text: str) -> str:
-    """Return a text on one line, without surrounding spaces, cut after `MAX_CELL` characters."""
-    return " ".join(text.strip().splitlines())[:MAX_CELL]
+def _one_line(text: str) -> str:
+    """Return a text on one line, without surrounding spaces, cut after `_MAX_CELL` characters."""
+    return " ".join(text.strip().splitlines())[:_MAX_CELL]

@@ -35,11 +35,11 @@ from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 
-DESCRIPTION_FILE = "vitft.json"
+_DESCRIPTION_FILE = "vitft.json"
 """Name of the file in the .pt2 archive that describes the program."""
 
 
-class NormalisingModel(nn.Module):
+class _NormalisingModel(nn.Module):
     """A model that accepts images as bytes (B, S, S, 3) and normalises them itself."""
 
     mean: Tensor
@@ -122,7 +122,7 @@ def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Te
     shape, transform = trained.card.architecture, trained.card.transform
     if takes_bytes:
         pixels = torch.zeros(2, *transform.image_size, 3, dtype=torch.uint8)
-        return NormalisingModel(trained.model, transform).eval(), pixels
+        return _NormalisingModel(trained.model, transform).eval(), pixels
     return trained.model, torch.zeros(2, shape.in_channels, *transform.image_size)
 
 
@@ -192,15 +192,15 @@ class TorchExportFormat(ExportFormat):
         text = describe_graph(trained, takes_bytes=self.takes_bytes)
         content = io.BytesIO()  # torch's writer does not report a full disk as such
         with silenced():
-            torch.export.save(program, content, extra_files={DESCRIPTION_FILE: text})
+            torch.export.save(program, content, extra_files={_DESCRIPTION_FILE: text})
         write_atomically(folder / PROGRAM_FILE, content.getvalue())
 
     def open(self, folder: Path) -> OpenedModel:
-        files = {DESCRIPTION_FILE: ""}
+        files = {_DESCRIPTION_FILE: ""}
         with silenced():  # torch 2.10 warns of its own read-only buffers
             module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
         return open_graph(
-            json.loads(files[DESCRIPTION_FILE]),
+            json.loads(files[_DESCRIPTION_FILE]),
             lambda inputs: module_logits(module, inputs),
             by=f"torch {torch.__version__}",
         )

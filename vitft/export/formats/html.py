@@ -64,14 +64,14 @@ from vitft.system.files import write_atomically
 from vitft.system.structure import structured
 from vitft.system.text import count, listing, percent
 
-KNOWN_FIELDS = frozenset((
+_KNOWN_FIELDS = frozenset((
     "activation", "class_token", "convs", "depth", "distilled", "drop_path", "embed_norm", "heads",
     "image_size", "in_channels", "layer_scale", "mlp_ratio", "norm", "norm_before_pool", "norm_eps",
     "num_classes", "patch_size", "pool", "pre_logits", "prefix_positions", "qkv_bias",
     "read_blocks", "registers", "stem", "width",
 ))  # fmt: skip
 """Fields of `ViTConfig` that `page/model.js` implements or does not need."""
-MAX_PAGE_BYTES = 130_000_000
+_MAX_PAGE_BYTES = 130_000_000
 """Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
 much memory for the text, the decoded weights and the model.
 """
@@ -85,14 +85,14 @@ WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
 """Maximum total memory in bytes and maximum number of workers that run in parallel. Each worker has
 its own copy of the model.
 """
-SPEED = 1.2e9
+_SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, benchmarks/notebook/exports.md)."""
-IMAGES_AT_ONCE = 8
-PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
+_IMAGES_AT_ONCE = 8
+_PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class _Precision:
     """Number of bits per weight, and the measurement that led to it."""
 
     bits: Bits
@@ -115,7 +115,7 @@ class HtmlFormat(ExportFormat):
         shape = card.architecture
         if not isinstance(shape, ViTConfig):
             return "the page can only run vitft's own Vision Transformer, not a timm model"
-        others = [f for f in fields(shape) if f.name not in KNOWN_FIELDS]
+        others = [f for f in fields(shape) if f.name not in _KNOWN_FIELDS]
         unknown = [f.name for f in others if getattr(shape, f.name) != f.default]
         interpolation = card.transform.interpolation
         return first_unsupported(
@@ -137,20 +137,20 @@ class HtmlFormat(ExportFormat):
         weights = {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
         parameters = sum(tensor.size for tensor in weights.values())
         size = parameters * (1 + 4 / BLOCK) * 4 / 3  # base64 encodes 3 bytes as 4
-        refuse_large(size, "even with 8-bit weights")
+        _refuse_large(size, "even with 8-bit weights")
         reference = read_reference(trained.run, config.feature_size, config)
         try:
-            precision = choose_precision(trained, weights, self.images)
+            precision = _choose_precision(trained, weights, self.images)
             content = store_model(weights, reference, precision.bits)
-            refuse_large(4 * len(content.data) / 3, precision.reason)
+            _refuse_large(4 * len(content.data) / 3, precision.reason)
             meta = {
-                **page_facts(trained, reference, precision, self.licence),
+                **_page_facts(trained, reference, precision, self.licence),
                 **engine_input(trained.card, reference, content),
             }
         except FloatingPointError as error:
             raise not_finite() from error
         write_atomically(folder / PAGE_FILE, exported_page(meta, content.data))
-        self.written = [f"--html: {precision.reason}", speed_note(config)]
+        self.written = [f"--html: {precision.reason}", _speed_note(config)]
 
     def open(self, folder: Path) -> OpenedModel:
         meta, data = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ class HtmlFormat(ExportFormat):
             by=f"NumPy {np.__version__}",
             classes=tuple(meta["classes"]),
             thresholds=tuple(meta["thresholds"]),
-            prepare=lambda image: normalised_view(transform, image),
+            prepare=lambda image: _normalised_view(transform, image),
             logits=lambda inputs: np.asarray(scores(model, inputs)),
         )
 
@@ -171,7 +171,7 @@ class HtmlFormat(ExportFormat):
         return self.written
 
 
-def normalised_view(transform: EvalTransform, image: Image.Image) -> Float32Array:
+def _normalised_view(transform: EvalTransform, image: Image.Image) -> Float32Array:
     """Return an image as input to the model: float32 (S, S, channels)."""
     return normalise(transform.pixels(image), transform)
 
@@ -188,20 +188,20 @@ def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
 # size and precision ------------------------------------------------------------------------------
 
 
-def refuse_large(size: float, how: str) -> None:
+def _refuse_large(size: float, how: str) -> None:
     """Raise a RunError if a page of `size` bytes is too large; `how` describes its weights."""
-    if size > MAX_PAGE_BYTES:
+    if size > _MAX_PAGE_BYTES:
         raise RunError(
             f"--html would write a page of {size / 1e6:,.0f} MB, {how}; the limit is "
-            f"{MAX_PAGE_BYTES / 1e6:.0f} MB, because browsers need several times as much memory",
+            f"{_MAX_PAGE_BYTES / 1e6:.0f} MB, because browsers need several times as much memory",
             fix="fine-tune a smaller model, such as ViT-S or ViT-B, or use --transformers-js on a "
             "web server",
         )
 
 
-def choose_precision(
+def _choose_precision(
     trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
-) -> Precision:
+) -> _Precision:
     """Choose 8 bits if predictions stay the same and probabilities hardly change, or else 16 bits.
 
     Raises:
@@ -214,14 +214,14 @@ def choose_precision(
     models = NumpyModel(config, weights), NumpyModel(config, rounded)
     samples, targets = comparison_images(trained, images), list[int | Flags]()
     found = list[NumericArray]()
-    while batch := list(islice(samples, IMAGES_AT_ONCE)):
+    while batch := list(islice(samples, _IMAGES_AT_ONCE)):
         targets += [sample.label for sample in batch if np.min(sample.label) >= 0]
-        views = [normalised_view(trained.card.transform, sample.image) for sample in batch]
+        views = [_normalised_view(trained.card.transform, sample.image) for sample in batch]
         inputs = np.stack(views)
         found.append(np.stack([scores(model, inputs) for model in models]))
     if len(targets) < MIN_TRIED:
         few = f"testing 8 bits requires more than {count(len(targets), 'validation image')}"
-        return Precision(16, f"16-bit weights, because {few}")
+        return _Precision(16, f"16-bit weights, because {few}")
     # Logits (2, n, C), with exact and with 8-bit weights, and classes (n,) or label flags (n, C).
     logits, thresholds = np.concatenate(found, axis=1), trained.card.thresholds
     truth = np.array(targets)
@@ -242,18 +242,18 @@ def choose_precision(
         why = f"logits would change by up to {percent(error)} of the largest one, and {limit}"
     else:
         text = f"no prediction changes, and probabilities change by up to {moved:.3g}"
-        return Precision(8, f"8-bit weights: {text} {measured}")
-    return Precision(16, f"16-bit weights: with 8 bits, {why} {measured}")
+        return _Precision(8, f"8-bit weights: {text} {measured}")
+    return _Precision(16, f"16-bit weights: with 8 bits, {why} {measured}")
 
 
-def speed_note(config: ViTConfig) -> str:
+def _speed_note(config: ViTConfig) -> str:
     """Return a note on the time that the engine takes for one image."""
     tokens, width = config.num_prefix + math.prod(config.grid), config.width
     layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
     products = config.depth * (layers + 2 * tokens**2 * width)
     return (
         f"--html: an image takes {products / 1e9:.1f} billion multiply-adds, about "
-        f"{max(0.1, products / SPEED):.1f} s in a browser on one core of a laptop"
+        f"{max(0.1, products / _SPEED):.1f} s in a browser on one core of a laptop"
     )
 
 
@@ -302,8 +302,8 @@ def engine_input(card: Card, reference: Reference | None, content: StoredTensors
     }  # fmt: skip
 
 
-def page_facts(
-    trained: TrainedRun, reference: Reference | None, precision: Precision, licence: str
+def _page_facts(
+    trained: TrainedRun, reference: Reference | None, precision: _Precision, licence: str
 ) -> dict[str, Any]:
     """Return the facts that the page shows about the model."""
     card, results = trained.card, trained.results
@@ -321,7 +321,7 @@ def page_facts(
         "title": f"{results.data or 'images'}: image classifier",
         "summary": f"{classes}: {listing(card.classes, 12)}. {accuracy}",
         "caution": f"This model is at chance level: it {clause}." if clause else "",
-        "licence": f"Licence of the model: {licensed} Code of this page: {PROGRAM_LICENCE}.",
+        "licence": f"Licence of the model: {licensed} Code of this page: {_PROGRAM_LICENCE}.",
         "facts": [
             ("Model", model_sentence(card, str)),
             ("Images", view_sentence(card)),

@@ -25,11 +25,11 @@ from vitft.system.errors import RunError
 from vitft.system.files import writing
 from vitft.system.text import percent
 
-ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
+_ACTIVATIONS = ("Gelu", "Mul", "Relu", "Sigmoid", "Tanh")
 """Operators with which an activation function may end; the exact GELU ends with `Mul`."""
-MAX_REMAINING = 0.7
+_MAX_REMAINING = 0.7
 """Maximum ratio of the int8 size to the float32 size; a larger file is not worthwhile."""
-ZERO = 128
+_ZERO = 128
 """Byte that represents zero in a quantised activation or weight. Both factors of a product are
 unsigned bytes: with signed ones, onnxruntime's sums saturate on CPUs with AVX2 but without VNNI."""
 
@@ -57,15 +57,15 @@ class Int8Format(ExportFormat):
         OnnxFormat(takes_bytes=self.takes_bytes).write(trained, exact)
         with writing(folder), silenced():
             model = onnx.load(exact / ONNX_FILE)
-            size = weight_bytes(model.graph)
+            size = _weight_bytes(model.graph)
             del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             quantize_graph(model.graph)
             # Without the digest of the exact graph.
             onnx.helper.set_model_props(model, {"vitft": rounded_description(model)})
             onnx.save(model, folder / ONNX_FILE)
             add_graph_digest(folder / ONNX_FILE)
-        remaining = weight_bytes(model.graph) / size
-        if remaining > MAX_REMAINING:
+        remaining = _weight_bytes(model.graph) / size
+        if remaining > _MAX_REMAINING:
             raise RunError(
                 f"--int8 would save little: the model would keep {percent(remaining, 0)} of its "
                 "size, because most of its weights are not in linear layers",
@@ -79,7 +79,7 @@ class Int8Format(ExportFormat):
         return open_onnx(folder)
 
 
-def weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
+def _weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
     """Return the size in bytes of all constants in a graph."""
     return sum(len(tensor.raw_data) for tensor in graph.initializer)
 
@@ -116,18 +116,18 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
             largest = np.abs(weights).max(axis=int(is_rows), keepdims=True)  # of each output
             scales = np.maximum(largest, 1e-12) / 127
             arrays = {
-                f"{tensor.name}_rounded": (np.rint(weights / scales) + ZERO).astype(np.uint8),
+                f"{tensor.name}_rounded": (np.rint(weights / scales) + _ZERO).astype(np.uint8),
                 f"{tensor.name}_scale": scales.astype(np.float32).ravel(),
             }
             graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
             parts[tensor.name] = f"{tensor.name}_rounded", f"{tensor.name}_scale"
         rounded, scale = parts[tensor.name]
-        if node.op_type == "MatMul" and producer.get(node.input[0]) not in ACTIVATIONS:
-            integer_product(builder, node, rounded, scale)
+        if node.op_type == "MatMul" and producer.get(node.input[0]) not in _ACTIVATIONS:
+            _integer_product(builder, node, rounded, scale)
             continue
         axis = 0 if is_rows else 1
         if tensor.name not in zeros:
-            zeros[tensor.name] = add_zero_points(graph, tensor.name, tensor.dims[axis])
+            zeros[tensor.name] = _add_zero_points(graph, tensor.name, tensor.dims[axis])
         zero = zeros[tensor.name]
         node.input[1] = builder.add("DequantizeLinear", rounded, scale, zero, axis=axis)
         builder.nodes.append(node)
@@ -138,25 +138,25 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     graph.node.extend(builder.nodes)
 
 
-def add_zero_points(graph: Any, name: str, outputs: int) -> str:  # noqa: ANN401 - onnx's protobufs
+def _add_zero_points(graph: Any, name: str, outputs: int) -> str:  # noqa: ANN401 - onnx's protobufs
     """Add the zero points (F,) of an 8-bit matrix to a graph, and return the tensor's name."""
     from onnx import numpy_helper
 
-    zero = numpy_helper.from_array(np.full(outputs, ZERO, np.uint8), f"{name}_zero")
+    zero = numpy_helper.from_array(np.full(outputs, _ZERO, np.uint8), f"{name}_zero")
     graph.initializer.append(zero)
     return str(zero.name)
 
 
-def integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
+def _integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
     """Add the product of an activation (B, N, D), quantised row by row, with an int8 matrix."""
     from onnx import TensorProto
 
     add, x = builder.add, node.input[0]
     largest = add("Max", add("ReduceMax", add("Abs", x), [-1]), 1e-12)  # (B, N, 1)
     row_scale = add("Div", largest, 127.0)
-    shifted = add("Add", add("Round", add("Div", x, row_scale)), float(ZERO))
+    shifted = add("Add", add("Round", add("Div", x, row_scale)), float(_ZERO))
     bytes_ = add("Cast", shifted, to=TensorProto.UINT8)
-    product = add("MatMulInteger", bytes_, rounded, np.uint8(ZERO), np.uint8(ZERO))
+    product = add("MatMulInteger", bytes_, rounded, np.uint8(_ZERO), np.uint8(_ZERO))
     whole = add("Cast", product, to=TensorProto.FLOAT)
     add("Mul", add("Mul", whole, scale), row_scale)
     builder.nodes[-1].output[0] = node.output[0]

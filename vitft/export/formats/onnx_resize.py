@@ -5,7 +5,7 @@ option for bicubic interpolation and rounds to bytes at a different step. The no
 compute Pillow's filter as two matrices, one for rows and one for columns, and multiply the image by
 both. In every runtime, the view then equals Pillow's, except for small differences (usually one
 grey level) where a value is close to a rounding boundary. With `--with-resize`, the differences are
-measured on the user's images, and the export is rejected if they exceed `MAX_GREY_LEVELS`. The
+measured on the user's images, and the export is rejected if they exceed `_MAX_GREY_LEVELS`. The
 caller must decode the image, apply the EXIF rotation and handle very elongated images
 (`transforms.MAX_ASPECT`).
 
@@ -32,14 +32,14 @@ PLANES_INPUT = "pixel_values"
 """Name of a float32 input with the channels first, as transformers.js passes it."""
 RESIZED = ("bilinear", "bicubic", "lanczos")
 """Interpolation methods that the graph can compute."""
-MAX_GREY_LEVELS = 2
+_MAX_GREY_LEVELS = 2
 """Maximum difference between views, in grey levels (out of 255).
 
 If the first pass rounds a value near a boundary differently, the second pass can amplify the
 difference.
 """
-"""Whether Pillow applies the row filter first to some images (see `two_passes`)."""
-GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
+"""Whether Pillow applies the row filter first to some images (see `_two_passes`)."""
+_GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
 
@@ -67,21 +67,21 @@ def resize_graph(
     graph = GraphBuilder("resize_", {})
     add = graph.add
     old = add("Slice", add("Shape", source), axes[:1], [axes[1] + 1])  # h, w
-    new = resized_sides(graph, transform, old)  # H, W
-    window = crop_window(graph, transform, old, new)
+    new = _resized_sides(graph, transform, old)  # H, W
+    window = _crop_window(graph, transform, old, new)
     planes = add("Slice", source, window.first, window.end, axes)
     if not is_planes:
         planes = add("Transpose", planes, perm=[0, 3, 1, 2])
         planes = add("Cast", planes, to=TensorProto.FLOAT)  # (B, 3, h', w')
     if transform.channels == 1:
-        weighted = add("ReduceSum", add("Mul", planes, GREY), [1])
+        weighted = add("ReduceSum", add("Mul", planes, _GREY), [1])
         planes = add("Floor", add("Div", add("Add", weighted, 32768.0), 65536.0))  # (B, 1, h', w')
     by_row, by_column = (
-        filter_matrix(graph, transform, axis, old, new, window) for axis in (0, 1)
+        _filter_matrix(graph, transform, axis, old, new, window) for axis in (0, 1)
     )  # (S, h') and (w', S)
-    view = two_passes(graph, planes, by_row, by_column, old, new)
+    view = _two_passes(graph, planes, by_row, by_column, old, new)
     if transform.fit == "pad":
-        view = padded(graph, transform, view)
+        view = _padded(graph, transform, view)
     view = add("Cast", view, to=TensorProto.UINT8)
     view = add("Transpose", view, perm=[0, 2, 3, 1])
     if transform.channels == 1:
@@ -100,7 +100,7 @@ def resize_graph(
     )
 
 
-def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
+def _resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> str:
     """Add nodes that compute `EvalTransform.resized`, and return the name of the output (H, W)."""
     from onnx import TensorProto
 
@@ -122,7 +122,7 @@ def resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> st
     return add("Max", new, [1, 1] if transform.fit == "pad" else limits)
 
 
-class Window(NamedTuple):
+class _Window(NamedTuple):
     """Names of the values that describe the centre crop; each value has one number per axis."""
 
     corner: str
@@ -135,7 +135,7 @@ class Window(NamedTuple):
     """End row and column (exclusive) of the original image on which the view depends."""
 
 
-def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> Window:
+def _crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> _Window:
     """Add nodes for the position of the view in the resized image and in the original image."""
     from onnx import TensorProto
 
@@ -151,11 +151,11 @@ def crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: st
     begin = add("Div", add("Mul", corner, old), new)
     end = add("Div", add("Mul", last, old), new)
     first = add("Max", add("Sub", begin, reach), 0)
-    return Window(corner, last, first, add("Min", add("Add", end, reach), old))
+    return _Window(corner, last, first, add("Min", add("Add", end, reach), old))
 
 
-def filter_matrix(
-    graph: GraphBuilder, transform: EvalTransform, axis: int, old: str, new: str, window: Window
+def _filter_matrix(
+    graph: GraphBuilder, transform: EvalTransform, axis: int, old: str, new: str, window: _Window
 ) -> str:
     """Add nodes for the weight of each image pixel in each pixel of the view, along one axis.
 
@@ -180,18 +180,18 @@ def filter_matrix(
     far = add("Mul", centres(corner, last, outer), old)
     scale = add("Cast", add("Mul", add("Max", old, new), 2), to=TensorProto.FLOAT)
     distance = add("Div", add("Cast", add("Sub", near, far), to=TensorProto.FLOAT), scale)
-    weights = filter_values(graph, transform.interpolation, add("Abs", distance))
+    weights = _filter_values(graph, transform.interpolation, add("Abs", distance))
     return add("Div", weights, add("ReduceSum", weights, [1 - axis]))
 
 
-def filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
+def _filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
     """Add nodes for the values of Pillow's filter at the distances `x`, before normalisation."""
     add = graph.add
     if interpolation == "bilinear":
         return add("Max", add("Sub", 1.0, x), 0.0)
     if interpolation == "lanczos":
         return add(
-            "Where", add("Less", x, 3.0), add("Mul", sinc(graph, x, 1), sinc(graph, x, 3)), 0.0
+            "Where", add("Less", x, 3.0), add("Mul", _sinc(graph, x, 1), _sinc(graph, x, 3)), 0.0
         )
     square = add("Mul", x, x)  # bicubic with a = -0.5
     near = add("Add", add("Mul", add("Sub", add("Mul", x, 1.5), 2.5), square), 1.0)
@@ -201,13 +201,13 @@ def filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
     return add("Where", add("Less", x, 1.0), near, rest)
 
 
-def sinc(graph: GraphBuilder, x: str, scale: int) -> str:
+def _sinc(graph: GraphBuilder, x: str, scale: int) -> str:
     """Add nodes for sin(y) / y, where y = pi x / `scale`."""
     y = graph.add("Max", graph.add("Mul", x, np.pi / scale), 1e-6)  # sin(y) / y is 1 there
     return graph.add("Div", graph.add("Sin", y), y)
 
 
-def two_passes(
+def _two_passes(
     graph: GraphBuilder, planes: str, by_row: str, by_column: str, old: str, new: str
 ) -> str:
     """Add nodes that apply the row and column filters, each followed by rounding to bytes.
@@ -249,7 +249,7 @@ def two_passes(
     )
 
 
-def padded(graph: GraphBuilder, transform: EvalTransform, part: str) -> str:
+def _padded(graph: GraphBuilder, transform: EvalTransform, part: str) -> str:
     """Add nodes that centre a partial view, float32 (B, C, h, w), in the view (B, C, S, S)."""
     add = graph.add
     sides = add("Slice", add("Shape", part), [2], [4])  # h, w
@@ -261,7 +261,7 @@ def padded(graph: GraphBuilder, transform: EvalTransform, part: str) -> str:
     return add("Add", add("Pad", add("Sub", part, colour), pads, 0.0), colour)
 
 
-class ViewDifference(NamedTuple):
+class _ViewDifference(NamedTuple):
     """Difference between views computed by a graph and by vitft."""
 
     levels: int
@@ -272,11 +272,11 @@ class ViewDifference(NamedTuple):
 
 def view_difference(
     transform: EvalTransform, samples: Iterable[LabelledImage], opset: int
-) -> ViewDifference:
+) -> _ViewDifference:
     """Return the difference between views computed by onnxruntime and by Pillow.
 
     Raises:
-        RunError: The views differ by more than `MAX_GREY_LEVELS` grey levels.
+        RunError: The views differ by more than `_MAX_GREY_LEVELS` grey levels.
     """
     import onnxruntime
 
@@ -293,14 +293,14 @@ def view_difference(
         off = np.abs(view.astype(np.int16) - transform.pixels(sample.image))
         levels = max(levels, int(off.max()))
         values, differing = values + off.size, differing + int((off > 0).sum())
-    if levels > MAX_GREY_LEVELS:
+    if levels > _MAX_GREY_LEVELS:
         raise RunError(
             f"images resized by onnxruntime differ from those resized by Pillow by up to {levels} "
-            f"grey levels (out of 255), more than the limit of {MAX_GREY_LEVELS}; the export was "
+            f"grey levels (out of 255), more than the limit of {_MAX_GREY_LEVELS}; the export was "
             "removed",
             fix="use --with-preprocessing instead, and resize the images with Pillow",
         )
-    return ViewDifference(levels, differing / max(1, values))
+    return _ViewDifference(levels, differing / max(1, values))
 
 
 def rgb_planes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image

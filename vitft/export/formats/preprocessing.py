@@ -38,16 +38,16 @@ from vitft.models.find import SPECIFICATION_FILE
 from vitft.system.errors import RunError
 from vitft.system.files import resource, write_atomically, write_json, writing
 
-PROGRAM_NAME = "preprocess"
-VECTORS = "vectors"
+_PROGRAM_NAME = "preprocess"
+_VECTORS = "vectors"
 """Name of the folder that contains the test vectors."""
-PROGRAMS = Path(__file__).parents[1] / "reference"
+_PROGRAMS = Path(__file__).parents[1] / "reference"
 """Folder that contains the programs before the constants of a run are filled in."""
-CONSTANTS = re.compile(
+_CONSTANTS = re.compile(
     r"(?<=Constants of the run: begin\n)(.*?)(?=\S+ Constants of the run: end)", re.DOTALL
 )
 """The part of a program that is replaced with the constants of a run."""
-EQUALITY = (
+_EQUALITY = (
     "The view must match in every byte, and the tensor in every bit of every float32. No tolerance "
     "is needed: the three programs in this folder resize with integer weights and round each "
     "float32 operation separately. Lanczos weights depend on the sine function of the standard "
@@ -76,21 +76,21 @@ class PreprocessingFormat(ExportFormat):
         transform = trained.card.transform
         vectors = draw_vectors(transform)
         with writing(folder):
-            (folder / VECTORS).mkdir()
-        digests = [write_vector(folder / VECTORS, transform, vector) for vector in vectors]
+            (folder / _VECTORS).mkdir()
+        digests = [write_vector(folder / _VECTORS, transform, vector) for vector in vectors]
         write_json(folder / SPECIFICATION_FILE, specification(transform, vectors, digests))
-        for suffix, constants in CONSTANT_WRITERS.items():
-            text = (PROGRAMS / f"{PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
-            before, _, after = CONSTANTS.split(text)
+        for suffix, constants in _CONSTANT_WRITERS.items():
+            text = (_PROGRAMS / f"{_PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
+            before, _, after = _CONSTANTS.split(text)
             filled = before + constants(constants_of(transform)) + after
-            write_atomically(folder / f"{PROGRAM_NAME}{suffix}", filled)
+            write_atomically(folder / f"{_PROGRAM_NAME}{suffix}", filled)
         with writing(folder):
             shutil.copyfile(resource("LICENSE"), folder / "LICENSE")
-        write_atomically(folder / "README.md", readme(transform, vectors))
+        write_atomically(folder / "README.md", _readme(transform, vectors))
 
     def open(self, folder: Path) -> OpenedModel:
-        program = runpy.run_path(str(folder / f"{PROGRAM_NAME}.py"))
-        found, wrong = program["unequal_vectors"](folder / VECTORS)
+        program = runpy.run_path(str(folder / f"{_PROGRAM_NAME}.py"))
+        found, wrong = program["unequal_vectors"](folder / _VECTORS)
         if wrong or not found:
             raise RunError(
                 "preprocess.py does not reproduce the test vectors: "
@@ -143,17 +143,17 @@ def constants_of(transform: EvalTransform) -> dict[str, Any]:
     }
 
 
-def python_constants(values: Mapping[str, Any]) -> str:
+def _python_constants(values: Mapping[str, Any]) -> str:
     """Return the constants as Python code."""
     return "".join(f"{name} = {value!r}\n" for name, value in values.items())
 
 
-def javascript_constants(values: Mapping[str, Any]) -> str:
+def _javascript_constants(values: Mapping[str, Any]) -> str:
     """Return the constants as JavaScript code."""
     return "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
 
 
-def cpp_constants(values: Mapping[str, Any]) -> str:
+def _cpp_constants(values: Mapping[str, Any]) -> str:
     """Return the constants as C++ code."""
     lines = []
     for name, value in values.items():
@@ -168,7 +168,11 @@ def cpp_constants(values: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-CONSTANT_WRITERS = {".py": python_constants, ".mjs": javascript_constants, ".cpp": cpp_constants}
+_CONSTANT_WRITERS = {
+    ".py": _python_constants,
+    ".mjs": _javascript_constants,
+    ".cpp": _cpp_constants,
+}
 """Mapping from the suffix of a program to the function that returns its constants."""
 
 
@@ -186,20 +190,20 @@ def specification(
         made_by=f"vitft {version('vitft')}, Pillow {PIL.__version__}",
         max_aspect=MAX_ASPECT,
         max_pixels=MAX_RESIZED_PIXELS,
-        equality=EQUALITY,
-        folder=VECTORS,
+        equality=_EQUALITY,
+        folder=_VECTORS,
         images=images,
     )
     return dict(json.loads(text))
 
 
-def readme(transform: EvalTransform, vectors: Sequence[Vector]) -> str:
+def _readme(transform: EvalTransform, vectors: Sequence[Vector]) -> str:
     """Return the text of README.md."""
     return program(
         "preprocessing_readme",
         file=SPECIFICATION_FILE,
         transform=transform,
-        folder=VECTORS,
+        folder=_VECTORS,
         vectors=vectors,
-        equality=EQUALITY,
+        equality=_EQUALITY,
     )

@@ -31,7 +31,7 @@ from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
-HYBRIDS: Mapping[tuple[int, ...], str] = {
+_HYBRIDS: Mapping[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 9): "vit_base_r50_s16_224",
@@ -51,7 +51,7 @@ class SafetensorsFormat(ExportFormat):
     def write(self, trained: TrainedRun, folder: Path) -> None:
         save_checkpoint(folder / MODEL, trained.state, trained.card)
         if not timm_obstacle(trained.card) and not has_other_names(trained.card.architecture):
-            write_json(folder / "config.json", timm_config(trained))
+            write_json(folder / "config.json", _timm_config(trained))
 
     def open(self, folder: Path) -> OpenedModel:
         state, card = load_checkpoint(folder / MODEL)
@@ -72,12 +72,12 @@ class TimmFormat(SafetensorsFormat):
         if not isinstance(shape, ViTConfig) or not has_other_names(shape):
             super().write(trained, folder)
             return
-        rename = to_eva_names if is_eva(shape) else split_gates
+        rename = to_eva_names if _is_eva(shape) else split_gates
         tensors = {name: tensor.contiguous() for name, tensor in rename(trained.state).items()}
         content = to_safetensors(tensors, metadata={"format": "pt"})
         write_atomically(folder / MODEL, content)
         results = {RUN_KEY: trained.results.to_json()}  # no card states them
-        write_json(folder / "config.json", timm_config(trained) | results)
+        write_json(folder / "config.json", _timm_config(trained) | results)
 
     def open(self, folder: Path) -> OpenedModel:
         import timm
@@ -108,17 +108,17 @@ def timm_obstacle(card: Card) -> str:
             "a LayerNorm eps other than 1e-6 or 1e-5": shape.norm_eps not in (1e-6, 1e-5),
             "a hybrid stem with a LayerNorm eps of 1e-5": shape.stem is not None
             and shape.norm_eps == 1e-5,
-            "a non-standard ResNet stem": shape.stem not in (None, *HYBRIDS),
+            "a non-standard ResNet stem": shape.stem not in (None, *_HYBRIDS),
             "a convolutional stem": bool(shape.convs),
-            **later_obstacles(shape),
+            **_later_obstacles(shape),
         }
     )
     return f"the model has {odd}, which the timm format does not support" if odd else ""
 
 
-def later_obstacles(shape: ViTConfig) -> dict[str, bool]:
+def _later_obstacles(shape: ViTConfig) -> dict[str, bool]:
     """Return which combinations of newer components timm cannot build, by description."""
-    is_rms, eva = shape.norm_layer == "rmsnorm", is_eva(shape)
+    is_rms, eva = shape.norm_layer == "rmsnorm", _is_eva(shape)
     uses_gelu = not shape.gated_mlp or shape.pool == "map"
     return {
         "RMSNorm without SwiGLU or with an eps other than 1e-5": is_rms
@@ -136,7 +136,7 @@ def later_obstacles(shape: ViTConfig) -> dict[str, bool]:
     }
 
 
-def is_eva(shape: ViTConfig) -> bool:
+def _is_eva(shape: ViTConfig) -> bool:
     """Return whether only timm's `Eva` can build this architecture, not its `VisionTransformer`."""
     pools_prefix = shape.pool == "map" and bool(shape.num_prefix or shape.pool_heads)
     has_gate = shape.gated_mlp and shape.norm_layer == "layernorm"
@@ -145,16 +145,16 @@ def is_eva(shape: ViTConfig) -> bool:
 
 def has_other_names(shape: AnyConfig) -> bool:
     """Return whether timm uses other names for some tensors of this architecture."""
-    return isinstance(shape, ViTConfig) and (is_eva(shape) or shape.gated_mlp)
+    return isinstance(shape, ViTConfig) and (_is_eva(shape) or shape.gated_mlp)
 
 
-def timm_config(trained: TrainedRun) -> dict[str, Any]:
+def _timm_config(trained: TrainedRun) -> dict[str, Any]:
     """Return the content of config.json in timm's hub format, for a model that timm can build."""
     card, shape, model = trained.card, trained.card.architecture, trained.model
     ours: dict[str, Any] = {"classifier": "head"}
     if isinstance(shape, ViTConfig):
-        name = timm_name(shape)
-        arguments = eva_arguments(shape) if is_eva(shape) else vit_arguments(shape)
+        name = _timm_name(shape)
+        arguments = _eva_arguments(shape) if _is_eva(shape) else _vit_arguments(shape)
         ours |= {"pool_size": None, "first_conv": shape.first_conv}
         pool = {"global_pool": arguments["global_pool"]}
     else:
@@ -192,7 +192,7 @@ def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any
     }
 
 
-def common_arguments(shape: ViTConfig) -> dict[str, Any]:
+def _common_arguments(shape: ViTConfig) -> dict[str, Any]:
     """Return the arguments that timm's `VisionTransformer` and `Eva` share."""
     return {
         "img_size": list(shape.image_size),
@@ -208,12 +208,12 @@ def common_arguments(shape: ViTConfig) -> dict[str, Any]:
     }
 
 
-def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
+def _vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     """Return the arguments of timm's `VisionTransformer` that describe this architecture."""
-    arguments = common_arguments(shape)
+    arguments = _common_arguments(shape)
     arguments["patch_size"] = [side // shape.stride for side in shape.patch_size]  # in stem cells
     arguments |= {"reg_tokens": shape.registers}
-    arguments |= {"pre_norm": False} if is_clip_like(shape) else {}
+    arguments |= {"pre_norm": False} if _is_clip_like(shape) else {}
     arguments |= {"pre_norm": True} if shape.embed_norm else {}
     arguments |= {"act_layer": shape.activation} if shape.activation != "gelu" else {}
     arguments |= {} if shape.class_token else {"class_token": False}
@@ -230,9 +230,9 @@ def vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
 
 
-def eva_arguments(shape: ViTConfig) -> dict[str, Any]:
+def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
     """Return the arguments of timm's `Eva` that describe this architecture."""
-    arguments = common_arguments(shape) | {
+    arguments = _common_arguments(shape) | {
         "attn_type": "rope",  # the only type with a key bias
         "swiglu_mlp": shape.gated_mlp,
         "swiglu_align_to": 0,
@@ -266,15 +266,15 @@ def eva_arguments(shape: ViTConfig) -> dict[str, Any]:
     )
 
 
-def timm_name(shape: ViTConfig) -> str:
+def _timm_name(shape: ViTConfig) -> str:
     """Return the name of the timm model to build with the arguments of this architecture."""
     if shape.stem is not None:
-        return HYBRIDS[shape.stem]
-    if is_eva(shape):
-        return f"vit_small_patch16_{'dinov3_qkvb' if is_clip_like(shape) else 'rope_224'}"
+        return _HYBRIDS[shape.stem]
+    if _is_eva(shape):
+        return f"vit_small_patch16_{'dinov3_qkvb' if _is_clip_like(shape) else 'rope_224'}"
     if shape.gated_mlp:
         return "aimv2_large_patch14_224"
-    if is_clip_like(shape):
+    if _is_clip_like(shape):
         return "vit_base_patch16_clip_224"
     known = {"tiny": (16,), "small": (16, 32), "base": (8, 16, 32), "large": (16, 32)}
     patch = shape.patch_size[0]
@@ -285,6 +285,6 @@ def timm_name(shape: ViTConfig) -> str:
     return "vit_base_patch16_224"
 
 
-def is_clip_like(shape: ViTConfig) -> bool:
+def _is_clip_like(shape: ViTConfig) -> bool:
     """Return whether an export is based on timm's CLIP tower, the only one with an eps of 1e-5."""
     return shape.norm_eps == 1e-5

@@ -26,7 +26,7 @@ from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
-HF_OUTER_NAMES = {
+_HF_OUTER_NAMES = {
     "cls_token": "vit.embeddings.cls_token",
     "pos_embed": "vit.embeddings.position_embeddings",
     "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
@@ -37,20 +37,20 @@ HF_OUTER_NAMES = {
 
 Both transformers 4 and 5 read and write these names; in memory, version 5 uses shorter ones.
 """
-HF_BLOCK_NAMES = {
+_HF_BLOCK_NAMES = {
     "norm1": "layernorm_before",
     "attn.proj": "attention.output.dense",
     "norm2": "layernorm_after",
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-HF_ACTIVATIONS: Mapping[Activation, str] = {
+_HF_ACTIVATIONS: Mapping[Activation, str] = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
     "quick_gelu": "quick_gelu",
 }
 """Mapping from vitft's names of activation functions to the names in transformers."""
-PROCESSOR = "TimmWrapperImageProcessor"
+_PROCESSOR = "TimmWrapperImageProcessor"
 
 
 class TransformersFormat(ExportFormat):
@@ -92,14 +92,14 @@ class TransformersFormat(ExportFormat):
         card, shape = trained.card, trained.card.architecture
         assert isinstance(shape, ViTConfig)
         processor: dict[str, Any] = {
-            "image_processor_type": PROCESSOR,
+            "image_processor_type": _PROCESSOR,
             "architecture": "vit",
             "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels),
         }
         if card.transform.grey_range:  # only vitft reads it
             processor["pretrained_cfg"]["grey_range"] = [*card.transform.grey_range]
         # If a folder is opened by its path, transformers reads the processor from config.json.
-        write_json(folder / "config.json", hf_config(card, shape) | processor)
+        write_json(folder / "config.json", _hf_config(card, shape) | processor)
         write_json(folder / "preprocessor_config.json", processor)
         tensors = {name: tensor.contiguous() for name, tensor in hf_tensors(trained.state).items()}
         write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
@@ -107,7 +107,7 @@ class TransformersFormat(ExportFormat):
     def open(self, folder: Path) -> OpenedModel:
         import transformers
 
-        with silenced_transformers():
+        with _silenced_transformers():
             processor = transformers.AutoImageProcessor.from_pretrained(
                 folder, local_files_only=True
             )
@@ -127,7 +127,7 @@ class TransformersFormat(ExportFormat):
         )
 
 
-def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
+def _hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
     """Return the fields of transformers' ViTConfig."""
     return {
         "architectures": ["ViTForImageClassification"],
@@ -136,12 +136,12 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
         "num_hidden_layers": shape.depth,
         "num_attention_heads": shape.heads,
         "intermediate_size": int(shape.width * shape.mlp_ratio),
-        "hidden_act": HF_ACTIVATIONS[shape.activation],
+        "hidden_act": _HF_ACTIVATIONS[shape.activation],
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "layer_norm_eps": shape.norm_eps,  # transformers' default is 1e-12
-        "image_size": side_or_sides(shape.image_size),
-        "patch_size": side_or_sides(shape.patch_size),
+        "image_size": _side_or_sides(shape.image_size),
+        "patch_size": _side_or_sides(shape.patch_size),
         "num_channels": shape.in_channels,
         "qkv_bias": shape.qkv_bias,
         "id2label": {str(i): name for i, name in enumerate(card.classes)},
@@ -153,7 +153,7 @@ def hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
     }
 
 
-def side_or_sides(size: tuple[int, int]) -> int | list[int]:
+def _side_or_sides(size: tuple[int, int]) -> int | list[int]:
     """Return a single number for a square size, and [height, width] otherwise."""
     return size[0] if size[0] == size[1] else [*size]
 
@@ -165,19 +165,19 @@ def hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
         if block is None:
             stem, _, leaf = name.rpartition(".")
-            renamed[HF_OUTER_NAMES.get(name) or f"{HF_OUTER_NAMES[stem]}.{leaf}"] = tensor
+            renamed[_HF_OUTER_NAMES.get(name) or f"{_HF_OUTER_NAMES[stem]}.{leaf}"] = tensor
             continue
         prefix = f"vit.encoder.layer.{block[1]}"
         if block[2] == "attn.qkv":
             for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 renamed[f"{prefix}.attention.attention.{part}.{block[3]}"] = rows
         else:
-            renamed[f"{prefix}.{HF_BLOCK_NAMES[block[2]]}.{block[3]}"] = tensor
+            renamed[f"{prefix}.{_HF_BLOCK_NAMES[block[2]]}.{block[3]}"] = tensor
     return renamed
 
 
 @contextmanager
-def silenced_transformers() -> Iterator[None]:
+def _silenced_transformers() -> Iterator[None]:
     """Suppress transformers' progress bars and warnings inside the `with` block."""
     from transformers.utils import logging
 

@@ -22,10 +22,10 @@ from vitft.models.graph_digest import add_graph_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_json, writing
 
-GRAPHS = "onnx"
+_GRAPHS = "onnx"
 """Folder in which transformers.js looks for graphs."""
-QUANTIZED_FILE = "model_quantized.onnx"
-PROCESSOR_SETTINGS: Mapping[str, Any] = {
+_QUANTIZED_FILE = "model_quantized.onnx"
+_PROCESSOR_SETTINGS: Mapping[str, Any] = {
     "image_processor_type": "ViTImageProcessor",
     "do_convert_rgb": True,
     **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False),
@@ -61,8 +61,8 @@ class TransformersJsFormat(ExportFormat):
             "problem_type": "single_label_classification",
         }
         write_json(folder / "config.json", config)
-        write_json(folder / "preprocessor_config.json", dict(PROCESSOR_SETTINGS))
-        graphs = folder / GRAPHS
+        write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))
+        graphs = folder / _GRAPHS
         text = describe_graph(trained, takes_bytes=False, any_size=True)
         program = onnx_program(trained, True)
         with writing(folder), silenced():
@@ -74,16 +74,16 @@ class TransformersJsFormat(ExportFormat):
             del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
             quantize_graph(model.graph)
             onnx.helper.set_model_props(model, {"vitft": rounded_description(model)})
-            onnx.save(model, graphs / QUANTIZED_FILE)
-            for name in (ONNX_FILE, QUANTIZED_FILE):
+            onnx.save(model, graphs / _QUANTIZED_FILE)
+            for name in (ONNX_FILE, _QUANTIZED_FILE):
                 add_graph_digest(graphs / name)
 
     def open(self, folder: Path) -> OpenedModel:
-        return open_onnx(folder / GRAPHS)
+        return open_onnx(folder / _GRAPHS)
 
     def open_int8(self, folder: Path) -> OpenedModel | None:
-        return open_onnx(folder / GRAPHS, QUANTIZED_FILE)
+        return open_onnx(folder / _GRAPHS, _QUANTIZED_FILE)
 
     def graph_sizes(self, folder: Path) -> tuple[int, int]:
-        sizes = [(folder / GRAPHS / name).stat().st_size for name in (ONNX_FILE, QUANTIZED_FILE)]
+        sizes = [(folder / _GRAPHS / name).stat().st_size for name in (ONNX_FILE, _QUANTIZED_FILE)]
         return sizes[0], sizes[1]

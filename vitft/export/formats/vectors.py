@@ -10,8 +10,8 @@ from vitft.data.images import ORIENTATION
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import NumericArray
 
-MAX_UINT16 = 65535
-LITTLE_ENDIAN = {"8": "<u1", "16": "<u2", "f32": "<f4"}
+_MAX_UINT16 = 65535
+_LITTLE_ENDIAN = {"8": "<u1", "16": "<u2", "f32": "<f4"}
 
 
 class Vector(NamedTuple):
@@ -47,7 +47,7 @@ def draw_vectors(transform: EvalTransform) -> list[Vector]:
             image_file(alpha, "RGBA", "png"),
             pixel_file(alpha, "RGBA"),
         ),
-        draw_wide(random, transform),
+        _draw_wide(random, transform),
         Vector(
             "print.tif",
             "CMYK, with an aspect ratio above 100",
@@ -63,17 +63,17 @@ def draw_vectors(transform: EvalTransform) -> list[Vector]:
     ]
 
 
-def draw_wide(random: np.random.Generator, transform: EvalTransform) -> Vector:
+def _draw_wide(random: np.random.Generator, transform: EvalTransform) -> Vector:
     """Draw a grey image with more than 8 bits, in floating point if the range requires it."""
-    low, high = transform.grey_range or (0, MAX_UINT16)
+    low, high = transform.grey_range or (0, _MAX_UINT16)
     margin = (high - low) / 8 if transform.grey_range else 0
     levels = drawn(random, 29, 37, 1) / 255 * (high - low + 2 * margin) + low - margin
-    if low < 0 or high > MAX_UINT16 or high - low < 1000:
+    if low < 0 or high > _MAX_UINT16 or high - low < 1000:
         greys = levels.astype(np.float32)
         content = image_file(greys, "F", "tiff")
         about = "floating-point grey, scaled from the grey range of the run"
         return Vector("wide.tif", about, content, pixel_file(greys, "L", depth="f32"))
-    greys = levels.clip(0, MAX_UINT16).astype(np.uint16)
+    greys = levels.clip(0, _MAX_UINT16).astype(np.uint16)
     clear = int(greys[14, 18, 0])
     how = "scaled from the grey range of the run" if transform.grey_range else "upper 8 bits kept"
     return Vector(
@@ -111,4 +111,4 @@ def pixel_file(
     """Return the content of a .pixels file: one line of text, then the samples."""
     height, width = pixels.shape[:2]
     line = f"{width} {height} {mode} {depth} {orientation} {transparent}\n"
-    return line.encode() + pixels.astype(LITTLE_ENDIAN[depth]).tobytes()
+    return line.encode() + pixels.astype(_LITTLE_ENDIAN[depth]).tobytes()

@@ -135,7 +135,7 @@ def adapt(
             source_grid=source.grid,
             mode=pos_embed,
         )
-    notes += adapt_pixels(result, source, target)
+    notes += _adapt_pixels(result, source, target)
     loaded = len(result)
     if target.num_classes and "head.weight" not in result:
         # Zeros, so that the first loss is ln(C): Dosovitskiy et al. 2021, appendix B.1.1
@@ -210,7 +210,7 @@ def check_statistics(
     return tuple(mean), tuple(std)
 
 
-def adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
+def _adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
     """Adapt the kernels in `tensors` to the channels and patch size of `target`; return notes.
 
     Raises:

@@ -34,17 +34,17 @@ ROOT = re.compile(
     r"(?:cls_token|class_embedding|patch_embeddings?(?:\.projection)?\.weight))"
 )
 """Pattern for a tensor that every Vision Transformer has, after the root that its names share."""
-FLAVOURS: Mapping[str, Flavour] = {
+_FLAVOURS: Mapping[str, Flavour] = {
     "embedding/kernel": "npz", "conv_proj.weight": "torchvision", "class_embedding": "clip",
 }  # fmt: skip
-EXTRA = re.compile(
+_EXTRA = re.compile(
     r"([\w.]+\.)?mask(ed)?_(token|embed)$|decoder\w*[./]|decoder_pos_embed$|(heads?(\.head)?|classifier)\.\d"
     r"|(criterion|\w*loss\w*|projector|predictor|fc|mlp_head)\.|proj$|logit_(scale|bias)$"
     r"|(text_model|text_projection|visual_projection)\."
 )
 """Pattern for tensors beside a Vision Transformer: of pretraining, other heads or a text tower."""
 
-VITFT_NAMES = re.compile(
+_VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.(proj|norm)\.(weight|bias)"
     r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.(qkv|norm|proj)|mlp\.(fc1|norm|fc2))\.(weight|bias)"
     r"|blocks\.\d{1,4}\.ls[12]\.gamma"
@@ -56,8 +56,8 @@ VITFT_NAMES = re.compile(
 )
 """Pattern for vitft's tensor names, except those of `convs` layers, which only a card describes."""
 
-HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.")
-OUTER = {
+_HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.")
+_OUTER = {
     "cls_token": "cls class_token class_embedding embeddings.cls_token embeddings.class_embedding",
     "dist_token": "embeddings.distillation_token",
     "register_tokens": "embeddings.register_tokens",
@@ -82,7 +82,7 @@ OUTER = {
     "attn_pool.mlp.fc2": "head.mlp.fc2",
 }
 """For each of vitft's names, those of transformers, torchvision, OpenAI's CLIP and Google."""
-INNER = {
+_INNER = {
     "norm1": "norm1 ln_1 layer_norm1 layernorm_before LayerNorm_0",
     "norm2": "norm2 ln_2 layer_norm2 layernorm_after LayerNorm_1 LayerNorm_2",
     **{
@@ -106,14 +106,14 @@ INNER = {
 """The same for names in a block, without the numbers of Google's modules."""
 OUTER_NAMES, BLOCK_NAMES = (
     {theirs: ours for ours, names in table.items() for theirs in names.split()}
-    for table in (OUTER, INNER)
+    for table in (_OUTER, _INNER)
 )
 
-OTHER_WEIGHTS = (
+_OTHER_WEIGHTS = (
     "use timm:NAME=FILE with timm's name for the model, or the weights of a plain Vision "
     "Transformer, e.g. one listed by `vitft weights list`"
 )
-LIKELY_CAUSES = {
+_LIKELY_CAUSES = {
     "gamma": "LayerScale under an unknown name",
     "MAPHead": "attention pooling under names other than timm's",
     "backbone": "a convolutional stem that is not Google's ResNet, or a missing vitft card",
@@ -125,7 +125,7 @@ LIKELY_CAUSES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class _Converted:
     """Tensors under vitft's names."""
 
     flavour: Flavour
@@ -140,26 +140,26 @@ class Converted:
     """Whether this is SigLIP 2 NaFlex, whose position embeddings are resampled bilinearly."""
 
 
-def convert(tensors: Mapping[str, Tensor]) -> Converted:
+def convert(tensors: Mapping[str, Tensor]) -> _Converted:
     """Detect the naming scheme of tensors; convert their names, layout and dtype (to float32).
 
     Raises:
         WeightsError: The naming scheme or a name is unknown, two tensors map to the same name,
             queries, keys and values do not match, or a tensor is not of a floating-point type.
     """
-    names = {name: tensor for name, tensor in tensors.items() if not EXTRA.match(name)}
+    names = {name: tensor for name, tensor in tensors.items() if not _EXTRA.match(name)}
     unused = described({name: tensor for name, tensor in tensors.items() if name not in names})
-    flavour = flavour_of(names)
+    flavour = _flavour_of(names)
     heads: int | None = None
     rotates = False
     flexible = False
     if flavour == "npz":
-        names, heads = convert_npz(names)
+        names, heads = _convert_npz(names)
     elif flavour != "timm":
-        names = rename_all(names)
+        names = _rename_all(names)
         # SigLIP 2 NaFlex projects patches by a linear layer; images may have any number of them
         flexible = names.get("patch_embed.proj.weight", torch.empty(())).ndim == 2
-        names = fuse_qkv(from_timm_names(tower_layout(names, is_naflex=flexible)))
+        names = _fuse_qkv(from_timm_names(_tower_layout(names, is_naflex=flexible)))
     else:
         rotates = may_rotate(names)
         names = from_timm_names(names)
@@ -168,10 +168,10 @@ def convert(tensors: Mapping[str, Tensor]) -> Converted:
         if {"cls_token", "pos_embed"} <= names.keys():  # as in timm
             names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]
             names["pos_embed"] = names["pos_embed"][:, 1:]
-    refuse_unmapped(name for name in names if not VITFT_NAMES.fullmatch(name))
-    return Converted(
+    _refuse_unmapped(name for name in names if not _VITFT_NAMES.fullmatch(name))
+    return _Converted(
         flavour=flavour,
-        tensors=in_float32(names),
+        tensors=_in_float32(names),
         heads=heads,
         dropped=unused,
         may_rotate=rotates,
@@ -195,34 +195,34 @@ def described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     )
 
 
-def flavour_of(names: Iterable[str]) -> Flavour:
+def _flavour_of(names: Iterable[str]) -> Flavour:
     """Return the naming scheme of tensors.
 
     Raises:
         WeightsError: The names do not match any naming scheme, or there are no tensors.
     """
     present = set(names)
-    if "cls_token" in present or any(VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
+    if "cls_token" in present or any(_VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
-    if any(HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
+    if any(_HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
         return "hf"
-    for sign, flavour in FLAVOURS.items():
+    for sign, flavour in _FLAVOURS.items():
         if sign in present:
             return flavour
     raise WeightsError(
         f"no plain Vision Transformer is among the tensors: {first_five(sorted(present))}"
         if present
         else "the file contains no tensors",
-        fix=OTHER_WEIGHTS,
+        fix=_OTHER_WEIGHTS,
     )
 
 
-def our_name(name: str) -> str | None:
+def _our_name(name: str) -> str | None:
     """Return vitft's name for a tensor of another tool, or None if there is none.
 
     Queries, keys and values still have separate names (q, k and v).
     """
-    name = HF_PREFIX.sub("", name.replace("/", "."))
+    name = _HF_PREFIX.sub("", name.replace("/", "."))
     name = re.sub(r"\b(MultiHeadDotProductAttention|MlpBlock)_\d", r"\1", name)
     name = re.sub(r"\.(kernel|scale)$", ".weight", name)
     block = re.fullmatch(
@@ -244,21 +244,21 @@ def our_name(name: str) -> str | None:
     return f"blocks.{int(block[1])}.{ours}" if block and ours else ours
 
 
-def convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
+def _convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
     """Convert tensors from Google's layout; return them and the number of heads (None if unknown).
 
     Raises:
-        WeightsError: As in `rename_all` and `fuse_qkv`.
+        WeightsError: As in `_rename_all` and `_fuse_qkv`.
     """
-    names = rename_all(unstacked(tensors))
+    names = _rename_all(_unstacked(tensors))
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
     if not any("backbone.stages" in name for name in names):  # as in timm for a root without stages
         names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
-    return fuse_qkv({n: from_flax(n, t) for n, t in names.items()}), heads
+    return _fuse_qkv({n: _from_flax(n, t) for n, t in names.items()}), heads
 
 
-def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Split arrays that stack all blocks, as in big_vision, into one array per block."""
     scanned = "Transformer/encoderblock/"
     result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
@@ -269,7 +269,7 @@ def unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def from_flax(name: str, array: Tensor) -> Tensor:
+def _from_flax(name: str, array: Tensor) -> Tensor:
     """Convert an array from Flax's layout to torch's."""
     if re.search(r"attn\.[qkv]\.weight$", name) and array.ndim == 3:
         return array.flatten(1).T  # (D, H, K) -> (H*K, D)
@@ -284,7 +284,7 @@ def from_flax(name: str, array: Tensor) -> Tensor:
     return array
 
 
-def tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> dict[str, Tensor]:
+def _tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> dict[str, Tensor]:
     """Return the tensors of a vision tower (CLIP, SigLIP, DINOv3), or of any ViT, as in timm."""
     result = dict(tensors)
     for name in {"cls_token", "pos_embed"} & result.keys():  # (D,) or (N, D) in CLIP and SigLIP
@@ -308,14 +308,14 @@ def tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> d
     return result
 
 
-def rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under vitft's names.
 
     Raises:
         WeightsError: A name is unknown, or two tensors map to the same name.
     """
-    pairs = [(name, our_name(name)) for name in tensors]
-    refuse_unmapped(name for name, ours in pairs if ours is None)
+    pairs = [(name, _our_name(name)) for name in tensors]
+    _refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
     for name, ours in pairs:
         if ours in result:
@@ -327,7 +327,7 @@ def rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate the queries, keys and values of each block into one tensor, as in timm.
 
     Raises:
@@ -354,7 +354,7 @@ def fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def refuse_unmapped(names: Iterable[str]) -> None:
+def _refuse_unmapped(names: Iterable[str]) -> None:
     """Refuse tensors that have no counterpart in vitft.
 
     Raises:
@@ -363,15 +363,15 @@ def refuse_unmapped(names: Iterable[str]) -> None:
     unknown = sorted(names)
     if not unknown:
         return
-    found = (cause for sign, cause in LIKELY_CAUSES.items() if any(sign in n for n in unknown))
+    found = (cause for sign, cause in _LIKELY_CAUSES.items() if any(sign in n for n in unknown))
     cause = next(found, None)
     raise WeightsError(
         f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
-        fix=OTHER_WEIGHTS,
+        fix=_OTHER_WEIGHTS,
     )
 
 
-def in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert all tensors to float32; contiguous float32 tensors are not copied.
 
     Raises:

@@ -23,13 +23,13 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0
+_ANSWER_S = 5.0
 """Seconds to wait for the response to a metadata request."""
-ATTEMPTS = 3
+_ATTEMPTS = 3
 """Maximum number of attempts at a request or download if huggingface_hub itself does not retry."""
 FIRST_WAIT_S = 0.5
 """Delay in seconds before the second attempt; doubled before each further attempt."""
-BUSY_PATIENCE_S = 60.0
+_BUSY_PATIENCE_S = 60.0
 """Maximum time in seconds to keep retrying requests to a busy hub; the hub may set the delay before
 each attempt."""
 
@@ -61,11 +61,11 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     if licence_terms(entry.licence) == "non-commercial":
         log.warning(f"{entry.name} is licensed for non-commercial use only ({entry.licence})")
     if entry.is_hub_repository:
-        entry = with_existing_file(entry, allow_pickle=allow_pickle)
+        entry = _with_existing_file(entry, allow_pickle=allow_pickle)
     damage = ""
     for _ in range(2):
         try:
-            path = cached_or_downloaded(entry)
+            path = _cached_or_downloaded(entry)
         except WeightsError as error:
             if not damage:
                 raise
@@ -74,13 +74,13 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
                 fix=error.fix,
             ) from error
         digest = sha256_of(path)
-        damage = find_damage(path, digest, entry.sha256)
+        damage = _find_damage(path, digest, entry.sha256)
         if not damage:
-            log_leftovers(path)
+            _log_leftovers(path)
             if entry.is_hub_repository:
-                fetch_sidecars(entry, revision=path.parent.name)
+                _fetch_sidecars(entry, revision=path.parent.name)
             return Fetched(path=path, revision=path.parent.name, sha256=digest)
-        delete_cached(path)
+        _delete_cached(path)
         log.info(f"deleted a damaged copy of {entry.repo}/{entry.file}: {damage}")
     raise WeightsError(
         f"{entry.repo}/{entry.file} is damaged: {damage}; the download was deleted",
@@ -88,7 +88,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     )
 
 
-def find_damage(path: Path, sha256: str, published: str) -> str:
+def _find_damage(path: Path, sha256: str, published: str) -> str:
     """Return how the digest of a cached file differs from the expected one, or an empty string.
 
     huggingface_hub names a cached file after the hub's ETag: the sha256 of a large file, or git's
@@ -107,7 +107,7 @@ def find_damage(path: Path, sha256: str, published: str) -> str:
     return ""
 
 
-def delete_cached(path: Path) -> None:
+def _delete_cached(path: Path) -> None:
     """Delete a cached file: the link in the snapshot and the content it points to."""
     path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
+def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
     """Return the entry of a hub repository, with the name of the weight file to use.
 
     The weight file is model.safetensors, which is downloaded to check that it exists. If it does
@@ -132,7 +132,7 @@ def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEnt
         ResourceError: The disk is full.
     """
     try:
-        cached_or_downloaded(entry)
+        _cached_or_downloaded(entry)
     except WeightsError as error:
         if "has no file" not in error.problem:
             raise
@@ -146,7 +146,7 @@ def with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEnt
     return entry
 
 
-def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
+def _fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
     """Fetch a repository's config.json and preprocessor_config.json from commit `revision`.
 
     Files that cannot be fetched are skipped, and damaged files are deleted.
@@ -156,12 +156,12 @@ def fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
     """
     for name in ("config.json", "preprocessor_config.json"):
         with contextlib.suppress(WeightsError):
-            path = cached_or_downloaded(replace(entry, file=name, revision=revision))
-            if find_damage(path, sha256_of(path), ""):
-                delete_cached(path)
+            path = _cached_or_downloaded(replace(entry, file=name, revision=revision))
+            if _find_damage(path, sha256_of(path), ""):
+                _delete_cached(path)
 
 
-def log_leftovers(path: Path) -> None:
+def _log_leftovers(path: Path) -> None:
     """Log the partial downloads that killed processes have left next to a cached file."""
     partial = path.resolve().parent.glob("*.incomplete")
     parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
@@ -173,7 +173,7 @@ def log_leftovers(path: Path) -> None:
         )
 
 
-def cached_or_downloaded(entry: CatalogEntry) -> Path:
+def _cached_or_downloaded(entry: CatalogEntry) -> Path:
     """Return the path of the cached file, downloading it if necessary; its content is not verified.
 
     Raises:
@@ -183,37 +183,37 @@ def cached_or_downloaded(entry: CatalogEntry) -> Path:
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
-        return from_cache(entry, why="HF_HUB_OFFLINE is set")
+        return _from_cache(entry, why="HF_HUB_OFFLINE is set")
     if re.fullmatch(r"[0-9a-f]{40}", entry.revision):  # a commit never changes
         with contextlib.suppress(WeightsError):
-            return from_cache(entry, why="")
-    unreachable = check_reachable(entry)
+            return _from_cache(entry, why="")
+    unreachable = _check_reachable(entry)
     if unreachable:
-        return from_cache(entry, why=f"{constants.ENDPOINT} cannot be reached ({unreachable})")
+        return _from_cache(entry, why=f"{constants.ENDPOINT} cannot be reached ({unreachable})")
     from huggingface_hub import hf_hub_download
 
-    options: Any = {"revision": entry.revision, "etag_timeout": ANSWER_S}
+    options: Any = {"revision": entry.revision, "etag_timeout": _ANSWER_S}
     options["tqdm_class"] = hub.DownloadBar
     failure: Exception | None = None
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
             with hub.readable_errors(entry), hub.plain_http():
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
         except (hub.http_error(), OSError) as error:  # OSError: the content has the wrong length
             hub.check_disk(entry, error)
             failure = error
-            wait = retry_delay(error, attempt)
+            wait = _retry_delay(error, attempt)
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
-            if wait is None or was_retried or attempt == ATTEMPTS:
+            if wait is None or was_retried or attempt == _ATTEMPTS:
                 break
             log.info(
                 f"download of {entry.file} interrupted ({hub.describe_failure(error)}); retrying"
             )
-            time.sleep(min(wait, BUSY_PATIENCE_S / ATTEMPTS))
-    raise download_error(entry, failure) from failure
+            time.sleep(min(wait, _BUSY_PATIENCE_S / _ATTEMPTS))
+    raise _download_error(entry, failure) from failure
 
 
-def from_cache(entry: CatalogEntry, *, why: str) -> Path:
+def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
     """Return the path of the file in the cache, without network access.
 
     Raises:
@@ -229,12 +229,12 @@ def from_cache(entry: CatalogEntry, *, why: str) -> Path:
     except LocalEntryNotFoundError as error:
         raise WeightsError(
             f"{entry.name} ({entry.repo}) is not in the cache, and {why}",
-            fix=f"run `vitft weights fetch {entry.name}` while online, {path_here(entry)}, or use "
+            fix=f"run `vitft weights fetch {entry.name}` while online, {_path_here(entry)}, or use "
             "--weights demo",
         ) from error
 
 
-def path_here(entry: CatalogEntry) -> str:
+def _path_here(entry: CatalogEntry) -> str:
     """Return the part of a fix on local weights: a file or folder of this name, if it is here."""
     for name in (entry.name, entry.name.partition(".")[0]):
         if Path(name).exists():
@@ -243,7 +243,7 @@ def path_here(entry: CatalogEntry) -> str:
     return "pass the path of a weight file"
 
 
-def check_reachable(entry: CatalogEntry) -> str:
+def _check_reachable(entry: CatalogEntry) -> str:
     """Return why the hub cannot be reached, or an empty string if it can.
 
     This requests the metadata of the file, with retries if the hub is busy.
@@ -255,7 +255,7 @@ def check_reachable(entry: CatalogEntry) -> str:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
-    timeout: Any = (1.5, ANSWER_S, ANSWER_S, ANSWER_S)  # seconds: connect, read, write, pool
+    timeout: Any = (1.5, _ANSWER_S, _ANSWER_S, _ANSWER_S)  # seconds: connect, read, write, pool
     started = time.monotonic()
     for attempt in range(1, 10):
         try:
@@ -264,10 +264,10 @@ def check_reachable(entry: CatalogEntry) -> str:
         except hub.http_error() as error:
             if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
                 return hub.short_message(error)
-            wait = retry_delay(error, attempt)
-            is_late = wait is None or time.monotonic() - started + wait > BUSY_PATIENCE_S
-            if is_late or (attempt >= ATTEMPTS and hub.status_of(error) is None):
-                raise download_error(entry, error) from error
+            wait = _retry_delay(error, attempt)
+            is_late = wait is None or time.monotonic() - started + wait > _BUSY_PATIENCE_S
+            if is_late or (attempt >= _ATTEMPTS and hub.status_of(error) is None):
+                raise _download_error(entry, error) from error
             log.info(
                 f"{constants.ENDPOINT}: {hub.describe_failure(error)}; retrying in {wait:.1f} s"
             )
@@ -279,7 +279,7 @@ def check_reachable(entry: CatalogEntry) -> str:
     raise hub.not_a_hub()
 
 
-def retry_delay(error: Exception, attempt: int) -> float | None:
+def _retry_delay(error: Exception, attempt: int) -> float | None:
     """Return the delay in seconds before the next attempt, or None if retrying would not help.
 
     `attempt` is the number of attempts so far. A delay that the hub sets takes precedence.
@@ -295,7 +295,7 @@ def retry_delay(error: Exception, attempt: int) -> float | None:
     return FIRST_WAIT_S * 2 ** (attempt - 1)
 
 
-def download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
+def _download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
     """Return the error for a failed download."""
     if type(error).__name__ == "TooManyRedirects" or hub.status_of(error or OSError()) == 404:
         return hub.not_a_hub()  # a real hub explains a 404 response

@@ -46,18 +46,18 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             f"block {gap or 0} is missing from the weights, which have {len(numbers)} blocks",
             fix="save or download the file again; it is incomplete",
         )
-    stem = stem_of(tensors)
-    kernel = shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
+    stem = _stem_of(tensors)
+    kernel = _shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
     stride = 1 if stem is None else stem_stride(stem)
     root = "patch_embed.backbone.stem.conv.weight" if stem else "patch_embed.backbone.conv.weight"
-    channels = kernel[1] if stem is None else shape_of(tensors, root, 4)[1]
+    channels = kernel[1] if stem is None else _shape_of(tensors, root, 4)[1]
     width, patch = kernel[0], (kernel[2] * stride, kernel[3] * stride)
-    registers = shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
+    registers = _shape_of(tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     class_token = "cls_token" in tensors
     prefix = class_token + ("dist_token" in tensors) + registers
     if "pos_embed" in tensors:
-        positions = shape_of(tensors, "pos_embed", 3)[1]
-        (rows, columns), prefix = grid_of(positions, prefix, patch, facts.image_size)
+        positions = _shape_of(tensors, "pos_embed", 3)[1]
+        (rows, columns), prefix = _grid_of(positions, prefix, patch, facts.image_size)
     elif facts.image_size is not None:
         height, across = facts.image_size
         rows, columns, prefix = height // patch[0], across // patch[1], 1
@@ -66,7 +66,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             "pos_embed is missing from the weights, and the image size is not stated",
             fix="put a config.json that states the image size next to the weight file",
         )
-    hidden = shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1]
+    hidden = _shape_of(tensors, "blocks.0.mlp.fc2.weight", 2)[1]
     ratio = hidden / width
     if int(width * ratio) != hidden:  # the same computation as in the model
         ratio = math.nextafter(ratio, math.inf)
@@ -100,8 +100,8 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             mlp_ratio=ratio,
             qkv_bias="blocks.0.attn.qkv.bias" in tensors,
             proj_bias="blocks.0.attn.proj.bias" in tensors,
-            gated_mlp=shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * hidden,
-            num_classes=0 if head is None else shape_of(tensors, "head.weight", 2)[0],
+            gated_mlp=_shape_of(tensors, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * hidden,
+            num_classes=0 if head is None else _shape_of(tensors, "head.weight", 2)[0],
             pre_logits="pre_logits.fc.weight" in tensors,
             norm_eps=1e-6 if facts.norm_eps is None else facts.norm_eps,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
@@ -130,7 +130,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
         ) from error
 
 
-def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+def _stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
     """Return the number of bottlenecks in each stage of a hybrid's ResNet, or None for a plain ViT.
 
     Raises:
@@ -151,7 +151,7 @@ def stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
     return tuple(counts)
 
 
-def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
+def _shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
     """Return the shape of a required tensor, after checking its number of dimensions.
 
     Raises:
@@ -169,7 +169,7 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple
     return shape
 
 
-def grid_of(
+def _grid_of(
     positions: int, prefix: int, patch: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
     """Return the shape of the patch grid and the number of prefix tokens with position embeddings.

@@ -32,7 +32,7 @@ from vitft.models.vit_config import Pool, as_pair
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import listing
 
-PreLogits = Literal["keep", "drop"]
+_PreLogits = Literal["keep", "drop"]
 
 
 def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
@@ -43,7 +43,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | tuple[int, int] | None = None,
     in_channels: int | None = None,
-    pre_logits: PreLogits = "drop",
+    pre_logits: _PreLogits = "drop",
     pool: Pool | None = None,
     pos_embed: PosEmbed = "bicubic",
     drop_path: float = 0.0,
@@ -146,7 +146,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     )
     # Half precision is converted to float32; float32 tensors stay memory-mapped without a copy.
     model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
-    return model, make_report(
+    return model, _make_report(
         model, weights, adapted, keeps_head=num_classes is None, pos_embed=pos_embed
     )
 
@@ -179,7 +179,7 @@ def load_backbone(
     """
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
-        return load_random(name_or_path, seed=seed, **sizes, **options)
+        return _load_random(name_or_path, seed=seed, **sizes, **options)
     found = locate(name_or_path)
     if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
         return load_pretrained(name_or_path, **sizes, **options)
@@ -196,7 +196,7 @@ def load_backbone(
     return reload_timm(found, **sizes, classes=options.get("classes", ()))
 
 
-def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
+def _load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
     """Build the model `random:NAME` with random weights from `seed`; return it and its report.
 
     The arguments and errors are the same as for `load_backbone`.
@@ -216,7 +216,7 @@ def load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadRep
     return model.eval(), replace(report, provenance=provenance, positions="random")
 
 
-def make_report(
+def _make_report(
     model: VisionTransformer,
     weights: PretrainedWeights,
     adapted: Adapted,

@@ -22,7 +22,7 @@ from vitft.system.files import (
 from vitft.system.near_paths import near_paths, path_fix
 from vitft.system.text import count, listing, shell_quote
 
-FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
+_FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
 """Suffixes that identify a string as a path rather than a name, even if no such file exists."""
 
 
@@ -67,7 +67,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
         name = canonical_name(name)
         if name in entries_by_name():
             return find_entry(name)
-        if entry := parse_prefixed_name(name):
+        if entry := _parse_prefixed_name(name):
             return entry
     if "://" in name:
         raise WeightsError(
@@ -80,23 +80,23 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             fix="use a name from `vitft weights list`, or the path of a weight file",
         )
     if path.is_dir():
-        return weights_in_folder(path)
+        return _weights_in_folder(path)
     if file_and_part(path)[0].exists():
         return check_weight_file(path)
     is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
-    is_misspelt = bool(path.suffix and near_paths(path, may_be_weights))
-    is_file = path.suffix.lower() in FILE_SUFFIXES or is_misspelt
+    is_misspelt = bool(path.suffix and near_paths(path, _may_be_weights))
+    is_file = path.suffix.lower() in _FILE_SUFFIXES or is_misspelt
     if not is_name or name.endswith(os.sep) or is_file:
         raise WeightsError(
             f"weights not found: {path}",
             fix=path_fix(
-                path, may_be_weights, otherwise="or choose a name from `vitft weights list`"
+                path, _may_be_weights, otherwise="or choose a name from `vitft weights list`"
             ),
         )
     return find_entry(name)  # raises an error that suggests similar names
 
 
-def weights_in_folder(path: Path) -> Path:
+def _weights_in_folder(path: Path) -> Path:
     """Return the weight file in a run directory, an export, a hub snapshot or another folder.
 
     The file is model.safetensors or the only one of the best format. Weights in several parts count
@@ -139,7 +139,7 @@ def file_and_part(path: Path) -> tuple[Path, str | None]:
     return (Path(file), part) if sign and not path.exists() else (path, None)
 
 
-def may_be_weights(entry: "os.DirEntry[str]") -> bool:
+def _may_be_weights(entry: "os.DirEntry[str]") -> bool:
     """Return whether an entry is a folder or, by its suffix, a weight file."""
     return entry.is_dir() or entry.name.lower().endswith(WEIGHT_SUFFIXES)
 
@@ -153,7 +153,7 @@ def canonical_name(name: str) -> str:
     return f"hf:{named.removesuffix('@main').rstrip('@')}"
 
 
-def parse_prefixed_name(name: str) -> CatalogEntry | None:
+def _parse_prefixed_name(name: str) -> CatalogEntry | None:
     """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name.
 
     Raises:
@@ -168,7 +168,7 @@ def parse_prefixed_name(name: str) -> CatalogEntry | None:
         )
     if name.startswith("hf:"):
         return parse_hub_name(name)
-    return parse_timm_name(name) if name.startswith("timm:") else None
+    return _parse_timm_name(name) if name.startswith("timm:") else None
 
 
 def parse_hub_name(name: str) -> CatalogEntry:
@@ -194,7 +194,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
     )
 
 
-def parse_timm_name(name: str) -> CatalogEntry:
+def _parse_timm_name(name: str) -> CatalogEntry:
     """Return a catalogue entry for timm:NAME[.TAG] or timm:NAME=FILE, without timm's metadata.
 
     Raises:

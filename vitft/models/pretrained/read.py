@@ -32,26 +32,26 @@ from vitft.system.npz import check_unpacked_size, read_npz
 from vitft.system.safetensors_file import read_header
 from vitft.system.text import count, listing, shell_quote
 
-WRAPPER = re.compile(
+_WRAPPER = re.compile(
     r"(?<![^.:])(_orig_mod|_fsdp_wrapped_module|_fpw_module|_checkpoint_wrapped_module)\."
 )
 """Pattern for the parts of names that torch.compile and sharded training add."""
-AVERAGE = re.compile(r"(?<![a-z])(ema|averaged_model)(?![a-z])|^teacher:")
-UNFIT = re.compile(r"(?<![a-z])momentum(?![a-z])|^student:")
+_AVERAGE = re.compile(r"(?<![a-z])(ema|averaged_model)(?![a-z])|^teacher:")
+_UNFIT = re.compile(r"(?<![a-z])momentum(?![a-z])|^student:")
 """Patterns for the roots of the better one (EMA) and of the worse one of two models in a file."""
-OPTIMISER = re.compile(r"(?<![a-z])(optim(izer)?s?|opt_?state|opt[/.:]state|mu|nu)(?![a-z])")
+_OPTIMISER = re.compile(r"(?<![a-z])(optim(izer)?s?|opt_?state|opt[/.:]state|mu|nu)(?![a-z])")
 """Pattern for the names of an optimiser's tensors, which may repeat those of the model."""
-BESIDE = (
+_BESIDE = (
     *("argparse.Namespace", "collections.defaultdict", "yacs.config.CfgNode"),
     *(f"pathlib{m}.{kind}Path" for m in ("", "._local") for kind in ("Posix", "Windows")),
     *(f"{m}.utilities.parsing.AttributeDict" for m in ("pytorch_lightning", "lightning.pytorch")),
     *("numpy.dtype", "numpy.ndarray"),
     *(f"numpy.{m}.multiarray.{f}" for m in ("core", "_core") for f in ("scalar", "_reconstruct")),
 )
-"""Names in pickles that are allowed because a `StandIn` is created for them."""
+"""Names in pickles that are allowed because a `_StandIn` is created for them."""
 
 
-class StandIn(dict[Any, Any]):
+class _StandIn(dict[Any, Any]):
     """Inert object in place of settings, paths or numbers that are stored beside the weights."""
 
     def __init__(self, *_: object) -> None:
@@ -114,25 +114,25 @@ def read_weights(
             f"the sha256 of {path} is {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
-    check_published_digest(file, digest)
+    _check_published_digest(file, digest)
     metadata: Mapping[str, str] = {}
     every: dict[str, Tensor] = {}
     formats = [weight_format(each) for each in files]
     for each, kind in zip(files, formats, strict=True):
         if kind == "safetensors":
-            found, metadata = read_safetensors(each)
+            found, metadata = _read_safetensors(each)
         elif kind == "npz":
             try:
                 found = {name: torch.from_numpy(a) for name, a in read_npz(each).items()}
             except (OSError, ValueError) as error:
-                raise damaged_weights(".npz file", each, error) from error
+                raise _damaged_weights(".npz file", each, error) from error
         else:
-            found = read_pickle(each)
+            found = _read_pickle(each)
         every |= found
     tensors, others, notes = one_model(every, file, part, names)
     if "pickle" in formats:
         check_storage(tensors, file, sum(each.stat().st_size for each in files))
-    check_finite(tensors, file)
+    _check_finite(tensors, file)
     return RawWeights(
         path=path,
         tensors=tensors,
@@ -154,11 +154,11 @@ def one_model(
         WeightsError: The file has no model of this name, or several without one that is an average
             of the others or otherwise meant to be used.
     """
-    plain = {WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
+    plain = {_WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
     tensors = plain if len(plain) == len(tensors) else tensors
-    labels = model_roots(tensors, names)
+    labels = _model_roots(tensors, names)
     ranks = {
-        root: bool(UNFIT.search(root)) - bool(AVERAGE.search(root))
+        root: bool(_UNFIT.search(root)) - bool(_AVERAGE.search(root))
         for root, label in labels.items()
         if part in (None, label) or f".{part}." in f".{label}."
     }
@@ -190,13 +190,13 @@ def one_model(
     return used, unused, notes if choices and part is None else ()
 
 
-def model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
+def _model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
     """Return the roots of the names of the models in a file, with the name of each model.
 
     For example, a root is `state_dict:module.`, and the name of the model `state_dict.module`. For
     an unknown architecture, the root is that of the largest dictionary.
     """
-    tensors = {name: tensor for name, tensor in tensors.items() if not OPTIMISER.search(name)}
+    tensors = {name: tensor for name, tensor in tensors.items() if not _OPTIMISER.search(name)}
     roots = [match[1] for name in tensors if (match := ROOT.fullmatch(name))]
     if names:  # the first and the last one of a timm model
         ends = [name.removesuffix(names[0]) for name in tensors if name.endswith(names[0])]
@@ -210,7 +210,7 @@ def model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str
     return {root: re.sub("[./:]", ".", root).strip(".") for root in roots}
 
 
-def check_published_digest(path: Path, digest: str) -> None:
+def _check_published_digest(path: Path, digest: str) -> None:
     """Check the digest of a file that has the same name as a published file.
 
     The name of a published file contains the first 8 digits of its digest.
@@ -227,7 +227,7 @@ def check_published_digest(path: Path, digest: str) -> None:
         )
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Return the memory-mapped tensors and the header's metadata of a safetensors file.
 
     Raises:
@@ -237,14 +237,14 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
         header = read_header(path)
         for name, facts in header.tensors.items():
             if facts.dtype not in TORCH_TYPES:
-                raise unsupported_type(path, name, facts.dtype)
+                raise _unsupported_type(path, name, facts.dtype)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in header.entries}, header.metadata
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise damaged_weights("safetensors file", path, error) from error
+        raise _damaged_weights("safetensors file", path, error) from error
 
 
-def read_pickle(path: Path) -> dict[str, Tensor]:
+def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Return all tensors in a torch pickle, with the keys of nested dictionaries in their names.
 
     Raises:
@@ -256,7 +256,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
             fix="update to torch 2.10 or later, or use a .safetensors file",
         )
-    stand_ins: Any = [(StandIn, name) for name in BESIDE]
+    stand_ins: Any = [(_StandIn, name) for name in _BESIDE]
     try:
         with (
             path.open("rb") as file,  # from a path, torch chooses the format by the suffix
@@ -278,8 +278,8 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
                 "a pickle",
                 fix="save only the state dict, or use a .safetensors file",
             ) from error
-        raise damaged_weights("torch file", path, error) from error
-    tensors = nested_tensors(content, set())
+        raise _damaged_weights("torch file", path, error) from error
+    tensors = _nested_tensors(content, set())
     if not tensors or "" in tensors:
         raise WeightsError(
             f"{path} contains no named torch tensors, but a value of type {type(content).__name__}",
@@ -288,7 +288,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str, Tensor]:
+def _nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str, Tensor]:
     """Return the tensors in nested dictionaries, by their keys joined with `:`.
 
     `seen` contains the ids of dictionaries that were read already: a pickle may repeat them.
@@ -299,7 +299,7 @@ def nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str,
     if isinstance(content, dict) and id(content) not in seen and root.count(":") < 8:  # levels
         seen.add(id(content))
         for key, value in content.items():
-            result |= nested_tensors(value, seen, f"{root}:{key}" if root else str(key))
+            result |= _nested_tensors(value, seen, f"{root}:{key}" if root else str(key))
     return result
 
 
@@ -315,7 +315,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> Non
     total = 0
     for name, tensor in tensors.items():
         if str(tensor.dtype) not in TORCH_TYPES.values() or tensor.is_quantized:
-            raise unsupported_type(path, name, str(tensor.dtype).removeprefix("torch."))
+            raise _unsupported_type(path, name, str(tensor.dtype).removeprefix("torch."))
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.is_nested:
             raise WeightsError(
@@ -332,7 +332,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> Non
             )
 
 
-def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
+def _unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
     """Return the error for a tensor whose values have an unsupported type."""
     return WeightsError(
         f"{path}: tensor {name[:100]} has unsupported type {kind}",
@@ -340,7 +340,7 @@ def unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
     )
 
 
-def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Check that no tensor contains NaN or infinity, which would affect every prediction.
 
     Raises:
@@ -357,7 +357,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
             )
 
 
-def damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
+def _damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
     """Return an error that states why a file is not a valid `kind`."""
     with path.open("rb") as file:
         start = file.read(64)

@@ -14,10 +14,10 @@ from vitft.system.errors import UsageError
 from vitft.system.speed import GPU_SPEED, cpu_speed, has_gpu
 from vitft.system.text import count, duration
 
-Tier = Literal["fast", "balanced", "best"]
-ACCEPTABLE_S = 300.0
+_Tier = Literal["fast", "balanced", "best"]
+_ACCEPTABLE_S = 300.0
 """Maximum time in seconds of the feature pass over a data set with the default weights."""
-EFFICIENCY = 0.6
+_EFFICIENCY = 0.6
 """Speed of a model, including image decoding, relative to that of a matrix product."""
 
 
@@ -26,7 +26,7 @@ class Recommendation:
     """Recommended weights, with their cost."""
 
     name: str
-    tier: Tier
+    tier: _Tier
     megabytes: int
     """Size of the download in 10^6 bytes."""
     gmacs: float
@@ -44,7 +44,7 @@ class Recommendation:
 
         `speed` is the speed of the machine in billions of multiply-adds per second.
         """
-        return images * self.gmacs / (speed * EFFICIENCY)
+        return images * self.gmacs / (speed * _EFFICIENCY)
 
 
 @functools.cache
@@ -62,15 +62,15 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
     """Return the name of the default weights for a run, and the reason for choosing them.
 
     The candidates are the defaults in the local cache or, if there are none, all defaults. The most
-    accurate weights with a feature pass of at most `ACCEPTABLE_S` are chosen. If every pass takes
+    accurate weights with a feature pass of at most `_ACCEPTABLE_S` are chosen. If every pass takes
     longer, the fastest weights are chosen.
 
     Raises:
         UsageError: None of the default weights are in the cache, and HF_HUB_OFFLINE is set.
     """
     choices = [one for one in recommendations() if one.default]
-    cached = [one for one in choices if is_cached(one.entry)]
-    if not cached and is_offline():
+    cached = [one for one in choices if _is_cached(one.entry)]
+    if not cached and _is_offline():
         raise UsageError(
             "no weights given, none of the default weights are in the cache, and HF_HUB_OFFLINE is "
             "set",
@@ -79,7 +79,7 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
         )
     speed = machine_speed(device)
     several = cached or choices
-    affordable = [one for one in several if one.seconds(images, speed) <= ACCEPTABLE_S]
+    affordable = [one for one in several if one.seconds(images, speed) <= _ACCEPTABLE_S]
     chosen = affordable[-1] if affordable else several[0]
     seconds = chosen.seconds(images, speed)
     origin = "in the cache" if cached else f"a download of {chosen.megabytes:,} MB"
@@ -103,11 +103,11 @@ def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
         one
         for one in better
         if (licence_terms(one.entry.licence) == "open" or one.entry.licence == licence)
-        and is_cached(one.entry)
+        and _is_cached(one.entry)
     ]
 
 
-def is_cached(entry: CatalogEntry) -> bool:
+def _is_cached(entry: CatalogEntry) -> bool:
     """Return whether the hub's local cache contains the file of an entry."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -115,7 +115,7 @@ def is_cached(entry: CatalogEntry) -> bool:
     return isinstance(found, str) and Path(found).exists()
 
 
-def is_offline() -> bool:
+def _is_offline() -> bool:
     """Return whether the environment forbids connections to the hub."""
     from huggingface_hub import constants
 

@@ -63,13 +63,13 @@ class LoadReport:
             "head": self.head,
             "pre_logits": self.pre_logits,
             "positions": self.positions,
-            "pixels": f"mean {format_numbers(self.transform.mean)}, std "
-            f"{format_numbers(self.transform.std)}: {self.statistics_source}",
+            "pixels": f"mean {_format_numbers(self.transform.mean)}, std "
+            f"{_format_numbers(self.transform.std)}: {self.statistics_source}",
         }
         return [f"{key + ':':<12}{value}" for key, value in rows.items()]
 
 
-def format_numbers(values: tuple[float, ...]) -> str:
+def _format_numbers(values: tuple[float, ...]) -> str:
     """Return channel statistics as text: one number if all are equal, otherwise all numbers."""
     shown = values[:1] if len(set(values)) == 1 else values
     return " ".join(f"{value:.4g}" for value in shown)
@@ -83,7 +83,7 @@ def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed
     return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 
 
-def describe_file(weights: PretrainedWeights) -> list[str]:
+def _describe_file(weights: PretrainedWeights) -> list[str]:
     """Return a description of a weight file's content, one fact per line."""
     config, transform = weights.architecture, weights.transform
     rows, columns = config.grid
@@ -102,11 +102,11 @@ def describe_file(weights: PretrainedWeights) -> list[str]:
         "sha256": weights.provenance.get("sha256", ""),
         "format": flavours[weights.flavour],
         "model": f"{describe_vit(config)}, {parameters:,} parameters",
-        "head": describe_head(weights),
+        "head": _describe_head(weights),
         "pre_logits": "yes" if config.pre_logits else "no",
         "positions": f"{rows}x{columns} patches and {count(prefix, 'prefix token')}",
-        "pixels": f"mean {format_numbers(transform.mean)}, std "
-        f"{format_numbers(transform.std)}, {transform.interpolation}, "
+        "pixels": f"mean {_format_numbers(transform.mean)}, std "
+        f"{_format_numbers(transform.std)}, {transform.interpolation}, "
         f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
         "unused": ", ".join(weights.dropped) or "nothing",
     }
@@ -132,7 +132,7 @@ def inspect(
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
     pos_embed = weights.resampling or pos_embed
-    lines = describe_file(weights)
+    lines = _describe_file(weights)
     if classes is None and image_size is None:
         return lines
     source = weights.architecture
@@ -161,7 +161,7 @@ def inspect(
     return lines + [f"{'note:':<18}{note}" for note in adapted.notes]
 
 
-def describe_head(weights: PretrainedWeights) -> str:
+def _describe_head(weights: PretrainedWeights) -> str:
     """Return a description of the classification head in the file."""
     head = weights.tensors.get("head.weight")
     if head is None:

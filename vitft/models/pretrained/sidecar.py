@@ -18,18 +18,18 @@ from vitft.models.timm_config import timm_modules
 from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 
-MAX_STATED_SIDE = 16384
-LARGEST_GREY = 1e38
+_MAX_STATED_SIDE = 16384
+_LARGEST_GREY = 1e38
 """Maximum absolute value of the limits of a grey range, as in `EvalTransform`."""
-PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Mapping from the Pillow filter numbers that transformers writes to filter names."""
-ACTIVATION_NAMES: Mapping[str, Activation] = {
+_ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_tanh", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
     **dict.fromkeys(("quick_gelu", "quickgelu"), "quick_gelu"),
 }
 """Mapping from the names of activation functions in timm and transformers to vitft's names."""
-TOWER_DEFAULTS: Mapping[str, tuple[Activation, float]] = {
+_TOWER_DEFAULTS: Mapping[str, tuple[Activation, float]] = {
     "clip_vision_model": ("quick_gelu", 1e-5),
     "siglip_vision_model": ("gelu_tanh", 1e-6),
     "siglip2_vision_model": ("gelu_tanh", 1e-6),
@@ -87,7 +87,7 @@ class SidecarFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonTable:
+class _JsonTable:
     """JSON object with typed access to its values; errors name the file and the key."""
 
     path: Path
@@ -105,9 +105,9 @@ class JsonTable:
             raise self.wrong(key, wanted)
         return value
 
-    def table(self, key: str) -> "JsonTable":
+    def table(self, key: str) -> "_JsonTable":
         value = self.checked(key, "an object", lambda value: isinstance(value, dict))
-        return JsonTable(self.path, value or {})
+        return _JsonTable(self.path, value or {})
 
     def text(self, key: str) -> str | None:
         return self.checked(key, "a string", lambda value: isinstance(value, str))
@@ -118,12 +118,12 @@ class JsonTable:
         )
 
     def number(self, key: str) -> float | None:
-        value = self.checked(key, "a number", is_number)
+        value = self.checked(key, "a number", _is_number)
         return None if value is None else float(value)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
         def is_right(items: Any) -> bool:  # noqa: ANN401
-            return isinstance(items, list) and 0 < len(items) <= 16 and all(map(is_number, items))
+            return isinstance(items, list) and 0 < len(items) <= 16 and all(map(_is_number, items))
 
         value = self.checked(key, "a list of 1 to 16 numbers", is_right)
         return None if value is None else tuple(map(float, value))
@@ -132,8 +132,8 @@ class JsonTable:
         """Return two numbers, the lower one first, or () if the key is absent."""
 
         def is_right(ends: Any) -> bool:  # noqa: ANN401
-            is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
-            return is_pair and -LARGEST_GREY <= ends[0] < ends[1] <= LARGEST_GREY
+            is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))
+            return is_pair and -_LARGEST_GREY <= ends[0] < ends[1] <= _LARGEST_GREY
 
         value = self.checked(key, "two numbers, the lower one first", is_right)
         return () if value is None else tuple(map(float, value))
@@ -147,12 +147,12 @@ class JsonTable:
         if value is None:
             return None
         sides = list(value[-2:]) if isinstance(value, list) else [value, value]
-        if len(sides) != 2 or not all(type(s) is int and 0 < s <= MAX_STATED_SIDE for s in sides):
-            raise self.wrong(key, f"a size of 1 to {MAX_STATED_SIDE} pixels")
+        if len(sides) != 2 or not all(type(s) is int and 0 < s <= _MAX_STATED_SIDE for s in sides):
+            raise self.wrong(key, f"a size of 1 to {_MAX_STATED_SIDE} pixels")
         return sides[0], sides[1]
 
 
-def is_number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether a JSON value is a finite number."""
     return type(value) in (int, float) and abs(cast("float", value)) <= sys.float_info.max
 
@@ -170,29 +170,29 @@ def read_sidecar(path: Path) -> SidecarFacts:
     if "vision_config" in config.values:  # CLIP and SigLIP with their text towers
         config = config.table("vision_config")
     is_hf = any(key in config.values for key in ("hidden_act", "num_attention_heads"))
-    if is_hf or config.text("model_type") in TOWER_DEFAULTS:
-        return hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
+    if is_hf or config.text("model_type") in _TOWER_DEFAULTS:
+        return _hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
     # Older files of timm have the statistics at the top level instead of in pretrained_cfg
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     pool = arguments.text("global_pool") or config.text("global_pool")
-    known = named_architecture(config)
+    known = _named_architecture(config)
     architecture, tag = config.text("architecture"), cfg.text("tag")
     return SidecarFacts(
-        unstored=unstored_facts(arguments, known) if known else None,
+        unstored=_unstored_facts(arguments, known) if known else None,
         pool=pool or (timm_pool(known) if known else ""),
         heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
-        activation=stated_activation(arguments, "act_layer")
+        activation=_stated_activation(arguments, "act_layer")
         or (known.activation if known else None),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
-        classes=stated_classes(cfg, "label_names") or stated_classes(config, "label_names"),
+        classes=_stated_classes(cfg, "label_names") or _stated_classes(config, "label_names"),
         published=f"{architecture}.{tag}" if architecture and tag else "",
-        **timm_preprocessing_facts(cfg),
+        **_timm_preprocessing_facts(cfg),
     )
 
 
-def read_table_file(path: Path) -> JsonTable | None:
+def read_table_file(path: Path) -> _JsonTable | None:
     """Return the object in a JSON file, or None if the file does not exist.
 
     Raises:
@@ -209,10 +209,10 @@ def read_table_file(path: Path) -> JsonTable | None:
         raise WeightsError(f"{path} is not valid JSON: {str(error)[:100]}", fix=fix) from error
     if not isinstance(values, dict):
         raise WeightsError(f"{path} does not contain a JSON object", fix=fix)
-    return JsonTable(path, values)
+    return _JsonTable(path, values)
 
 
-def named_architecture(config: JsonTable) -> ViTConfig | None:
+def _named_architecture(config: _JsonTable) -> ViTConfig | None:
     """Return the configuration of the architecture that timm's config.json names, if timm has it.
 
     Raises:
@@ -227,7 +227,7 @@ def named_architecture(config: JsonTable) -> ViTConfig | None:
         raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
 
 
-def unstored_facts(arguments: JsonTable, known: ViTConfig) -> UnstoredFacts:
+def _unstored_facts(arguments: _JsonTable, known: ViTConfig) -> UnstoredFacts:
     """Return the unstored facts about architecture `known` as built by timm with `arguments`."""
     heads = arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads
     has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
@@ -262,7 +262,7 @@ def timm_pool(config: ViTConfig) -> str:
     return {"cls": "token", "mean": "avg", "map": "map"}[config.pool]
 
 
-def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:
+def _timm_preprocessing_facts(cfg: _JsonTable) -> dict[str, Any]:
     """Return the fields of `SidecarFacts` that timm's pretrained_cfg contains."""
     mean, std = cfg.numbers("mean"), cfg.numbers("std")
     names = ("", "random", *RESAMPLING)  # "random" is an option for training
@@ -277,7 +277,7 @@ def timm_preprocessing_facts(cfg: JsonTable) -> dict[str, Any]:
     }
 
 
-def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
+def _hf_facts(config: _JsonTable, processor: _JsonTable | None) -> SidecarFacts:
     """Return the facts in transformers' config.json and preprocessor_config.json."""
     if processor is None and "pretrained_cfg" in config.values:
         processor = config
@@ -288,26 +288,26 @@ def hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
     if is_gated and config.text("hidden_act") not in ("silu", "swish"):
         raise config.wrong("hidden_act", "silu, the only activation of gated MLPs in vitft")
     rope = RopeConfig(base=config.number("rope_theta") or 100.0) if is_rotary else None
-    activation, norm_eps = TOWER_DEFAULTS.get(config.text("model_type") or "", (None, None))
+    activation, norm_eps = _TOWER_DEFAULTS.get(config.text("model_type") or "", (None, None))
     return SidecarFacts(
         unstored=UnstoredFacts(rope=rope, pool_heads=0, final_norm=True),
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
-        classes=stated_classes(config, "id2label"),
-        activation=None if is_gated else stated_activation(config, "hidden_act") or activation,
+        classes=_stated_classes(config, "id2label"),
+        activation=None if is_gated else _stated_activation(config, "hidden_act") or activation,
         norm_eps=config.checked(
-            "layer_norm_eps", "a number between 0 and 1", lambda n: is_number(n) and 0 < n < 1
+            "layer_norm_eps", "a number between 0 and 1", lambda n: _is_number(n) and 0 < n < 1
         )
         or norm_eps,
-        **(hf_preprocessing(processor) if processor else {}),
+        **(_hf_preprocessing(processor) if processor else {}),
     )
 
 
-def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
+def _hf_preprocessing(processor: _JsonTable) -> dict[str, Any]:
     """Return the fields of `SidecarFacts` given by transformers' image processor settings."""
     if "pretrained_cfg" in processor.values:  # the processor for timm models
         cfg = processor.table("pretrained_cfg")
-        return timm_preprocessing_facts(cfg) | {"grey_range": cfg.bounds("grey_range")}
+        return _timm_preprocessing_facts(cfg) | {"grey_range": cfg.bounds("grey_range")}
     mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
     if processor.values.get("do_normalize") is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -315,25 +315,25 @@ def hf_preprocessing(processor: JsonTable) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "mean": mean if std else None,
         "std": std if mean else None,
-        "interpolation": PIL_FILTERS.get(number) if number else None,
+        "interpolation": _PIL_FILTERS.get(number) if number else None,
         "source": f"from {processor.path}" if mean and std else "",
         "fit": "squash",  # transformers' ViT processor ignores the aspect ratio
         "crop": 1.0,
     }
     size = processor.values.get("size")
     if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
-        shortest = processor.table("size").whole("shortest_edge", MAX_STATED_SIDE)
+        shortest = processor.table("size").whole("shortest_edge", _MAX_STATED_SIDE)
         is_table = isinstance(processor.values["crop_size"], dict)
         cut, key = (
             (processor.table("crop_size"), "height") if is_table else (processor, "crop_size")
         )
-        side = cut.whole(key, MAX_STATED_SIDE)
+        side = cut.whole(key, _MAX_STATED_SIDE)
         if shortest and side and side <= shortest:
             fields |= {"fit": "crop", "crop": side / shortest}
     return fields
 
 
-def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
+def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
     """Return class names in the order of the head's outputs, or () if `key` is absent.
 
     The value of `key` is a list of names or {"0": name, ...}.
@@ -353,7 +353,7 @@ def stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def stated_activation(table: JsonTable, key: str) -> Activation | None:
+def _stated_activation(table: _JsonTable, key: str) -> Activation | None:
     """Return the activation function named in the file, or None if there is none.
 
     The function affects the outputs of the model but not the shapes of its tensors.
@@ -362,9 +362,9 @@ def stated_activation(table: JsonTable, key: str) -> Activation | None:
         WeightsError: vitft does not support this function.
     """
     name = table.text(key)
-    if name is not None and name not in ACTIVATION_NAMES:
+    if name is not None and name not in _ACTIVATION_NAMES:
         raise WeightsError(
             f"{table.path}: {key} is {name}, but vitft supports only GELU and its approximations",
             fix="use weights trained with GELU",
         )
-    return ACTIVATION_NAMES[name] if name else None
+    return _ACTIVATION_NAMES[name] if name else None

@@ -71,7 +71,7 @@ def load_timm(
     )
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
-        return model, timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
+        return model, _timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
     source: dict[str, Any]
     if entry.local:
         path = Path(entry.local)
@@ -96,7 +96,7 @@ def load_timm(
         ) from error
     head = source.get("tensors", {}).get(f"{model.head_name}.weight", ())
     old_classes = len(head) if entry.local else entry.num_classes
-    report = timm_report(model, old_classes, transform, provenance)
+    report = _timm_report(model, old_classes, transform, provenance)
     return model, replace(
         report,
         dropped=(*report.dropped, *dropped),
@@ -143,14 +143,14 @@ def reload_timm(
     if is_kept:
         model.head.load_state_dict(old.head.state_dict())
     provenance = descended({"name": file_name(path), "source": str(path)}, card.weights)
-    report = timm_report(model, 0 if is_kept else len(card.classes), card.transform, provenance)
+    report = _timm_report(model, 0 if is_kept else len(card.classes), card.transform, provenance)
     report = replace(report, flavour="vitft", statistics_source="from the checkpoint")
     return model, replace(
         report, head="kept" if is_kept else report.head, notes=(note,) if classes else ()
     )
 
 
-def timm_report(
+def _timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
     """Return the report on a timm model.

@@ -100,11 +100,11 @@ def open_pretrained(
         fetched = fetch(found, allow_pickle=allow_pickle)
         path = fetched.path
         raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=fetched.sha256)
-        known = read_sidecar(path) if found.is_hub_repository else catalog_facts(found)
-        return from_raw(raw, known, provenance_of(found, fetched))
+        known = read_sidecar(path) if found.is_hub_repository else _catalog_facts(found)
+        return _from_raw(raw, known, provenance_of(found, fetched))
     raw = read_weights(found, allow_pickle=allow_pickle, sha256=sha256)
     is_checkpoint = "vitft.card" in raw.metadata
-    return from_raw(
+    return _from_raw(
         raw,
         SidecarFacts() if is_checkpoint else read_sidecar(found),
         {"name": file_name(file_and_part(found)[0]), "source": str(found), "sha256": raw.sha256},
@@ -122,7 +122,7 @@ def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
     }
 
 
-def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
+def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     """Return the facts about weights that are recorded in the catalogue."""
     known: dict[str, Any] = {}
     if entry.architecture:
@@ -143,7 +143,7 @@ def catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     )
 
 
-def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
+def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
     """Convert and check the content of a weight file, using known facts about the weights.
 
     Raises:
@@ -191,11 +191,11 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         check_fit(converted.tensors, architecture)
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
-    notes = [*raw.notes, *facts.notes, *assumptions(architecture, facts)]
+    notes = [*raw.notes, *facts.notes, *_assumptions(architecture, facts)]
     is_file = provenance["source"] == str(raw.path)
     own_name = provenance["name"] if is_file else provenance["name"].removeprefix("hf:")
     published = facts.published or own_name
-    facts = with_usual_statistics(facts, architecture, converted.flavour, published)
+    facts = _with_usual_statistics(facts, architecture, converted.flavour, published)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
     if facts.classes and architecture.num_classes and not classes:
         notes.append(
@@ -210,7 +210,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
         flavour=converted.flavour,
         tensors=converted.tensors,
         architecture=architecture,
-        transform=stated_transform(facts, architecture, raw.path),
+        transform=_stated_transform(facts, architecture, raw.path),
         statistics_source=facts.source if facts.mean else UNSTATED,
         provenance=provenance,
         stated_classes=distinct_names(classes, range(len(classes))),
@@ -222,7 +222,7 @@ def from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> Pr
     )
 
 
-def with_usual_statistics(
+def _with_usual_statistics(
     facts: SidecarFacts, config: ViTConfig, flavour: Flavour, published: str
 ) -> SidecarFacts:
     """Return the facts, with a missing mean and std filled in if their values can be deduced.
@@ -268,7 +268,7 @@ def descended(provenance: Provenance, parent: Provenance) -> Provenance:
     return provenance
 
 
-def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
+def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
     """Return the evaluation transform given by `facts`, with timm's defaults for missing values.
 
     A missing mean or std is 0.5 for each channel.
@@ -302,7 +302,7 @@ def stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eval
     return transform
 
 
-def assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
+def _assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
     """Return notes if the heads are assumed or the stated image size is wrong."""
     notes = []
     if facts.heads is None:

@@ -20,11 +20,11 @@ from vitft.system.errors import DataError, LockedError, RunError
 from vitft.system.files import read_regular, writing
 from vitft.system.text import count, shell_join
 
-COLUMNS = ("path", "label", CHOSEN)
-KINDS = (PICKED, CONFIRMED, AUDIT, SKIPPED)
-MAX_ANSWER_BYTES = 2**28
-FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)  # on Windows: keep line endings
-NEW_FILE = "choose another file with --out"
+_COLUMNS = ("path", "label", CHOSEN)
+_KINDS = (PICKED, CONFIRMED, AUDIT, SKIPPED)
+_MAX_ANSWER_BYTES = 2**28
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)  # on Windows: keep line endings
+_NEW_FILE = "choose another file with --out"
 
 
 class Answer(NamedTuple):
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     label: str
     """Class name; empty if the picture was skipped."""
     chosen: str
-    """How the picture was chosen: one of `KINDS`."""
+    """How the picture was chosen: one of `_KINDS`."""
 
 
 class StoredAnswers(NamedTuple):
@@ -63,9 +63,9 @@ class AnswerFile:
         self.path = path
         self.notes: list[str] = []
         with writing(path):
-            self.descriptor = os.open(path, FLAGS, 0o666)
+            self.descriptor = os.open(path, _FLAGS, 0o666)
         try:
-            lock_file(self.descriptor, path)
+            _lock_file(self.descriptor, path)
             self.load()
         except BaseException:
             os.close(self.descriptor)
@@ -80,10 +80,10 @@ class AnswerFile:
     def load(self) -> None:
         """Read the answers; add the header to an empty file, and remove an incomplete last line."""
         try:
-            data = read_regular(self.path, limit=MAX_ANSWER_BYTES)
+            data = read_regular(self.path, limit=_MAX_ANSWER_BYTES)
         except OSError as error:
-            raise RunError(f"cannot read {self.path}: {error}", fix=NEW_FILE) from error
-        stored = read_answers(data, self.path)
+            raise RunError(f"cannot read {self.path}: {error}", fix=_NEW_FILE) from error
+        stored = _read_answers(data, self.path)
         self.answers = stored.answers
         self.steps = [[start] for start in stored.starts]
         """For each step that can be undone, the offsets of its lines."""
@@ -93,7 +93,7 @@ class AnswerFile:
                 os.ftruncate(self.descriptor, stored.end)
         self.end = stored.end
         if not data.strip():
-            self.write(encode_table(COLUMNS, []))
+            self.write(encode_table(_COLUMNS, []))
         elif not stored.is_ended:
             self.write(b"\n")
         self.identity = self.find_identity()
@@ -175,7 +175,7 @@ class AnswerFile:
             )
 
 
-def lock_file(descriptor: int, path: Path) -> None:
+def _lock_file(descriptor: int, path: Path) -> None:
     """Lock an open file until it is closed; on Windows, there is no lock.
 
     Raises:
@@ -212,7 +212,7 @@ def lock_holder(descriptor: int, locks: Path = Path("/proc/locks")) -> str:
     return ""
 
 
-def read_answers(data: bytes, path: Path) -> StoredAnswers:
+def _read_answers(data: bytes, path: Path) -> StoredAnswers:
     """Parse the content of an answer file; `path` is used in errors.
 
     The last line is left out if it is incomplete.
@@ -225,19 +225,19 @@ def read_answers(data: bytes, path: Path) -> StoredAnswers:
     labels: dict[str, str] = {}
     begin = len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
     header, end, is_ended, number = False, begin, True, 1
-    for start, line in split_lines(data, begin):
-        cells = parse_line(line)
+    for start, line in _split_lines(data, begin):
+        cells = _parse_line(line)
         is_last, has_break = start + len(line) == len(data), line.endswith(b"\n")
         if not header and cells:
-            if [cell.strip().lower() for cell in cells] != [*COLUMNS]:
+            if [cell.strip().lower() for cell in cells] != [*_COLUMNS]:
                 raise DataError(
                     f"{path} was not written by vitft label: its columns are "
-                    f"{', '.join(cells)[:100]} instead of {', '.join(COLUMNS)}",
-                    fix=NEW_FILE,
+                    f"{', '.join(cells)[:100]} instead of {', '.join(_COLUMNS)}",
+                    fix=_NEW_FILE,
                 )
             header = True
         elif cells:
-            problem = problem_with(cells, labels)
+            problem = _problem_with(cells, labels)
             if problem and is_last and not has_break:
                 break
             if problem:
@@ -252,7 +252,7 @@ def read_answers(data: bytes, path: Path) -> StoredAnswers:
     return StoredAnswers(answers, starts, end, is_ended)
 
 
-def split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
+def _split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of each CSV line; quoted cells may contain line breaks."""
     start, quotes = begin, 0
     while start < len(data):
@@ -268,7 +268,7 @@ def split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
         start, quotes = end, 0
 
 
-def parse_line(line: bytes) -> list[str]:
+def _parse_line(line: bytes) -> list[str]:
     """Return the cells of a line: one empty cell for invalid CSV, and none for a blank line."""
     text = line.decode("utf-8", "surrogateescape")
     if not text.strip():
@@ -279,15 +279,15 @@ def parse_line(line: bytes) -> list[str]:
         return [""]
 
 
-def problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:
+def _problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:
     """Return the problem with a line, if any, given the labels of earlier lines by path."""
-    if len(cells) != len(COLUMNS):
-        return f"found {count(len(cells), 'cell')} instead of {len(COLUMNS)}"
+    if len(cells) != len(_COLUMNS):
+        return f"found {count(len(cells), 'cell')} instead of {len(_COLUMNS)}"
     path, label, chosen = cells
     if not path:
         return "the path is empty"
-    if chosen not in KINDS:
-        known = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+    if chosen not in _KINDS:
+        known = f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
         return f"the column {CHOSEN} contains {chosen[:40]!r} instead of {known}"
     if bool(label.strip()) == (chosen == SKIPPED):
         return "a skipped picture has a label" if label.strip() else "the label is empty"

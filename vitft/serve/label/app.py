@@ -29,13 +29,13 @@ from vitft.serve.uploads import MemoryBudget, receive_body
 from vitft.system.errors import DataError, ImageError, UsageError, VitftError
 from vitft.system.structure import Natural, StructureError, parse_json, structured
 
-LABEL_PAGE = Path(__file__).parent / "page"
+_LABEL_PAGE = Path(__file__).parent / "page"
 """Folder that contains the files of the page."""
-MAX_BODY = 20_000
+_MAX_BODY = 20_000
 """Maximum size of a request body in bytes."""
-RENDERERS = 2
+_RENDERERS = 2
 """Number of threads that decode pictures for the page."""
-MAX_SIDE = 1600
+_MAX_SIDE = 1600
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class LabelHandlers:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.memory = MemoryBudget(8 * MAX_BODY)
+        self.memory = MemoryBudget(8 * _MAX_BODY)
         self.page = assemble_page(
-            read_asset(LABEL_PAGE, "page.html"),
-            css=colour_scheme() + read_asset(LABEL_PAGE, "page.css"),
-            script=elements_script() + read_asset(LABEL_PAGE, "page.js"),
+            read_asset(_LABEL_PAGE, "page.html"),
+            css=colour_scheme() + read_asset(_LABEL_PAGE, "page.css"),
+            script=elements_script() + read_asset(_LABEL_PAGE, "page.js"),
             images="'self' data:",
         )
         self.owner: BlockingPool
@@ -92,7 +92,7 @@ class LabelHandlers:
         return JsonResponse(200, {"class": name, "pictures": pictures})
 
     async def picture(
-        self, number: Annotated[int, Query(ge=0)], side: Annotated[int, Query(ge=1, le=MAX_SIDE)]
+        self, number: Annotated[int, Query(ge=0)], side: Annotated[int, Query(ge=1, le=_MAX_SIDE)]
     ) -> Response:
         """Return a picture as a JPEG whose longer side has at most `side` pixels."""
         if number >= len(self.session.pool.paths):
@@ -156,7 +156,7 @@ class LabelHandlers:
             raise HTTPException(415, "send application/json")
         with self.memory.reservation() as reservation:
             length = request.headers.get("content-length")
-            data = await receive_body(request.receive, length, reservation, max_bytes=MAX_BODY)
+            data = await receive_body(request.receive, length, reservation, max_bytes=_MAX_BODY)
         try:
             value = parse_json(data)
         except ValueError as error:
@@ -174,7 +174,7 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         handlers.owner = BlockingPool(1, "session")
-        handlers.renderers = BlockingPool(RENDERERS, "render")
+        handlers.renderers = BlockingPool(_RENDERERS, "render")
         yield
         handlers.owner.close()
         handlers.renderers.close()
@@ -195,11 +195,11 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
     allowed = {path: add_route(app, path, function, "GET") for path, function in gets.items()}
     allowed |= {path: add_route(app, path, function, "POST") for path, function in posts.items()}
     add_error_handlers(app, allowed)
-    app.add_exception_handler(VitftError, user_error)
+    app.add_exception_handler(VitftError, _user_error)
     return SecurityMiddleware(app, access, key=key)
 
 
-async def user_error(_: Request, error: Exception) -> Response:
+async def _user_error(_: Request, error: Exception) -> Response:
     """Return the response to a session error: 422 (bad request), 409 (changed file) or 500."""
     assert isinstance(error, VitftError)
     status = {UsageError: 422, DataError: 409}.get(type(error), 500)

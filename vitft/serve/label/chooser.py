@@ -20,14 +20,14 @@ from torch.nn import functional as F
 
 from vitft.features.logistic import Standardizer
 
-ROUNDS = (10, 20, 40, 80)
+_ROUNDS = (10, 20, 40, 80)
 """Number of clusters per round. Each round adds a picture from each cluster that has none."""
-CLUSTERED = 10_000
+_CLUSTERED = 10_000
 """Maximum number of pictures that are clustered; if there are more, a random subset is used."""
 RESTARTS, ITERATIONS = 4, 25
-CANDIDATES = 1000
+_CANDIDATES = 1000
 """Maximum number of pictures considered when a picture with an uncertain prediction is chosen."""
-SHARPNESS = 8.0
+_SHARPNESS = 8.0
 """Rate at which the similarity of two pictures decreases with 1 - cosine."""
 
 
@@ -44,14 +44,14 @@ def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
     pictures well.
     """
     generator = torch.Generator().manual_seed(seed)
-    if len(z) > CLUSTERED:
-        rows = torch.randperm(len(z), generator=generator)[:CLUSTERED]
+    if len(z) > _CLUSTERED:
+        rows = torch.randperm(len(z), generator=generator)[:_CLUSTERED]
         return [int(rows[i]) for i in first_pictures(z[rows], seed=seed)]
     chosen: list[int] = []
     nearest = torch.full((len(z),), torch.inf)
     """Squared distance of each picture to the nearest chosen one; infinite before the first."""
-    for k in ROUNDS:
-        typical = cluster_centres(z, min(k, len(z)), generator, besides=chosen)
+    for k in _ROUNDS:
+        typical = _cluster_centres(z, min(k, len(z)), generator, besides=chosen)
         distances = torch.cdist(z[typical], z).square()  # (candidates, n)
         for _ in range(min(k - len(chosen), len(typical))):
             best = int(torch.minimum(distances, nearest).sum(dim=1).argmin())
@@ -61,7 +61,7 @@ def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
     return chosen
 
 
-def cluster_centres(
+def _cluster_centres(
     z: Tensor, k: int, generator: torch.Generator, *, besides: list[int]
 ) -> list[int]:
     """Return, for each of k clusters, the index of the picture nearest to its centre.
@@ -69,7 +69,7 @@ def cluster_centres(
     Clusters that contain one of the pictures `besides` are left out.
     """
     centres = min(
-        (k_means(z, k, generator) for _ in range(RESTARTS)),
+        (_k_means(z, k, generator) for _ in range(RESTARTS)),
         key=lambda found: float(torch.cdist(z, found).amin(dim=1).square().sum()),
     )
     distances = torch.cdist(z, centres)  # (n, k)
@@ -83,7 +83,7 @@ def cluster_centres(
     return found
 
 
-def k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
+def _k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Return the centres (k, D) of clusters found by Lloyd's algorithm with k-means++ seeding."""
     picks = [int(torch.randint(len(z), (1,), generator=generator))]
     nearest = (z - z[picks[0]]).square().sum(dim=1)
@@ -120,17 +120,17 @@ def unsure_pictures(
     Args:
         probabilities: Class probabilities (n, C) of all pictures, with at least two classes.
         z: Directions (n, D) of all pictures.
-        candidates: Indices (m,) of the pictures that may be asked about; the first `CANDIDATES`
+        candidates: Indices (m,) of the pictures that may be asked about; the first `_CANDIDATES`
             are considered.
         answered: Indices of the answered pictures, at least one.
         others: Indices of a sample of the unlabelled pictures.
         most: Maximum number of pictures to return.
     """
-    candidates = candidates[:CANDIDATES]
+    candidates = candidates[:_CANDIDATES]
     best = probabilities[others].topk(2, dim=1).values
     uncertainty = 1 - (best[:, 0] - best[:, 1])
-    covered = similarity(z[others], z[answered]).amax(dim=1)
-    similarities = similarity(z[candidates], z[others])  # (m, others)
+    covered = _similarity(z[others], z[answered]).amax(dim=1)
+    similarities = _similarity(z[candidates], z[others])  # (m, others)
     chosen: list[int] = []
     for _ in range(min(most, len(candidates))):
         gains = (similarities - covered).clamp(min=0) @ uncertainty
@@ -140,9 +140,9 @@ def unsure_pictures(
     return [int(i) for i in candidates[chosen]]
 
 
-def similarity(a: Tensor, b: Tensor) -> Tensor:
+def _similarity(a: Tensor, b: Tensor) -> Tensor:
     """Return the similarities (m, n) of directions (m, D) and (n, D), from 0 to 1."""
-    return (SHARPNESS * (a @ b.T - 1)).exp()
+    return (_SHARPNESS * (a @ b.T - 1)).exp()
 
 
 def random_order(digests: list[str]) -> list[int]:

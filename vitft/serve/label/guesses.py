@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from vitft.features.logistic import class_balanced_weights, linear_logits, rough_fit
 from vitft.features.penalty import default_penalty
 
-MEAN_SCALE = 5.0
+_MEAN_SCALE = 5.0
 """Factor that brings cosine similarities to the scale of the regression's logits."""
 
 PSEUDO_LABELLED = 500
@@ -78,7 +78,7 @@ def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor
         head = fitted[0].float()
         head[:, :-1] *= scale
     sums = torch.zeros(len(present), z.shape[1]).index_add_(0, own, weights[:, None] * z)
-    head[:, :-1] += MEAN_SCALE * F.normalize(sums, dim=1)
+    head[:, :-1] += _MEAN_SCALE * F.normalize(sums, dim=1)
     every = torch.zeros(classes, z.shape[1] + 1)
     every[:, -1] = -torch.inf
     every[present] = head

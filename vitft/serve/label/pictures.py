@@ -10,7 +10,7 @@ from vitft.data.walk import Walk
 from vitft.system.errors import DataError
 from vitft.system.text import count
 
-MOST_PICTURES = 50_000
+_MOST_PICTURES = 50_000
 """Maximum number of files that are used; if there are more, a random subset is used."""
 
 
@@ -31,10 +31,10 @@ def find_pictures(root: Path) -> Folder:
             fix="use a folder with .jpg, .png or .webp files",
         )
     notes = unused_notes(walk.unused())
-    if len(paths) > MOST_PICTURES:
-        notes.append(f"using {MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
+    if len(paths) > _MOST_PICTURES:
+        notes.append(f"using {_MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
         paths.sort(key=lambda path: hashlib.sha256(os.fsencode(path)).digest())  # a random order
-        paths = sorted(paths[:MOST_PICTURES])
+        paths = sorted(paths[:_MOST_PICTURES])
     return Folder(
         root=root,
         classes=(),

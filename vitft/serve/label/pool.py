@@ -27,9 +27,9 @@ from vitft.system.device import exact_float32
 from vitft.system.errors import DataError
 from vitft.system.text import count
 
-SURE = 0.9
+_SURE = 0.9
 """Minimum predicted probability at which a picture may represent a class of the run."""
-STAND_INS = 50
+_STAND_INS = 50
 """Maximum number of pictures that represent a class."""
 
 
@@ -107,7 +107,7 @@ def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec
             fix="use a folder with undamaged images",
         )
     x = extractor.rows([*files], view)
-    stand_ins = find_stand_ins(pipeline.model, x, pipeline.device) if classes else None
+    stand_ins = _find_stand_ins(pipeline.model, x, pipeline.device) if classes else None
     return PicturePool(
         root=folder.root,
         paths=tuple(map(tuple, files.values())),
@@ -121,14 +121,14 @@ def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec
 
 
 @torch.inference_mode()
-def find_stand_ins(model: Model, x: Tensor, device: torch.device) -> StandIns:
+def _find_stand_ins(model: Model, x: Tensor, device: torch.device) -> StandIns:
     """Return the pictures with the most confident predictions, given their features (n, D)."""
     with exact_float32(device):
         parts: Sequence[Tensor] = [model.classify(part.to(device)).cpu() for part in x.split(4096)]
     best, labels = torch.cat([*parts]).float().softmax(dim=1).max(dim=1)
     chosen = []
     for label in labels.unique():
-        members = torch.where((labels == label) & (best >= SURE))[0]
-        chosen.append(members[best[members].argsort(descending=True, stable=True)[:STAND_INS]])
+        members = torch.where((labels == label) & (best >= _SURE))[0]
+        chosen.append(members[best[members].argsort(descending=True, stable=True)[:_STAND_INS]])
     pictures = torch.cat(chosen)
     return StandIns(pictures, labels[pictures])

@@ -23,7 +23,7 @@ from vitft.system.device import one_thread
 from vitft.system.errors import UsageError
 from vitft.system.text import count, listing
 
-Reason = Literal["random", "typical", "unsure", "again", "rest"]
+_Reason = Literal["random", "typical", "unsure", "again", "rest"]
 Mode = Literal["mixed", "audit"]
 """`mixed`: chosen pictures and some of the audit sample; `audit`: only the audit sample."""
 AUDIT_SIZE, AUDIT_FRACTION = 200, 5
@@ -34,7 +34,7 @@ chosen pictures.
 """
 TYPICAL_START, TYPICAL_EVERY = 10, 4
 """The first 10 chosen pictures are typical, and so is every fourth of the later ones."""
-STAND_IN_WEIGHT = 5.0
+_STAND_IN_WEIGHT = 5.0
 """Total weight of the pictures that represent a class of the run, in units of one answer."""
 MANY = 40
 """Maximum number of pictures to confirm at once."""
@@ -47,7 +47,7 @@ class Question(NamedTuple):
     picture: int
     kind: str
     """`audit` or `picked`."""
-    reason: Reason
+    reason: _Reason
 
 
 class Session:
@@ -125,14 +125,14 @@ class Session:
         if (stand_ins := self.pool.stand_ins) is not None:
             # Unlabelled pictures represent classes with few answers, except the audit sample.
             answers = torch.bincount(labels.long(), minlength=len(self.classes))
-            kept = answers[stand_ins.labels] < STAND_IN_WEIGHT
+            kept = answers[stand_ins.labels] < _STAND_IN_WEIGHT
             taken = torch.zeros(len(z), dtype=torch.bool)
             taken[[*self.kind_of, *self.audit_sample]] = True
             kept &= ~taken[stand_ins.pictures]
             extra, own = stand_ins.pictures[kept], stand_ins.labels[kept]
             number = torch.bincount(own, minlength=len(self.classes))[own]
             pictures, labels = torch.cat([pictures.long(), extra]), torch.cat([labels.long(), own])
-            weights = torch.cat([weights, STAND_IN_WEIGHT / number])
+            weights = torch.cat([weights, _STAND_IN_WEIGHT / number])
         self.trained = pictures
         self.head: Tensor | None = None
         self.probabilities: Tensor | None = None
@@ -268,7 +268,7 @@ class Session:
         done = {*again, *self.kind_of}
         typical = [i for i in self.typical if i not in done]
         others = [i for i in self.random_rest if i not in done]
-        reason: Reason = "rest"
+        reason: _Reason = "rest"
         if self.probabilities is not None and others:
             others, reason = self.unsure_pictures(others, most), "unsure"
         number = [*self.kind_of.values()].count(PICKED)
