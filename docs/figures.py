@@ -26,12 +26,11 @@ from PIL import Image
 from vitft.data.images import open_image
 from vitft.explain.attribution import attention_maps, attention_title, explain, scale_maps
 from vitft.explain.explainer import head_maps
-from vitft.explain.heatmaps import overlay
-from vitft.explain.method import Method
+from vitft.explain.heatmaps import Method, overlay
 from vitft.explain.model import ExplainedModel, load_run_model, validation_files
 from vitft.explain.model_figures import position_similarity
 from vitft.explain.patches import patch_figure
-from vitft.report.svg import epoch_ticks
+from vitft.report.charts import epoch_ticks
 
 PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "notebook" / "tutorials.md"
 RUNS = ("digits", "first", "pre", "post")

@@ -17,7 +17,7 @@ from vitft.cli.guide import GUIDES
 from vitft.cli.main import build_parser
 from vitft.cli.parser import Parser
 from vitft.config import defaults
-from vitft.config.names import SECTIONS
+from vitft.config.options import SECTIONS
 from vitft.config.schema import setting_types
 
 FILLED_IN = {"fixes_digest"}

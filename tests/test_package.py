@@ -93,9 +93,7 @@ HEAVY = {
 """Third-party packages that are slow to import, or optional."""
 LATE_WITH_REASON = {
     "__main__.py: vitft.cli.main": "signal handlers are installed before anything slow is imported",
-    "cli/explain.py: vitft.data.sources": "it imports http and ssl",
     "cli/output.py: importlib.metadata": "it imports email and zipfile",
-    "cli/parser.py: vitft.config.names": "only a wrong option needs it",
     "cli/parser.py: vitft.config.options": "only a wrong option needs it",
     "data/download/fetch.py: fcntl": "POSIX only",
     "data/remote/prepare.py: fcntl": "POSIX only",

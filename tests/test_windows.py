@@ -15,7 +15,7 @@ from pathlib import Path, PureWindowsPath
 import pytest
 
 from tests.support.like_windows import RESERVED
-from vitft.cli.streams import SafeStream
+from vitft.cli.output import SafeStream
 from vitft.config import config_from_table, to_toml
 from vitft.data import draw_demo
 from vitft.explain import safe_stem

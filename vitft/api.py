@@ -16,18 +16,20 @@ import torch
 from PIL import Image
 
 from vitft.config.options import check_argument_types, option_settings, options_as_arguments
-from vitft.config.request import requested_config
+from vitft.config.run import requested_config
 from vitft.data.demo import demo_data
 from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
 from vitft.explain.attribution import map_title, scale_maps
-from vitft.explain.heatmaps import enlarged, overlay, with_legend
-from vitft.explain.method import (
+from vitft.explain.heatmaps import (
     MEANINGS,
     MethodOptions,
     check_picture_side,
     chosen_method,
+    enlarged,
+    overlay,
+    with_legend,
 )
 from vitft.explain.model import class_index
 from vitft.metrics.summary import Results
@@ -49,7 +51,7 @@ from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
-from vitft.system.spelling import parameter
+from vitft.system.suggest import parameter
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 

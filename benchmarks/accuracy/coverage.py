@@ -29,8 +29,7 @@ from torch.nn import functional as F
 from benchmarks.accuracy.seeds import run_arm
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
-from vitft.data.draw import draw
-from vitft.data.split import Manifest
+from vitft.data.split import Manifest, draw
 from vitft.features.head import solve_head
 from vitft.metrics.calibration import (
     ScoredSet,

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from vitft.data.demo import FLOWERS_BY_KIND, background, flower_scene, photographed, scatter
 from vitft.explain.attribution import explain, trace_attention
-from vitft.explain.method import Method
+from vitft.explain.heatmaps import Method
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint
 from vitft.models.find import find_model

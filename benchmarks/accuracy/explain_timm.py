@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 from vitft.data.demo import SUPERSAMPLING, background, flower_scene, photographed, scatter
 from vitft.explain.attribution import explain
-from vitft.explain.method import Method
+from vitft.explain.heatmaps import Method
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.timm_model import TimmModel
 

@@ -30,14 +30,14 @@ from torch.nn import functional as F
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.config.sections import TrainSpec
-from vitft.data.chosen import AUDIT, PICKED
-from vitft.serve.access import access_for
+from vitft.data.parts import AUDIT, PICKED
 from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.serve.label.app import make_label_app
-from vitft.serve.label.guesses import PSEUDO_LABELLED, guess, self_trained_head
+from vitft.serve.label.chooser import PSEUDO_LABELLED, guess, self_trained_head
 from vitft.serve.label.pictures import find_pictures
 from vitft.serve.label.pool import PicturePool, load_pool
 from vitft.serve.label.session import TYPICAL_START, Session
+from vitft.serve.limits import access_for
 from vitft.serve.server import listen, server_of
 
 ANSWERS = (5, 10, 20, 40, 80, 160)

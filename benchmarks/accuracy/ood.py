@@ -24,7 +24,7 @@ import numpy as np
 import vitft
 from benchmarks.folders import merge_splits
 from vitft.config.run import config_from_table
-from vitft.predict.prediction import OUT_OF_DISTRIBUTION, Prediction
+from vitft.predict.rows import OUT_OF_DISTRIBUTION, Prediction
 from vitft.training.run import run_finetuning
 
 SCRATCH = {"patch_size": 4, "width": 64, "depth": 4, "heads": 4}

@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 
 import timm
 
+from vitft.models.card import timm_modules
 from vitft.models.pretrained.catalog import entries_by_name
-from vitft.models.timm_config import timm_modules
 from vitft.models.timm_vit import translate
 
 FILES = ("vision_transformer", "eva")

@@ -28,14 +28,13 @@ from tests.support.hostile_files import CARD, Arrays, small_weights, write_check
 from tests.support.hostile_run import bomb, empty, folder, objects, pipe, shapes, sparse
 from vitft.cli.main import main
 from vitft.data.images import decode
-from vitft.data.jpeg import fast_view
+from vitft.data.inspection import fast_view
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.weights import open_pretrained
-from vitft.models.shapes import vit_shapes
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import UsageError, VitftError

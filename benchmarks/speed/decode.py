@@ -22,7 +22,7 @@ from torchvision import transforms as tv
 
 from benchmarks.timing import interleave
 from vitft.data.images import open_image
-from vitft.data.jpeg import fast_view
+from vitft.data.inspection import fast_view
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained.load import load_pretrained
 

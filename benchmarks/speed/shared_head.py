@@ -26,8 +26,7 @@ from vitft.features.logistic import (
     Standardizer,
     solve_logistic,
 )
-from vitft.training.distributed import process_group
-from vitft.training.shared_solve import solve_together
+from vitft.training.distributed import process_group, solve_together
 
 
 def fit(images: int, width: int, classes: int, out: Path) -> None:

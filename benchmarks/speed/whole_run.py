@@ -38,7 +38,7 @@ from vitft.features.cut import run_prefix
 from vitft.features.extract import Extractor, batch_size
 from vitft.features.pipeline import FrozenPipeline, load_pipeline, read_several_blocks
 from vitft.training.distributed import process_group
-from vitft.training.extraction import inspect_shards
+from vitft.training.setup import inspect_shards
 
 MODULE = "benchmarks.speed.whole_run"
 

@@ -82,7 +82,7 @@ def test_an_error_in_a_view_ends_the_stream_and_its_threads(
 def test_a_slow_file_is_named_while_it_is_awaited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitft.data.loading.PATIENCE_S", 0.01)
+    monkeypatch.setattr("vitft.data.inspection.PATIENCE_S", 0.01)
     shown = ""
 
     def read(file: File) -> str:

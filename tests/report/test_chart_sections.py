@@ -10,7 +10,7 @@ from matplotlib import font_manager
 from PIL import ImageFont
 
 from vitft.metrics import wilson_interval
-from vitft.report import charts, svg
+from vitft.report import charts
 
 # drawing -----------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ from vitft.report import charts, svg
 def test_ticks_are_round_evenly_spaced_and_at_most_seven(
     low: float, high: float, ticks: list[float]
 ) -> None:
-    assert svg.round_ticks(low, high) == ticks
+    assert charts.round_ticks(low, high) == ticks
 
 
 def parsed(chart: str) -> ElementTree.Element:
@@ -74,13 +74,13 @@ def test_texts_of_a_chart_are_inside_it_and_do_not_overlap() -> None:
 
 
 def test_points_are_drawn_where_the_axes_place_them() -> None:
-    x = svg.Axis(low=0, high=10, ticks=[(0, "0"), (10, "10")], title="x")
-    y = svg.Axis(low=0, high=1, ticks=[(0, "0"), (1, "1")], title="y")
-    series = svg.Series(
+    x = charts.Axis(low=0, high=10, ticks=[(0, "0"), (10, "10")], title="x")
+    y = charts.Axis(low=0, high=1, ticks=[(0, "0"), (1, "1")], title="y")
+    series = charts.Series(
         xs=[0, 5, 10], ys=[0, 1, 0.5], colour="accent", markers=[True, True, False], radius=2
     )
 
-    root = parsed(svg.Chart(label="l", x=x, y=y, series=[series]).markup())
+    root = parsed(charts.Chart(label="l", x=x, y=y, series=[series]).markup())
 
     marks = [p for p in root.iter("path") if p.attrib["class"] == "f-accent"]
     (line,) = (p for p in root.iter("path") if p.attrib["class"] == "s-accent")

@@ -20,7 +20,7 @@ from vitft.predict import thumb_name
 from vitft.report import (
     command_of,
     digest_source,
-    palette,
+    html,
     read_run,
     write_report,
 )
@@ -248,23 +248,22 @@ def contrast(first: str, second: str) -> float:
 def luminance(colour: str) -> float:
     """Return the relative luminance of a colour, from 0 to 1."""
     linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in palette.channels(colour)
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in html.channels(colour)
     ]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_and_graphics_have_enough_contrast(theme: str) -> None:
-    colours = {"light": palette.LIGHT, "dark": palette.DARK}[theme]
+    colours = {"light": html.LIGHT, "dark": html.DARK}[theme]
 
-    for ground in palette.BACKGROUNDS:
-        for name in palette.TEXT:
+    for ground in html.BACKGROUNDS:
+        for name in html.TEXT:
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
-        for name in palette.GRAPHIC:
+        for name in html.GRAPHIC:
             assert contrast(colours[name], colours[ground]) >= 3, (name, ground)
     for meaning in ("accent", "bad"):
-        for shade in palette.shades(colours, meaning, palette.STRONGEST[theme]):
+        for shade in html.shades(colours, meaning, html.STRONGEST[theme]):
             assert contrast(colours["ink"], shade) >= 4.5, shade
 
 

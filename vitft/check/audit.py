@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitft.data.unused import unused_files, unused_notes
+from vitft.data.walk import unused_files, unused_notes
 from vitft.metrics.results import (
     AuditResults,
     CopyGroup,

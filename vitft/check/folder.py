@@ -18,20 +18,23 @@ from vitft.check.audit import AuditedImage, audit_images, class_imbalance
 from vitft.config.run import Config, checked_run_config
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.draw import joined_groups
-from vitft.data.duplicates import IndexPair
-from vitft.data.fingerprint import quality_remarks
-from vitft.data.fixes import Fix, apply_fixes, not_yet_decided, read_fixes, with_former
+from vitft.data.duplicates import IndexPair, quality_remarks
+from vitft.data.fixes import (
+    Fix,
+    apply_fixes,
+    not_yet_decided,
+    propose_fixes,
+    read_fixes,
+    with_former,
+)
 from vitft.data.folder import Folder
-from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
+from vitft.data.images import GreyRange
 from vitft.data.inspection import InspectedFolder, describe_counts
 from vitft.data.label_sets import split_labels
-from vitft.data.proposals import propose_fixes
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, check_folder_classes
-from vitft.data.transforms import EvalTransform, eval_view
-from vitft.data.view_facts import measure_view
+from vitft.data.split import Manifest, check_folder_classes, joined_groups
+from vitft.data.transforms import EvalTransform, eval_view, measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
 from vitft.models.pretrained.locate import check_weights_name
@@ -39,9 +42,7 @@ from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError
 from vitft.system.imports import heavy_imports, missing_library_command
-from vitft.system.run_content import read_run_json
-from vitft.system.run_names import suggest_runs
-from vitft.system.rundir import RunDir, run_path
+from vitft.system.rundir import RunDir, read_run_json, run_path, suggest_runs
 from vitft.system.text import count
 
 if TYPE_CHECKING:  # torch is imported only if weights are given
@@ -146,7 +147,7 @@ def check_folder(
             folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
         )
         if inspected.good:
-            from vitft.features.near_copies import similar_images
+            from vitft.features.neighbours import similar_images
 
             similar = similar_images(features([*fingerprints.by_digest]))  # as at the end of a run
     else:

@@ -7,10 +7,16 @@ from pathlib import Path
 
 from vitft.check.folder import CheckResult
 from vitft.data.images import open_image
-from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
-from vitft.report.decisions import MAX_FINDINGS, MAX_MEMBERS, make_decisions, shown_groups
+from vitft.data.pictures import jpeg_uri, thumbnail_jpeg
+from vitft.report.decisions import (
+    DOWNLOADED,
+    MAX_FINDINGS,
+    MAX_MEMBERS,
+    OTHER_PATH,
+    make_decisions,
+    shown_groups,
+)
 from vitft.report.html import render
-from vitft.report.run_decisions import DOWNLOADED, OTHER_PATH
 from vitft.report.run_files import folder_uri
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError

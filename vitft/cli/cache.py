@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser
-from vitft.cli.shared_options import add_shared
-from vitft.data.remote.local_copy import find_copies
-from vitft.system.cache_folder import cache_folder
+from vitft.cli.parser import Commands, Parser, add_shared
+from vitft.data.remote.samples import find_copies
+from vitft.system.cores import cache_folder
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 

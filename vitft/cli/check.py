@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
-from vitft.cli.shared_options import add_shared
+from vitft.cli.parser import Parser, add_shared
 from vitft.cli.table_settings import (
     TABLE_SETTINGS,
     add_table_settings,
@@ -20,12 +19,11 @@ from vitft.config.run import Config
 from vitft.config.sections import DataSpec
 from vitft.data.fixes import paths_settled_by
 from vitft.data.table import is_table
-from vitft.data.view_facts import describe_view
+from vitft.data.transforms import describe_view
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import free_name, writing
-from vitft.system.redaction import redacted
 from vitft.system.rundir import check_folder_name, check_outside
-from vitft.system.text import count, labelled, listing, shell_join, whole_percent
+from vitft.system.text import count, labelled, listing, redacted, shell_join, whole_percent
 
 if TYPE_CHECKING:
     from vitft.check.folder import CheckResult
@@ -188,7 +186,7 @@ def _fixes_path(out: Path, root: Path) -> Path:
 
 def _print_findings(outcome: "CheckResult") -> None:
     """Print the sizes of the classes and a few examples of each problem."""
-    from vitft.data.proposals import is_leak, subset_names
+    from vitft.data.fixes import is_leak, subset_names
 
     audit = outcome.audit
     balance = audit["imbalance"]

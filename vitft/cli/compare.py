@@ -4,9 +4,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_shared
 from vitft.cli.report import new_page
-from vitft.cli.shared_options import add_shared
 from vitft.system.imports import require_extra
 from vitft.system.text import count
 
@@ -35,8 +34,7 @@ def _compare_command(args: argparse.Namespace) -> int:
     is_figure = out is not None and out.suffix.lower() == ".png"
     if is_figure:
         require_extra("plots", feature="a figure of the comparison")
-    from vitft.report.comparison import compare_runs
-    from vitft.report.comparison_json import comparison_results
+    from vitft.report.comparison import compare_runs, comparison_results
     from vitft.report.comparison_page import write_comparison
     from vitft.report.run_files import find_runs, read_run
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_threshold_options
-from vitft.cli.shared_options import add_shared
+from vitft.cli.parser import Parser, add_shared, add_threshold_options
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.messages.evaluation import (
@@ -17,7 +16,7 @@ from vitft.messages.evaluation import (
     evaluation_details,
     evaluation_rows,
 )
-from vitft.metrics.confusions import class_pair_counts
+from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import check_threshold
 from vitft.system import console
 from vitft.system.imports import heavy_imports
@@ -66,7 +65,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     """
     from vitft.data.labelled import find_labelled
     from vitft.data.remote.prepare import prepare_data
-    from vitft.predict.answer_kind import gives_several
+    from vitft.predict.onnx_engine import gives_several
 
     check_threshold(args.threshold, args.precision)
     spec = with_table_settings(DataSpec(), args.set)

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
-from vitft.cli.shared_options import add_shared
-from vitft.explain.method import (
+from vitft.cli.parser import Parser, add_shared
+from vitft.explain.heatmaps import (
     FUSIONS,
     METHOD_OPTIONS,
     METHODS,

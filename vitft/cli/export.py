@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
-from vitft.cli.shared_options import add_shared
+from vitft.cli.parser import Parser, add_shared
 from vitft.export.plan import (
     CLOSED_FORMATS,
     EXPORT_FORMATS,
@@ -170,7 +169,7 @@ def _export_command(args: argparse.Namespace) -> int:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
         output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))
     elif plan.repo:
-        from vitft.export.hub import push
+        from vitft.export.job import push
 
         output.note(f"pushing to {plan.repo}")
         output.result(f"pushed: {push(done, plan)}")

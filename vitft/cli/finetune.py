@@ -14,13 +14,11 @@ from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, option_settings
-from vitft.config.request import requested_config
-from vitft.config.run import Config, parse_setting, to_toml
+from vitft.config.run import Config, parse_setting, requested_config, to_toml
 from vitft.config.sections import DataSpec
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
-from vitft.system.run_names import unfinished_run
-from vitft.system.rundir import BASE, LATEST, run_path
+from vitft.system.rundir import BASE, LATEST, run_path, unfinished_run
 from vitft.system.text import duration, duration_fix, parse_duration
 
 _HEAD_ALONE: Mapping[str, frozenset[str]] = {

@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_shared
 from vitft.cli.serve import browser_address, check_port, run_server
-from vitft.cli.shared_options import add_shared
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
 from vitft.data.table import leads_outside, path_in
 from vitft.models.find import find_model
 from vitft.models.pretrained.locate import check_weights_name
-from vitft.serve.access import access_for, is_loopback
 from vitft.serve.label.answers import AnswerFile
 from vitft.serve.label.pictures import find_pictures
+from vitft.serve.limits import access_for, is_loopback
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from vitft.cli import output
 from vitft.cli.guide import COMMAND_GROUPS
+from vitft.cli.output import StdoutLostError
 from vitft.cli.parser import Commands, Parser
-from vitft.cli.streams import StdoutLostError
 from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper

@@ -4,21 +4,200 @@ Control characters in human-readable text are escaped (`console.visible`), so th
 be printed safely.
 """
 
+import codecs
 import contextlib
+import errno
+import io
 import json
+import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
-from vitft.cli.column_widths import column_widths, table_width, wrapped_widths
-from vitft.cli.streams import SafeStream, Stdout
 from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
-from vitft.system.errors import VitftError
-from vitft.system.redaction import redacted
-from vitft.system.text import labelled, listing
+from vitft.system.errors import ResourceError, VitftError
+from vitft.system.text import describe_os_error, labelled, listing, redacted
+
+# widths of the columns of a table that is wider than the terminal ---------------------------------
+
+_GAP = 2
+"""Number of spaces between columns."""
+_MIN_TEXT = 16
+"""Width to which a text column is shortened before another column is left out."""
+
+
+def column_widths(
+    natural: Sequence[int], width: int, *, shorten: Sequence[int], drop: Sequence[int]
+) -> dict[int, int]:
+    """Return the widths of the columns that are shown, by index, in order.
+
+    The result may still be wider than the terminal, if nothing is left to shorten or leave out.
+
+    Args:
+        natural: Width of the widest cell of each column, in characters.
+        width: Width of the terminal, in characters.
+        shorten: Columns whose text may be cut, the least important first.
+        drop: Columns that may be left out if that is not enough, the least important first.
+    """
+    shown = dict(enumerate(natural))
+    for dropped in range(len(drop) + 1):
+        shown = {i: size for i, size in enumerate(natural) if i not in drop[:dropped]}
+        for i in shorten:
+            excess = table_width(shown) - width
+            if i in shown and excess > 0:
+                shown[i] = max(min(shown[i], _MIN_TEXT), shown[i] - excess)
+        if table_width(shown) <= width:
+            break
+    return shown
+
+
+def wrapped_widths(
+    headings: Mapping[int, str], content: Sequence[int], width: int, *, whole: Collection[int]
+) -> dict[int, int]:
+    """Return the widths of the columns of a table whose headings and text may be wrapped, by index.
+
+    Headings are broken only between words. The result is empty if the table does not need to be
+    wrapped, or if it is wider than the terminal even then.
+
+    Args:
+        headings: Headings of the columns that are shown, by index.
+        content: Width of the widest cell of each column, in characters, without the heading.
+        width: Width of the terminal, in characters.
+        whole: Columns whose cells are not wrapped if the others can give way.
+    """
+    natural = {i: max(len(name), content[i]) for i, name in headings.items()}
+    if table_width(natural) <= width:
+        return {}
+    words = {i: max(map(len, name.split()), default=0) for i, name in headings.items()}
+    text = {i: max(words[i], min(natural[i], _MIN_TEXT)) for i in natural}
+    cells = {i: max(words[i], content[i]) if i in whole else text[i] for i in natural}
+    found = next((least for least in (cells, text, words) if table_width(least) <= width), {})
+    for i in sorted(found, key=lambda i: i not in whole):
+        found[i] = min(natural[i], found[i] + width - table_width(found))
+    return found
+
+
+def table_width(widths: dict[int, int]) -> int:
+    """Return the width of a table with columns of these widths."""
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+# standard streams that survive a full disk, a closed descriptor and a closed pipe -----------------
+
+_CLOSED_PIPE = 141
+"""Exit code that shells report for a program stopped by SIGPIPE, e.g. when `head` has exited."""
+_SUCCESSES = (0, 3)
+"""Exit codes of commands that produced results; 3 means that some inputs could not be read."""
+
+_REPLACEMENTS = {"█": "#", "░": ".", "−": "-", "–": "-", "×": "x", "…": "...", "·": "|"}
+"""Replacements for characters that the encoding of a stream lacks; others are escaped."""
+
+
+def _replace_character(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace a character that cannot be encoded (error handler for `codecs.register_error`)."""
+    if isinstance(error, UnicodeEncodeError):
+        found = _REPLACEMENTS.get(error.object[error.start])
+        if found is not None:
+            return found, error.start + 1
+        error.end = error.start + 1
+    return codecs.backslashreplace_errors(error)
+
+
+class StdoutLostError(Exception):
+    """Exception raised after stdout has failed, to end a command that only prints results."""
+
+
+class SafeStream:
+    """A text stream that drops what it cannot write and keeps the first error in `failure`.
+
+    Args:
+        inner: The stream, or None if its descriptor was closed when Python started.
+    """
+
+    def __init__(self, inner: TextIO | None) -> None:
+        self.is_missing = inner is None
+        self.inner = inner or open(os.devnull, "w", encoding="utf-8", newline="")  # noqa: SIM115, PTH123
+        self.failure: OSError | None = None
+        if isinstance(inner, io.TextIOWrapper):
+            codecs.register_error("vitft", _replace_character)
+            inner.reconfigure(errors="vitft")
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any stream
+        return getattr(self.inner, name)
+
+    def write(self, text: str) -> int:
+        """Write text, or drop it if the stream fails."""
+        if self.is_missing or self.inner.closed:
+            self.failure = self.failure or OSError(errno.EBADF, "it is closed")
+        else:
+            with self.keeping_failure():
+                self.inner.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the buffered text, or keep the error in `failure`."""
+        if not self.inner.closed:
+            with self.keeping_failure():
+                self.inner.flush()
+
+    @contextlib.contextmanager
+    def keeping_failure(self) -> Iterator[None]:
+        """Keep the first error of the stream in `failure` instead of raising it."""
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+
+    def finish(self) -> None:
+        """Flush the stream for the last time.
+
+        Text that could not be written is discarded. Otherwise, Python would try to write it again
+        at exit, fail, and exit with code 120.
+        """
+        self.flush()
+        if self.is_missing:
+            self.inner.close()
+        elif self.failure is not None:
+            with contextlib.suppress(OSError, ValueError):  # closed, or without a descriptor
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self.inner.fileno())
+                os.close(null)
+                self.inner.flush()
+
+
+class Stdout(SafeStream):
+    """Stdout, to which a command writes its results."""
+
+    def check(self) -> None:
+        """Raise StdoutLostError if a write has failed."""
+        if self.failure is not None:
+            raise StdoutLostError
+
+    def exit_code(self, code: int) -> int:
+        """Return the final exit code of a command that itself returned `code`.
+
+        If the reader has closed the pipe, the command ends without a message, as a program killed
+        by SIGPIPE does.
+
+        Raises:
+            ResourceError: The results of a successful command could not be written.
+        """
+        self.finish()
+        if self.failure is None or code not in _SUCCESSES:
+            return code
+        if isinstance(self.failure, BrokenPipeError):
+            return _CLOSED_PIPE
+        raise ResourceError(
+            f"cannot write the results to stdout: {describe_os_error(self.failure)}",
+            fix="redirect stdout to a file on a disk with free space, and run the command again; "
+            "the files that the command wrote are complete",
+        )
+
+
+# output of results to stdout, and of notes, warnings and errors to stderr -------------------------
 
 
 @contextlib.contextmanager

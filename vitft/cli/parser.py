@@ -209,8 +209,7 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
-        from vitft.config.names import ALIASES, find_setting
-        from vitft.config.options import FINETUNE_OPTIONS
+        from vitft.config.options import ALIASES, FINETUNE_OPTIONS, find_setting
 
         wrong = wrong.partition("=")[0]
         known = (self.words() | {*choices}) - {wrong}  # another action may have it
@@ -285,3 +284,40 @@ def add_threshold_options(group: OptionGroup) -> None:
         help='choose the threshold: mark predictions as "not sure" so that about P of the others '
         "are correct",
     )
+
+
+# options that several commands have in common, each declared once ---------------------------------
+
+_SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--run": {
+        "metavar": "DIR",
+        "help": "run directory, checkpoint or export (default: runs/latest)",
+    },
+    "--device": {"help": "device: auto, cpu, cuda, cuda:1 or mps (default: auto)"},
+    "--cache": {
+        "metavar": "DIR",
+        "help": "folder of cached features, or none to disable the cache (default: "
+        "~/.cache/vitft/features)",
+    },
+    "--allow-pickle": {"action": "store_true", "help": "allow .pth files, which are pickles"},
+    "--format": {
+        "choices": ("table", "json"),
+        "default": "table",
+        "help": "output format (default: table)",
+    },
+    "--host": {
+        "default": "127.0.0.1",
+        "metavar": "ADDRESS",
+        "help": "address to listen on (default: 127.0.0.1)",
+    },
+    "--port": {
+        "type": int,
+        "help": "port to listen on, or 0 for any free port (default: %(default)s)",
+    },
+}
+
+
+def add_shared(group: OptionGroup, *flags: str, **changed: Any) -> None:  # noqa: ANN401
+    """Add shared options, with some of their properties changed."""
+    for flag in flags:
+        group.add_argument(flag, **{**_SHARED_OPTIONS[flag], **changed})

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_threshold_options
-from vitft.cli.shared_options import add_shared
+from vitft.cli.parser import Parser, add_shared, add_threshold_options
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
-    from vitft.predict.prediction import Prediction
+    from vitft.predict.rows import Prediction
 
 _INPUTS = """\
 inputs:

@@ -30,7 +30,7 @@ def add_report(parser: Parser) -> None:
 
 def _report_command(args: argparse.Namespace) -> int:
     """Write the report or the charts from the files of the run, and print their paths."""
-    from vitft.report.chart_files import write_charts
+    from vitft.report.chart_sections import write_charts
     from vitft.report.run_files import find_run
     from vitft.report.run_page import write_report
 

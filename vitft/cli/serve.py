@@ -9,11 +9,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_threshold_options
-from vitft.cli.shared_options import add_shared
+from vitft.cli.parser import Parser, add_shared, add_threshold_options
 from vitft.predict.request import check_threshold, requested_thresholds
-from vitft.serve.access import ALL_INTERFACES, access_for, is_loopback
-from vitft.serve.limits import ServeLimits
+from vitft.serve.limits import ALL_INTERFACES, ServeLimits, access_for, is_loopback
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.rundir import loading_step
@@ -97,7 +95,7 @@ def _serve_command(args: argparse.Namespace) -> int:
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.open_engine import open_engine
         from vitft.predict.postprocess import Postprocess
-    from vitft.serve.metrics import request_log
+    from vitft.serve.batching import request_log
     from vitft.serve.server import listen, make_server
 
     if args.access_log:

@@ -3,8 +3,7 @@
 import argparse
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
-from vitft.cli.shared_options import add_shared
+from vitft.cli.parser import Parser, add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.run import config_from_table
 from vitft.messages.study import HEAD_NOTE, lead_sentences

@@ -17,7 +17,7 @@ from vitft.predict.validation import (
 from vitft.report.decisions import undecided_findings
 from vitft.report.run_page import report_of_new_run
 from vitft.system.console import LogHandler
-from vitft.system.run_content import read_run_json
+from vitft.system.rundir import read_run_json
 from vitft.system.text import labelled, shell_join, shell_quote
 
 _ONE_LINE = 65

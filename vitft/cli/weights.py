@@ -4,11 +4,10 @@ import argparse
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser
-from vitft.cli.shared_options import add_shared
-from vitft.models.licences import licence_terms, marked_licence
+from vitft.cli.parser import Commands, Parser, add_shared
+from vitft.models.pretrained.catalog import licence_terms, marked_licence
+from vitft.system.cores import has_gpu
 from vitft.system.errors import UsageError
-from vitft.system.speed import has_gpu
 from vitft.system.text import duration
 
 
@@ -69,7 +68,7 @@ def _list_weights(args: argparse.Namespace) -> int:
     from vitft.models.pretrained.catalog import catalog_entries
 
     if not (args.all or args.size or args.licence or args.data):
-        from vitft.models.pretrained.recommended import machine_speed, recommendations
+        from vitft.models.pretrained.catalog import machine_speed, recommendations
 
         speed = machine_speed()
         output.table(

@@ -2,11 +2,10 @@
 
 from .defaults import default_batch_size as default_batch_size
 from .defaults import default_lr as default_lr
-from .names import ALIASES as ALIASES
-from .names import SETTINGS as SETTINGS
-from .names import find_setting as find_setting
+from .options import ALIASES as ALIASES
 from .options import FINETUNE_OPTIONS as FINETUNE_OPTIONS
-from .request import requested_config as requested_config
+from .options import SETTINGS as SETTINGS
+from .options import find_setting as find_setting
 from .run import Config as Config
 from .run import checked_run_config as checked_run_config
 from .run import config_from_table as config_from_table
@@ -16,6 +15,7 @@ from .run import parse_setting as parse_setting
 from .run import read_recipe as read_recipe
 from .run import read_run_config as read_run_config
 from .run import read_toml as read_toml
+from .run import requested_config as requested_config
 from .run import to_toml as to_toml
 from .schema import shown_value as shown_value
 from .sections import DataSpec as DataSpec

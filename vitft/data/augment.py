@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.config.sections import TrainSpec
-from vitft.system.transfer import to_device
+from vitft.system.device import to_device
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 """Maximum side in pixels, and maximum total size in bytes, of images kept in memory."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitft.data.folder import CLASS_COLUMNS, Folder, warnings_on_names
 from vitft.data.table import TableReader
 from vitft.system.errors import DataError
-from vitft.system.near_paths import EquivalentNames, misspelt_name
+from vitft.system.suggest import EquivalentNames, misspelt_name
 from vitft.system.text import count, listing
 
 _ClassChanges = Mapping[str, str]

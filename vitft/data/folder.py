@@ -35,11 +35,10 @@ from vitft.data.parts import (
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, is_table, quote_cell
-from vitft.data.unused import ARCHIVE_SUFFIXES, by_suffix, unused_files
-from vitft.data.walk import Walk
+from vitft.data.walk import ARCHIVE_SUFFIXES, Walk, by_suffix, unused_files
 from vitft.system.errors import DataError, UsageError, VitftError
 from vitft.system.files import WEIGHT_SUFFIXES
-from vitft.system.near_paths import entries_of, path_fix
+from vitft.system.suggest import entries_of, path_fix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 

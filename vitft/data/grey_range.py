@@ -15,17 +15,21 @@ from typing import Any, BinaryIO
 from PIL import Image
 
 from vitft.data.folder import File, Folder
-from vitft.data.grey_levels import TIFF, GreyRange, ValueFacts, is_wide, value_facts
 from vitft.data.images import (
     DECODER_ERRORS,
     MAX_PIXELS,
+    TIFF,
+    GreyRange,
+    ValueFacts,
+    correct_raw_mode,
     decode_with,
+    is_wide,
     read_bytes,
     silence_pillow,
+    value_facts,
 )
-from vitft.data.loading import in_order
-from vitft.data.raw_modes import correct_raw_mode
-from vitft.data.remote.members import copy_member
+from vitft.data.inspection import in_order
+from vitft.data.remote.samples import copy_member
 from vitft.data.signatures import FORMAT_BY_SUFFIX, identify_format
 from vitft.system.errors import ImageError
 from vitft.system.files import open_regular

@@ -19,12 +19,15 @@ import logging
 import os
 import re
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
@@ -40,14 +43,7 @@ from PIL import (
 )
 
 from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
-from vitft.data.grey_levels import BITS_PER_SAMPLE, TIFF, GreyRange, bits_of, is_wide, to_rgb
-from vitft.data.raw_modes import (
-    EXTRA_SAMPLES,
-    SAMPLES_PER_PIXEL,
-    correct_raw_mode,
-    read_lower_bits,
-)
-from vitft.data.remote.members import copy_member
+from vitft.data.remote.samples import copy_member
 from vitft.data.signatures import (
     END_MARKERS,
     FORMAT_BY_SUFFIX,
@@ -60,6 +56,181 @@ from vitft.system.errors import ImageError, UsageError
 from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
 from vitft.system.text import count, describe_os_error
+
+# conversion of decoded images to RGB, including images with more than 8 bits per channel ----------
+
+GreyRange = tuple[float, ...]
+"""Values shown as black and as white in images with more than 8 bits per channel. If empty, each
+file type has its own fixed range."""
+_Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+TIFF = TiffImagePlugin.TiffImageFile
+BITS_PER_SAMPLE = 0x0102
+_TAIL_PERCENT = 0.1
+"""Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFacts:
+    """Value statistics of one image with more than 8 bits per channel."""
+
+    kind: str
+    """Type of the values, e.g. `16-bit` or `float`."""
+    lowest: float
+    low: float
+    """Value below which `_TAIL_PERCENT` percent of the values lie."""
+    high: float
+    """Value above which `_TAIL_PERCENT` percent of the values lie."""
+    highest: float
+
+
+def to_rgb(
+    image: Image.Image, grey_range: GreyRange = (), lower: Image.Image | None = None
+) -> Image.Image:
+    """Convert an image of any mode to RGB as described in the module docstring.
+
+    In 16-bit colour, `image` has the upper 8 bits of each value and `lower` the lower 8 bits.
+    """
+    if is_wide(image):
+        return Image.fromarray(grey_levels(image, grey_range)).convert("RGB")
+    if image.mode == "La":
+        image = image.convert("LA")
+    if lower is not None:
+        colours, clear = _wide_colours(image, lower), image.info.get("transparency")
+        levels = [_scaled(colours, *grey_range) if grey_range else colours >> 8]
+        if image.mode == "RGBA":
+            levels.append(np.asarray(image)[:, :, 3:])
+        elif isinstance(clear, tuple):
+            levels.append(255 * (colours != clear).any(axis=2, keepdims=True))
+        image = Image.fromarray(np.concatenate(levels, axis=2).astype(np.uint8))
+    if image.has_transparency_data:
+        layers = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(layers, mask=layers.getchannel("A"))
+        return white
+    return image.convert("RGB") if image.mode != "RGB" else image
+
+
+def _wide_colours(image: Image.Image, lower: Image.Image) -> np.ndarray[Any, Any]:
+    """Return the colours (height, width, 3) of 16-bit colour, without its alpha channel."""
+    upper, rest = (np.asarray(part)[:, :, :3] for part in (image, lower))
+    return upper.astype(np.uint16) << 8 | rest
+
+
+def is_wide(image: Image.Image) -> bool:
+    """Return whether an image has a single channel with more than 8 bits per value."""
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> _Greys:
+    """Return the 8-bit grey levels (height, width) of an image with more than 8 bits per pixel."""
+    values = np.asarray(image)
+    if grey_range:
+        greys = _scaled(values, *grey_range)
+    elif image.mode == "F":
+        values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
+        scale = 255 if values.max() <= 1 else 1
+        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
+    else:
+        bits = bits_of(image)
+        greys = (np.clip(values, 0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        greys[values == transparent] = 255
+    return greys
+
+
+def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> _Greys:
+    """Map values linearly from `low`..`high` to 0..255, with rounding and clipping."""
+    exact = np.float64 if values.dtype.itemsize == 4 and values.dtype.kind in "iu" else np.float32
+    scale = 255 / (high - low)
+    levels = np.subtract(values, low, dtype=exact)
+    np.nan_to_num(levels, copy=False, nan=0.0)
+    np.clip(levels, 0, high - low, out=levels)
+    levels *= scale
+    return np.rint(levels, out=levels).astype(np.uint8)
+
+
+def bits_of(image: Image.Image) -> int:
+    """Return the bits per pixel of an integer image for which `is_wide` is True.
+
+    For a TIFF, this is the number in the header, limited to 8..16; for other formats, it is 16.
+    """
+    if not isinstance(image, TIFF):
+        return 16
+    sample = image.tag_v2.get(BITS_PER_SAMPLE, 16)
+    return min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
+
+
+def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFacts | None:
+    """Return an image's value statistics, or None if no value is finite (for `lower`: `to_rgb`)."""
+    values = (np.asarray(image) if lower is None else _wide_colours(image, lower)).ravel()
+    if image.mode == "F":
+        values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{bits_of(image)}-bit")
+    low, high = np.percentile(values, (_TAIL_PERCENT, 100 - _TAIL_PERCENT))
+    return ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))
+
+
+# layouts of 16-bit colour and of TIFF files that Pillow reads incompletely or wrongly by itself ---
+
+_OTHER_BYTE = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
+"""Byte order whose upper byte is the lower byte of the given one; N is that of the machine."""
+PHOTOMETRIC, SAMPLES_PER_PIXEL, PLANAR, EXTRA_SAMPLES = 0x0106, 0x0115, 0x011C, 0x0152
+
+
+def _change_raw_mode(
+    image: ImageFile.ImageFile, change: Callable[[str], str] = lambda raw: raw
+) -> str:
+    """Change the raw mode of an image that is opened but not loaded, and return it."""
+    pairs = [(t, t.args if isinstance(t.args, tuple) else (t.args,)) for t in image.tile]
+    image.tile = [tile._replace(args=(change(args[0]), *args[1:])) for tile, args in pairs]
+    return change(pairs[0][1][0]) if pairs else ""
+
+
+def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
+    """Correct the raw mode of a TIFF file from which Pillow would read wrong values.
+
+    Returns:
+        Whether the image has 16-bit colour whose lower 8 bits can be read.
+
+    Raises:
+        ValueError: Pillow has no raw mode for the layout.
+    """
+    if image.format not in ("PNG", "TIFF"):
+        return False
+    raw, lost = _change_raw_mode(image), ""
+    if isinstance(image, TIFF) and raw:
+        tags, mode = image.tag_v2, image.mode
+        is_separate, bits = tags.get(PLANAR) == 2, {*tags.get(BITS_PER_SAMPLE, (1,))}
+        if image.tile[0].codec_name == "libtiff":
+            # libtiff has already put the bytes of signed and float values in order
+            _change_raw_mode(image, lambda raw: re.sub(r"^([IF];\d+)B?([SF])$", r"\1N\2", raw))
+            is_wrong = mode == "LA" or (mode == "RGBA" and len(tags.get(EXTRA_SAMPLES, ())) != 1)
+            lost = raw * is_separate
+        elif is_wrong := is_separate and (bits != {8} or tags.get(PHOTOMETRIC) == 0):
+            is_wrong = bits != {16} or mode not in ("RGB", "RGBA")
+            order = "L" if tags.prefix == b"II" else "B"
+            image.tile = image.tile[: len(mode) * len(image.tile) // tags[SAMPLES_PER_PIXEL]]
+            raw = _change_raw_mode(image, lambda raw: f"{raw};16{order}")
+        if is_separate and is_wrong:
+            raise ValueError("unsupported separate planes")
+    return raw != lost and re.fullmatch(r"(RGB|RGBA|RGBX|LA|R);16[LBN]", raw) is not None
+
+
+def read_lower_bits(image: ImageFile.ImageFile) -> Image.Image:
+    """Load an opened image with the lower 8 bits of each value in place of the upper ones."""
+    if _change_raw_mode(image) == "LA;16B":  # read as four bytes: grey and alpha, upper bits first
+        _change_raw_mode(image, lambda _: "RGBA")
+        _, grey, _, alpha = image.split()
+        return Image.merge("RGBA", (grey, grey, grey, alpha))
+    _change_raw_mode(image, lambda raw: raw[:-1] + _OTHER_BYTE[raw[-1]])
+    image.load()
+    return image
+
+
+# safe decoding of untrusted image files to upright RGB images -------------------------------------
 
 MAX_PIXELS = 100_000_000
 _Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]

@@ -8,27 +8,287 @@ not import torch.
 import contextlib
 import functools
 import hashlib
+import io
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
-from PIL import Image
+import numpy as np
+import simplejpeg
+from PIL import Image, JpegImagePlugin
 
 from vitft.data.folder import File, Folder
-from vitft.data.grey_levels import GreyRange
-from vitft.data.images import MAX_PIXELS, Decoded, decode, read_bytes
-from vitft.data.jpeg import decode_upright, header_oddities
-from vitft.data.loading import Pixels, in_order
+from vitft.data.images import (
+    DECODER_ERRORS,
+    MAX_PIXELS,
+    ORIENTATION,
+    Decoded,
+    GreyRange,
+    decode,
+    decoding_remarks,
+    open_image,
+    read_bytes,
+)
 from vitft.data.parts import Part
+from vitft.data.transforms import EvalTransform
 from vitft.system.console import NOTE
 from vitft.system.errors import DataError, ImageError
 from vitft.system.imports import missing_library_command
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
+
+
+# decoding of many images in threads, with results in input order ----------------------------------
+
+Argument = TypeVar("Argument")
+_Mapped = TypeVar("_Mapped")
+PATIENCE_S = 30.0
+"""Seconds to wait for a file before logging a message that names it."""
+_STALLED_S = 1.0
+"""Seconds to wait after Ctrl-C for reads that are in progress."""
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def decode_images(
+    paths: Iterable[str | os.PathLike[str]],
+    view: Callable[[int, Image.Image], Pixels],
+    *,
+    workers: int = 2,
+    max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
+    ahead: int | None = None,
+    digests: Sequence[str] = (),
+) -> Generator[Pixels | ImageError, None, None]:
+    """Open each image as upright RGB, and yield the result of `view(index, image)`.
+
+    There is one result per path, in order: an array, or the error if the file is unreadable.
+    `paths` may be infinite. `digests` are the SHA-256 of the files, if a change is an error. See
+    `in_order` for `workers` and `ahead`.
+    """
+
+    def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
+        number, path = numbered
+        try:
+            digest = digests[number] if digests else ""
+            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range, sha256=digest)
+            return view(number, image)
+        except ImageError as error:
+            reason = error.reason
+        return ImageError(os.fspath(path), reason)  # new: the old traceback would keep the bytes
+
+    return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
+
+
+def in_order(
+    function: Callable[[Argument], _Mapped],
+    items: Iterable[Argument],
+    *,
+    workers: int,
+    ahead: int | None = None,
+) -> Generator[_Mapped, None, None]:
+    """Map a function over items in threads, yielding the results in order.
+
+    At most `ahead` items are in progress, by default four per worker. With no workers, the calling
+    thread does the work. When the generator ends, for whatever reason (exhaustion, closing, an
+    exception, Ctrl-C), pending work is cancelled and no thread keeps running; only a read that has
+    stalled for `_STALLED_S` after Ctrl-C is left to its thread.
+    """
+    if workers <= 0:
+        yield from map(function, items)
+        return
+    limit = max(1, 4 * workers if ahead is None else ahead)
+    pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
+    pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
+
+    def take() -> _Mapped:
+        result = _wait_for(*pending[0])  # stays in `pending` meanwhile, for the case of a signal
+        pending.popleft()
+        return result
+
+    try:
+        for item in items:
+            pending.append((item, pool.submit(function, item)))
+            if len(pending) >= limit:
+                yield take()
+        while pending:
+            yield take()
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        running = [future for _, future in pending if future.running()]
+        is_stalled = True  # if another signal arrives meanwhile
+        is_stalled = bool(wait(running, timeout=_STALLED_S).not_done)
+        raise
+    finally:
+        pool.shutdown(wait=not is_stalled, cancel_futures=True)
+
+
+def in_chunks(items: Iterable[Argument], size: int) -> Iterator[list[Argument]]:
+    """Divide items into consecutive lists of `size`; the last may be shorter."""
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, size)), [])
+
+
+def overlapped(
+    items: Iterable[Argument], start: Callable[[Argument], Callable[[], _Mapped]], *, ahead: int = 2
+) -> Generator[_Mapped, None, None]:
+    """Start work on each item, and finish it in another thread while later items are started.
+
+    `start` is called in the calling thread, e.g. to queue work on a GPU. It returns a function that
+    waits for the work and returns the result. These functions are called in a single thread, one
+    after another, and their results are yielded in order. At most `ahead` items are unfinished when
+    the next one is taken. When the generator ends, for whatever reason, the thread has ended.
+    """
+    pending: deque[Future[_Mapped]] = deque()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="vitft-finish")
+    try:
+        for item in items:
+            pending.append(pool.submit(start(item)))
+            while len(pending) > ahead or (pending and pending[0].done()):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
+    """Return the result for an item, logging messages during a long wait.
+
+    The first message is logged after `PATIENCE_S`, and another each time the waiting time doubles.
+    Without these messages, the program would appear to hang on a slow disk or lost network share.
+    """
+    waited, step = 0.0, PATIENCE_S
+    while True:
+        try:
+            return future.result(timeout=step)
+        except TimeoutError:
+            if future.done():  # raised by the function, or finished just now
+                return future.result()
+            waited += step
+            step = waited
+            log.info(f"still waiting for {_first_path(item)} after {waited:.0f} s")
+
+
+def _first_path(item: object) -> str:
+    """Return the path of an item, or of the first item in a batch."""
+    while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
+        item = next((part for part in item if not isinstance(part, int)), "")  # skips the index
+    return str(getattr(item, "path", "") or item)
+
+
+class _ImageBatch(NamedTuple):
+    """A batch of equally sized views, and the errors for unreadable files."""
+
+    indices: tuple[int, ...]
+    """Image index of each row of `pixels` (B, H, W, 3)."""
+    pixels: Pixels
+    failed: tuple[tuple[int, ImageError], ...]
+    """Image indices and errors of the files found unreadable since the previous batch."""
+
+
+def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[_ImageBatch]:
+    """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
+
+    An error is included in the batch that contains the next readable image. The last batch may
+    contain only errors.
+    """
+    indices: list[int] = []
+    rows: list[Pixels] = []
+    failed: list[tuple[int, ImageError]] = []
+    for number, result in enumerate(results):
+        if isinstance(result, ImageError):
+            failed.append((number, result))
+            continue
+        indices.append(number)
+        rows.append(result)
+        if len(rows) == size:
+            yield _ImageBatch(tuple(indices), np.stack(rows), tuple(failed))
+            indices, rows, failed = [], [], []
+    if rows or failed:
+        pixels = np.stack(rows) if rows else np.empty((0, 0, 0, 3), np.uint8)
+        yield _ImageBatch(tuple(indices), pixels, tuple(failed))
+
+
+# fast decoding of ordinary JPEGs, used to compute features in reduced precision -------------------
+
+_MAX_SIDE_RATIO = 20
+"""Maximum ratio of the longer to the shorter side; more elongated images are left to Pillow."""
+
+
+def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
+    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG, or None for other data.
+
+    The result is also None if the image has more than `max_pixels` pixels or an aspect ratio above
+    `_MAX_SIDE_RATIO`.
+    """
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        usual = colours == "YCbCr" and max(height, width) <= _MAX_SIDE_RATIO * min(height, width)
+        if not usual or height * width > max_pixels or _is_rotated(data):
+            return None
+        return simplejpeg.decode_jpeg(data, strict=True)
+    except DECODER_ERRORS:
+        return None
+
+
+def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
+    """Return the notes that `images.decode` would return for a JPEG decoded by `decode_upright`."""
+    try:
+        with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
+            return tuple(decoding_remarks("JPEG", image, name))
+    except DECODER_ERRORS:  # damaged metadata: the pixels were decoded without an error
+        return ()
+
+
+def fast_view(
+    data: bytes, transform: EvalTransform, *, max_pixels: int
+) -> tuple[Pixels, tuple[int, int]] | None:
+    """Return the view (H, W, 3) of an upright JPEG, and the JPEG's width and height.
+
+    The result is None if `decode_upright` cannot decode the bytes or `resized` cannot apply the
+    transform.
+    """
+    image = decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
+    return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
+
+
+def can_resize(transform: EvalTransform) -> bool:
+    """Return whether `resized` can apply the transform."""
+    return transform.interpolation in ("bilinear", "bicubic") and transform.channels == 3
+
+
+def _is_rotated(data: bytes) -> bool:
+    """Return whether the metadata specifies, or may specify, a rotation."""
+    place = data.find(b"Exif\0\0")
+    if place > 65536 or b"tiff:Orientation" in data:  # unusual, left to Pillow
+        return True
+    if place < 0:
+        return False
+    with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
+        return image.getexif().get(ORIENTATION, 1) != 1
+
+
+def resized(image: Pixels, transform: EvalTransform) -> Pixels:
+    """Resize an image (h, w, 3) with torch's kernel, and crop or pad it to the view (H, W, 3)."""
+    import torch  # not needed for decoding alone
+
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last is fastest
+    wide, tall = transform.resized(image.shape[1], image.shape[0])
+    planes = torch.nn.functional.interpolate(
+        planes, (tall, wide), mode=transform.interpolation, antialias=True
+    )
+    return transform.framed(planes[0].permute(1, 2, 0).numpy())
+
+
+# inspection of image files: each file is read, hashed and decoded once ----------------------------
 
 _Inspected = TypeVar("_Inspected")
 

@@ -12,12 +12,11 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from vitft.data.label_columns import LabelledRow
-from vitft.data.label_table import LabelTable
+from vitft.data.label_table import LabelledRow, LabelTable
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import is_utf8, leads_outside, path_in
 from vitft.data.walk import Walk
-from vitft.system.near_paths import folded
+from vitft.system.suggest import folded
 from vitft.system.text import count, describe_os_error, shell_quote
 
 Images = Mapping[str, Sequence[str]]

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitft.data.download.web_image import is_url
-from vitft.data.unused import is_surely_no_image
+from vitft.data.walk import is_surely_no_image
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
-from vitft.system.near_paths import folded, namesakes, near_paths
-from vitft.system.redaction import redacted
-from vitft.system.text import listing, shell_quote
+from vitft.system.suggest import folded, namesakes, near_paths
+from vitft.system.text import listing, redacted, shell_quote
 
 log = logging.getLogger(__name__)
 

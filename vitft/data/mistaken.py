@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vitft.data.array_files import npz_subsets
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import TABLE_SUFFIXES
-from vitft.data.unused import ARCHIVE_SUFFIXES, suffix_of
+from vitft.data.walk import ARCHIVE_SUFFIXES, suffix_of
 from vitft.system.files import weight_format
 from vitft.system.text import shell_quote
 

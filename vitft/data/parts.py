@@ -2,11 +2,11 @@
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from vitft.system.errors import DataError
-from vitft.system.text import listing
+from vitft.system.text import count, listing
 
 Part = Literal["train", "val", "test", ""]
 """Subset of a dataset; empty before the data are split."""
@@ -81,3 +81,34 @@ def are_parts(names: Collection[str]) -> bool:
     """
     rests = [rest_of(name) for name in names]
     return None not in rests and len({*rests}) < len(rests)
+
+
+# the column `chosen` of a table of `vitft label`: how each image was chosen -----------------------
+
+CHOSEN = "chosen"
+"""Name of the column in which `vitft label` records how it chose each image."""
+PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
+"""Values of the column `chosen`: chosen as informative, confirmed together with others, drawn at
+random, and skipped, i.e. without a label.
+"""
+CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: "val"}
+"""Subset to which each value of the column `chosen` assigns an image if it serves as the split."""
+
+
+def note_on_chosen(images: Collection[tuple[str, str]]) -> str:
+    """Return a note that suggests the column as the split, or an empty string.
+
+    The column can be the split only if every class then has training and validation images.
+
+    Args:
+        images: Class of each image and its value in the column; empty if there is no column.
+    """
+    drawn = sum(chosen == AUDIT for _, chosen in images)
+    parts = {(name, CHOSEN_PARTS.get(chosen, "")) for name, chosen in images}
+    names = {name for name, _ in images}
+    if not drawn or not all({(name, "train"), (name, "val")} <= parts for name in names):
+        return ""
+    return (
+        f"vitft label drew {count(drawn, 'image')} at random; to validate only on images drawn at "
+        f"random, use --set data.split_column={CHOSEN}"
+    )

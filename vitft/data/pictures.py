@@ -1,12 +1,13 @@
 """Conversion of PIL images, arrays and tensors to images in RGB. Does not import torch."""
 
+import base64
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from vitft.data.grey_levels import GreyRange, to_rgb
-from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, orientation_of
+from vitft.data.images import DECODER_ERRORS, ORIENTATIONS, GreyRange, orientation_of, to_rgb
 from vitft.system.errors import ImageError
 
 if TYPE_CHECKING:
@@ -65,3 +66,36 @@ def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
             "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale",
         )
     return Image.fromarray(array)
+
+
+# small copies of images as JPEG, without metadata -------------------------------------------------
+
+THUMBNAIL_SIDE = 160
+"""Default length of a thumbnail's longer side in pixels."""
+
+
+def thumbnail_jpeg(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:
+    """Return a small JPEG of an image, without EXIF data, comments or colour profile.
+
+    Its longer side has at most `side` pixels; a smaller image keeps its size.
+    """
+    if max(image.size) <= side:
+        small = image.copy()
+    else:
+        size = thumbnail_size(image.size, side)
+        small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    small.info.clear()
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=82, optimize=True)
+    return buffer.getvalue()
+
+
+def thumbnail_size(size: tuple[int, int], side: int = THUMBNAIL_SIDE) -> tuple[int, int]:
+    """Return a width and height scaled so that the longer side has `side` pixels."""
+    longest = max(size)
+    return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
+
+
+def jpeg_uri(jpeg: bytes) -> str:
+    """Return the bytes of a JPEG file as a data URI, for an HTML page."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

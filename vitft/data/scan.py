@@ -21,8 +21,7 @@ from vitft.data.folder import (
     twins_among,
     warnings_on_names,
 )
-from vitft.data.label_columns import GROUP, OTHER_GROUP, bare_name
-from vitft.data.label_table import read_label_table
+from vitft.data.label_table import GROUP, OTHER_GROUP, bare_name, read_label_table
 from vitft.data.listed_files import find_files
 from vitft.data.table import is_table
 from vitft.system.errors import DataError

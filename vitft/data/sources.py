@@ -25,12 +25,19 @@ from vitft.data.missing import check_some_exist, is_missing, refuse_run, warn_of
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import NOT_UTF_16, TABLE_SUFFIXES, TableReader, open_text
-from vitft.data.unused import by_suffix, is_surely_no_image, suffix_of, unused_files
-from vitft.data.walk import HIDDEN, Walk, is_folder, literal_folders
+from vitft.data.walk import (
+    HIDDEN,
+    Walk,
+    by_suffix,
+    is_folder,
+    is_surely_no_image,
+    literal_folders,
+    suffix_of,
+    unused_files,
+)
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError, UsageError
-from vitft.system.redaction import redacted
-from vitft.system.text import describe_os_error, listing
+from vitft.system.text import describe_os_error, listing, redacted
 
 log = logging.getLogger(__name__)
 

@@ -9,38 +9,339 @@ read images.
 import hashlib
 import json
 import os
+import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
+
+import numpy as np
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
-from vitft.data.chosen import CHOSEN
-from vitft.data.draw import (
-    FormerSplit,
-    draw_groups,
-    draw_paths,
-    keep_groups_together,
-    ordered_groups,
-)
-from vitft.data.folder import Folder, class_table
+from vitft.data.duplicates import group_names
+from vitft.data.folder import File, Folder, class_table
 from vitft.data.inspection import InspectedFile, InspectedFolder
 from vitft.data.label_sets import label_names, split_labels
-from vitft.data.membership import membership
+from vitft.data.parts import CHOSEN, Part
 from vitft.data.remote.places import INDEX, place_of
-from vitft.data.stratify import draw_by_labels
 from vitft.data.table import TableReader, base_folder, encode_table
 from vitft.metrics.intervals import Flags
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import write_atomically
-from vitft.system.near_paths import misspelt_name
-from vitft.system.run_content import damaged_file
-from vitft.system.rundir import RunDir
+from vitft.system.rundir import RunDir, damaged_file
+from vitft.system.suggest import misspelt_name
 from vitft.system.text import count, listing
+
+# choice of the validation images: by content, at random, or as in the reference script ------------
+
+
+def draw(
+    counts: Sequence[int], val_rate: float, seed: int, *, at_least: int = 0
+) -> list[list[int]]:
+    """Draw the validation images, and return their indices in each class's sorted list of files.
+
+    Args:
+        counts: Number of files of each class.
+        val_rate: Fraction of each class to draw; the number of images is rounded down.
+        seed: Seed of the random generator.
+        at_least: Minimum number of images to draw from each class, but at most n - 1 for a class of
+            n images.
+    """
+    stream = random.Random(seed)
+    return [
+        stream.sample(range(n), max(int(n * val_rate), min(at_least, max(0, n - 1))))
+        for n in counts
+    ]
+
+
+def draw_paths(
+    files: Sequence[File] | Sequence[InspectedFile], spec: DataSpec, *, at_least: int
+) -> set[str]:
+    """Draw individual files of each class for validation (see `draw`), and return their paths."""
+    by_class: dict[int, list[str]] = {}
+    for file in files:
+        by_class.setdefault(file.label, []).append(file.path)
+    paths = [by_class[label] for label in sorted(by_class)]
+    drawn = draw(list(map(len, paths)), spec.val_rate, spec.seed, at_least=at_least)
+    return {own[i] for own, picks in zip(paths, drawn, strict=True) for i in picks}
+
+
+def joined_groups(
+    files: Sequence[InspectedFile], duplicates: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Map digests to groups that must not be divided: the user's groups and duplicates.
+
+    Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
+    and is returned unchanged if the user has not defined groups. The result may omit digests
+    without a group.
+    """
+    if not any(file.group for file in files):
+        return duplicates
+    digests = list(dict.fromkeys(file.sha256 for file in files))
+    place = {digest: i for i, digest in enumerate(digests)}
+    first: dict[tuple[str, str], int] = {}
+    keys = [(("user", file.group), file.sha256) for file in files if file.group]
+    keys += [(("copies", name), digest) for digest, name in duplicates.items() if digest in place]
+    pairs = [(first.setdefault(key, place[digest]), place[digest]) for key, digest in keys]
+    return group_names(digests, pairs)
+
+
+def joined_note(
+    files: Sequence[InspectedFile], groups: Mapping[str, str], duplicates: Mapping[str, str]
+) -> str:
+    """Return a note if copies in several groups of the user join them, otherwise "".
+
+    Images whose part is given are not counted, because they are not drawn.
+
+    `groups` is the result of `joined_groups` for the same `files` and `duplicates`.
+    """
+    drawn = [file for file in files if file.group and not file.part]
+    own = {file.group for file in drawn}
+    left = {groups.get(file.sha256, file.sha256) for file in drawn}
+    if len(left) >= len(own):
+        return ""
+    copies = "identical images or near-duplicates" if duplicates else "identical images"
+    return (
+        f"{copies} in different groups merge the {count(len(own), 'group')} into {len(left):,}, "
+        "because no image may be in both training and validation: vitft check lists the copies; "
+        "drop them to keep the groups apart"
+    )
+
+
+def ordered_groups(
+    files: Sequence[InspectedFile], groups: Mapping[str, str], spec: DataSpec
+) -> list[list[InspectedFile]]:
+    """Return the files of each group; identical files are always in one group.
+
+    If `spec.split` is `content`, groups are ordered by a hash of the seed and one name per group:
+    the name of the user's group or, outside the user's groups, the smallest digest. The size of a
+    group therefore does not affect its position. Otherwise, groups are in the order of the files.
+    """
+    members: dict[str, list[InspectedFile]] = {}
+    for file in files:
+        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
+    if spec.split != "content":
+        return list(members.values())
+
+    def place(group: Sequence[InspectedFile]) -> bytes:
+        names = {_hash_of(f"group {f.group}").hex() if f.group else f.sha256 for f in group}
+        return _hash_of(f"{spec.seed} {min(names)}")
+
+    return sorted(members.values(), key=place)
+
+
+def _hash_of(text: str) -> bytes:
+    """Return the SHA-256 digest of `text`."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> set[str]:
+    """Draw whole groups for validation, and return the paths of their images.
+
+    The groups are considered in the given order, which is shuffled with the seed if `spec.split` is
+    `random`. A group is drawn if this brings the numbers of validation images closer to their
+    targets, summed over the classes. The target of a class is `spec.val_rate` of its images,
+    rounded down, but at least one, or none if all its images are in one group. Groups already
+    assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
+    """
+    counts, alone = Counter(file.label for group in members for file in group), _undivided(members)
+    lacking = {n: max(1, int(i * spec.val_rate)) * (n not in alone) for n, i in counts.items()}
+    order = list(members)
+    if spec.split == "random":
+        random.Random(spec.seed).shuffle(order)
+    order.sort(key=lambda group: group[0].part != "val")
+    drawn: set[str] = set()
+    for group in order:
+        own = Counter(file.label for file in group)
+        change = sum(abs(lacking[label] - n) - abs(lacking[label]) for label, n in own.items())
+        is_free = group[0].part != "train" and not alone & own.keys()
+        if group[0].part == "val" or (change < 0 and is_free):
+            drawn.update(file.path for file in group)
+            for label, n in own.items():
+                lacking[label] -= n
+    return drawn
+
+
+def _undivided(members: Sequence[Sequence[InspectedFile]]) -> Set[int]:
+    """Return the classes whose images are all in one group, which is never drawn."""
+    found = Counter(label for group in members for label in {file.label for file in group})
+    return {label for label, groups in found.items() if groups == 1}
+
+
+def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[str]) -> set[str]:
+    """Move each group to the side of its first image, and return the validation paths.
+
+    A group is thus assigned to validation with the same probability as a single image, except that
+    a group with all images of a class is used for training. If all images of a class are then on
+    one side, the first suitable group with an image of that class is moved to the other side. A
+    group is suitable if the side that it leaves keeps at least one image of each class in the
+    group, and if the group is not already assigned to `val`.
+    """
+    alone = _undivided(members)
+    side = [  # True: validation
+        group[0].path in drawn
+        and (group[0].part == "val" or not any(file.label in alone for file in group))
+        for group in members
+    ]
+    sided = list(zip(members, side, strict=True))
+    have = Counter((file.label, is_val) for group, is_val in sided for file in group)
+    labels = {file.label for group in members for file in group}
+    for label, wanted in sorted((label, wanted) for label in labels for wanted in (True, False)):
+        for i, group in enumerate(members) if not have[label, wanted] else ():
+            counts = Counter(file.label for file in group)
+            spared = all(have[other, not wanted] > n for other, n in counts.items())
+            is_free = side[i] != wanted and group[0].part != "val"
+            if label in counts and is_free and spared:
+                side[i] = wanted
+                have.update({(other, wanted): n for other, n in counts.items()})
+                have.subtract({(other, not wanted): n for other, n in counts.items()})
+                break
+    return {f.path for group, is_val in zip(members, side, strict=True) if is_val for f in group}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormerSplit:
+    """Subsets to which an earlier run assigned its images and groups (see `training.like`)."""
+
+    parts: Mapping[str, Part]
+    """Mapping from digests to `train`, `val` or `test`. Near-duplicates of held-out images are
+    mapped to the same subset as those images."""
+    groups: Mapping[str, Part]
+    """Mapping from the names of the user's groups to `train`, `val` or `test`."""
+
+    def part_of(self, group: Sequence[InspectedFile]) -> Part:
+        """Return the subset of a group, or an empty string if all its images are new.
+
+        A group that contains a held-out image is held out.
+        """
+        found = {self.parts.get(file.sha256, "") for file in group}
+        found |= {self.groups.get(file.group, "") for file in group if file.group}
+        order: tuple[Part, ...] = ("test", "val", "train")
+        return next((part for part in order if part in found), "")
+
+    def assign(
+        self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
+    ) -> list[InspectedFile]:
+        """Return the files, assigned to the same subsets as in the earlier run.
+
+        Test images remain test images. If the data is already `divided` into subsets, only training
+        images that the earlier run held out are reassigned.
+        """
+        members: dict[str, list[InspectedFile]] = {}
+        for file in files:
+            if file.part != "test":
+                members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
+        parts = {f.path: self.part_of(group) for group in members.values() for f in group}
+        assigned = []
+        for file in files:
+            part = parts.get(file.path, "")
+            moves = part in ("val", "test") and file.part == "train" if divided else part
+            assigned.append(replace(file, part=part) if moves else file)
+        return assigned
+
+
+# membership of labels in label sets, as an array --------------------------------------------------
+
+
+def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:
+    """Return whether each set contains each label, as an array (sets, labels)."""
+    index = {name: number for number, name in enumerate(labels)}
+    found = np.zeros((len(sets), len(labels)), dtype=bool)
+    for row, text in enumerate(sets):
+        found[row, [index[label] for label in split_labels(text)]] = True
+    return found
+
+
+# iterative stratification: division of multi-label data into subsets, label by label --------------
+
+_Counts = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def stratify(
+    counts: _Counts,
+    sizes: _Counts,
+    fractions: Sequence[float],
+    *,
+    seed: int | None,
+    at_least: int = 0,
+    fixed: _Counts | None = None,
+) -> _Counts:
+    """Return the index of the subset to which each unit is assigned: (U,).
+
+    The rarest label is divided first: each of its units is assigned to the subset that lacks the
+    most images with this label. Units without labels are assigned last, to the subset that lacks
+    the most images.
+
+    Args:
+        counts: Number of images with each label in each unit, (U, C).
+        sizes: Number of images in each unit, (U,).
+        fractions: Target fraction of the images in each subset; the fractions sum to 1.
+        seed: Seed for shuffling the units; None to keep the given order.
+        at_least: Target minimum number of images with each label in each subset.
+        fixed: Index of the subset of each unit that is already assigned, -1 for all others, (U,).
+    """
+    share = np.asarray(fractions)
+    totals = counts.sum(axis=0)
+    lacking = share[:, None] * totals  # (P, C)
+    lacking = np.maximum(lacking, np.minimum(at_least, totals / len(share)))
+    lacking_images = share * sizes.sum()  # (P,)
+    part, order = np.full(len(counts), -1), np.arange(len(counts))
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order)
+    remaining = totals.astype(np.float64)
+
+    def assign(unit: int, wanted: Any) -> None:  # noqa: ANN401 - an array (P,)
+        best = np.flatnonzero(np.isclose(wanted, wanted.max()))
+        place(unit, int(best[np.argmax(lacking_images[best])]))
+
+    def place(unit: int, chosen: int) -> None:
+        part[unit] = chosen
+        lacking[chosen] -= counts[unit]
+        lacking_images[chosen] -= sizes[unit]
+        np.subtract(remaining, counts[unit], out=remaining)
+
+    for unit, chosen in enumerate(() if fixed is None else fixed.tolist()):
+        if chosen >= 0:
+            place(unit, chosen)
+    while (remaining > 0).any():
+        label = int(np.argmin(np.where(remaining > 0, remaining, np.inf)))
+        own = order[(part[order] < 0) & (counts[order, label] > 0)]
+        for unit in own[np.argsort(-counts[own, label], kind="stable")]:
+            assign(int(unit), lacking[:, label])
+    for unit in order[part[order] < 0]:
+        assign(int(unit), lacking_images)
+    return part
+
+
+def draw_by_labels(
+    folder: Folder, members: Sequence[Sequence[InspectedFile]], spec: DataSpec
+) -> set[str]:
+    """Draw the validation images of multi-label data, and return their paths.
+
+    Approximately the fraction `spec.val_rate` of the images with each label is drawn; the target is
+    at least one image. Each group in `members` stays together. The groups are processed in the
+    given order, which is shuffled with the seed unless `spec.split` is `content`. Groups already
+    assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
+    """
+    has = membership(folder.classes, folder.labels).astype(np.int64)
+    counts = np.stack([has[[file.label for file in unit]].sum(axis=0) for unit in members])
+    side = {"val": 0, "train": 1}
+    part = stratify(
+        counts,
+        np.array([len(unit) for unit in members]),
+        (spec.val_rate, 1 - spec.val_rate),
+        seed=None if spec.split == "content" else spec.seed,
+        at_least=1,
+        fixed=np.array([side.get(unit[0].part, -1) for unit in members]),
+    )
+    return {f.path for unit, own in zip(members, part, strict=True) if own == 0 for f in unit}
+
+
+# split of a dataset into training and validation images, recorded in a manifest -------------------
 
 SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")

@@ -8,7 +8,7 @@ also used by timm and torchvision, and are normalised after batching.
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
@@ -16,11 +16,14 @@ import numpy as np
 from PIL import Image
 
 from vitft.config.sections import MAX_IMAGE_SIDE
+from vitft.metrics.results import ViewFacts
 from vitft.system.errors import UsageError
 from vitft.system.structure import Range, check_ranges
+from vitft.system.text import percent
 
-if TYPE_CHECKING:  # must not import torch
+if TYPE_CHECKING:
     from torch import Tensor
+
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
 Fit = Literal["crop", "squash", "pad"]
@@ -316,3 +319,38 @@ def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: 
     Each crop is seeded with `seed`, the index of the view and the digest of the image.
     """
     return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]
+
+
+# fraction of an image's area that a model's view shows, for `vitft check` and the report ----------
+
+_MOST_SHOWN = 0.75
+"""Mean fraction of the area above which `describe_view` suggests no alternatives."""
+
+
+def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> ViewFacts | None:
+    """Return the fraction of an image that a view shows, for images of these widths and heights.
+
+    The result is None if there are no images.
+    """
+    shown = [transform.shown(*size) for size in sizes]
+    if not shown:
+        return None
+    return {
+        "image_size": transform.image_size,
+        "fit": transform.fit,
+        "crop": transform.crop,
+        "shown": sum(shown) / len(shown),
+        "least_shown": min(shown),
+    }
+
+
+def describe_view(facts: ViewFacts, *, whose: str = "the model's") -> str:
+    """Return a sentence on how much of an image the view shows, and on how to show more of it."""
+    height, width = facts["image_size"]
+    how = f"{height} x {width} pixels, {facts['fit']} {facts['crop']:g}"
+    mean, least = percent(facts["shown"], 0), percent(facts["least_shown"], 0)
+    least = f" (at least {least})" if least != mean else ""
+    text = f"{whose} view ({how}) shows {mean} of an image's area on average{least}"
+    if facts["shown"] > _MOST_SHOWN:
+        return text
+    return f"{text}; to train on all of it, use vitft finetune --fit pad or --fit squash"

@@ -14,6 +14,7 @@ Sources: Abnar and Zuidema 2020 (rollout), https://arxiv.org/abs/2005.00928; Che
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,15 +24,129 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitft.explain.feature_maps import feature_relevance
-from vitft.explain.method import Method
+from vitft.explain.heatmaps import Method
 from vitft.models.attention_pool import AttentionPool
 from vitft.models.timm_model import Model, TimmModel, require_vit
 from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
-from vitft.system.batch_limit import BatchLimit
-from vitft.system.device import exact_float32
+from vitft.system.device import BatchLimit, exact_float32
 from vitft.system.errors import RunError, UsageError
+
+# attribution maps of timm models: gradient times activation on a feature map of the network -------
+
+_MAX_ASPECT_ERROR = 1.5
+"""Maximum ratio between the aspect ratios of a feature map and the image. The aspect ratios of
+small maps differ because their sides are rounded.
+"""
+
+_MIN_SIDE = 6
+"""Minimum number of rows and columns of the feature map that is used, if the network has such a
+map. CNNs have 7x7 positions in the last stage for images of 224 pixels, but 2x2 for 64 pixels.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Arrangement of channels and image positions in a tensor (B, ...)."""
+
+    channels: int
+    """Index of the channel dimension."""
+    prefix: int
+    """Number of tokens before the positions, e.g. 1 for a class token."""
+    grid: tuple[int, int]
+    """Numbers of rows and columns of the positions."""
+
+    def sum_channels(self, values: Tensor) -> Tensor:
+        """Return the sums over the channels at each position: (B, ...) to (B, gh, gw)."""
+        return values.sum(self.channels).flatten(1)[:, self.prefix :].unflatten(1, self.grid)
+
+    def mean_position(self, values: Tensor) -> Tensor:
+        """Return the mean over the positions, with the number of dimensions of `values`."""
+        if self.channels == 2:
+            return values[:, self.prefix :].mean(dim=1, keepdim=True)
+        return values.mean(dim=[d for d in (1, 2, 3) if d != self.channels], keepdim=True)
+
+
+def _find_layout(
+    shape: Sequence[int], image_size: tuple[int, int], prefixes: Sequence[int]
+) -> _Layout | None:
+    """Return the layout of a tensor of this shape, or None if it cannot be determined.
+
+    Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The positions
+    must have about the same aspect ratio as the image. `prefixes` are the possible numbers of
+    tokens before the positions.
+    """
+    aspect = image_size[0] / image_size[1]
+
+    def error(grid: tuple[int, int]) -> float:
+        ratio = grid[0] / grid[1] / aspect
+        return max(ratio, 1 / ratio)
+
+    layouts: list[_Layout] = []
+    if len(shape) == 4:
+        layouts = [_Layout(1, 0, (shape[2], shape[3])), _Layout(3, 0, (shape[1], shape[2]))]
+    if len(shape) == 3:
+        for prefix in prefixes:
+            count = shape[1] - prefix
+            rows = max(1, round(math.sqrt(max(0, count) * aspect)))
+            if count > 0 and count % rows == 0:
+                layouts.append(_Layout(2, prefix, (rows, count // rows)))
+    errors = [error(layout.grid) for layout in layouts]
+    if not errors or min(errors) > _MAX_ASPECT_ERROR:
+        return None
+    return layouts[errors.index(min(errors))]
+
+
+def feature_relevance(
+    model: TimmModel, pixels: Tensor, target: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the relevance of each position for a class (B, gh, gw), and the logits (B, C).
+
+    The last feature map is used whose positions affect the class score and which has at least
+    `_MIN_SIDE` rows and columns; if there is none, the largest map. For small images, the maps of
+    the last stage have too few positions to show where the evidence is.
+
+    If layers follow the map, the difference from the mean position is used instead of the
+    activation. It shows what distinguishes a position from the rest of the image. Without it,
+    gradient times activation would even be zero for the tokens that enter the last block of a
+    Transformer whose head reads the class token: the LayerNorm is invariant to their scale.
+
+    Raises:
+        UsageError: No layer of the network has positions that correspond to parts of the image.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs, logits = model.trace(pixels.clone().requires_grad_())
+        wanted = logits.argmax(dim=-1) if target is None else target
+        score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
+        gradients = torch.autograd.grad(score, outputs, allow_unused=True) if outputs else ()
+    prefixes = sorted({getattr(model.net, "num_prefix_tokens", 0), 0, 1}, reverse=True)
+    size = pixels.shape[-2], pixels.shape[-1]
+    found: list[Tensor] = []  # from the last map to the first
+    matter: list[Tensor] = []
+    for output, gradient in zip(reversed(outputs), reversed(gradients), strict=True):
+        layout = _find_layout(output.shape, size, prefixes)
+        if layout is None or gradient is None:
+            continue
+        matters = bool(layout.sum_channels(gradient.abs()).any())
+        values = output.detach()
+        if output is not outputs[-1]:
+            values = values - layout.mean_position(values)
+            gradient = gradient if layout.channels == 2 else layout.mean_position(gradient)
+        found.append(layout.sum_channels(values * gradient).clamp(min=0))
+        if matters:
+            matter.append(found[-1])
+            if min(layout.grid) >= _MIN_SIDE:
+                break
+    if not found:
+        raise UsageError(
+            f"timm's {model.config.timm} cannot be explained: the outputs of its layers do not "
+            "correspond to parts of the image",
+            fix="use another model, e.g. timm:resnet50 or one listed by `vitft weights list`",
+        )
+    return max(matter or found[-1:], key=Tensor.numel), logits.detach()
+
+
+# attribution maps: one value per patch of the image -----------------------------------------------
 
 _MAX_WEIGHTS = 20_000_000
 """Maximum number of attention weights in memory (80 MB), over all blocks, heads and images."""

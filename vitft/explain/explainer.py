@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.images import read_bytes
-from vitft.data.loading import Pixels, in_order, stack_batches
-from vitft.data.thumbnail import jpeg_uri, thumbnail_jpeg
+from vitft.data.inspection import Pixels, in_order, stack_batches
+from vitft.data.pictures import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import (
     attention_maps,
     attention_title,
@@ -24,6 +24,9 @@ from vitft.explain.attribution import (
     scale_maps,
 )
 from vitft.explain.heatmaps import (
+    MEANINGS,
+    MIN_SIDE_PX,
+    Method,
     colour_bar,
     enlarged,
     heads_sheet,
@@ -31,12 +34,11 @@ from vitft.explain.heatmaps import (
     png_bytes,
     with_legend,
 )
-from vitft.explain.method import MEANINGS, MIN_SIDE_PX, Method
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import TimmModel, require_vit
 from vitft.predict.engine import Engine, decode_view, notes_on
 from vitft.predict.postprocess import Postprocess, Scores
-from vitft.predict.prediction import Prediction
+from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.report.html import render
 from vitft.system.errors import ImageError

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from vitft.data.arrays import array_member
-from vitft.data.loading import Pixels
+from vitft.data.inspection import Pixels
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference, read_reference

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.data.loading import decode_images, stack_batches
+from vitft.data.inspection import decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
 from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d

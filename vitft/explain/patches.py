@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitft.data.loading import Pixels, decode_images
+from vitft.data.inspection import Pixels, decode_images
 from vitft.explain.explainer import ExplainedImage, picture_stem
 from vitft.explain.model import ExplainedModel
 from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
-from vitft.report.patch_plot import PatchTokens, patches_png
+from vitft.report.plots import PatchTokens, patches_png
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 

@@ -4,49 +4,227 @@ Class and folder names can contain any character. They are quoted in YAML; in Ma
 characters that might have a special meaning are replaced by character references.
 """
 
+import io
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from vitft.config.run import checked_run_config
+from vitft.data.fixes import is_leak, settled_paths
 from vitft.export.compare import ExportComparison
 from vitft.export.facts import (
-    catalog_origin,
-    class_figures,
-    data_sentence,
-    licence_sentence,
-    model_sentence,
-    pretrained_licence,
-    view_sentence,
-)
-from vitft.export.formats.timm import timm_obstacle
-from vitft.export.limits import limits_of
-from vitft.export.pictures import (
-    CONFUSION_FILE,
-    EXAMPLES_FILE,
-    MOST_LABELLED,
-    confusion_png,
-    example_images,
-)
-from vitft.export.plan import ExportPlan
-from vitft.export.snippets import (
     GRAPH_LIBRARIES,
     GraphInput,
     Snippet,
+    catalog_origin,
+    class_figures,
+    data_sentence,
     graph_snippets,
+    licence_sentence,
+    model_sentence,
+    pretrained_licence,
     program,
+    view_sentence,
 )
+from vitft.export.formats.timm import timm_obstacle
+from vitft.export.plan import ExportPlan
 from vitft.export.trained import (
     TrainedRun,
     last_block_reason,
+    unchanged_images,
 )
-from vitft.messages.results import accuracy_text, chance_clause, measured_on
-from vitft.metrics.values import Interval
+from vitft.features.reference import REFERENCE_FILE
+from vitft.messages.results import accuracy_text, chance_clause, measured_on, weak_text
+from vitft.metrics.results import AuditResults, Interval, RunResults, class_pair_counts
 from vitft.models.card import Card, Provenance
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval, shell_quote
+from vitft.system.rundir import read_run_json
+from vitft.system.text import count, interval, is_measurable, not_calibrated, shell_quote
+
+# section "Intended use and limits" of a model card, written from the results of the run -----------
+
+_FEW_PER_CLASS = 10
+"""Number of validation images below which the recall of a class is unreliable."""
+_MOST_MENTIONED = 3
+"""Maximum number of confusions in the text."""
+
+
+class _ClassPair(NamedTuple):
+    """A true class, the class predicted instead, and the number of images confused in this way."""
+
+    true: int
+    predicted: int
+    images: int
+    of: int
+    """Number of validation images of the true class."""
+
+
+def _most_confused(results: RunResults) -> list[_ClassPair]:
+    """Return the most frequent confusions, of at least two images each, in descending order."""
+    counts, totals = class_pair_counts(results), Counter[int]()
+    for (true, _), number in counts.items():
+        totals[true] += number
+    pairs = [
+        _ClassPair(i, j, number, totals[i])
+        for (i, j), number in counts.items()
+        if i != j and number > 1
+    ]
+    return sorted(pairs, key=lambda pair: -pair.images)[:_MOST_MENTIONED]
+
+
+def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
+    """Return Markdown sentences about the intended use of the model and its limits.
+
+    Problems of the data are those that the audit of the run found, without the labels that its
+    fixes keep.
+
+    Args:
+        trained: The exported run. With a head that reads fewer blocks than the run's head, the
+            results by class, the confusions and the calibration are left out.
+        names: Class names, escaped for Markdown, in the order of the model's outputs.
+
+    Raises:
+        RunError: A file of the run is damaged.
+    """
+    run, results, by_class = trained.run, trained.measured, not trained.is_narrow
+    audit = read_run_json(run / "audit.json", AuditResults) if results else None
+    leaks = wrong = few = 0
+    if audit:
+        has_settings = (run / "config.toml").is_file()
+        kept = settled_paths(checked_run_config(run).data) if has_settings else ()
+        leaks = sum(map(is_leak, audit["duplicates"]))
+        wrong = sum(item["path"] not in kept for item in audit["mislabels"])
+    at_chance = trained.results.at_chance
+    literal = dict(zip(trained.card.classes, names, strict=True))
+    if results and by_class:
+        few = sum(row["images"] < _FEW_PER_CLASS for row in results["per_class"].values())
+    text = program(
+        "limits",
+        names=names,
+        results=results,
+        own_split=audit and audit.get("own_split"),
+        flags_unlike=(run / REFERENCE_FILE).is_file(),
+        at_chance=at_chance,
+        by_class=by_class,
+        weak=[
+            replace(one, name=literal[one.name], taken_for=literal.get(one.taken_for, ""))
+            for one in trained.results.weakest
+        ],
+        weak_text=weak_text,
+        few=few,
+        few_per_class=_FEW_PER_CLASS,
+        confused=_most_confused(results) if results else [],
+        too_few=not_calibrated(results) if results and results.get("calibration") else "",
+        is_measurable=is_measurable,
+        leaks=leaks,
+        wrong=wrong,
+    )
+    return [line for line in text.split("\n") if line]
+
+
+# pictures of a hub page: the confusion matrix, and example images if their licence allows it ------
+
+CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
+MOST_LABELLED = 40
+"""Maximum number of classes for which the matrix shows names and numbers."""
+_MOST_DRAWN = 1000
+"""Maximum number of classes for which a matrix is drawn."""
+CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
+"""Side of a numbered cell, width of the class names and font size, in pixels."""
+RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
+MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
+"""Maximum number of example images, their side in pixels, and the number per row."""
+
+
+def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
+    """Return the confusion matrix as a PNG.
+
+    The result is None for multi-label models and for models with too many classes. Rows are true
+    classes and columns are predictions. The larger its fraction of the row, the darker a cell is:
+    correct predictions in green, others in orange.
+    """
+    matrix, size = results["confusion"], len(classes)
+    if size > _MOST_DRAWN or "labels" in results:
+        return None
+    is_named = size <= MOST_LABELLED
+    cell = CELL if is_named else max(2, 800 // size)
+    margin = NAME_WIDTH if is_named else 0
+    picture = Image.new("RGB", (margin + cell * size + 1, margin + cell * size + 1), PAPER)
+    canvas, font = ImageDraw.Draw(picture), ImageFont.load_default(FONT_PX)
+    for i, row in enumerate(matrix):
+        for j, number in enumerate(row):
+            left, top = margin + j * cell, margin + i * cell
+            fraction = number / max(1, sum(row))
+            colour = RIGHT if i == j else WRONG
+            shade = tuple(round(255 + (c - 255) * min(1, fraction**0.5)) for c in colour)
+            line = (225, 225, 225) if is_named else None
+            canvas.rectangle((left, top, left + cell, top + cell), fill=shade, outline=line)
+            if is_named and number:
+                place = left + cell / 2, top + cell / 2
+                ink = PAPER if fraction > 0.3 else INK
+                canvas.text(place, str(number), ink, font, anchor="mm")
+    if is_named:
+        _draw_names(picture, classes)
+    buffer = io.BytesIO()
+    picture.save(buffer, "png", optimize=True)
+    return buffer.getvalue()
+
+
+def _draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
+    """Write the names beside the rows and, rotated to read upwards, above the columns.
+
+    Long names are shortened, and the number of the class replaces a name that is not ASCII.
+    """
+    font = ImageFont.load_default(FONT_PX)
+    for i, name in enumerate(classes):
+        text = name if name.isascii() and name.isprintable() else f"class {i}"
+        while font.getlength(text) > NAME_WIDTH - 12:
+            text = text.removesuffix("...")[:-1] + "..."
+        label = Image.new("RGB", (NAME_WIDTH - 8, CELL), PAPER)
+        above = label.copy()
+        ImageDraw.Draw(label).text((label.width, CELL / 2), text, INK, font, anchor="rm")
+        picture.paste(label, (0, NAME_WIDTH + i * CELL))
+        ImageDraw.Draw(above).text((0, CELL / 2), text, INK, font, anchor="lm")
+        picture.paste(above.transpose(Image.Transpose.ROTATE_90), (NAME_WIDTH + i * CELL, 0))
+
+
+def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
+    """Return a JPEG grid of at most one validation image per class, and the class names in order.
+
+    The JPEG has no metadata. The result is None for multi-label models, and if the validation
+    images cannot be found.
+    """
+    if trained.card.thresholds:
+        return None
+    found: dict[int, Image.Image] = {}
+    wanted = min(MOST_EXAMPLES, len(trained.card.classes))
+    for sample in unchanged_images(trained.run, trained.card, 20 * len(trained.card.classes)):
+        side = (EXAMPLE_SIDE, EXAMPLE_SIDE)
+        if (label := int(sample.label)) not in found:
+            found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
+        if len(found) == wanted:
+            break
+    if not found:
+        return None
+    columns = min(EXAMPLE_COLUMNS, len(found))
+    rows = -(-len(found) // columns)
+    sheet = Image.new("RGB", (columns * EXAMPLE_SIDE, rows * EXAMPLE_SIDE), PAPER)
+    for i, label in enumerate(sorted(found)):
+        place = i % columns * EXAMPLE_SIDE, i // columns * EXAMPLE_SIDE
+        sheet.paste(found[label], place)
+    buffer = io.BytesIO()
+    sheet.save(buffer, "jpeg", quality=90)
+    return buffer.getvalue(), [trained.card.classes[label] for label in sorted(found)]
+
+
+# model card of an exported folder: a README.md generated from the files of a run ------------------
 
 _MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file lists every class."""

@@ -16,9 +16,9 @@ import numpy as np
 
 from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions, same_rows
 from vitft.export.trained import LabelledImage
-from vitft.messages.exports import export_accuracy
+from vitft.messages.results import export_accuracy
 from vitft.metrics.intervals import Flags, accuracy_interval
-from vitft.metrics.values import Interval
+from vitft.metrics.results import Interval
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
 from vitft.system.text import scored_images

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import Row, run_manifest
-from vitft.messages.exports import fewer_blocks
+from vitft.messages.results import fewer_blocks
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.summary import Results
-from vitft.models.card import Card
+from vitft.models.card import Card, TimmConfig
 from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
-from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model
 from vitft.predict.run_info import run_results
 from vitft.system.errors import ImageError, RunError

@@ -17,7 +17,6 @@ from .cut import cut_model as cut_model
 from .cut import last_block_size as last_block_size
 from .cut import output_shape as output_shape
 from .cut import run_prefix as run_prefix
-from .discriminant import solve_discriminant as solve_discriminant
 from .extract import Extractor as Extractor
 from .fingerprints import Fingerprints as Fingerprints
 from .fingerprints import fingerprint_folder as fingerprint_folder
@@ -46,13 +45,13 @@ from .label_errors import fit_powers as fit_powers
 from .label_errors import out_of_fold_logits as out_of_fold_logits
 from .label_errors import probably_wrong as probably_wrong
 from .label_errors import score_given_labels as score_given_labels
-from .lbfgs import CurvatureHistory as CurvatureHistory
-from .lbfgs import minimise as minimise
+from .logistic import CurvatureHistory as CurvatureHistory
 from .logistic import Problem as Problem
 from .logistic import Standardizer as Standardizer
 from .logistic import class_balanced_weights as class_balanced_weights
 from .logistic import held_out_logits as held_out_logits
 from .logistic import linear_logits as linear_logits
+from .logistic import minimise as minimise
 from .logistic import rough_fit as rough_fit
 from .logistic import solve_logistic as solve_logistic
 from .mixture import Candidate as Candidate
@@ -62,8 +61,9 @@ from .mixture import choose_head_method as choose_head_method
 from .mixture import choose_shrinkage as choose_shrinkage
 from .mixture import is_lower as is_lower
 from .mixture import mixture_weights as mixture_weights
+from .mixture import solve_discriminant as solve_discriminant
 from .mixture import tempered as tempered
-from .near_copies import most_similar as most_similar
+from .neighbours import most_similar as most_similar
 from .neighbours import nearest_neighbours as nearest_neighbours
 from .neighbours import votes_outside_group as votes_outside_group
 from .ood import expected_false_alarms as expected_false_alarms

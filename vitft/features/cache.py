@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from vitft.system.cache_folder import cache_folder
+from vitft.system.cores import cache_folder
 from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import open_regular, read_regular, write_atomically, writing
 from vitft.system.structure import parse_json, structured

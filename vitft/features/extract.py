@@ -24,9 +24,16 @@ import torch
 from torch import Tensor
 
 from vitft.data.folder import File, Folder
-from vitft.data.inspection import InspectedFile, InspectedFolder, OpenedImage, collect, inspect_file
-from vitft.data.jpeg import can_resize, resized
-from vitft.data.loading import Pixels
+from vitft.data.inspection import (
+    InspectedFile,
+    InspectedFolder,
+    OpenedImage,
+    Pixels,
+    can_resize,
+    collect,
+    inspect_file,
+    resized,
+)
 from vitft.data.transforms import View
 from vitft.features.cache import CachedRows, JoinedStore, Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
@@ -41,9 +48,8 @@ from vitft.features.fingerprints import (
 from vitft.features.overlap import PixelBatch, computed_batches
 from vitft.models.timm_model import TimmModel
 from vitft.models.vit import VisionTransformer
-from vitft.system.batch_limit import BatchLimit
+from vitft.system.device import BatchLimit, start_reading, to_device
 from vitft.system.errors import DataError, DivergedError, ImageError
-from vitft.system.transfer import start_reading, to_device
 
 _LARGEST_FEATURE = 1e15
 """Magnitude above which sums of squares of features may overflow in float32."""

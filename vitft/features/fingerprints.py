@@ -18,19 +18,25 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from vitft.data.duplicates import IndexPair, copies_among, group_names, near_pairs
-from vitft.data.fingerprint import FINGERPRINT_BYTES, fingerprint_of
+from vitft.data.duplicates import (
+    FINGERPRINT_BYTES,
+    IndexPair,
+    copies_among,
+    fingerprint_of,
+    group_names,
+    near_pairs,
+)
 from vitft.data.folder import Folder
-from vitft.data.grey_levels import GreyRange
+from vitft.data.images import GreyRange
 from vitft.data.inspection import (
     InspectedFile,
     InspectedFolder,
     OpenedImage,
     collect,
+    in_order,
     inspect_file,
     inspected_file,
 )
-from vitft.data.loading import in_order
 from vitft.features.cache import Store, default_folder, key_of, open_store
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError, ResourceError, RunError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.stratify import stratify
+from vitft.data.split import stratify
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.features.discriminant import solve_discriminant
 from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
@@ -36,20 +35,20 @@ from vitft.features.logistic import (
     sample_weights,
     solve_logistic,
 )
-from vitft.features.mixture import HeadMethod, choose_head_method
+from vitft.features.mixture import HeadMethod, choose_head_method, solve_discriminant
 from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.confusions import mostly_taken_for
 from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval, p_of_guessing
 from vitft.metrics.results import (
     CrossValidation,
     HeadCandidate,
+    Interval,
     LearningCurvePoint,
     Metrics,
     WeakClass,
+    mostly_taken_for,
 )
 from vitft.metrics.targets import are_right, fraction_right
-from vitft.metrics.values import Interval
 
 log = logging.getLogger(__name__)
 

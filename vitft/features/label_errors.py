@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from vitft.data.inspection import InspectedFile
-from vitft.data.membership import membership
+from vitft.data.split import membership
 from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
@@ -32,12 +32,10 @@ from vitft.features.folds import (
     stratified_subset,
     training_weights,
 )
-from vitft.features.lbfgs import minimise
-from vitft.features.logistic import Standardizer, held_out_logits, solve_logistic
+from vitft.features.logistic import Standardizer, held_out_logits, minimise, solve_logistic
 from vitft.features.neighbours import votes_outside_group
 from vitft.features.penalty import choose_sampled_penalty
-from vitft.metrics.confusions import MAX_DENSE_CLASSES
-from vitft.metrics.results import Mislabel
+from vitft.metrics.results import MAX_DENSE_CLASSES, Mislabel
 
 MIN_WRONG, MAX_WRONG = 0.03, 0.5
 """Bounds on the assumed fraction of wrong labels. The lower one is the mean of ten published test

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from vitft.data.loading import Pixels, in_chunks, in_order, overlapped
+from vitft.data.inspection import Pixels, in_chunks, in_order, overlapped
 
 _SMALLEST_BATCH = 16
 _BATCHES = 16

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitft.metrics.values import Interval
+from vitft.metrics.results import Interval
 from vitft.models.card import AnyConfig
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError

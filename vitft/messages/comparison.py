@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from vitft.messages.results import chance_clause, estimate_text
+from vitft.metrics.results import Interval
 from vitft.metrics.summary import Results
-from vitft.metrics.values import Interval
 from vitft.system.text import count, listing, p_equation, percent, points
 
 OWN_LABELS = (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitft.messages.finetune import Rows
-from vitft.metrics.confusions import mostly_taken_for
+from vitft.metrics.results import mostly_taken_for
 from vitft.system.text import (
     interval,
     is_measurable,

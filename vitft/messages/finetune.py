@@ -18,8 +18,7 @@ from vitft.messages.training import (
     selected_epoch,
     start_trials,
 )
-from vitft.metrics.budget_results import BudgetResults
-from vitft.metrics.results import RunResults
+from vitft.metrics.results import BudgetResults, RunResults
 from vitft.metrics.summary import ClassEstimate, Estimate, Results
 from vitft.system.text import (
     count,

@@ -2,10 +2,11 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from datetime import datetime
 
-from vitft.metrics.summary import ClassEstimate, Estimate, Results
-from vitft.metrics.values import Interval
+from vitft.metrics.results import Interval
+from vitft.metrics.summary import AtChance, ClassEstimate, Estimate, Results
 from vitft.system.text import count, days_and_hours, interval, percent, scored_images
 
 WIDE = 0.05
@@ -228,3 +229,96 @@ def threshold_text(
         f"threshold {percent(value)}: precision {percent(precision)} "
         f"(95% CI {interval(bounds)}) on {covered:,} of {images}{also}"
     )
+
+
+# sentences that advise on an accuracy: whether to trust it, and what would raise it ---------------
+
+COPIES_WARNING = "Duplicates across training and validation can make the accuracy too high. "
+TEST_COPIES_WARNING = "Near-duplicates of test images can make the test accuracy too high. "
+
+
+def chance_reason(results: Results, found: AtChance) -> str:
+    """Return why a model must not be used yet."""
+    bounds, guessing = interval(found.interval), percent(found.guessing)
+    if results.exact:
+        return (
+            f"The 95% CI of its mean average precision ({bounds}) is not entirely above "
+            f"{guessing}, the value for random scores."
+        )
+    clause = f"It {chance_clause(results)}. " * bool(found.predicts)
+    where = " in cross-validation" if found.kind == "cross-validation" else ""
+    return (
+        f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
+        f"{guessing}, that of guessing."
+    )
+
+
+def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
+    """Return why and how to remove duplicates across training and validation.
+
+    Args:
+        groups: Number of groups of duplicates.
+        without: Accuracy without them as text; empty if unknown.
+        own_split: Whether the split is that of the data.
+    """
+    remedy = "the option --group-duplicates keeps each group on one side of the split."
+    if own_split:
+        remedy = (
+            "the split is that of your data: drop the copies on one side, or correct the split."
+        )
+    known = f" It is {without}." if without else ""
+    return (
+        f"{count(groups, 'group')} of identical or nearly identical images "
+        f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
+        f"accuracy may be too high.{known} vitft check lists them, and {remedy}"
+    )
+
+
+def growth_advice(gain: str) -> str:
+    """Return what twice as many images would bring, given the result of `growth_text`."""
+    return f"With twice as many images, the accuracy would be {gain}."
+
+
+def more_validation_images(needed: int) -> str:
+    """Return how many validation images a usual precision needs."""
+    return f"To measure the accuracy to within ±4 points, use about {needed:,} validation images."
+
+
+# sentences about the accuracy of exported models --------------------------------------------------
+
+
+def export_accuracy(
+    before: float, after: float, bounds: Interval, images: str, *, several_labels: bool = False
+) -> str:
+    """Return a clause about the accuracy of an export on images, given that of the original."""
+    measure = "the fraction of images with all labels right" if several_labels else "the accuracy"
+    return (
+        f"{measure} is {percent(after)} (95% CI {interval(bounds)}) on {images}, compared with "
+        f"{percent(before)} for the original"
+    )
+
+
+def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
+    """Return why the head of an export reads only the last block, and what that costs.
+
+    Args:
+        blocks: Number of blocks that the head of the run reads; 0 if unknown.
+        last: Validation accuracy of the exported head; None if unknown.
+        whole: Validation accuracy of the run's head.
+    """
+    if last is None:
+        return "because timm and transformers cannot load a head that reads several blocks"
+    cost = f"{percent(last)} instead of {percent(whole)}"
+    if percent(last) == percent(whole):
+        cost = f"{percent(last)}, as with the run's head"
+    return (
+        "because timm and transformers cannot load the run's head, which reads the last "
+        f"{blocks} blocks (validation accuracy {cost})"
+    )
+
+
+def few_images_accuracy(images: int, accuracies: Sequence[float]) -> str:
+    """Return the accuracy on few images, and that with 8-bit weights if it differs."""
+    own, other = map(percent, accuracies)
+    also = f", and {other} with 8 bits" * (own != other)
+    return f"(on only {count(images, 'validation image')}, the model's accuracy is {own}{also})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitft.metrics.values import Interval
+from vitft.metrics.results import Interval
 from vitft.system.text import count, percent
 
 HEAD_NOTE = (

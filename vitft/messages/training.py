@@ -4,14 +4,15 @@ import math
 from collections.abc import Sequence
 
 from vitft.config.sections import layers_text
-from vitft.metrics.budget_results import (
+from vitft.metrics.results import (
     BudgetResults,
+    HeadCandidate,
+    RunResults,
     SkippedTrial,
     StartTrial,
     StartTrials,
     TrialResults,
 )
-from vitft.metrics.results import HeadCandidate, RunResults
 from vitft.system.text import count, format_size, listing, percent
 
 BEST_RULE = (

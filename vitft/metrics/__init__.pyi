@@ -1,7 +1,5 @@
 """Public names of `vitft.metrics`, imported on first use."""
 
-from .budget_results import StartTrial as StartTrial
-from .budget_results import TrialResults as TrialResults
 from .calibration import PRIOR_SPREADS as PRIOR_SPREADS
 from .calibration import TEMPERATURES as TEMPERATURES
 from .calibration import FittedTemperature as FittedTemperature
@@ -23,9 +21,6 @@ from .classification import classification_metrics as classification_metrics
 from .classification import confusion_matrix as confusion_matrix
 from .classification import in_top_k as in_top_k
 from .classification import probability_metrics as probability_metrics
-from .comparison_results import ComparisonResults as ComparisonResults
-from .confusions import class_pair_counts as class_pair_counts
-from .confusions import most_frequent as most_frequent
 from .intervals import Flags as Flags
 from .intervals import Floats as Floats
 from .intervals import PairedDifference as PairedDifference
@@ -48,21 +43,31 @@ from .intervals import sign_flip as sign_flip
 from .intervals import student_t_quantile as student_t_quantile
 from .intervals import wilson_interval as wilson_interval
 from .label_metrics import average_precision as average_precision
+from .label_metrics import best_threshold as best_threshold
+from .label_metrics import fit_thresholds as fit_thresholds
 from .label_metrics import label_results as label_results
 from .results import LAST_BLOCK as LAST_BLOCK
 from .results import MIXTURE as MIXTURE
 from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import AuditResults as AuditResults
 from .results import ClassMetrics as ClassMetrics
+from .results import ComparisonResults as ComparisonResults
 from .results import CopyGroup as CopyGroup
 from .results import CopyMember as CopyMember
 from .results import EvaluatedData as EvaluatedData
 from .results import EvaluationResults as EvaluationResults
 from .results import FinalTestResults as FinalTestResults
+from .results import Interval as Interval
+from .results import Loss as Loss
 from .results import Metrics as Metrics
 from .results import OodResults as OodResults
+from .results import Positive as Positive
 from .results import RunResults as RunResults
+from .results import StartTrial as StartTrial
+from .results import TrialResults as TrialResults
 from .results import check_confusion as check_confusion
+from .results import class_pair_counts as class_pair_counts
+from .results import most_frequent as most_frequent
 from .results import read_results as read_results
 from .summary import AtChance as AtChance
 from .summary import ClassEstimate as ClassEstimate
@@ -73,8 +78,3 @@ from .targets import TrainingLoss as TrainingLoss
 from .targets import are_right as are_right
 from .targets import losses as losses
 from .targets import mean_loss as mean_loss
-from .thresholds import best_threshold as best_threshold
-from .thresholds import fit_thresholds as fit_thresholds
-from .values import Interval as Interval
-from .values import Loss as Loss
-from .values import Positive as Positive

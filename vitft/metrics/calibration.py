@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitft.metrics.intervals import Floats, Groups, variance_ratio
-from vitft.metrics.results import CalibrationBin
-from vitft.metrics.values import Interval
+from vitft.metrics.results import CalibrationBin, Interval
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

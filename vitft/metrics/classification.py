@@ -17,7 +17,6 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
     log_losses,
 )
-from vitft.metrics.confusions import MAX_DENSE_CLASSES
 from vitft.metrics.intervals import (
     Flags,
     Floats,
@@ -32,7 +31,13 @@ from vitft.metrics.intervals import (
     wilson_interval,
 )
 from vitft.metrics.label_metrics import label_results
-from vitft.metrics.results import ClassMetrics, LabelResults, Metrics, ProbabilityMetrics
+from vitft.metrics.results import (
+    MAX_DENSE_CLASSES,
+    ClassMetrics,
+    LabelResults,
+    Metrics,
+    ProbabilityMetrics,
+)
 from vitft.metrics.targets import are_right, chosen, mean_loss
 
 

@@ -6,9 +6,11 @@ is True where an image has a label and False elsewhere.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from vitft.metrics.calibration import CALIBRATION_FOLDS, Ints, ScoredSet
 from vitft.metrics.intervals import (
     PRIOR_IMAGES,
     Flags,
@@ -19,8 +21,7 @@ from vitft.metrics.intervals import (
     mean_fraction_interval,
     score_interval,
 )
-from vitft.metrics.results import LabelMetrics, LabelResults
-from vitft.metrics.values import Interval
+from vitft.metrics.results import Interval, LabelMetrics, LabelResults
 
 
 def average_precision(scores: Floats, truth: Flags) -> tuple[float, Floats]:
@@ -103,3 +104,54 @@ def label_results(
 def _mean_fraction(counts: Sequence[tuple[float, float]]) -> float:
     """Return the mean of fractions, given as (correct, total), or 0 if there are none."""
     return math.fsum(right / total for right, total in counts) / max(1, len(counts))
+
+
+# multi-label thresholds: the minimum probability at which each label is assigned to an image ------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FittedThresholds:
+    """Minimum logit at which each label is assigned, before temperature scaling."""
+
+    value: Floats  # (C,)
+    held_out: Floats
+    """For each validation image, the thresholds chosen without it (n, C), for unbiased metrics."""
+
+
+def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> _FittedThresholds:
+    """Choose the thresholds on validation images and any cross-validated training predictions."""
+    logits, labels, _ = validation
+    if training is not None:
+        logits = np.concatenate([logits, training.logits])
+        labels = np.concatenate([labels, training.labels])
+    images, more = len(validation), len(labels) - len(validation)
+    fold_id = np.random.default_rng(0).permutation(images) % min(CALIBRATION_FOLDS, images)
+    held_out = np.empty((images, labels.shape[1]))
+    for k in range(fold_id.max() + 1):
+        rest = np.concatenate([fold_id != k, np.ones(more, bool)])
+        held_out[fold_id == k] = _best_thresholds(logits[rest], labels[rest])
+    return _FittedThresholds(value=_best_thresholds(logits, labels), held_out=held_out)
+
+
+def _best_thresholds(logits: Floats, labels: Ints) -> Floats:
+    """Return the logit thresholds (C,) that maximise the F1 scores of the labels.
+
+    `labels` (n, C) is 1 where an image has a label, else 0. A threshold is halfway between two
+    logits. The threshold of a label that no image has is 0.
+    """
+    return np.array([best_threshold(z, y) for z, y in zip(logits.T, labels.T, strict=True)])
+
+
+def best_threshold(logits: Floats, has_label: Ints) -> float:
+    """Return the logit threshold that maximises the F1 score of one label."""
+    total = int(has_label.sum())
+    if not total:
+        return 0.0
+    order = np.argsort(-logits, kind="stable")
+    ranked = logits[order]
+    number = np.arange(1, len(ranked) + 1)
+    f1 = 2 * np.cumsum(has_label[order]) / (number + total)
+    is_tied = np.append(ranked[1:] == ranked[:-1], False)  # no threshold can separate the two
+    best = int(np.where(is_tied, -1.0, f1).argmax())
+    below = ranked[best + 1] if best + 1 < len(ranked) else ranked[best] - 1
+    return float((ranked[best] + below) / 2)

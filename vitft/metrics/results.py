@@ -5,14 +5,239 @@ Undefined values, such as the recall of a class without images, are None. Files 
 these types (`system.run_content`).
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from vitft.metrics.budget_results import BudgetResults
-from vitft.metrics.confusions import ConfusionResults
-from vitft.metrics.values import Interval, Loss, Positive
-from vitft.system.run_content import damaged_file, read_run_json
+from vitft.system.rundir import damaged_file, read_run_json
 from vitft.system.structure import AtLeastOne, Natural, Range, Share
+
+# types of values in the result files: intervals, losses and other positive numbers ----------------
+
+Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
+Loss = Annotated[float, Range(ge=0, le=1e9)]
+Positive = Annotated[float, Range(gt=0, le=1e30)]
+
+
+# types of the results of a time budget: trials, and what was chosen (`budget` in eval.json) -------
+
+
+class InterpolationResults(TypedDict):
+    """Results of a trial for one interpolation between the weights before and after training."""
+
+    fraction: Share  # of the trained weights
+    top1: Share
+    loss: Loss  # mean cross-entropy after temperature scaling
+    error: Loss  # standard error of the difference between this loss and that of the head
+
+
+class TrialResults(TypedDict):
+    """Results of a trial of some layers and of a head, on training images that were held out.
+
+    If the trial was repeated with other held-out images, the results cover all of them.
+    """
+
+    layers: str  # in the notation of `train.layers`
+    epochs: AtLeastOne
+    folds: NotRequired[AtLeastOne]  # number of times that the layers were trained, 1 if absent
+    images: Natural  # number of images trained on each time
+    held_out: Natural  # number of images scored in all
+    top1: Share
+    head_top1: Share  # accuracy of a head fitted to the same images
+    loss: Loss  # mean cross-entropy after temperature scaling
+    head_loss: Loss
+    error: Loss  # standard error of the difference between the losses
+    interpolation: NotRequired[Share]  # fraction of the trained weights, 1 if absent
+    tried: NotRequired[list[InterpolationResults]]  # results for all fractions
+    seconds: Loss  # duration of the trial, with all repetitions
+    final_seconds: Loss  # expected duration of training on all training images
+
+
+class SkippedTrial(TypedDict):
+    """Layers that were skipped because the time budget was too short to try them."""
+
+    layers: str
+    seconds_needed: Loss  # budget that would have been enough to try them
+
+
+class StartTrial(TypedDict):
+    """Cross-validated heads on the training images for a run's start and another one.
+
+    The other start has a larger input or other weights. If the time budget was too short, only
+    `image_size`, `weights`, `chosen` and `seconds_needed` are present.
+    """
+
+    image_size: tuple[AtLeastOne, AtLeastOne]  # of the other start: height and width in pixels
+    weights: NotRequired[str]  # name of the other weights; absent if only the size differs
+    chosen: bool  # whether the run uses the other start; other weights are only reported
+    seconds_needed: NotRequired[Loss]  # budget that would have been enough to try it
+    usual_size: NotRequired[list[AtLeastOne]]
+    images: NotRequired[Natural]  # number of training images scored
+    top1: NotRequired[Share]
+    usual_top1: NotRequired[Share]
+    loss: NotRequired[Loss]  # mean cross-entropy after temperature scaling
+    usual_loss: NotRequired[Loss]
+    error: NotRequired[Loss]  # standard error of the difference between the losses
+    gain_interval: NotRequired[Interval]  # of the difference between the accuracies
+    relative_time: NotRequired[Positive]  # time to compute features, relative to the usual start
+    seconds: NotRequired[Loss]  # duration of the trial
+
+
+class StartTrials(TypedDict):
+    """Trials of other starts of a run with a time budget; absent if there was nothing to try."""
+
+    size: NotRequired[StartTrial]
+    weights: NotRequired[StartTrial]
+
+
+class BudgetResults(StartTrials):
+    """Trials of a run with a time budget, and the layers chosen for training."""
+
+    seconds: Loss  # the budget
+    used: Loss  # time from the start of the run to the end of the last trial
+    trials: list[TrialResults]
+    skipped: list[SkippedTrial]
+    chosen: str | None  # layers trained after the head, or `head`; None before the choice
+    epochs: Natural  # number of epochs of the chosen layers; 0 if only the head was trained
+    interpolation: NotRequired[Share]  # fraction of the trained weights that is saved, 1 if absent
+
+
+# types of the output of `vitft compare --format json` ---------------------------------------------
+
+FixesVerdict = Literal["helped", "no clear effect", "hurt", "mixed"]
+
+
+class ComparedRun(TypedDict):
+    """One of the compared runs; undefined values are None."""
+
+    name: str
+    letter: str  # that stands for the run in sentences such as `conclusion`
+    path: str
+    results: dict[str, Any]  # `metrics.summary.Results`
+    shared_right: int  # number of shared images that the run classifies correctly
+    shared_interval: Interval | None
+    recall: dict[str, float]  # on the shared images, by class
+
+
+class _FixesResults(TypedDict):
+    """Effect of the fixes of one run, on images with the same label in both runs."""
+
+    run: str  # name of the run with the fixes
+    verdict: FixesVerdict  # `mixed` if the runs also differ in other settings or added images
+    relabelled: int  # number of images whose label differs
+    left_out: int  # number of images that the fixes leave out and the other run has
+    added: int  # number of other images that only one of the runs has
+    settings: list[str]  # other settings that differ and may change the accuracy
+    cross_validated: bool  # whether all images were scored, or only the shared validation images
+    images: int  # number of images with the same label that both runs scored
+    only_with_right: int  # number of these images that only the run with the fixes predicts right
+    only_without_right: int
+    difference: float  # accuracy with the fixes minus accuracy without them
+    interval: Interval
+    p_holm: float
+
+
+class AddedResults(TypedDict):
+    """Training images that only one of two runs has."""
+
+    run: str  # name of that run
+    images: int
+    settings: list[str]  # other settings that differ and may change the accuracy
+
+
+class ComparedPair(TypedDict):
+    """Comparison of two runs on the validation images that all runs share."""
+
+    runs: tuple[str, str]
+    test: Literal["mid-p McNemar", "sign flips of groups"]
+    only_first_right: int
+    only_second_right: int
+    difference: float  # accuracy of the second run minus accuracy of the first
+    interval: Interval
+    p_holm: float  # two-sided p-value, Holm-corrected for the number of pairs
+    significant: bool  # whether `p_holm` is below 0.05
+    more_accurate: str | None  # name of the more accurate run; None if it is not significant
+    conclusion: str  # the sentence that the terminal prints
+    added: AddedResults | None  # None if the runs have almost the same images, or other fixes
+    fixes: _FixesResults | None  # None if both runs have the same fixes
+
+
+class DataChanges(TypedDict):
+    """Images and labels in which a run differs from the first run."""
+
+    run: str
+    labels_changed: int
+    left_out: int
+    added: int
+
+
+class ComparisonResults(TypedDict):
+    """Output of `vitft compare --format json`."""
+
+    shared_images: int
+    notes: list[str]
+    limit: str | None  # smallest difference that so few shared images can show, as a sentence
+    winner: str | None  # name of the run that is significantly more accurate than all others
+    runs: list[ComparedRun]
+    pairs: list[ComparedPair]
+    settings: dict[str, list[Any]]  # settings that differ, with the value in each run
+    data: list[DataChanges]  # every run but the first, compared with the first
+    disagree: list[str]  # paths of the shared images on which the predictions differ
+
+
+# numbers of images by true and predicted class, as a matrix or as its nonzero entries -------------
+
+MAX_DENSE_CLASSES = 1000
+"""Maximum number of classes for which the confusion matrix is written as a table. With 5,000
+classes, it would take 76 MB, almost all of it zeros."""
+
+
+class ConfusionResults(TypedDict):
+    """Part of eval.json; `class_pair_counts` reads either form."""
+
+    confusion: list[list[Natural]]
+    """Matrix by true class (row) and predicted class (column); empty for multi-label models and for
+    more than `MAX_DENSE_CLASSES` classes."""
+    confused_pairs: NotRequired[list[tuple[Natural, Natural, AtLeastOne]]]
+    """Nonzero entries as (true class, predicted class, images), for more classes than that."""
+
+
+def most_frequent(counts: Mapping[str, int]) -> str | None:
+    """Return the name with the highest count, or two such names as `one or other`.
+
+    The result is None if all counts are 0, or if more than two names share the highest.
+    """
+    highest = max(counts.values(), default=0)
+    names = [name for name, number in counts.items() if number == highest > 0]
+    return " or ".join(names) if 0 < len(names) <= 2 else None
+
+
+def mostly_taken_for(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return the most frequent wrong prediction of each class that has one, by name."""
+    names, wrong = list(results["per_class"]), dict[str, Counter[str]]()
+    for (true, predicted), images in class_pair_counts(results).items():
+        if true != predicted:
+            wrong.setdefault(names[true], Counter())[names[predicted]] += images
+    return {name: other for name, counts in wrong.items() if (other := most_frequent(counts))}
+
+
+def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
+    """Return the numbers of images by true and predicted class, omitting zeros.
+
+    The dictionary is empty for multi-label models.
+    """
+    if pairs := results.get("confused_pairs"):
+        return {(i, j): n for i, j, n in pairs}
+    return {
+        (i, j): n
+        for i, row in enumerate(results.get("confusion", []))
+        for j, n in enumerate(row)
+        if n
+    }
+
+
+# types of the results written as JSON: eval.json, audit.json and the lines of metrics.jsonl -------
 
 
 class ClassMetrics(TypedDict):

@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, cast
 
-from vitft.metrics.confusions import class_pair_counts, mostly_taken_for
 from vitft.metrics.intervals import proportions_differ, wilson_interval
-from vitft.metrics.results import CrossValidation, Metrics, RunResults
-from vitft.metrics.values import Interval
+from vitft.metrics.results import (
+    CrossValidation,
+    Interval,
+    Metrics,
+    RunResults,
+    class_pair_counts,
+    mostly_taken_for,
+)
 from vitft.system.structure import AtLeastOne, Natural, Share, structured
 
 _Kind = Literal["test", "cross-validation", "validation"]

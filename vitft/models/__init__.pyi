@@ -1,8 +1,10 @@
 """Public names of `vitft.models`, imported on first use."""
 
+from .card import RUN_KEY as RUN_KEY
 from .card import AnyConfig as AnyConfig
 from .card import Card as Card
 from .card import Provenance as Provenance
+from .card import TimmConfig as TimmConfig
 from .card import parse_card as parse_card
 from .checkpoint import build_model as build_model
 from .checkpoint import facts_of as facts_of
@@ -13,7 +15,6 @@ from .checkpoint_file import checkpoint_metadata as checkpoint_metadata
 from .checkpoint_file import content_digest as content_digest
 from .checkpoint_file import open_checkpoint as open_checkpoint
 from .classifier import load_classifier as load_classifier
-from .config_json import RUN_KEY as RUN_KEY
 from .find import find_model as find_model
 from .freeze import freeze_model as freeze_model
 from .freeze import frozen_blocks as frozen_blocks
@@ -29,6 +30,7 @@ from .pretrained.adapt import fit_channels as fit_channels
 from .pretrained.adapt import resize_kernel as resize_kernel
 from .pretrained.adapt import resize_positions as resize_positions
 from .pretrained.catalog import CatalogEntry as CatalogEntry
+from .pretrained.catalog import Recommendation as Recommendation
 from .pretrained.catalog import catalog_entries as catalog_entries
 from .pretrained.catalog import find_entry as find_entry
 from .pretrained.fetch import Fetched as Fetched
@@ -38,30 +40,27 @@ from .pretrained.infer import check_fit as check_fit
 from .pretrained.load import load_backbone as load_backbone
 from .pretrained.load import load_pretrained as load_pretrained
 from .pretrained.locate import check_weights_name as check_weights_name
-from .pretrained.published import imagenet_classes as imagenet_classes
 from .pretrained.read import check_storage as check_storage
 from .pretrained.read import one_model as one_model
 from .pretrained.read import read_weights as read_weights
-from .pretrained.recommended import Recommendation as Recommendation
 from .pretrained.report import inspect as inspect
 from .pretrained.sidecar import SidecarFacts as SidecarFacts
 from .pretrained.sidecar import read_sidecar as read_sidecar
 from .pretrained.sidecar import read_table_file as read_table_file
 from .pretrained.weights import PretrainedWeights as PretrainedWeights
 from .pretrained.weights import descended as descended
+from .pretrained.weights import imagenet_classes as imagenet_classes
 from .pretrained.weights import open_pretrained as open_pretrained
 from .registry import architecture_config as architecture_config
 from .registry import architecture_names as architecture_names
 from .registry import create_model as create_model
 from .rope import Rotary as Rotary
-from .shapes import vit_shapes as vit_shapes
 from .stem import DropPath as DropPath
 from .stem import StdConv2d as StdConv2d
 from .stem import pad_same as pad_same
-from .timm_config import TimmConfig as TimmConfig
 from .timm_model import TimmModel as TimmModel
 from .timm_model import untrained as untrained
-from .timm_names import from_timm_names as from_timm_names
+from .timm_vit import from_timm_names as from_timm_names
 from .timm_vit import network_config as network_config
 from .timm_vit import unsupported_parts as unsupported_parts
 from .vit import Attention as Attention
@@ -69,3 +68,4 @@ from .vit import Block as Block
 from .vit import VisionTransformer as VisionTransformer
 from .vit_config import RopeConfig as RopeConfig
 from .vit_config import ViTConfig as ViTConfig
+from .vit_config import vit_shapes as vit_shapes

@@ -6,18 +6,114 @@ models, it also checks that the tensors in the file match the architecture. Does
 torch.
 """
 
+import functools
+import importlib.util
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, TypedDict
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypedDict
 
+from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.summary import Results
-from vitft.models.shapes import vit_shapes
-from vitft.models.timm_config import TimmConfig
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import ViTConfig, vit_shapes
+from vitft.system.errors import UsageError
+from vitft.system.files import read_regular
 from vitft.system.safetensors_file import TensorFacts
-from vitft.system.structure import Range, StructureError, parse_json, structured
+from vitft.system.structure import Range, StructureError, check_ranges, parse_json, structured
+
+# what vitft stores in the config.json of an export in the format of another library ---------------
+
+_MAX_CONFIG_BYTES = 2**24
+RUN_KEY = "vitft_run"
+"""Key of the numbers of the run in a config.json."""
+SEVERAL = "multi_label_classification"
+"""Value of `problem_type` with which transformers marks multi-label models in config.json."""
+THRESHOLDS = "vitft_thresholds"
+"""Key of the list of thresholds in config.json, which is in the order of the labels."""
+
+
+def config_beside(path: Path) -> dict[str, Any]:
+    """Return the content of the config.json next to a weight file; empty if it is unreadable."""
+    try:
+        config = parse_json(read_regular(path.parent / "config.json", limit=_MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def foreign_thresholds(path: Path) -> tuple[float, ...]:
+    """Return the threshold of each label of a multi-label model, or () for any other model.
+
+    `path` is the weight file. The thresholds are read from the config.json next to it; each one is
+    0.5 if the file does not state valid thresholds. Without a readable config.json, the result
+    is ().
+    """
+    config = config_beside(path)
+    labels: Any = config.get("id2label")
+    stated: Any = config.get(THRESHOLDS)
+    if config.get("problem_type") != SEVERAL or not isinstance(labels, dict):
+        return ()
+    is_list = isinstance(stated, list) and len(stated) == len(labels)
+    is_right = is_list and all(isinstance(value, float) and 0 < value < 1 for value in stated)
+    return tuple(stated) if is_right else (0.5,) * len(labels)
+
+
+# configuration of a timm model, and the names of timm's architectures -----------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmConfig:
+    """Architecture of a `timm_model.TimmModel`."""
+
+    timm: str
+    """Name of the architecture, without a tag, e.g. `resnet18`."""
+    image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)]
+    """Height and width in pixels."""
+    sized: bool = False
+    """Whether `image_size` is passed to timm when the network is built."""
+    num_classes: Annotated[int, Range(ge=0)] = 0
+    """Number of classes; 0 for a model without a head, which returns features."""
+    in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
+    pre_logits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not re.fullmatch(r"[a-z0-9_]{1,100}", self.timm):
+            raise UsageError(
+                f"invalid timm model name: {self.timm!r}",
+                fix="choose a name from timm.list_models()",
+            )
+
+    def without_head(self) -> Self:
+        """Return the configuration without a head."""
+        return replace(self, num_classes=0)
+
+
+TIMM_VITS = ("vision_transformer", "deit", "eva")
+"""timm modules that define Vision Transformers, of which vitft's own model supports some."""
+
+
+@functools.cache
+def timm_modules() -> Mapping[str, str]:
+    """Return a mapping from each architecture in the installed timm to the module that defines it.
+
+    The mapping is read from timm's source, because importing timm takes seconds.
+    """
+    spec = importlib.util.find_spec("timm")
+    folders = spec.submodule_search_locations if spec else None
+    files = Path(folders[0], "models").glob("*.py") if folders else ()
+    pattern = re.compile(r"^@register_model\s+def (\w+)\(", re.MULTILINE)
+    return {
+        name: file.stem
+        for file in sorted(files)
+        for name in pattern.findall(file.read_text(encoding="utf-8"))
+    }
+
+
+# the card of a checkpoint: a description of the model, stored in the same file as its weights -----
 
 AnyConfig = ViTConfig | TimmConfig
 _MAX_CARD_CHARACTERS = 16 * 2**20

@@ -15,13 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.models.card import AnyConfig, Card, parse_card, tensor_mismatch
+from vitft.models.card import AnyConfig, Card, TimmConfig, parse_card, tensor_mismatch
 from vitft.models.checkpoint_file import TORCH_TYPES, checkpoint_metadata, open_checkpoint
-from vitft.models.shapes import vit_shapes
-from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.safetensors_file import TensorFacts, read_header, with_sorted_metadata

@@ -10,10 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from vitft.metrics.summary import Results
-from vitft.models.card import Card
+from vitft.models.card import RUN_KEY, Card, config_beside, foreign_thresholds
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.checkpoint_file import lacks_card
-from vitft.models.config_json import RUN_KEY, config_beside, foreign_thresholds
 from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.text import labelled, shell_quote

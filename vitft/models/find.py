@@ -11,15 +11,16 @@ from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.locate import canonical_name, parse_hub_name
 from vitft.system.errors import RunError
 from vitft.system.files import PICKLE_SUFFIXES
-from vitft.system.near_paths import near_paths
-from vitft.system.run_names import (
+from vitft.system.rundir import (
+    BASE,
+    MODEL,
     has_settings,
     resume_command,
+    run_path,
     suggest_runs,
     unfinished_run,
 )
-from vitft.system.rundir import BASE, MODEL, run_path
-from vitft.system.spelling import Spelling, option
+from vitft.system.suggest import Spelling, near_paths, option
 from vitft.system.text import listing, shell_quote
 
 ONNX_FILE = "model.onnx"

@@ -4,9 +4,9 @@ import re
 from dataclasses import asdict, replace
 from typing import Any
 
-from vitft.config.names import ALIASES
-from vitft.models.model_names import SIZE_LETTERS, similar_models
-from vitft.models.timm_config import timm_modules
+from vitft.config.options import ALIASES
+from vitft.models.card import timm_modules
+from vitft.models.pretrained.catalog import SIZE_LETTERS, similar_models
 from vitft.models.timm_vit import translate, unsupported
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, STEMS, ViTConfig, as_pair

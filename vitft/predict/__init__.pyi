@@ -2,14 +2,13 @@
 
 __all__: list[str]
 
-from .answer_kind import gives_several as gives_several
 from .engine import Engine as Engine
 from .engine import decode_view as decode_view
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
-from .label_thresholds import choose_label_thresholds as choose_label_thresholds
 from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine
+from .onnx_engine import gives_several as gives_several
 from .open_engine import open_engine as open_engine
 from .output import ProcessShard as ProcessShard
 from .output import ResumePoint as ResumePoint
@@ -18,17 +17,18 @@ from .output import open_rows as open_rows
 from .postprocess import Postprocess as Postprocess
 from .postprocess import Scores as Scores
 from .postprocess import set_probability as set_probability
-from .prediction import NOT_SURE as NOT_SURE
-from .prediction import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
-from .prediction import Prediction as Prediction
+from .rows import NOT_SURE as NOT_SURE
+from .rows import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
+from .rows import Prediction as Prediction
 from .rows import RowWriter as RowWriter
 from .run_images import COPY_NOTE as COPY_NOTE
 from .run_images import GROUP_NOTE as GROUP_NOTE
 from .run_images import PATH_NOTE as PATH_NOTE
+from .run_images import as_in_run as as_in_run
 from .run_info import run_results as run_results
-from .run_labels import as_in_run as as_in_run
 from .threshold import Answers as Answers
 from .threshold import Threshold as Threshold
+from .threshold import choose_label_thresholds as choose_label_thresholds
 from .threshold import choose_threshold as choose_threshold
 from .threshold import needed_images as needed_images
 from .threshold import smallest_cover as smallest_cover

@@ -15,14 +15,14 @@ from PIL import Image
 from vitft.data.download.web_image import WebLimits
 from vitft.data.grey_range import is_dark
 from vitft.data.images import MAX_PIXELS, has_more_pages, read_image
-from vitft.data.loading import in_chunks, in_order, overlapped
+from vitft.data.inspection import in_chunks, in_order, overlapped
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.summary import Results
 from vitft.predict.postprocess import Postprocess, Scores
-from vitft.predict.prediction import Prediction
+from vitft.predict.rows import Prediction
 from vitft.system.errors import ImageError
 from vitft.system.text import count
 

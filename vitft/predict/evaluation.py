@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes
+from vitft.data.inspection import in_order
 from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
-from vitft.data.loading import in_order
 from vitft.data.split import GROUP_COLUMN
 from vitft.data.table import is_table
 from vitft.metrics.calibration import (
@@ -29,40 +29,166 @@ from vitft.metrics.calibration import (
     confidence_and_correctness,
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
+from vitft.metrics.intervals import Groups, accuracy_interval
 from vitft.metrics.results import (
     EvaluationResults,
+    KeptResults,
     read_results,
 )
 from vitft.models.find import find_model
-from vitft.predict.bias import (
-    log_first_pages,
-    warn_of_bias,
-    warn_of_other_labels,
-    warn_of_own_answers,
-)
-from vitft.predict.engine import Views, notes_on, with_notes
-from vitft.predict.labelled_prediction import (
-    PREDICTION_COLUMNS,
-    LabelledPrediction,
-    kept_results,
-)
+from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, Views, notes_on, with_notes
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.open_engine import open_engine
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.prediction import Prediction
 from vitft.predict.request import requested_thresholds
-from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages
-from vitft.predict.run_labels import as_in_run
+from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
+from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages, as_in_run
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.system import console
 from vitft.system.device import worker_threads
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
-from vitft.system.near_paths import misspelt_name
 from vitft.system.rundir import RunDir, create_run
+from vitft.system.suggest import misspelt_name
 from vitft.system.text import count, csv_line, listing
 
 log = logging.getLogger(__name__)
+
+
+# predictions of labelled images: rows of predictions.csv, and those kept above a threshold --------
+
+PREDICTION_COLUMNS = (
+    "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
+)  # fmt: skip
+
+
+class LabelledPrediction(NamedTuple):
+    """The label and prediction of an image; the prediction of a skipped image has no classes."""
+
+    label: str
+    prediction: Prediction
+    group: str = ""
+    """Name of the image's group (patient, video, ...); empty if there is none."""
+
+    @property
+    def is_correct(self) -> bool:
+        return bool(self.prediction.classes) and self.prediction.answer == self.label
+
+    def to_csv(self, columns: int = len(PREDICTION_COLUMNS)) -> str:
+        """Return the prediction as a row of predictions.csv: `PREDICTION_COLUMNS` and the group."""
+        one = self.prediction
+        found: tuple[str | float | None, ...] = (None, None, None, None)
+        if one.classes:
+            is_correct = str(int(self.is_correct))
+            found = (one.answer, one.probability, one.target_probability, is_correct)
+        cells = (one.path, self.label, *found, "; ".join(one.notes), one.error, self.group)
+        return csv_line([format_csv_cell(cell) for cell in cells[:columns]])
+
+
+def kept_results(
+    predictions: Sequence[LabelledPrediction], threshold: float, groups: Groups | None = None
+) -> KeptResults | None:
+    """Return how many predictions are not marked `not sure`, and how many of them are right.
+
+    The intervals count the `groups` (n,) of the scored images, if there are any. The result is None
+    if the threshold is 0, with which no prediction is marked.
+    """
+    if not threshold:
+        return None
+    scored = [row for row in predictions if row.prediction.classes]
+    sure = np.array([NOT_SURE not in row.prediction.notes for row in scored])
+    kept = np.array([row.is_correct for row in scored])[sure]
+    return {
+        "threshold": threshold,
+        "images": len(kept),
+        "fraction": len(kept) / len(scored),
+        "fraction_interval": accuracy_interval(sure, groups),
+        "top1": int(kept.sum()) / len(kept) if len(kept) else None,
+        "top1_interval": (
+            accuracy_interval(kept, None if groups is None else groups[sure]) if len(kept) else None
+        ),
+    }
+
+
+# warnings about images that an evaluation leaves out, and about what biases its results -----------
+
+_MOST_NAMED = 10  # maximum number of unreadable files listed in the log
+
+
+def warn_of_other_labels(relabelled: int) -> None:
+    """Warn if training images have another label in the data than the model was trained with."""
+    if relabelled:
+        log.warning(
+            f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} another "
+            "label here than in training; to use the labels here, train again"
+        )
+
+
+def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
+    """Warn if the labels are the model's own predictions, as in a table of `vitft predict`.
+
+    If most images are left out, e.g. because a later model was trained on them, the others are too
+    few to decide.
+    """
+    answered = [row.is_correct for row in predictions if row.prediction.classes]
+    if data.predicted and all(answered) and 2 * len(answered) > len(data.images):
+        log.warning(
+            f"every label in {data.source} equals the prediction of this model, and the table has "
+            f"the columns of vitft predict: unless someone has corrected the column "
+            f"{'labels' if data.labels else 'class'}, these results say nothing about its accuracy"
+        )
+
+
+def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
+    """Log the numbers of images of which only the first page or the upper bits were used."""
+    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
+        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
+    if dark := sum(DARK_NOTE in row.prediction.notes for row in predictions):
+        verb = "is" if dark == 1 else "are"
+        log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
+
+
+def warn_of_bias(results: EvaluationResults) -> None:
+    """Log warnings about images that are left out and about anything that biases the results."""
+    data, images = results["data"], results["images"]
+    unreadable = data["unreadable"]
+    for row in unreadable[:_MOST_NAMED]:
+        log.warning(f"skipped {row['path']}: {row['reason']}")
+    if len(unreadable) > _MOST_NAMED:
+        more = count(len(unreadable) - _MOST_NAMED, "more unreadable file")
+        log.warning(f"skipped {more}")
+    if data["trained"] is None:
+        log.warning(
+            "the model may have been trained on some of these images; this cannot be checked "
+            "because there is no split.csv next to the model"
+        )
+    reasons = (
+        (data["trained"], "used to train the model"),
+        (data["trained_copies"], "nearly identical to training images"),
+        (
+            data["trained_paths"],
+            "same paths as training images, and the contents could not be compared",
+        ),
+        (data["trained_groups"], "in the same groups as training images"),
+    )
+    total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
+    for number, reason in reasons:
+        if number:
+            log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
+    if data["validated"]:
+        log.warning(
+            f"the results may be slightly optimistic: {data['validated']:,} of "
+            f"{count(images, 'image')} are validation images of the run, on which its "
+            "probabilities were calibrated and, if it was trained in epochs, the epoch was selected"
+        )
+    if data["copies"]:
+        log.warning(
+            f"found {count(data['copies'], 'duplicate')} among the images, so the confidence "
+            "intervals are too narrow"
+        )
+
+
+# evaluation of a trained model on labelled images -------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

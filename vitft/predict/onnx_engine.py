@@ -17,6 +17,9 @@ from vitft.data.images import MAX_PIXELS, read_image
 from vitft.data.transforms import EvalTransform
 from vitft.features.reference import Reference
 from vitft.metrics.summary import Results
+from vitft.models.card import foreign_thresholds
+from vitft.models.checkpoint_file import lacks_card, open_checkpoint
+from vitft.models.find import find_model
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import CpuEngine, Views
@@ -160,3 +163,22 @@ def _unreadable_graph(path: Path, reason: str) -> RunError:
         f"cannot run the ONNX graph {path}: {reason}",
         fix="copy the file again from its original location, or run `vitft export --onnx` again",
     )
+
+
+# detection of multi-label models from their files, without importing torch ------------------------
+
+
+def gives_several(run: str | None) -> bool:
+    """Return whether a model is multi-label, i.e. may assign an image several labels or none.
+
+    Raises:
+        RunError: The model does not exist, or its card or graph is damaged.
+        WeightsError: The repository `hf:owner/name` cannot be found.
+        UsageError: The model is an ONNX graph, and onnxruntime is not installed.
+    """
+    path = find_model(run, graphs=True)
+    if path.suffix.lower() == ".onnx":
+        return bool(OnnxEngine(path).thresholds)
+    if lacks_card(path):
+        return bool(foreign_thresholds(path))
+    return bool(open_checkpoint(path).card.thresholds)

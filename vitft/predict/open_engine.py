@@ -7,7 +7,7 @@ from vitft.models.find import find_model
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import UsageError
-from vitft.system.spelling import Spelling, option
+from vitft.system.suggest import Spelling, option
 
 
 def open_engine(

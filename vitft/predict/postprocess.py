@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from vitft.data.fingerprint import BLANK_REMARK, is_blank_view
+from vitft.data.duplicates import BLANK_REMARK, is_blank_view
 from vitft.features.reference import Reference
 from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
 from vitft.metrics.summary import Results
 from vitft.models.find import find_model
-from vitft.predict.prediction import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
+from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.run_info import place_of_model, results_of_model
 from vitft.system.errors import RunError
 from vitft.system.text import count

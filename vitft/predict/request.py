@@ -10,7 +10,7 @@ from vitft.data.table import OTHER_EXCEL
 from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
-from vitft.system.spelling import Spelling, option
+from vitft.system.suggest import Spelling, option
 from vitft.system.text import shell_quote
 
 if TYPE_CHECKING:
@@ -215,8 +215,10 @@ def requested_thresholds(
         if not engine.thresholds or not threshold:
             return threshold or 0.0, engine.thresholds
         return 0.0, (threshold,) * len(engine.thresholds)
-    from vitft.predict.label_thresholds import choose_label_thresholds  # imports simplejpeg
-    from vitft.predict.threshold import choose_threshold
+    from vitft.predict.threshold import (
+        choose_label_thresholds,  # imports simplejpeg
+        choose_threshold,
+    )
 
     if engine.thresholds:
         return 0.0, choose_label_thresholds(run, precision, engine.classes, spell)

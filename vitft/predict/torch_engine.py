@@ -27,11 +27,17 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import Pipeline, Views, decode_view
 from vitft.predict.postprocess import Postprocess, Scores
-from vitft.predict.prediction import Prediction
-from vitft.system.batch_limit import BatchLimit
-from vitft.system.device import exact_float32, pick_device, pick_precision, worker_threads
+from vitft.predict.rows import Prediction
+from vitft.system.device import (
+    BatchLimit,
+    exact_float32,
+    pick_device,
+    pick_precision,
+    start_reading,
+    to_device,
+    worker_threads,
+)
 from vitft.system.errors import RunError
-from vitft.system.transfer import start_reading, to_device
 
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
@@ -155,7 +161,7 @@ class Predictor:
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
         if self.bf16_prefix is not None:
-            from vitft.data.jpeg import fast_view  # imports simplejpeg
+            from vitft.data.inspection import fast_view  # imports simplejpeg
 
             if (fast := fast_view(data, self.transform, max_pixels=max_pixels)) is not None:
                 return fast[0]

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from vitft.data.proposals import is_leak
+from vitft.data.fixes import is_leak
 from vitft.data.split import Manifest, distinct_rows
 from vitft.messages import results as messages
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
-from vitft.system.run_content import damaged_file, read_run_arrays, read_run_json
-from vitft.system.rundir import RunDir
+from vitft.system.rundir import RunDir, damaged_file, read_run_arrays, read_run_json
 from vitft.system.text import scored_images
 
 THUMBS = "thumbs"

@@ -5,8 +5,8 @@ from .chart_sections import epochs_section as epochs_section
 from .comparison import RunComparison as RunComparison
 from .comparison import SharedImage as SharedImage
 from .comparison import compare_runs as compare_runs
+from .comparison import comparison_results as comparison_results
 from .comparison import run_pairs as run_pairs
-from .comparison_json import comparison_results as comparison_results
 from .comparison_page import class_recalls as class_recalls
 from .comparison_page import curve_charts as curve_charts
 from .comparison_page import write_comparison as write_comparison
@@ -15,13 +15,13 @@ from .fixes_effect import FixesEffect as FixesEffect
 from .html import digest_source as digest_source
 from .notebook import Explanation as Explanation
 from .notebook import result_card as result_card
-from .patch_plot import cut_patches as cut_patches
-from .patch_plot import patches_png as patches_png
 from .plots import AccuracyCurve as AccuracyCurve
 from .plots import accuracy_curves_png as accuracy_curves_png
+from .plots import cut_patches as cut_patches
 from .plots import distance_png as distance_png
 from .plots import drawable as drawable
 from .plots import filters_png as filters_png
+from .plots import patches_png as patches_png
 from .plots import positions_png as positions_png
 from .plots import to_png as to_png
 from .reproduce import command_of as command_of

@@ -10,20 +10,21 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vitft.data.fixes import paths_settled_by
-from vitft.data.proposals import is_leak
-from vitft.messages.advice import (
+from vitft.data.fixes import is_leak, paths_settled_by
+from vitft.messages.results import (
     chance_reason,
+    chance_remedy,
     copies_reason,
     growth_advice,
+    growth_text,
     more_validation_images,
+    weak_text,
 )
-from vitft.messages.results import chance_remedy, growth_text, weak_text
 from vitft.metrics.intervals import binomial_tail, sample_size
 from vitft.metrics.summary import ClassEstimate, own_cross_validation
 from vitft.predict.validation import accuracy_without_copies, mistakes
+from vitft.report.decisions import former_fixes
 from vitft.report.reproduce import command_of, effective_settings
-from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, listing
 

@@ -1,14 +1,20 @@
 """Sections of a run's page that consist of text, charts and a table of the charted values."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from vitft.messages.results import growth_text
 from vitft.messages.training import BEST_RULE, selected_epoch
 from vitft.metrics.results import SEVERAL_BLOCKS, LogLine
 from vitft.report import charts
-from vitft.report.run_files import Run
+from vitft.report.charts import HEIGHT, WIDTH
+from vitft.report.html import LIGHT
+from vitft.report.run_files import Run, read_run
+from vitft.system.errors import RunError
+from vitft.system.files import atomic_folder
 from vitft.system.text import (
     count,
     interval,
@@ -248,3 +254,58 @@ def learning_section(run: Run) -> _ChartSection | None:
             for (images, top1), ends in zip(measured, bounds, strict=True)
         ],
     )
+
+
+# charts of a run's page as SVG files, for slides and papers ---------------------------------------
+
+_SCALE = 3
+"""Pixels per SVG unit; a chart is about as wide as a slide."""
+
+
+def write_charts(run: Path, folder: Path) -> list[str]:
+    """Write the charts of the page of a run as SVG files to a new folder.
+
+    The charts have a white background and the colours of the page in light mode.
+
+    Returns:
+        The names of the files, which are made of the titles of the charts.
+
+    Raises:
+        RunError: A file of the run is damaged, the run has no chart, or the folder exists or cannot
+            be written.
+        ResourceError: The disk is full.
+    """
+    content = read_run(run)
+    makers = (epochs_section, penalty_section, learning_section, confidence_section)
+    sections = [section for make in makers if (section := make(content)) is not None]
+    charts = [chart for section in sections for chart in section.charts]
+    if not charts:
+        raise RunError(
+            f"{run} has no charts: it has neither finished epochs nor results",
+            fix="choose a finished run with --run",
+        )
+    with atomic_folder(folder) as new:
+        for chart in charts:
+            (new / _chart_file_name(chart)).write_text(_standalone(chart))
+    return [_chart_file_name(chart) for chart in charts]
+
+
+def _chart_file_name(chart: str) -> str:
+    """Return the name of a chart's file, made of its title, e.g. `loss_by_epoch.svg`."""
+    title = re.search(r'aria-label="([^"]*)"', chart)
+    assert title is not None
+    return re.sub(r"\W+", "_", title[1].lower()) + ".svg"
+
+
+def _standalone(chart: str) -> str:
+    """Return a chart of a page as an SVG file, with attributes in place of CSS classes."""
+    begin = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SCALE * WIDTH:g}" '
+        f'height="{_SCALE * HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
+    )
+    chart = chart.replace("<svg", begin, 1).replace(' class="chart"', "", 1)
+    for name, colour in LIGHT.items():
+        chart = chart.replace(f'class="f-{name}"', f'fill="{colour}"')
+        chart = chart.replace(f'class="s-{name}"', f'stroke="{colour}"')
+    ground = f'<rect width="{WIDTH:g}" height="{HEIGHT:g}" fill="{LIGHT["ground"]}"></rect>'
+    return chart.replace(">", f">\n{ground}", 1) + "\n"

@@ -6,15 +6,24 @@ settings: another seed would result in a different model.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
+from typing import cast
 
 import numpy as np
 
 from vitft.config.schema import shown_value
-from vitft.messages.comparison import effect, more_accurate, smallest_difference
+from vitft.messages.comparison import (
+    cross_validated_difference,
+    data_difference,
+    effect,
+    more_accurate,
+    result_notes,
+    smallest_difference,
+    split_difference,
+)
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -23,19 +32,154 @@ from vitft.metrics.intervals import (
     holm,
     mcnemar,
 )
-from vitft.metrics.values import Interval
-from vitft.report.added_images import find_added
-from vitft.report.comparable import check_runs, evaluate_commands, nothing_shared
-from vitft.report.comparison_notes import comparison_notes
+from vitft.metrics.results import (
+    AddedResults,
+    ComparedPair,
+    ComparedRun,
+    ComparisonResults,
+    DataChanges,
+    EvaluationResults,
+    FixesVerdict,
+    Interval,
+)
+from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixes_effect import (
     FixesEffect,
+    cross_validated_pairs,
+    data_changes,
+    find_added,
     fixes_effects,
+    fixes_notes,
     fixes_steps,
     fixes_text,
 )
-from vitft.report.reproduce import blocks_row, shown_settings
+from vitft.report.reproduce import blocks_row, different_settings, shown_settings
 from vitft.report.run_files import Run, groups_of
-from vitft.system.text import count, interval, p_text, percent, points
+from vitft.system.errors import RunError, UsageError
+from vitft.system.rundir import resume_command
+from vitft.system.text import count, interval, listing, p_text, percent, points, shell_join
+
+# whether runs can be compared: complete runs, each given once, that share validation images -------
+
+
+def check_runs(runs: Sequence[Run]) -> None:
+    """Check that the runs can be compared.
+
+    Raises:
+        UsageError: A run is given twice, or there are more than 26 runs.
+        RunError: A run has not finished, or has no validation predictions.
+    """
+    if len(runs) > len(ascii_uppercase):
+        raise UsageError(
+            f"cannot compare {len(runs)} runs",
+            fix=f"compare at most {len(ascii_uppercase)} runs at a time",
+        )
+    evaluated = [run.is_evaluation for run in runs]
+    if any(evaluated) and not all(evaluated):
+        own, other = str(runs[evaluated.index(False)].path), runs[evaluated.index(True)]
+        data = cast("EvaluationResults", other.measured)["data"]["path"]
+        words = ["--data", data, "--run", own, "--out", f"{own}_evaluated"]
+        raise UsageError(
+            f"cannot compare the run {own} with {other.path}, an evaluation of other images",
+            fix=f"evaluate the run too: `vitft evaluate {shell_join(words)}`",
+        )
+    paths = [run.path.resolve() for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UsageError(f"{path} is given twice", fix="pass each run once")
+        status = run.environment.get("status", "finished")
+        if not run.predictions and status != "finished":
+            raise RunError(
+                f"cannot compare {run.path}: the run has not finished (status: {status})",
+                fix=f"finish it with `{resume_command(run.path)}`",
+            )
+        if not run.predictions:
+            raise RunError(
+                f"cannot compare {run.path}: validation.npz, which contains the validation "
+                "predictions, is missing",
+                fix="repeat the run with this version of vitft",
+            )
+
+
+def nothing_shared(runs: Sequence[Run]) -> UsageError:
+    """Return the error for runs without a common validation image, naming what differs."""
+    names = [*dict.fromkeys(run.data_name for run in runs if run.data_name)]
+    differences = [f"data ({listing(names)})"] * (len(names) > 1)
+    differences += ["classes"] * (len({run.classes for run in runs}) > 1)
+    seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
+    differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
+    differ = f"; the runs differ in {listing(differences)}" if differences else ""
+    common = set.intersection(*(set(run.classes) for run in runs))
+    if not common:
+        return UsageError(
+            f"cannot compare: the runs have no class in common{differ}",
+            fix="compare runs that were trained on the same data",
+        )
+    return UsageError(
+        f"cannot compare: no validation image is shared by all runs{differ}",
+        fix="evaluate each run on the same labelled photos, which no run has seen: "
+        f"{' and '.join(evaluate_commands(runs))}",
+    )
+
+
+def evaluate_commands(runs: Sequence[Run]) -> list[str]:
+    """Return the commands that evaluate two runs on new images, in backquotes.
+
+    For more than two runs, the result is a single command with the placeholder RUN.
+    """
+    names = [str(run.path) for run in runs] if len(runs) == 2 else ["RUN"]
+    command = ["vitft", "evaluate", "--data", "NEW", "--run"]
+    return [f"`{shell_join([*command, name])}`" for name in names]
+
+
+# sentences on the limits of a comparison of runs --------------------------------------------------
+
+
+def comparison_notes(
+    runs: Sequence[Run],
+    by_digest: Sequence[Mapping[str, ValidationPrediction]],
+    common: int,
+    relabelled: Sequence[str],
+) -> list[str]:
+    """Return sentences about the limits of the comparison.
+
+    Args:
+        runs: Runs to compare.
+        by_digest: Validation predictions of each run, by SHA-256 of the image.
+        common: Number of validation images that all runs share.
+        relabelled: Digests of the shared images whose label differs between runs.
+    """
+    notes, sizes = list[str](), [len(table) for table in by_digest]
+    if any(size != common for size in sizes):
+        shared = common - len(relabelled)
+        notes.append(split_difference(sizes, shared, relabelled=bool(relabelled)))
+    notes += fixes_notes(runs, by_digest, relabelled)
+    for letter, changes in zip(ascii_uppercase[1:], data_changes(runs), strict=False):
+        notes.append(data_difference(letter, *changes))
+    # The effect of fixes on two heads that were both cross-validated is tested in `fixes_effect`.
+    has_fixes = any(run.setting("data", "fixes") for run in runs)
+    cross_validated = [run for run in runs if run.results.estimate("cross-validation")]
+    if len(runs) == len(cross_validated) == 2 and not has_fixes:
+        right, also_right, groups = cross_validated_pairs(*runs)
+        if len(right) > common:
+            p = PairedDifference.of(right, also_right, groups).p
+            accuracies = [int(flags.sum()) / len(flags) for flags in (right, also_right)]
+            notes.append(cross_validated_difference(len(right), accuracies, p))
+    if len({run.classes for run in runs}) > 1:
+        notes.append("The runs have different classes, so they solve different tasks.")
+    notes += result_notes(
+        [run.results for run in runs],
+        head_only=[
+            "cross_validation" in run.measured and not run.results.estimate("cross-validation")
+            for run in runs
+        ],
+        compared=common > len(relabelled),
+        fitted=common > len(relabelled) and not runs[0].is_evaluation,
+    )
+    return [*filter(None, notes)]
+
+
+# comparison of several runs on the validation images that they share ------------------------------
 
 Proportion = tuple[float, Interval]
 _AUTOMATIC = (
@@ -382,3 +526,87 @@ def run_pairs(
         RunPair(first=first, second=second, paired=paired, p=p)
         for (first, second), paired, p in zip(pairs, found, holm([f.p for f in found]), strict=True)
     ]
+
+
+# A comparison of runs as JSON ---------------------------------------------------------------------
+
+
+def comparison_results(comparison: RunComparison) -> ComparisonResults:
+    """Return a comparison as an object that can be written as JSON."""
+    runs, names, winner = comparison.runs, comparison.names, comparison.winner
+    changes = zip(names[1:], data_changes(runs), strict=True)
+    return {
+        "shared_images": comparison.shared,
+        "notes": comparison.limits,
+        "limit": comparison.power_text() or None,
+        "winner": None if winner is None else names[winner],
+        "runs": [_run_results(comparison, i) for i in range(len(runs))],
+        "pairs": [
+            _pair_results(comparison, pair, effect)
+            for pair, effect in zip(comparison.pairs, comparison.fixes, strict=True)
+        ],
+        "settings": dict(different_settings(runs)),
+        "data": [
+            DataChanges(run=name, labels_changed=changed, left_out=left_out, added=added)
+            for name, (changed, left_out, added) in changes
+        ],
+        "disagree": [image.path for image in comparison.images if image.disputed],
+    }
+
+
+def _run_results(comparison: RunComparison, i: int) -> ComparedRun:
+    """Return the accuracies of the run with index `i`."""
+    run = comparison.runs[i]
+    recall = {name: right[i] / of for name, (right, of) in comparison.recall_counts.items()}
+    return {
+        "name": comparison.names[i],
+        "letter": comparison.letters[i],
+        "path": str(run.path),
+        "results": run.results.to_json(),
+        "shared_right": comparison.rights[i],
+        "shared_interval": comparison.accuracies[i][1] if comparison.shared else None,
+        "recall": recall,
+    }
+
+
+def _pair_results(
+    comparison: RunComparison, pair: RunPair, effect: FixesEffect | None
+) -> ComparedPair:
+    """Return the test of a pair of runs and what follows from it."""
+    names = comparison.names[pair.first], comparison.names[pair.second]
+    is_significant = pair.p < 0.05
+    found = find_added(comparison.runs[pair.first], comparison.runs[pair.second])
+    added: AddedResults | None = None
+    if found and not effect:
+        run = names[found.is_second]
+        added = {"run": run, "images": found.images, "settings": list(found.settings)}
+    return {
+        "runs": names,
+        "test": "mid-p McNemar" if comparison.groups is None else "sign flips of groups",
+        "only_first_right": pair.paired.only_second,
+        "only_second_right": pair.paired.only_first,
+        "difference": pair.difference,
+        "interval": pair.interval,
+        "p_holm": pair.p,
+        "significant": is_significant,
+        "more_accurate": names[pair.difference > 0] if is_significant else None,
+        "conclusion": comparison.conclusion(pair),
+        "added": added,
+        "fixes": None
+        if effect is None
+        else {
+            "run": names[effect.is_second],
+            "verdict": cast("FixesVerdict", effect.verdict),
+            "relabelled": effect.relabelled,
+            "left_out": effect.left_out,
+            "added": effect.added,
+            "settings": list(effect.settings),
+            "cross_validated": effect.is_cross_validated,
+            "images": effect.paired.images,
+            "only_with_right": effect.paired.only_first,
+            "only_without_right": effect.paired.only_second,
+            "difference": effect.difference,
+            "interval": effect.interval,
+            "p_holm": effect.p,
+        },
+    }

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitft.metrics.intervals import accuracy_interval
 from vitft.metrics.summary import own_cross_validation
-from vitft.models.model_names import weights_name
+from vitft.models.pretrained.catalog import weights_name
 from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
 from vitft.report.comparison import Proportion, RunComparison, SharedImage

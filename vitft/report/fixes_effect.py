@@ -6,22 +6,71 @@ runs hold out. Relabelled images are not used: they were found because a model d
 label, so they would favour that model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_uppercase
 
 import numpy as np
 
 from vitft.data.fixes import Fix
 from vitft.data.table import base_folder
 from vitft.messages import comparison
+from vitft.messages.comparison import excluded_images
 from vitft.metrics.intervals import Flags, Groups, PairedDifference, holm
-from vitft.metrics.values import Interval
-from vitft.report.added_images import FREE_SETTINGS
+from vitft.metrics.results import Interval
+from vitft.predict.validation import ValidationPrediction
+from vitft.report.decisions import former_fixes
 from vitft.report.reproduce import different_keys, effective_settings
-from vitft.report.run_decisions import former_fixes
 from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, shell_join
+
+# effect of additional training images on accuracy, from a comparison of two runs ------------------
+
+_LOST = 0.02
+"""Maximum fraction of the smaller run's training images that the larger run may lack, e.g. because
+they are now validation images.
+"""
+_FEW = 0.005
+"""Minimum number of added images, as a fraction of the smaller run's training images."""
+FREE_SETTINGS = frozenset(
+    {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
+) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
+"""Settings that describe where images come from, or that do not change results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AddedImages:
+    """Training images that occur in only one of two runs."""
+
+    is_second: bool
+    """Whether the second of the two runs has more images."""
+    images: int
+    settings: tuple[str, ...]
+    """Settings outside `FREE_SETTINGS` that differ between the runs."""
+
+
+def find_added(first: Run, second: Run) -> _AddedImages | None:
+    """Return the additional training images of one of the runs, if any.
+
+    The result is None if the runs have almost the same training images, or if each run has images
+    that the other lacks.
+    """
+    trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
+    for is_second in (True, False):
+        fewer, more = trained if is_second else reversed(trained)
+        enough = len(more - fewer) >= max(1, _FEW * len(fewer))
+        if fewer and enough and len(fewer - more) <= _LOST * len(fewer):
+            different = different_keys([effective_settings(run.config) for run in (first, second)])
+            return _AddedImages(
+                is_second=is_second,
+                images=len(more - fewer),
+                settings=tuple(key for key in different if key not in FREE_SETTINGS),
+            )
+    return None
+
+
+# whether the fixes of a run helped, from a comparison with a run that did not apply them ----------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,4 +261,59 @@ def fixes_steps(
         words = ["--data", str(after.path / "split.csv"), "--set", folder, "--run"]
         command = f"vitft evaluate {shell_join([*words, str(before.path)])}"
         notes.append(comparison.accuracy_on_corrected_labels(without, fixed, command))
+    return notes
+
+
+# validation images that the fixes of some of the compared runs relabelled or left out -------------
+
+
+def data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
+    """Return how many distinct images each run relabels, lacks and adds, compared with A."""
+    first, *others = map(labels_by_digest, runs)
+    return [
+        (
+            sum(first[key] != table[key] for key in first.keys() & table),
+            len(first.keys() - table.keys()),
+            len(table.keys() - first.keys()),
+        )
+        for table in others
+    ]
+
+
+def fixes_notes(
+    runs: Sequence[Run],
+    by_digest: Sequence[Mapping[str, ValidationPrediction]],
+    relabelled: Sequence[str],
+) -> list[str]:
+    """Return sentences about validation images that a comparison excludes because of fixes.
+
+    Fixes whose table has changed since the run or no longer exists are not mentioned.
+
+    Args:
+        runs: Runs to compare.
+        by_digest: Validation predictions of each run, by SHA-256 of the image.
+        relabelled: Digests of the shared images whose label differs between runs.
+    """
+    notes, moved = list[str](), list[tuple[str, int]]()
+    for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
+        actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
+        changed = sum(
+            any(actions.get(table[sha256].path) in ("move", "drop") for table in by_digest)
+            for sha256 in relabelled
+        )  # relabelled, or a copy with another label was left out
+        if changed:
+            moved.append((letter, changed))
+        others = {
+            sha256: one.path for table in by_digest for sha256, one in table.items()
+        }  # of all runs; those that this run left out are not in its own table
+        dropped = sum(
+            actions.get(path) == "drop" for sha256, path in others.items() if sha256 not in own
+        )
+        if dropped:
+            notes.append(
+                f"The fixes of {letter} left out {count(dropped, 'validation image')} of the other "
+                f"{'run' if len(runs) == 2 else 'runs'}, which the comparison excludes."
+            )
+    if relabelled:
+        notes.insert(0, excluded_images(len(relabelled), moved))
     return notes

@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.thumbnail import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
+from vitft.data.pictures import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
 from vitft.messages.results import headline_text
-from vitft.predict.prediction import Prediction
+from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
-from vitft.report.first_screen import weakest_sentence
-from vitft.report.html import TEMPLATES, template_engine
-from vitft.report.palette import DARK, LIGHT, colour_classes, css_variables
+from vitft.report.html import DARK, LIGHT, TEMPLATES, colour_classes, css_variables, template_engine
 from vitft.report.run_files import Thumbnails, read_run
+from vitft.report.run_page import weakest_sentence
 from vitft.report.summary import cautions, key_figures
 from vitft.system.text import listing, shell_quote
 

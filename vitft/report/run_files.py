@@ -17,10 +17,10 @@ import numpy as np
 
 from vitft.config.run import read_run_config
 from vitft.data.array_files import holds_arrays
+from vitft.data.pictures import jpeg_uri
 from vitft.data.remote.places import short_name
 from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder
-from vitft.data.thumbnail import jpeg_uri
 from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.intervals import Groups
 from vitft.metrics.results import (
@@ -32,7 +32,7 @@ from vitft.metrics.results import (
 )
 from vitft.metrics.summary import Estimate, Results
 from vitft.models.card import Card, parse_card
-from vitft.models.model_names import weights_name
+from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import (
     THUMBS,
     ValidationPrediction,
@@ -44,15 +44,18 @@ from vitft.predict.validation import (
 )
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
-from vitft.system.run_content import damaged_file, read_run_bytes, read_run_json, read_run_lines
-from vitft.system.run_names import suggest_runs
 from vitft.system.rundir import (
     BASE,
     LATEST,
     RunDir,
     RunEnvironment,
+    damaged_file,
     read_environment,
+    read_run_bytes,
+    read_run_json,
+    read_run_lines,
     run_path,
+    suggest_runs,
 )
 from vitft.system.safetensors_file import read_header
 

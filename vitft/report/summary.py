@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vitft.config.sections import layers_text
 from vitft.data.inspection import describe_counts
-from vitft.data.view_facts import describe_view
+from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text
 from vitft.features.reference import power_text
 from vitft.messages.results import chance_clause, distinguishes, how_measured
@@ -17,8 +17,8 @@ from vitft.messages.training import (
     selected_epoch,
     start_trials,
 )
-from vitft.metrics.values import Interval
-from vitft.models.model_names import weights_name
+from vitft.metrics.results import Interval
+from vitft.models.pretrained.catalog import weights_name
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run

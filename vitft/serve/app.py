@@ -18,10 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.summary import Results
-from vitft.serve.access import Access, host_name, is_own_page
-from vitft.serve.batching import BatchQueue, QueueFullError
-from vitft.serve.limits import ANSWER_SECONDS
-from vitft.serve.metrics import CONTENT_TYPE, MetricsMiddleware, ServerMetrics
+from vitft.serve.batching import (
+    CONTENT_TYPE,
+    BatchQueue,
+    MetricsMiddleware,
+    QueueFullError,
+    ServerMetrics,
+)
+from vitft.serve.limits import ANSWER_SECONDS, Access, host_name, is_own_page
 from vitft.serve.page import build_page
 from vitft.serve.schemas import (
     ErrorSchema,

@@ -17,7 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitft.predict.engine import Engine
 from vitft.predict.postprocess import Postprocess
-from vitft.serve.access import Access
 from vitft.serve.app import make_app
 from vitft.serve.batching import BatchQueue
 from vitft.serve.limits import (
@@ -31,6 +30,7 @@ from vitft.serve.limits import (
     STOP_SECONDS,
     SWITCH_SECONDS,
     WRITE_SECONDS,
+    Access,
     ServeLimits,
 )
 from vitft.system.errors import UsageError

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from vitft.config.sections import DataSpec, TrainSpec
 from vitft.data.folder import File, Folder
-from vitft.data.grey_levels import GreyRange
-from vitft.data.images import open_image
-from vitft.data.inspection import InspectedFile, InspectedFolder
-from vitft.data.loading import in_order
+from vitft.data.images import GreyRange, open_image
+from vitft.data.inspection import InspectedFile, InspectedFolder, in_order
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.extract import vanished_error
 from vitft.features.pipeline import build_pipeline, inspect_dataset, log_cached_features

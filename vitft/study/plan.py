@@ -13,7 +13,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.folder import Folder, assign_parts
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
-from vitft.models.model_names import weights_name
+from vitft.models.pretrained.catalog import weights_name
 from vitft.models.pretrained.locate import RANDOM, check_weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitft.export.snippets import program
+from vitft.export.facts import program
 from vitft.messages.study import (
     HEAD_NOTE,
     figure_heading,
@@ -25,7 +25,7 @@ from vitft.metrics.intervals import (
     student_t_quantile,
     wilson_interval,
 )
-from vitft.metrics.values import Interval
+from vitft.metrics.results import Interval
 from vitft.study.plan import BASELINES, Plan
 from vitft.system.console import visible
 from vitft.system.files import atomic_folder, write_atomically

@@ -1,18 +1,21 @@
 """Public names of `vitft.system`, imported on first use."""
 
-from .batch_limit import BatchLimit as BatchLimit
-from .batch_limit import is_out_of_memory as is_out_of_memory
-from .cache_folder import cache_folder as cache_folder
 from .console import LogHandler as LogHandler
 from .console import Progress as Progress
 from .console import between_words as between_words
 from .console import show_log as show_log
 from .console import shows_notes as shows_notes
 from .console import visible as visible
+from .cores import cache_folder as cache_folder
+from .device import BatchLimit as BatchLimit
+from .device import caller_state_preserved as caller_state_preserved
 from .device import exact_float32 as exact_float32
 from .device import gpu_precision as gpu_precision
+from .device import is_out_of_memory as is_out_of_memory
 from .device import one_thread as one_thread
 from .device import pick_device as pick_device
+from .device import start_reading as start_reading
+from .device import to_device as to_device
 from .device import torch_threads as torch_threads
 from .errors import DataError as DataError
 from .errors import DivergedError as DivergedError
@@ -39,18 +42,8 @@ from .imports import requirements as requirements
 from .malloc import LARGEST_KEPT as LARGEST_KEPT
 from .malloc import MMAP_THRESHOLD as MMAP_THRESHOLD
 from .malloc import VARIABLES as VARIABLES
-from .near_paths import EquivalentNames as EquivalentNames
-from .near_paths import misspelt_name as misspelt_name
-from .near_paths import near_paths as near_paths
 from .npz import read_npy as read_npy
 from .npz import read_npz as read_npz
-from .random_state import caller_state_preserved as caller_state_preserved
-from .redaction import redacted as redacted
-from .run_content import read_run_arrays as read_run_arrays
-from .run_content import read_run_bytes as read_run_bytes
-from .run_content import read_run_lines as read_run_lines
-from .run_names import suggest_runs as suggest_runs
-from .run_names import unfinished_run as unfinished_run
 from .rundir import LATEST as LATEST
 from .rundir import RunDir as RunDir
 from .rundir import create_run as create_run
@@ -58,7 +51,12 @@ from .rundir import environment as environment
 from .rundir import locked as locked
 from .rundir import plan_run as plan_run
 from .rundir import point_latest as point_latest
+from .rundir import read_run_arrays as read_run_arrays
+from .rundir import read_run_bytes as read_run_bytes
+from .rundir import read_run_lines as read_run_lines
 from .rundir import run_path as run_path
+from .rundir import suggest_runs as suggest_runs
+from .rundir import unfinished_run as unfinished_run
 from .safetensors_file import TensorFacts as TensorFacts
 from .safetensors_file import map_tensors as map_tensors
 from .safetensors_file import read_header as read_header
@@ -68,6 +66,9 @@ from .structure import Range as Range
 from .structure import StructureError as StructureError
 from .structure import parse_json as parse_json
 from .structure import structured as structured
+from .suggest import EquivalentNames as EquivalentNames
+from .suggest import misspelt_name as misspelt_name
+from .suggest import near_paths as near_paths
 from .text import csv_line as csv_line
 from .text import days_and_hours as days_and_hours
 from .text import duration as duration
@@ -77,7 +78,6 @@ from .text import listing as listing
 from .text import parse_duration as parse_duration
 from .text import percent as percent
 from .text import points as points
+from .text import redacted as redacted
 from .text import shell_join as shell_join
 from .text import whole_percent as whole_percent
-from .transfer import start_reading as start_reading
-from .transfer import to_device as to_device

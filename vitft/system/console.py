@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
-from vitft.system.redaction import redacted
-from vitft.system.text import duration
+from vitft.system.text import duration, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console

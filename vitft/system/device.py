@@ -1,17 +1,25 @@
 """Choice of device and precision, and measurement of memory use."""
 
 import contextlib
+import functools
+import logging
+import math
 import platform
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from vitft.system.cores import local_processes, usable_cores
-from vitft.system.errors import UsageError
+from vitft.system.errors import ResourceError, UsageError
 from vitft.system.text import count
+
+log = logging.getLogger(__name__)
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
@@ -187,3 +195,152 @@ def _peak_resident() -> int | None:
 def vector_instructions(device: torch.device) -> str:
     """Return the vector instructions that torch uses on a CPU, e.g. AVX512; empty on a GPU."""
     return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""
+
+
+# recovery from out-of-memory errors by processing the same images again in smaller batches --------
+
+_Computed = TypeVar("_Computed")
+
+_OUT_OF_MEMORY = (
+    "out of memory",  # CUDA, MPS
+    "can't allocate memory",  # CPU
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Phrases that identify the message of an out-of-memory error."""
+_FEWER = "use a smaller --image-size, a smaller model or --device cpu"
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch raised `error` because memory ran out, on any device."""
+    is_known = any(part in str(error) for part in _OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError) or is_known
+
+
+class BatchLimit:
+    """Maximum number of images processed at a time, halved whenever memory runs out.
+
+    A reduced limit also applies to later batches.
+
+    Args:
+        images: Initial limit.
+        fix: Suggested fix if a single image does not fit in memory.
+    """
+
+    def __init__(self, images: int, *, fix: str = _FEWER) -> None:
+        self.images, self.fix = images, fix
+
+    def halve(self, tried: int, error: RuntimeError) -> None:
+        """Halve the limit after processing `tried` images raised `error`.
+
+        Raises:
+            ResourceError: A single image does not fit in memory.
+            RuntimeError: `error` is not an out-of-memory error.
+        """
+        if not is_out_of_memory(error):
+            raise error
+        tried = min(self.images, tried)
+        if tried <= 1:
+            raise ResourceError("out of memory with one image at a time", fix=self.fix) from error
+        self.images = math.ceil(tried / 2)
+        torch.cuda.empty_cache()  # does nothing if CUDA is not used
+        log.warning(f"out of memory: continuing with {count(self.images, 'image')} at a time")
+
+    def split(self, compute: Callable[[slice], _Computed], images: int) -> list[_Computed]:
+        """Call `compute` for consecutive slices of `images` images, each within the limit.
+
+        If memory runs out, the slice is processed again in smaller slices. If there are no
+        images, `compute` is called once with an empty slice.
+
+        Raises:
+            ResourceError: A single image does not fit in memory.
+        """
+        done, found = 0, list[_Computed]()
+        while done < images or not found:
+            part = slice(done, min(images, done + self.images))
+            try:
+                found.append(compute(part))
+            except RuntimeError as error:
+                self.halve(part.stop - part.start, error)
+            else:
+                done = part.stop
+        return found
+
+    def join(self, compute: Callable[[slice], Tensor], images: int) -> Tensor:
+        """Return the results of `split`, concatenated into one tensor (`images`, ...)."""
+        found = self.split(compute, images)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+# copies between CPU and GPU that do not interrupt the work queued on the GPU ----------------------
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without waiting for a GPU.
+
+    A tensor in pinned memory must not be changed until the copy has ended. It may be freed: torch
+    reuses pinned memory only after the copies that were queued for it.
+    """
+    if device.type != "cuda" or tensor.device.type != "cpu" or not tensor.numel():
+        return tensor.to(device)
+    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+    stream, current = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(stream):  # the copy does not wait for computations, nor they for it
+        moved = pinned.to(device, non_blocking=True)
+    current.wait_stream(stream)
+    moved.record_stream(current)
+    return moved
+
+
+def start_reading(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Queue copies of tensors to the CPU; return a function that waits for them and returns them.
+
+    The tensors must be on the same device. Work that is queued later does not delay the copies. The
+    function may be called in another thread, because on other devices than CUDA, it does nothing:
+    the copies have been made then.
+    """
+    device = tensors[0].device
+    if device.type != "cuda":
+        read = [tensor.cpu() for tensor in tensors]
+        return lambda: read
+    copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+    for target, tensor in zip(copies, tensors, strict=True):
+        target.copy_(tensor, non_blocking=True)
+    ended = torch.cuda.Event(blocking=True)  # a waiting thread leaves its core to others
+    ended.record(torch.cuda.current_stream(device))
+
+    def wait() -> list[Tensor]:
+        ended.synchronize()
+        return copies
+
+    return wait
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which tensors are copied to a GPU."""
+    return torch.cuda.Stream(device)
+
+
+# global state of the caller that a run changes: random number generators, number of threads -------
+
+
+@contextlib.contextmanager
+def caller_state_preserved(*, gpu: bool) -> Iterator[None]:
+    """Restore the global random number generators and the number of threads on exit.
+
+    If `gpu` is set, this includes the GPU generators, which `torch.manual_seed` also seeds.
+    """
+    threads, python = torch.get_num_threads(), random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002 - used by timm
+    devices = range(torch.cuda.device_count()) if gpu and torch.cuda.is_available() else ()
+    mps = torch.mps.get_rng_state() if gpu and torch.backends.mps.is_available() else None
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002 - see above
+            if mps is not None:
+                torch.mps.set_rng_state(mps)

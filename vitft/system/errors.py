@@ -17,7 +17,7 @@ with code 141.
 
 from typing import ClassVar
 
-from vitft.system.redaction import redacted
+from vitft.system.text import redacted
 
 
 class VitftError(Exception):

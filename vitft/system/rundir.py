@@ -34,15 +34,103 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 
 from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
-from vitft.system.run_content import read_run_json
-from vitft.system.spelling import Spelling, option
+from vitft.system.structure import parse_json, structured
+from vitft.system.suggest import Spelling, option, suggest, without_suffix
+from vitft.system.text import count, describe_os_error, listing, shell_quote
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from vitft.system.npz import AnyArray
+
+
+# readers for the files of a run directory, which may be damaged, edited or untrusted --------------
+
+_Content = TypeVar("_Content")
+_MAX_TEXT_BYTES = 256 * 2**20
+"""Maximum size of a text file in bytes, enough for a confusion matrix of 5,000 classes."""
+
+
+def damaged_file(path: Path, reason: str) -> RunError:
+    """Return the error for a damaged file of a run."""
+    return RunError(
+        f"damaged run: {path} ({reason[:300]})",
+        fix="copy the run again from its original location, or train the model again",
+    )
+
+
+def read_run_bytes(path: Path, *, limit: int = _MAX_TEXT_BYTES) -> bytes | None:
+    """Return the content of a file of a run, or None if it does not exist.
+
+    Raises:
+        RunError: The file is not a regular file, is too large, or cannot be read.
+    """
+    try:
+        return read_regular(path, limit=limit)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise damaged_file(path, describe_os_error(error)) from error
+
+
+def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
+    """Read a run's JSON file and convert its content to `kind`; return None if it does not exist.
+
+    Raises:
+        RunError: The file cannot be read, is too large or is not strict JSON, or a value does not
+            conform to `kind`.
+    """
+    data = read_run_bytes(path)
+    return None if data is None else _checked_json(path, data, kind)
+
+
+def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
+    """Return the lines of a run's JSONL file, each converted to `kind`.
+
+    An incomplete last line is ignored. If the file does not exist, the result is empty.
+
+    Raises:
+        RunError: The file cannot be read or is too large, a line is not strict JSON, or a value
+            does not conform to `kind`.
+    """
+    lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # without an incomplete last line
+    return tuple(_checked_json(path, line, kind) for line in lines if line.strip())
+
+
+def _checked_json(path: Path, data: bytes, kind: type[_Content]) -> _Content:
+    """Parse `data`, the JSON text of the file `path`, and check it against `kind`.
+
+    Raises:
+        RunError: The text is not strict JSON, or the value does not conform to `kind`.
+    """
+    try:
+        return cast("_Content", structured(parse_json(data), kind))
+    except ValueError as error:
+        raise damaged_file(path, str(error)) from error
+
+
+def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
+    """Return the arrays of a .npz file of a run, or None if it does not exist.
+
+    Raises:
+        RunError: The file cannot be read, is damaged, or unpacks to an implausible size.
+    """
+    from vitft.system.npz import read_npz  # imports numpy
+
+    try:
+        return read_npz(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise damaged_file(path, reason) from error
+
+
+# the run directory: its files, its location and its lock ------------------------------------------
 
 BASE = Path("runs")
 LATEST = "latest"
@@ -412,3 +500,84 @@ def processes_of(arithmetic: str) -> int:
     """Return the number of processes in a description by `_describe_arithmetic`."""
     found = re.search(r", (\d+) processes, torch ", arithmetic)
     return int(found[1]) if found else 1
+
+
+# suggestions for the name of a run that does not exist --------------------------------------------
+
+_RUN_FILES = ("config.toml", MODEL)
+"""A folder with one of these files is a run."""
+
+
+def suggest_runs(
+    run: str | os.PathLike[str], *, name: str = "run", otherwise: str, spell: Spelling = option
+) -> str:
+    """Return the fix for a run that does not exist: similar names, and how to list all runs.
+
+    Runs are searched for in `runs` and in the folder of the given path; exports, which
+    have a README.md, count with the option --run only. If there are none, `otherwise` is returned.
+    `name` is the option that names the run, or empty for an argument without one.
+    """
+
+    def spelled(path: Path) -> str:
+        return spell(name, str(path)) if name else shell_quote(str(path))
+
+    given = Path(run)
+    known = {
+        child.name: child
+        for folder in dict.fromkeys((BASE, given.parent))
+        for child in _runs_in(folder)
+        if child != given and (name == "run" or not (child / "README.md").is_file())
+    }
+    if not known:
+        return otherwise
+    list_all = f"`{'dir' if os.name == 'nt' else 'ls'} {BASE}` lists the runs"
+    if near := suggest(without_suffix(given.name), known, cutoff=0.6, inside=True, most=2):
+        names = (spelled(known[one]) for one in near)
+        return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
+    example = spelled(known.get(LATEST) or next(iter(known.values())))
+    listed = {child.name for child in known.values() if child.parent == BASE} or {*known}
+    number = count(len(listed - {LATEST}) or 1, "run")
+    return f"choose from {number}, e.g. {example}; {list_all}"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a folder, newest names first, and the link to the latest one."""
+    try:
+        children = sorted(folder.iterdir(), reverse=True)
+    except OSError:
+        return []
+    return [child for child in children if any((child / name).is_file() for name in _RUN_FILES)]
+
+
+def unfinished_run(folder: Path = BASE) -> Path | None:
+    """Return the most recently started run in a folder that has not finished, or None.
+
+    A run that is still being written counts as unfinished.
+    """
+    started: list[tuple[float, Path]] = []
+    for run in _runs_in(folder):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            if not run.is_symlink() and is_unfinished(run):
+                started.append(((run / "config.toml").stat().st_mtime, run))
+    return max(started)[1] if started else None
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder contains a run that has not finished; a damaged one is ignored."""
+    if not has_settings(folder):
+        return False
+    try:
+        environment = read_environment(folder / "environment.json")
+    except RunError:
+        return False
+    return environment is None or environment["status"] != "finished"
+
+
+def has_settings(run: Path) -> bool:
+    """Return whether a folder has the files that `vitft finetune` writes before it trains."""
+    return all((run / name).is_file() for name in ("config.toml", "split.csv"))
+
+
+def resume_command(run: Path) -> str:
+    """Return the command that continues a run."""
+    return f"vitft finetune --resume {shell_quote(str(run))}"

@@ -1,7 +1,14 @@
 """Known names that were probably meant by an unknown one."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterable
+from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
+from typing import Protocol
+
+from vitft.system.text import shell_quote
 
 
 def suggest(
@@ -30,3 +37,170 @@ def suggest(
 def form(name: str) -> str:
     """Return a name without differences in case and in the kind of separator."""
     return name.casefold().replace("_", "-").replace(" ", "-")
+
+
+# how errors name an option: as on the command line, or as a parameter of a Python function --------
+
+
+class Spelling(Protocol):
+    """Function that spells an option, and its value if there is one, as the user writes it."""
+
+    def __call__(self, name: str, value: str | float = "") -> str: ...
+
+
+def option(name: str, value: str | float = "") -> str:
+    """Spell an option of the command line, e.g. `--method rollout`."""
+    if value == "":
+        return f"--{name}"
+    return f"--{name} {shell_quote(value) if isinstance(value, str) else f'{value:g}'}"
+
+
+def parameter(name: str, value: str | float = "") -> str:
+    """Spell a parameter of a Python function or method, e.g. `method="rollout"`."""
+    name = "about" if name == "class" else name
+    if value == "":
+        return name
+    return f'{name}="{value}"' if isinstance(value, str) else f"{name}={value:g}"
+
+
+# existing paths that were probably meant by a path that does not exist ----------------------------
+
+_MAX_FOLDERS = 200
+"""Maximum number of folders in which a name is searched."""
+_SHORT = 4
+"""Number of characters up to which another letter makes another word."""
+_SIMILAR = 0.66
+"""Minimum ratio of difflib for a misspelling."""
+_MAX_FOUND = 3
+"""Maximum number of paths to suggest."""
+
+_Accept = Callable[["os.DirEntry[str]"], bool]
+
+
+def near_paths(path: Path, accept: _Accept) -> list[Path]:
+    """Return existing paths that were probably meant by `path`, which does not exist.
+
+    First choice: the first part that is missing is replaced with the name in the same folder of
+    which it is probably a misspelling (see `misspelt_name`), and so on for the remaining parts, as
+    far as they exist there. Second choice: entries of the same name one or two levels below that
+    folder, or next to it, unless the name is a number, which other folders have too. Case and
+    Unicode normalisation do not matter.
+
+    Args:
+        path: The path; symlinks and `..` are not resolved, so results look as the user wrote them.
+        accept: Whether an entry may be suggested.
+    """
+    parent = path.parent
+    while not parent.is_dir() and parent != parent.parent:
+        parent = parent.parent
+    missing, *rest = path.relative_to(parent).parts
+    entries = entries_of(parent, os.DirEntry.is_dir if rest else accept)
+    if name := misspelt_name(missing, [entry.name for entry in entries]):
+        found = parent / name
+        whole = found.joinpath(*rest)
+        return [whole] if whole.exists() else near_paths(whole, accept) or [found]
+    if without_suffix(path.name).isdecimal():
+        return []
+    return namesakes(parent, folded(path.name), accept)
+
+
+def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
+    """Return the fix for a path that does not exist: what was probably meant, or where it would be.
+
+    Args:
+        path: The path.
+        accept: Whether an entry may be suggested.
+        otherwise: A second fix, e.g. `or choose another`, added if no suggestion is found.
+    """
+    if near := " or ".join(map(str, near_paths(path, accept))):
+        return f"check the path: did you mean {near}?"
+    where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"
+    return f"check the path{where}{f', {otherwise}' * bool(otherwise)}"
+
+
+class EquivalentNames:
+    """Known names, also found under spellings that look the same.
+
+    A Mac writes umlauts as two characters (NFD), other systems as one (NFC); Windows writes paths
+    with backslashes.
+    """
+
+    def __init__(self, known: Collection[str]) -> None:
+        self.known = known
+        self.by_form: dict[str, str] | None = None
+
+    def find(self, name: str) -> str:
+        """Return the known name that is meant, or `name` if there is none."""
+        if name in self.known:
+            return name
+        if self.by_form is None:
+            self.by_form = {unicodedata.normalize("NFC", other): other for other in self.known}
+        form = unicodedata.normalize("NFC", name)
+        return self.by_form.get(form) or self.by_form.get(form.replace("\\", "/"), name)
+
+
+def misspelt_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the most similar one of the known names that `name` may be a misspelling of.
+
+    The suffix may differ, and so may leading zeros of numbers, but numbers are never misspelt:
+    `001.jpg` is not `0051.jpg`. Short names of the same length must have the same letters: `dgo` is
+    `dog`, but `cow` is not `owl`.
+    """
+
+    def key(text: str) -> str:
+        return re.sub(r"(?<!\d)0+(?=\d)", "", without_suffix(folded(text)))
+
+    wanted = key(name)
+    numbers = re.findall(r"\d+", wanted)
+    by_ratio = {
+        SequenceMatcher(a=wanted, b=key(other)).ratio(): other
+        for other in sorted(known, reverse=True)
+        if numbers in ([], re.findall(r"\d+", key(other)))
+        and not (len(wanted) == len(key(other)) <= _SHORT and sorted(wanted) != sorted(key(other)))
+    }
+    best = max(by_ratio, default=0.0)
+    return by_ratio[best] if best >= _SIMILAR else None
+
+
+def without_suffix(name: str) -> str:
+    """Return a name without a suffix of letters and digits, such as `.jpg` or `.mp4`."""
+    stem, _, suffix = name.rpartition(".")
+    return stem if stem and re.fullmatch(r"[^\W\d]\w{0,8}", suffix) else name
+
+
+def namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
+    """Return paths of entries with a name (see `folded`) below a folder or next to it."""
+    # The subfolders, the folder above, and the folders two levels below
+    folders = subfolders(parent)
+    below = len(folders)
+    folders.append(Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent)
+    for folder in folders[:below]:
+        if len(folders) >= _MAX_FOLDERS:
+            break
+        folders += subfolders(folder)
+    found: list[Path] = []
+    for folder in folders[:_MAX_FOLDERS]:
+        found += (folder / e.name for e in entries_of(folder, accept) if folded(e.name) == name)
+        if len(found) >= _MAX_FOUND:
+            break
+    return found[:_MAX_FOUND]
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the sorted folders in a folder; links are left out."""
+    return [folder / e.name for e in entries_of(folder, lambda e: e.is_dir(follow_symlinks=False))]
+
+
+def entries_of(folder: Path, accept: _Accept) -> list["os.DirEntry[str]"]:
+    """Return the accepted entries of a folder by name; none if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [e for e in entries if not e.name.startswith(".") and accept(e)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def folded(name: str) -> str:
+    """Return a name without differences in case and Unicode normalisation."""
+    return unicodedata.normalize("NFC", name).casefold()

@@ -1,9 +1,7 @@
 """Public names of `vitft.training`, imported on first use."""
 
-from .audit import audit_run as audit_run
-from .audit import find_near_copies as find_near_copies
-from .audit import score_by_default_head as score_by_default_head
-from .audit import score_labels as score_labels
+from .batches import Dataset as Dataset
+from .batches import StageInputs as StageInputs
 from .batches import epoch_order as epoch_order
 from .batches import epoch_size as epoch_size
 from .batches import evaluation_batches as evaluation_batches
@@ -16,8 +14,6 @@ from .best import is_better as is_better
 from .budget import best_trial as best_trial
 from .checks import check_request as check_request
 from .checks import check_resume as check_resume
-from .dataset import Dataset as Dataset
-from .dataset import StageInputs as StageInputs
 from .demo import run_demo as run_demo
 from .distributed import ProcessGroup as ProcessGroup
 from .distributed import process_group as process_group
@@ -38,18 +34,21 @@ from .head_stage import cross_validate_images as cross_validate_images
 from .loop import Batch as Batch
 from .loop import StepResult as StepResult
 from .loop import Trainer as Trainer
+from .loop import WeightAverage as WeightAverage
+from .loop import layer_numbers as layer_numbers
+from .loop import lr_at as lr_at
+from .loop import parameter_groups as parameter_groups
 from .loop import predict_logits as predict_logits
+from .loop import running_statistics as running_statistics
 from .loop import seed_everything as seed_everything
-from .optim import WeightAverage as WeightAverage
-from .optim import layer_numbers as layer_numbers
-from .optim import lr_at as lr_at
-from .optim import parameter_groups as parameter_groups
-from .optim import running_statistics as running_statistics
-from .optim import with_step_defaults as with_step_defaults
+from .loop import with_step_defaults as with_step_defaults
+from .reference import audit_run as audit_run
+from .reference import find_near_copies as find_near_copies
 from .reference import intermediate_blocks as intermediate_blocks
+from .reference import score_by_default_head as score_by_default_head
+from .reference import score_labels as score_labels
 from .run import Result as Result
 from .run import run_finetuning as run_finetuning
-from .same_weights import WEIGHTS_FILE as WEIGHTS_FILE
 from .setup import Start as Start
 from .setup import dry_run as dry_run
 from .setup import expected_training_labels as expected_training_labels
@@ -59,6 +58,7 @@ from .setup import next_inputs as next_inputs
 from .stages import ScoredImages as ScoredImages
 from .stages import StepStage as StepStage
 from .start_trials import compare as compare
+from .state import WEIGHTS_FILE as WEIGHTS_FILE
 from .state import State as State
 from .state import check_same_images as check_same_images
 from .state import list_states as list_states

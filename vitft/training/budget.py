@@ -19,7 +19,7 @@ from vitft.config.run import Config, to_toml
 from vitft.config.sections import layers_text
 from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
-from vitft.metrics.budget_results import BudgetResults, StartTrials, TrialResults
+from vitft.metrics.results import BudgetResults, StartTrials, TrialResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system.text import count, percent

@@ -18,26 +18,133 @@ from vitft.config.run import (
 from vitft.config.schema import shown_value
 from vitft.config.sections import DataSpec
 from vitft.data.demo import DEMO_FOLDER
+from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import Folder, assign_parts
+from vitft.data.folder import File, Folder, assign_parts
+from vitft.data.inspection import InspectedFolder
 from vitft.data.label_table import SETTING_OF
+from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
-from vitft.data.split import check_folder_classes
+from vitft.data.split import FormerSplit, Manifest, check_folder_classes, run_manifest
 from vitft.data.table import TABLE_SUFFIXES, is_table
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.models.pretrained.catalog import default_weights
 from vitft.models.pretrained.locate import check_weights_name
-from vitft.models.pretrained.recommended import default_weights
-from vitft.system.errors import RunError, UsageError
-from vitft.system.run_content import damaged_file
-from vitft.system.run_names import is_unfinished, resume_command, suggest_runs
-from vitft.system.rundir import RunDir, plan_run, read_environment
-from vitft.system.spelling import Spelling, option
+from vitft.system.errors import DataError, RunError, UsageError
+from vitft.system.rundir import (
+    RunDir,
+    damaged_file,
+    is_unfinished,
+    plan_run,
+    read_environment,
+    resume_command,
+    run_path,
+    suggest_runs,
+)
+from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, labelled, listing
-from vitft.training.like import like_manifest
 from vitft.training.trackers import check_trackers
 
 log = logging.getLogger(__name__)
+
+
+# the setting `data.like`: images that an earlier run held out are held out again ------------------
+
+
+def like_manifest(like: str) -> Manifest:
+    """Return the split of the run that `data.like` names.
+
+    Raises:
+        RunError: The path is not a run directory, or a file in it is damaged.
+    """
+    manifest = run_manifest(run_path(like))
+    if manifest is None:
+        raise RunError(
+            f"{like} is not a run directory: config.toml or split.csv is missing",
+            fix=suggest_runs(
+                like,
+                name="like",
+                otherwise="pass a directory written by `vitft finetune`, e.g. --like runs/latest",
+            ),
+        )
+    return manifest
+
+
+def former_split(
+    like: str,
+    inspected: InspectedFolder,
+    fingerprints: Fingerprints,
+    *,
+    max_pixels: int,
+    applies_fixes: bool,
+) -> FormerSplit:
+    """Return an earlier run's split of the images, and log how many are held out again.
+
+    A warning is logged if only the earlier run applies a table of fixes.
+
+    Args:
+        like: Directory of the earlier run.
+        inspected: The images of the new run.
+        fingerprints: Fingerprints of these images, to which those of held-out images are added.
+        max_pixels: Maximum number of pixels in an image of the earlier run.
+        applies_fixes: Whether the new run applies a table of fixes.
+
+    Raises:
+        RunError: The directory is not a run directory, a file in it is damaged, or the cache cannot
+            be written.
+        ResourceError: The cache cannot be written.
+    """
+    manifest = like_manifest(like)
+    fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
+    if fixes and not applies_fixes:
+        log.warning(
+            f"{like} was trained with the fixes of {fixes}, which this run does not apply; to "
+            "apply them, add --fixes to a command with the same folder"
+        )
+    held = [row for row in manifest.rows if row.split != "train"]
+    rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out rows override
+    parts: dict[str, Part] = {row.sha256: row.split for row in rows}
+    # Images held out before that the new data lacks: read from their folder, if it is still there
+    out = [row for row in manifest.rows if parts[row.sha256] != "train"]
+    gone = tuple(
+        File(row.path, row.label) for row in out if row.sha256 not in fingerprints.by_digest
+    )
+    folder = Folder(root=manifest.root, classes=manifest.classes, files=gone, layout="classes")
+    fingerprint_folder(folder, fingerprints, max_pixels=max_pixels)
+    lost = {row.path: row.sha256 for row in out if row.sha256 not in fingerprints.by_digest}
+    seen = list({row.sha256 for row in out if row.sha256 in fingerprints.by_digest})
+    known = KnownImages(fingerprints.table(seen))
+    copies: dict[str, Part] = {}  # of held-out images, with the originals' part
+    for file in inspected.good:
+        if parts.get(file.sha256, "train") != "train":
+            continue
+        near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
+        if file.path in lost and file.sha256 not in parts:
+            near.add(parts[lost[file.path]])
+        if near:
+            copies[file.sha256] = "test" if "test" in near else "val"
+    digests = {row.sha256 for row in held}
+    again = len(digests & {file.sha256 for file in inspected.good})
+    also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
+    log.info(
+        f"held out again: {again:,} of {count(len(digests), 'image')} held out by {like}{also}"
+    )
+    groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
+    return FormerSplit(parts=parts | copies, groups=groups)
+
+
+def check_matches(like: str, former: FormerSplit, inspected: InspectedFolder) -> None:
+    """Raise a DataError if no image of the data was held out by the earlier run."""
+    if not any(former.part_of([file]) in ("val", "test") for file in inspected.good):
+        raise DataError(
+            f"none of the images in {inspected.folder.source} was held out by {like}",
+            fix="use data that contains the validation images of that run, or remove --like",
+        )
+
+
+# checks of the data, weights, settings and run directory, made before torch is imported -----------
 
 _RESUME_CHANGES = frozenset(
     {

@@ -13,7 +13,7 @@ from vitft.data.demo import demo_data
 from vitft.data.split import Manifest
 from vitft.export import export_safetensors
 from vitft.metrics.results import RunResults
-from vitft.predict.prediction import Prediction
+from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.report.run_page import write_report
 from vitft.system.errors import Stopped

@@ -30,9 +30,9 @@ from vitft.metrics.classification import (
     probability_metrics,
 )
 from vitft.metrics.intervals import Floats
+from vitft.metrics.label_metrics import fit_thresholds
 from vitft.metrics.results import FinalTestResults, Metrics, RunResults
 from vitft.metrics.targets import are_right, fraction_right
-from vitft.metrics.thresholds import fit_thresholds
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.lora import write_adapter
@@ -41,7 +41,7 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir
-from vitft.training.dataset import Dataset, StageInputs
+from vitft.training.batches import Dataset, StageInputs
 from vitft.training.loop import Batch, predict_logits
 from vitft.training.stages import ScoredImages, image_logits
 

@@ -24,9 +24,8 @@ from vitft.metrics.targets import are_right, fraction_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
-from vitft.training.batches import training_views
-from vitft.training.dataset import Dataset, StageInputs
-from vitft.training.shared_solve import solve_together
+from vitft.training.batches import Dataset, StageInputs, training_views
+from vitft.training.distributed import solve_together
 from vitft.training.stages import RunContext, ScoredImages, validation_logits
 
 log = logging.getLogger(__name__)

@@ -10,31 +10,34 @@ from pathlib import Path
 
 from vitft.config.run import Config, flat_settings, to_toml
 from vitft.data.split import write_class_indices
-from vitft.metrics.budget_results import StartTrials
-from vitft.metrics.results import RunResults
+from vitft.metrics.results import RunResults, StartTrials
 from vitft.metrics.summary import Results
 from vitft.models.lora import merge_adapters
 from vitft.report.notebook import result_card
 from vitft.system import console
-from vitft.system.device import describe_device, peak_memory, vector_instructions
+from vitft.system.device import (
+    caller_state_preserved,
+    describe_device,
+    peak_memory,
+    vector_instructions,
+)
 from vitft.system.errors import ResourceError, RunError, Stopped
 from vitft.system.malloc import freed_memory_kept
-from vitft.system.random_state import caller_state_preserved
-from vitft.system.run_content import damaged_file
-from vitft.system.run_names import has_settings, resume_command
 from vitft.system.rundir import (
     RunDir,
     create_run,
+    damaged_file,
     environment,
+    has_settings,
     locked,
     other_arithmetic,
     point_latest,
     processes_of,
     read_environment,
+    resume_command,
 )
 from vitft.system.signals import Stopper
 from vitft.system.text import count
-from vitft.training.audit import audit_run, log_audit
 from vitft.training.best import BestWeights
 from vitft.training.budget import choose_layers, record_start_trials, resume_budget
 from vitft.training.distributed import process_group
@@ -46,8 +49,7 @@ from vitft.training.finish import (
     write_model,
 )
 from vitft.training.head_stage import representative_scores, solve_head_stage
-from vitft.training.reference import write_reference
-from vitft.training.same_weights import record_weights, recorded_weights
+from vitft.training.reference import audit_run, log_audit, write_reference
 from vitft.training.setup import Start, extract_and_split, load_data_and_model, next_inputs
 from vitft.training.stages import RunContext, StepStage
 from vitft.training.start_trials import try_other_starts
@@ -57,6 +59,8 @@ from vitft.training.state import (
     list_states,
     newest_state,
     read_budget,
+    record_weights,
+    recorded_weights,
     remove_states,
     remove_temporary_files,
 )

@@ -7,10 +7,11 @@ before any image is opened.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from vitft.config.defaults import FINE_TUNING
@@ -18,27 +19,42 @@ from vitft.config.run import Config, to_toml
 from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
-from vitft.data.draw import draw, joined_groups, joined_note
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import Folder, assign_parts
-from vitft.data.inspection import describe_counts, log_inspection
+from vitft.data.folder import File, Folder, assign_parts
+from vitft.data.grey_range import measure_grey_range
+from vitft.data.images import GreyRange
+from vitft.data.inspection import (
+    InspectedFolder,
+    describe_counts,
+    log_inspection,
+    merge_inspections,
+)
 from vitft.data.remote.places import place_of, short_name
-from vitft.data.sampling import describe_epoch, images_per_epoch
 from vitft.data.scan import scan
-from vitft.data.split import check_folder_classes, split
+from vitft.data.split import (
+    Manifest,
+    Row,
+    check_folder_classes,
+    draw,
+    joined_groups,
+    joined_note,
+    split,
+)
 from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
-from vitft.data.transforms import eval_view
+from vitft.data.transforms import View, eval_view
 from vitft.data.weights_images import images_of_weights, run_of_weights
-from vitft.features.cache import default_folder, prune
+from vitft.features.cache import default_folder, key_of, prune
 from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor
+from vitft.features.extract import Extractor, vanished_error
 from vitft.features.fingerprints import Fingerprints
 from vitft.features.pipeline import (
     FrozenPipeline,
     build_pipeline,
     check_disk_space,
+    inspect_dataset,
     load_pipeline,
+    log_cached_features,
     read_several_blocks,
 )
 from vitft.messages.training import already_trained
@@ -47,19 +63,176 @@ from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.timm_model import Model
+from vitft.system import console
+from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device
+from vitft.system.errors import ImageError
 from vitft.system.rundir import run_path
 from vitft.system.text import count, labelled, shell_quote
-from vitft.training.batches import caches_views, training_views
-from vitft.training.checks import log_data
-from vitft.training.dataset import Dataset, StageInputs, fold_groups
+from vitft.training.batches import (
+    Dataset,
+    StageInputs,
+    caches_views,
+    describe_epoch,
+    fold_groups,
+    images_per_epoch,
+    training_views,
+)
+from vitft.training.checks import check_matches, former_split, log_data
 from vitft.training.distributed import ProcessGroup, check_sharding
-from vitft.training.extraction import Inspection, compute_views, inspect_shards, shared_grey_range
-from vitft.training.like import check_matches, former_split
-from vitft.training.optim import batch_slices, with_step_defaults
-from vitft.training.same_weights import at_recorded_commit, checked_report
+from vitft.training.loop import batch_slices, with_step_defaults
+from vitft.training.state import at_recorded_commit, checked_report
 
 log = logging.getLogger(__name__)
+
+
+# passes over the image files of a run, divided among its processes --------------------------------
+
+_UNIT = 16
+"""Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
+CPUs, so the batches, which can affect the last bits of features, do not depend on the number of
+processes.
+"""
+_MESSAGE_BYTES = 2**26
+"""Approximate maximum size in bytes of a message that sends feature rows to other processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """Results of the inspection of all files by the processes of a run."""
+
+    inspected: InspectedFolder
+    duplicates: Mapping[str, str]
+    """Mapping from the digests of images that have near-duplicates to the names of their groups;
+    empty if `data.group_duplicates` is not set."""
+    fingerprints: Fingerprints | None
+    """Fingerprints of the readable images, if they were computed."""
+    computed: int
+    """Number of images whose features were computed, summed over all processes."""
+
+
+def shared_grey_range(folder: Folder, group: ProcessGroup, *, max_pixels: int) -> GreyRange:
+    """Return the grey range of the images (see `measure_grey_range`)."""
+    return measure_grey_range(
+        folder,
+        max_pixels=max_pixels,
+        workers=usable_cores(),
+        own=group.shard(folder.files, _UNIT),
+        gather=lambda own: [item for items in group.gather(own) for item in items],
+    )
+
+
+def inspect_shards(
+    folder: Folder,
+    group: ProcessGroup,
+    *,
+    data: DataSpec,
+    view: View,
+    extractor: Extractor | None,
+    fingerprints: Fingerprints | None,
+) -> Inspection:
+    """Inspect all files, and cache features and fingerprints if requested.
+
+    Raises:
+        DataError: Too many files are unreadable (see `inspect_folder`).
+        DivergedError: The features are not finite or are too large to compute with.
+        RunError, ResourceError: A cache cannot be written, or a process was lost.
+    """
+    own = inspect_dataset(
+        replace(folder, files=tuple(group.shard(folder.files, _UNIT)), bad=()),
+        max_pixels=data.max_pixels,
+        allow_bad=True,  # all processes together are checked below
+        extractor=extractor,
+        view=view,
+        fingerprints=fingerprints,
+        claim=group.claims(),
+    )
+    own = replace(own, folder=replace(folder, files=()))
+    shards = group.gather(own)
+    inspected = merge_inspections(folder, shards, allow_bad=data.allow_bad)
+    duplicates: Mapping[str, str] = {}
+    if fingerprints is not None:
+        fingerprints.merge(inspected.good, group.gather(fingerprints.by_digest))
+        if data.group_duplicates:
+            duplicates = group.main_only(fingerprints.duplicate_groups)
+    computed = 0
+    if extractor is not None:
+        _share_rows(extractor, [file.sha256 for file in inspected.good], view, group)
+        computed = sum(group.gather(extractor.computed))
+        log_cached_features(inspected, computed)
+    return Inspection(
+        inspected=inspected, duplicates=duplicates, fingerprints=fingerprints, computed=computed
+    )
+
+
+def compute_views(
+    extractor: Extractor,
+    manifest: Manifest,
+    rows: Sequence[Row],
+    views: Sequence[View],
+    what: str,
+    group: ProcessGroup,
+) -> None:
+    """Compute and cache the features of the given views; `what` labels the progress bar.
+
+    Raises:
+        DataError: A file has been deleted or replaced since the start of the run.
+        DivergedError: Features are not finite, or too large to compute with.
+        RunError, ResourceError: The cache cannot be written, or a process was lost.
+    """
+    files = group.shard([File(row.path, row.label) for row in rows], _UNIT)
+    before, total = extractor.computed, len(files) * len(views)
+    with console.Progress(what, total) as progress:
+        for view in views:
+            try:
+                extractor.compute(
+                    str(manifest.root), files, view, claim=group.claims(), progress=progress.advance
+                )
+            except ImageError as error:
+                raise vanished_error(error) from error
+        if computed := extractor.computed - before:
+            progress.skip(total - computed)
+        else:
+            progress.label = "reading cached features"
+    for view in views:
+        _share_rows(extractor, [row.sha256 for row in rows], view, group)
+
+
+def _share_rows(
+    extractor: Extractor, digests: Sequence[str], view: View, group: ProcessGroup
+) -> None:
+    """Make the cached rows of images available to every process.
+
+    Processes that use the same cache folder find each other's rows there. Otherwise, e.g. without a
+    cache or on machines without a common folder, each row is sent by one process that has it.
+    """
+    if group.size == 1:
+        return
+    group.barrier()  # all rows have been written
+    extractor.refresh()
+    store = extractor.store(view)
+    keys = list(dict.fromkeys(key_of(digest, view.name) for digest in digests))
+    known = np.array([key in store for key in keys], dtype=bool)
+    if not group.all_reduce_max(int(not known.all())):
+        return
+    table = np.stack(group.gather(known))  # (ranks, n)
+    senders = np.where(table.all(axis=0) | ~table.any(axis=0), -1, table.argmax(axis=0))
+    size = max(1, _MESSAGE_BYTES // (4 * int(np.prod(extractor.prefix.shape))))
+    for rank in range(group.size):
+        sent = np.flatnonzero(senders == rank).tolist()
+        for start in range(0, len(sent), size):
+            chosen = [keys[i] for i in sent[start : start + size]]
+            rows = group.broadcast([store.get(key) for key in chosen], source=rank)
+            received = {
+                key: row
+                for key, row in zip(chosen, rows, strict=True)
+                if row is not None and key not in store
+            }
+            store.add(received)
+    store.flush()
+
+
+# setup of a run: data, model, features and split, then the inputs to each stage -------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,23 +16,26 @@ from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
 from vitft.messages.training import BEST_RULE
-from vitft.metrics.budget_results import BudgetResults
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import LogLine
+from vitft.metrics.results import BudgetResults, LogLine
 from vitft.metrics.targets import TrainingLoss
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
-from vitft.system.run_content import read_run_lines
-from vitft.system.rundir import RunDir
+from vitft.system.rundir import RunDir, read_run_lines
 from vitft.system.signals import Stopper
 from vitft.system.text import count, duration, percent
-from vitft.training.batches import epoch_size, evaluation_batches, training_batches
+from vitft.training.batches import (
+    EVAL_BATCH,
+    Dataset,
+    StageInputs,
+    epoch_size,
+    evaluation_batches,
+    training_batches,
+)
 from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
-from vitft.training.dataset import EVAL_BATCH, Dataset, StageInputs
 from vitft.training.distributed import shard_module, unshard_into
-from vitft.training.loop import StepResult, Trainer, diverged, predict_logits
-from vitft.training.optim import batch_slices
+from vitft.training.loop import StepResult, Trainer, batch_slices, diverged, predict_logits
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 from vitft.training.trackers import Trackers
 

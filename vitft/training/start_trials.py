@@ -29,17 +29,16 @@ from vitft.features.folds import stratified_subset
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
 from vitft.messages.training import describe_start
-from vitft.metrics.budget_results import StartTrial, StartTrials
 from vitft.metrics.intervals import PairedDifference, mean_error
+from vitft.metrics.results import StartTrial, StartTrials
 from vitft.metrics.targets import are_right, fraction_right
+from vitft.models.pretrained.catalog import Recommendation, cached_alternatives, machine_speed
 from vitft.models.pretrained.locate import RANDOM
-from vitft.models.pretrained.recommended import Recommendation, cached_alternatives, machine_speed
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.errors import WeightsError
-from vitft.training.extraction import compute_views
 from vitft.training.head_stage import inputs_to_head
-from vitft.training.setup import Setup, Start
+from vitft.training.setup import Setup, Start, compute_views
 from vitft.training.trial import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
 
 log = logging.getLogger(__name__)

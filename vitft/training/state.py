@@ -15,7 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,22 +24,75 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from vitft.config.sections import WeightsSpec
 from vitft.data.split import Manifest
-from vitft.metrics.budget_results import BudgetResults
+from vitft.metrics.results import BudgetResults
+from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
+from vitft.models.pretrained.locate import canonical_name
+from vitft.models.pretrained.report import LoadReport
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
-from vitft.system.run_content import read_run_json
-from vitft.system.rundir import RunDir
+from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.safetensors_file import read_header, with_sorted_metadata
 from vitft.system.structure import Natural, parse_json, structured
 from vitft.system.text import count, describe_os_error
 from vitft.training.best import BestFacts, RunningFacts
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
-from vitft.training.same_weights import WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
+
+
+# the pretrained weights of an unfinished run: recorded at its start, the same when it is ----------
+
+WEIGHTS_FILE = "weights.json"
+
+
+def record_weights(run: RunDir, origin: Provenance) -> None:
+    """Write where the weights of a new run come from."""
+    if run.writes:
+        with writing(run.resume):
+            run.resume.mkdir(exist_ok=True)
+        write_json(run.resume / WEIGHTS_FILE, origin)
+
+
+def recorded_weights(folder: Path) -> Provenance:
+    """Return what `record_weights` wrote to a folder; it is empty if there is no such file.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    return read_run_json(folder / WEIGHTS_FILE, Provenance) or {}
+
+
+def at_recorded_commit(spec: WeightsSpec, recorded: Provenance) -> WeightsSpec:
+    """Return the settings, with the commit of a hub repository that the run began with."""
+    name, commit = canonical_name(spec.name), recorded.get("revision", "")
+    if not (name.startswith("hf:") and commit):
+        return spec
+    return replace(spec, name=f"{name.partition('@')[0]}@{commit}")
+
+
+def checked_report(report: LoadReport, name: str, recorded: Provenance) -> LoadReport:
+    """Return the report on the loaded weights, with their name as at the start of the run.
+
+    Raises:
+        RunError: The weights are not those that the run began with.
+    """
+    before, now = recorded.get("sha256", ""), report.provenance.get("sha256", "")
+    if before and now != before:
+        raise RunError(
+            f"the weights {name} have changed since the start of the run (sha256 was "
+            f"{before[:12]} and is now {now[:12]})",
+            fix="restore the original weights, or start a new run",
+        )
+    if not recorded:
+        return report
+    return replace(report, provenance={**report.provenance, "name": recorded.get("name", name)})
+
+
+# training states on disk, used to resume a stopped run --------------------------------------------
 
 _BUDGET_FILE = "budget.json"
 """Name of the file that contains the trials of a run with a time budget."""

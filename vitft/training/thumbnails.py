@@ -20,9 +20,9 @@ from torch import nn
 
 from vitft.data.arrays import PixelArray
 from vitft.data.images import open_image
-from vitft.data.loading import in_order
+from vitft.data.inspection import in_order
+from vitft.data.pictures import thumbnail_jpeg, thumbnail_size
 from vitft.data.split import Manifest, Row
-from vitft.data.thumbnail import thumbnail_jpeg, thumbnail_size
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
@@ -39,8 +39,7 @@ from vitft.predict.validation import (
 from vitft.system import console
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
-from vitft.system.run_content import read_run_json
-from vitft.system.rundir import RunDir
+from vitft.system.rundir import RunDir, read_run_json
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,9 @@ from typing import Any, Protocol
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
-from vitft.system.redaction import redacted
 from vitft.system.rundir import RunDir
 from vitft.system.structure import parse_json
-from vitft.system.text import shell_quote
+from vitft.system.text import redacted, shell_quote
 
 log = logging.getLogger(__name__)
 

@@ -20,20 +20,18 @@ from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import LinearHead, solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.features.pipeline import build_pipeline
-from vitft.metrics.budget_results import InterpolationResults, TrialResults
 from vitft.metrics.calibration import fit_temperature, log_losses
 from vitft.metrics.intervals import mean_error
+from vitft.metrics.results import InterpolationResults, TrialResults
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.timm_model import Model
 from vitft.system import console
-from vitft.training.batches import epoch_size, training_batches
+from vitft.training.batches import StageInputs, epoch_size, training_batches
 from vitft.training.best import RunningMetrics
-from vitft.training.dataset import StageInputs
-from vitft.training.extraction import compute_views
 from vitft.training.head_stage import inputs_to_head, read_last_block
-from vitft.training.optim import with_step_defaults
+from vitft.training.loop import with_step_defaults
 from vitft.training.reference import COMPUTED_IMAGES
-from vitft.training.setup import with_stage_data
+from vitft.training.setup import compute_views, with_stage_data
 from vitft.training.stages import RunContext, make_trainer, validation_logits
 
 MIN_TRIAL_IMAGES = 60

@@ -252,7 +252,7 @@ def test_a_redirect_to_a_private_address_is_refused(
 ) -> None:
     # as if the first server were on the internet
     monkeypatch.setattr(
-        "vitft.data.download.addresses.is_public",
+        "vitft.data.download.web_image.is_public",
         lambda found: found == "127.0.0.1" or is_public(found),
     )
 

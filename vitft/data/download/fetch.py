@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from vitft.data.download.archive import unpack
-from vitft.data.download.entries import ArchiveLimits
+from vitft.data.download.archive import ArchiveLimits, unpack
 from vitft.data.download.registry import KNOWN_ARCHIVES, Archive
 from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
 from vitft.data.download.web_image import is_url
@@ -23,9 +22,8 @@ from vitft.data.scan import scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.system.errors import DataError, LockedError, RunError, UsageError
 from vitft.system.files import atomic_folder, write_atomically, writing
-from vitft.system.redaction import redacted
 from vitft.system.suggest import suggest
-from vitft.system.text import shell_quote
+from vitft.system.text import redacted, shell_quote
 
 _ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitft.data.download.addresses import PrivateAddressError
 from vitft.data.download.web_image import (
     Deadline,
+    PrivateAddressError,
     WebLimits,
     connection_failure,
     open_url,
@@ -28,7 +28,7 @@ from vitft.data.download.web_image import (
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
 from vitft.system.files import write_atomically, writing
-from vitft.system.redaction import redacted
+from vitft.system.text import redacted
 
 log = logging.getLogger(__name__)
 

@@ -21,17 +21,16 @@ from typing import Any, NamedTuple
 
 from vitft.data.label_table import PATH_COLUMNS
 from vitft.data.parts import part_named
-from vitft.data.remote.local_copy import COPY_OPTION
 from vitft.data.remote.places import Place, ShardPlace, safe_name
+from vitft.data.remote.samples import COPY_OPTION
 from vitft.data.signatures import identify_format
-from vitft.data.unused import suffix_of
+from vitft.data.walk import suffix_of
 from vitft.system import console
 from vitft.system.errors import DataError, VitftError
 from vitft.system.files import read_regular, write_json, writing
 from vitft.system.imports import require_extra
-from vitft.system.redaction import redacted
 from vitft.system.structure import parse_json
-from vitft.system.text import listing
+from vitft.system.text import listing, redacted
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from vitft.system.cache_folder import cache_folder
+from vitft.system.cores import cache_folder
 from vitft.system.errors import DataError, UsageError
-from vitft.system.redaction import redacted
+from vitft.system.text import redacted
 
 _Kind = Literal["wds", "hf"]
 _PLACE_KINDS: tuple[_Kind, ...] = ("wds", "hf")

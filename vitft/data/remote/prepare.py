@@ -5,6 +5,7 @@ on this machine are only indexed. One process makes the copy, others wait for it
 """
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -12,26 +13,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import data_path
-from vitft.data.download.addresses import PrivateAddressError
-from vitft.data.download.resumable import DownloadLimits, fetch_to_part, remove_part
-from vitft.data.remote.fsspec_files import check_libraries, fetch_file
-from vitft.data.remote.hugging_face import copy_rows, local_version, parse_name
-from vitft.data.remote.index import IndexReader, IndexTable
-from vitft.data.remote.local_copy import (
-    COPY_OPTION,
-    MEMBERS,
-    SOURCE,
-    IndexedShard,
-    LocalCopy,
-    ShardFile,
-    read_copy,
-    read_samples_record,
-    write_samples,
+from vitft.data.download.resumable import (
+    DownloadLimits,
+    RemoteVersion,
+    fetch_to_part,
+    file_size,
+    read_version,
+    remove_part,
+    version_file,
 )
-from vitft.data.remote.members import encode_positions
+from vitft.data.download.web_image import PrivateAddressError
+from vitft.data.remote.hugging_face import copy_rows, local_version, parse_name
 from vitft.data.remote.places import (
     FILE_SYSTEMS,
     INDEX,
@@ -42,15 +38,138 @@ from vitft.data.remote.places import (
     list_shards,
     scheme_of,
 )
-from vitft.data.remote.samples import read_samples
+from vitft.data.remote.samples import (
+    COPY_OPTION,
+    MEMBERS,
+    SOURCE,
+    IndexedShard,
+    IndexReader,
+    IndexTable,
+    LocalCopy,
+    ShardFile,
+    encode_positions,
+    read_copy,
+    read_samples,
+    read_samples_record,
+    write_samples,
+)
 from vitft.data.table import encode_table
 from vitft.system import console
-from vitft.system.errors import DataError, ResourceError, UsageError
+from vitft.system.errors import DataError, ResourceError, UsageError, VitftError
 from vitft.system.files import write_atomically, write_json, writing
-from vitft.system.imports import require_extra
-from vitft.system.text import count, describe_os_error, labelled
+from vitft.system.imports import install_command, require_extra
+from vitft.system.text import count, describe_os_error, labelled, redacted
 
 log = logging.getLogger(__name__)
+
+
+# resumable download of a file from an object store (s3, gs, az, hf) through fsspec ----------------
+
+_EXTRAS = {"s3": "s3", "hf": "sources"}
+"""Mapping from schemes to the extras that install their libraries."""
+PIECE = 2**22
+"""Number of bytes read at a time."""
+
+
+def check_libraries(address: str) -> None:
+    """Check that the libraries for the scheme of an address are installed.
+
+    Raises:
+        UsageError: A library is missing; the fix is the command that installs it.
+    """
+    scheme = scheme_of(address)
+    library = FILE_SYSTEMS[scheme]
+    needed, feature = ("fsspec", library), f"reading {scheme}://"
+    if extra := _EXTRAS.get(scheme):
+        require_extra(extra, feature=feature, libraries=needed)
+        return
+    try:
+        require_extra("sources", feature=feature, libraries=needed)
+    except UsageError as error:
+        raise UsageError(error.problem, fix=install_command(("fsspec", library))) from error
+
+
+def fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
+    """Download a file into `part`, resuming a partial download of the same version.
+
+    Raises:
+        DataError: The file does not exist or may not be read, or the download failed several times.
+        ResourceError: The disk is full or too small.
+        RunError: The part cannot be written.
+    """
+    failures = 0
+    while True:
+        before = file_size(part)
+        try:
+            _attempt_file(address, part, limits)
+            return
+        except VitftError:
+            raise
+        except Exception as error:  # each library has its own errors
+            reason = redacted(" ".join(str(error).split()))[:160] or type(error).__name__
+            if isinstance(error, FileNotFoundError):
+                reason = "the file does not exist"
+            failures = failures + 1 if file_size(part) - before < limits.pace else 1
+            final = isinstance(error, FileNotFoundError | PermissionError)
+            if final or not isinstance(error, OSError) or failures >= limits.attempts:
+                raise DataError(
+                    f"cannot fetch {address}: {reason}",
+                    fix="check the address, the credentials and the network, and run the command "
+                    "again",
+                ) from error
+            wait = limits.wait_s * 2 ** (failures - 1)
+            log.info(f"{reason}; retrying in {wait:g} s")
+            time.sleep(wait)
+
+
+def _attempt_file(address: str, part: Path, limits: DownloadLimits) -> None:
+    """Download the file, or the rest of it, once.
+
+    Raises:
+        DataError: The file is too large.
+        OSError: The file cannot be read, or ended early.
+        ResourceError: The disk is full or too small.
+    """
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(address)
+    system.invalidate_cache()  # an attempt may follow a change
+    found: dict[str, Any] = system.info(path)
+    size = int(found["size"])
+    tag = str(found.get("ETag") or found.get("etag") or found.get("LastModified") or "")
+    version = RemoteVersion(url=redacted(address), etag=tag, size=size)
+    start = file_size(part) if tag and read_version(part, address) == version else 0
+    if size > limits.max_bytes:
+        raise DataError(
+            f"{address} is larger than {limits.max_bytes / 1e9:g} GB", fix="use smaller shards"
+        )
+    free = shutil.disk_usage(part.parent).free
+    if size - start > free:
+        raise ResourceError(
+            f"the download needs another {(size - start) / 1e9:.1f} GB, but only "
+            f"{free / 1e9:.1f} GB is free in {part.parent}",
+            fix=f"free some disk space, or choose a folder on another disk with {limits.option}",
+        )
+    label = f"fetching {console.visible(part.name.removesuffix('.part'))}"
+    with writing(part, option=limits.option):
+        part.touch()
+        target = part.open("r+b")
+    with target, console.Progress(label, max(1, round(size / 1e6)), unit="MB") as progress:
+        target.truncate(start)
+        target.seek(start)
+        write_atomically(version_file(part), json.dumps(asdict(version)))
+        while start < size:
+            piece = system.cat_file(path, start=start, end=min(start + PIECE, size))
+            if not piece:
+                raise OSError(f"the file ended after {start:,} of {size:,} bytes")
+            with writing(part, option=limits.option):
+                target.write(piece)
+                target.flush()
+            start += len(piece)
+            progress.advance(round(start / 1e6) - progress.done)
+
+
+# local copies of remote datasets: made once, then read without the network ------------------------
 
 WAIT_S, PATIENCE_S = 0.2, 5.0
 """Seconds between attempts to lock a copy, and seconds after which a message is logged."""

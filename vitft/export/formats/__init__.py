@@ -1,14 +1,12 @@
 """Export formats, which are subclasses of `base.ExportFormat`."""
 
 from vitft.export.formats.base import ExportFormat
-from vitft.export.formats.graph import TorchExportFormat
 from vitft.export.formats.html import HtmlFormat
 from vitft.export.formats.int8 import Int8Format
-from vitft.export.formats.onnx import OnnxFormat
+from vitft.export.formats.onnx import OnnxFormat, TorchExportFormat
 from vitft.export.formats.preprocessing import PreprocessingFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
-from vitft.export.formats.transformers import TransformersFormat
-from vitft.export.formats.transformers_js import TransformersJsFormat
+from vitft.export.formats.transformers import TransformersFormat, TransformersJsFormat
 from vitft.export.plan import ExportPlan
 from vitft.export.trained import TrainedRun
 

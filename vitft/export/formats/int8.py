@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from vitft.export.formats.base import ExportFormat, OpenedModel
-from vitft.export.formats.graph import silenced
-from vitft.export.formats.nodes import GraphBuilder
-from vitft.export.formats.onnx import OnnxFormat, open_onnx
+from vitft.export.formats.onnx import OnnxFormat, open_onnx, silenced
+from vitft.export.formats.onnx_resize import GraphBuilder
 from vitft.export.trained import TrainedRun
 from vitft.models.find import ONNX_FILE
 from vitft.models.graph_digest import add_graph_digest

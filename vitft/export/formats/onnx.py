@@ -1,28 +1,219 @@
 """Export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size."""
 
+import contextlib
 import functools
+import io
 import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from vitft.export.formats.base import ExportFormat, NumericArray, OpenedModel
-from vitft.export.formats.graph import (
-    describe_graph,
-    example_of,
-    export_error,
-    open_graph,
-    silenced,
+from vitft.data.transforms import EvalTransform
+from vitft.export.formats.base import (
+    ExportFormat,
+    NumericArray,
+    OpenedModel,
+    module_logits,
+    normalised_input,
 )
-from vitft.export.formats.onnx_resize import add_resize, resize_obstacle, rgb_bytes, rgb_planes
+from vitft.export.formats.onnx_resize import (
+    PLANES_INPUT,
+    RESIZE_INPUT,
+    add_resize,
+    resize_obstacle,
+    rgb_bytes,
+    rgb_planes,
+)
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
-from vitft.models.find import ONNX_FILE
+from vitft.models.find import ONNX_FILE, PROGRAM_FILE
 from vitft.models.graph_digest import add_graph_digest
-from vitft.system.files import writing
+from vitft.system import console
+from vitft.system.errors import RunError
+from vitft.system.files import write_atomically, writing
+
+# export format --torch-export, and the code that it shares with the ONNX formats ------------------
+
+_DESCRIPTION_FILE = "vitft.json"
+"""Name of the file in the .pt2 archive that describes the program."""
+
+
+class _NormalisingModel(nn.Module):
+    """A model that accepts images as bytes (B, S, S, 3) and normalises them itself."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, transform: EvalTransform) -> None:
+        super().__init__()
+        self.model = model
+        for name, values in (("mean", transform.mean), ("std", transform.std)):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        planes = pixels.permute(0, 3, 1, 2).float()  # (B, 3, S, S)
+        if len(self.mean) == 1:
+            planes = to_grey(planes)
+        return self.model((planes / 255 - self.mean) / self.std)
+
+
+def to_grey(planes: Tensor) -> Tensor:
+    """Convert RGB images (B, 3, S, S) in [0, 255] to grey (B, 1, S, S), exactly as Pillow does.
+
+    All intermediate values are integers below 2^24, which float32 represents exactly.
+    """
+    red, green, blue = (planes[:, i : i + 1] for i in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
+
+
+def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = False) -> str:
+    """Return a graph's classes, preprocessing, input and output as one line of ASCII JSON."""
+    transform, shape = trained.card.transform, trained.card.architecture
+    height, width = transform.image_size
+    colours = "greyscale, (value" if transform.channels == 1 else "RGB, (value"
+    name = "pixels"
+    if any_size and not takes_bytes:
+        name = PLANES_INPUT
+        layout = "float32 (batch, 3, height, width): upright RGB of any size, values 0 to 255"
+    elif any_size:
+        name = RESIZE_INPUT
+        layout = (
+            "uint8 (batch, height, width, 3): upright RGB images of any size; the graph resizes, "
+            "crops and normalises them"
+        )
+    elif takes_bytes:
+        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255; the graph normalises it"
+    else:
+        layout = (
+            f"float32 (batch, {shape.in_channels}, {height}, {width}): {colours} / 255 - "
+            "mean) / std per channel"
+        )
+    link = "sigmoid" if trained.card.thresholds else "softmax"
+    return json.dumps(
+        {
+            "classes": list(trained.card.classes),
+            "transform": transform.to_json(),
+            "input": {
+                "name": name,
+                "layout": layout,
+                "bytes": takes_bytes,
+                "any_size": any_size,
+            },
+            "output": {
+                "name": "logits",
+                "layout": f"float32 (batch, classes), before the {link}",
+            },
+            "weights": dict(trained.card.weights),
+            "split": trained.card.split,
+            "made_by": f"vitft {version('vitft')}",
+            **({"thresholds": list(trained.card.thresholds)} if trained.card.thresholds else {}),
+            **({"run": trained.card.run.to_json()} if trained.card.run else {}),
+        },
+        allow_nan=False,
+    )
+
+
+def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Tensor]:
+    """Return the module to trace and an example input of two images.
+
+    With an example of one image, the graph would accept no other batch size.
+    """
+    shape, transform = trained.card.architecture, trained.card.transform
+    if takes_bytes:
+        pixels = torch.zeros(2, *transform.image_size, 3, dtype=torch.uint8)
+        return _NormalisingModel(trained.model, transform).eval(), pixels
+    return trained.model, torch.zeros(2, shape.in_channels, *transform.image_size)
+
+
+def export_error(target: str, error: Exception) -> RunError:
+    """Return the error for a model that cannot be exported to a format."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return RunError(
+        f"{target} cannot export this model: {(lines or [type(error).__name__])[0][:200]}",
+        fix="use --timm or --safetensors",
+    )
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Suppress output and logging of exporters inside the `with` block; exceptions propagate.
+
+    The log and progress of vitft are shown, so that a spinner goes on.
+    """
+    level = logging.root.level
+    logging.root.setLevel(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(console.DiscardingStream()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.root.setLevel(level)
+
+
+def open_graph(
+    described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
+) -> OpenedModel:
+    """Return a graph as an opened model, with the preprocessing given in its description."""
+    transform = EvalTransform.from_json(described["transform"])
+    takes_bytes = described["input"]["bytes"]
+    return OpenedModel(
+        by=by,
+        classes=tuple(described["classes"]),
+        thresholds=tuple(described.get("thresholds", ())),
+        prepare=transform.pixels if takes_bytes else functools.partial(normalised_input, transform),
+        logits=logits,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchExportFormat(ExportFormat):
+    """The file model.pt2, which `torch.export.load` opens without vitft."""
+
+    takes_bytes: bool = False
+    """Whether the program accepts bytes and normalises them itself."""
+
+    def write(self, trained: TrainedRun, folder: Path) -> None:
+        model, example = example_of(trained, takes_bytes=self.takes_bytes)
+        batch = torch.export.Dim.DYNAMIC
+        try:
+            with silenced():
+                program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+        except RuntimeError as error:
+            raise export_error("torch.export", error) from error
+        for module in program.graph_module.modules():
+            if isinstance(module, torch.fx.GraphModule):
+                for node in module.graph.nodes:
+                    node.meta.pop("stack_trace", None)  # contains local paths
+        text = describe_graph(trained, takes_bytes=self.takes_bytes)
+        content = io.BytesIO()  # torch's writer does not report a full disk as such
+        with silenced():
+            torch.export.save(program, content, extra_files={_DESCRIPTION_FILE: text})
+        write_atomically(folder / PROGRAM_FILE, content.getvalue())
+
+    def open(self, folder: Path) -> OpenedModel:
+        files = {_DESCRIPTION_FILE: ""}
+        with silenced():  # torch 2.10 warns of its own read-only buffers
+            module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
+        return open_graph(
+            json.loads(files[_DESCRIPTION_FILE]),
+            lambda inputs: module_logits(module, inputs),
+            by=f"torch {torch.__version__}",
+        )
+
+
+# export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size ---------
 
 OPSET = 18
 """Newest operator set that onnxruntime 1.14 supports; most other tools also support it."""

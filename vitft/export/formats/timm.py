@@ -20,13 +20,11 @@ from vitft.export.formats.base import (
     open_module,
 )
 from vitft.export.trained import TrainedRun
-from vitft.models.card import AnyConfig, Card
+from vitft.models.card import RUN_KEY, AnyConfig, Card, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
-from vitft.models.config_json import RUN_KEY
 from vitft.models.pretrained.sidecar import timm_pool
-from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
-from vitft.models.timm_names import split_gates, to_eva_names
+from vitft.models.timm_vit import split_gates, to_eva_names
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL

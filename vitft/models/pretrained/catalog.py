@@ -6,17 +6,103 @@ Does not import torch, so that a wrong name is reported at once. `fetch` downloa
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitft.data.transforms import CROP, Fit
-from vitft.models.licences import marked_licence
-from vitft.models.model_names import similar_models
-from vitft.models.timm_config import timm_modules
-from vitft.system.errors import WeightsError
+from vitft.models.card import timm_modules
+from vitft.system.cores import GPU_SPEED, cpu_speed, has_gpu
+from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import resource
+from vitft.system.suggest import suggest
+from vitft.system.text import count, duration
+
+# licence terms of pretrained weights, derived from the licence names on the hub -------------------
+
+_Terms = Literal["open", "non-commercial", "own terms", "not stated"]
+
+_OPEN_LICENCES = frozenset(
+    {
+        "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense",
+        "mpl-2.0", "isc",
+    }
+)  # fmt: skip
+"""Licences that allow any use and modification, and require attribution at most. They impose no
+additional terms on models that are fine-tuned from the weights.
+"""
+_NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
+"""Substrings of licence names that indicate a ban on commercial use. AMLR (Apple) and SEER are
+research licences, although their names do not show it.
+"""
+
+
+def licence_terms(licence: str) -> _Terms:
+    """Return the kind of a licence's terms, e.g. `own terms` for `dinov3-license`."""
+    name = licence.lower()
+    if name in ("", "unknown", "not stated") or name.startswith("see "):
+        return "not stated"
+    if any(part in name for part in _NON_COMMERCIAL):
+        return "non-commercial"
+    return "open" if name in _OPEN_LICENCES else "own terms"
+
+
+def marked_licence(licence: str) -> str:
+    """Return the name of a licence, with its terms in parentheses unless it is open or unknown."""
+    terms = licence_terms(licence)
+    return f"{licence} ({terms})" if terms in ("non-commercial", "own terms") else licence
+
+
+def obligation(licence: str) -> str:
+    """Return a sentence on what a licence requires of fine-tuned models, or an empty string."""
+    if licence_terms(licence) == "non-commercial":
+        return (
+            "The terms of the pretrained weights also apply to this model and forbid commercial "
+            "use."
+        )
+    if licence_terms(licence) == "own terms":
+        return (
+            "The terms of the pretrained weights also apply to this model: include the text of "
+            "their licence when you distribute the model."
+        )
+    return ""
+
+
+# names of models: those of weight files, and suggestions for unknown ones -------------------------
+
+SIZE_LETTERS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+"""Letters of the sizes in the notation of papers, such as ViT-B/16."""
+
+
+def file_name(path: Path) -> str:
+    """Return the name of the weights in a file: its stem, or its folder's name for `model.*`."""
+    is_plain = path.stem in ("model", "pytorch_model")
+    return path.absolute().parent.name if is_plain else path.stem
+
+
+def weights_name(name: str) -> str:
+    """Return the catalogue name of weights; for a path, return the name of its file or folder."""
+    path = Path(name)
+    if path.suffix in (".safetensors", ".bin", ".pth", ".npz"):
+        return file_name(path)
+    return path.name if name.startswith(("/", "~", ".")) else name
+
+
+def similar_models(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to five names of models that were probably meant, the most similar ones first.
+
+    `name` may be written as in papers (ViT-B/16), in torchvision (vit_b_16) or on the hub
+    (google/vit-base-patch16-224).
+    """
+    text = re.sub(r"[^a-z0-9./]+", "_", name.lower())
+    sizes = {letter.lower(): size for size, letter in SIZE_LETTERS.items()} | {"t": "tiny"}
+    short = re.match(r"(vit|deit3?)_(ti|[tsblh])[_/]?(\d+)(?![0-9])", text)
+    full = f"{short[1]}_{sizes[short[2]]}_patch{short[3]}" if short else text.rpartition("/")[2]
+    return suggest(full, known, cutoff=0, inside=True, most=5)
+
+
+# the catalogue of pretrained weights: the entries of `weights/catalog.toml` -----------------------
 
 REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"
 """Regular expression for the name of a hub repository, owner/name."""
@@ -167,3 +253,113 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
             assert name not in rows, f"catalog.toml lists {name} more than once"
             rows[name] = entry
     return rows
+
+
+# recommended weights, and the default choice of weights -------------------------------------------
+
+_Tier = Literal["fast", "balanced", "best"]
+_ACCEPTABLE_S = 300.0
+"""Maximum time in seconds of the feature pass over a data set with the default weights."""
+_EFFICIENCY = 0.6
+"""Speed of a model, including image decoding, relative to that of a matrix product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Recommended weights, with their cost."""
+
+    name: str
+    tier: _Tier
+    megabytes: int
+    """Size of the download in 10^6 bytes."""
+    gmacs: float
+    """Billions of multiply-adds for one image at the native size."""
+    default: bool = False
+    """Whether these weights may be chosen by default."""
+
+    @property
+    def entry(self) -> CatalogEntry:
+        """Entry of the catalogue for these weights."""
+        return find_entry(self.name)
+
+    def seconds(self, images: int, speed: float) -> float:
+        """Return the estimated time in seconds of a pass over `images` images.
+
+        `speed` is the speed of the machine in billions of multiply-adds per second.
+        """
+        return images * self.gmacs / (speed * _EFFICIENCY)
+
+
+@functools.cache
+def recommendations() -> tuple[Recommendation, ...]:
+    """Return the recommended weights, from the fastest to the most accurate."""
+    return tuple(Recommendation(**row) for row in read_catalog()["recommended"])
+
+
+def machine_speed(device: str = "auto") -> float:
+    """Return the speed of a device in billions of multiply-adds per second."""
+    return GPU_SPEED if device != "cpu" and has_gpu() else cpu_speed()
+
+
+def default_weights(images: int, *, device: str) -> tuple[str, str]:
+    """Return the name of the default weights for a run, and the reason for choosing them.
+
+    The candidates are the defaults in the local cache or, if there are none, all defaults. The most
+    accurate weights with a feature pass of at most `_ACCEPTABLE_S` are chosen. If every pass takes
+    longer, the fastest weights are chosen.
+
+    Raises:
+        UsageError: None of the default weights are in the cache, and HF_HUB_OFFLINE is set.
+    """
+    choices = [one for one in recommendations() if one.default]
+    cached = [one for one in choices if _is_cached(one.entry)]
+    if not cached and _is_offline():
+        raise UsageError(
+            "no weights given, none of the default weights are in the cache, and HF_HUB_OFFLINE is "
+            "set",
+            fix=f"run `vitft weights fetch {choices[0].name}` while online, pass the path of a "
+            "weight file with --weights, or use --weights demo, which needs no network",
+        )
+    speed = machine_speed(device)
+    several = cached or choices
+    affordable = [one for one in several if one.seconds(images, speed) <= _ACCEPTABLE_S]
+    chosen = affordable[-1] if affordable else several[0]
+    seconds = chosen.seconds(images, speed)
+    origin = "in the cache" if cached else f"a download of {chosen.megabytes:,} MB"
+    return chosen.name, (
+        f"{chosen.name}: {chosen.tier}, {chosen.entry.licence}, {origin}; about "
+        f"{duration(max(1, seconds))} for {count(images, 'image')}"
+    )
+
+
+def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
+    """Return recommended weights in the local cache that are probably more accurate than `name`.
+
+    They are listed from the fastest to the most accurate. Their licence is open or the same as
+    `licence`, that of the weights `name`. If `name` is not among the recommended weights, all
+    others are listed.
+    """
+    every = recommendations()
+    names = [one.name for one in every]
+    better = every[names.index(name) + 1 :] if name in names else every
+    return [
+        one
+        for one in better
+        if (licence_terms(one.entry.licence) == "open" or one.entry.licence == licence)
+        and _is_cached(one.entry)
+    ]
+
+
+def _is_cached(entry: CatalogEntry) -> bool:
+    """Return whether the hub's local cache contains the file of an entry."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(entry.repo, entry.file, revision=entry.revision)
+    return isinstance(found, str) and Path(found).exists()
+
+
+def _is_offline() -> bool:
+    """Return whether the environment forbids connections to the hub."""
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
-from vitft.models.timm_names import from_timm_names, may_rotate
+from vitft.models.timm_vit import from_timm_names, may_rotate
 from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "torchvision", "clip", "vitft"]

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitft.models.licences import licence_terms
 from vitft.models.pretrained import hub
-from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.catalog import CatalogEntry, licence_terms
 from vitft.models.pretrained.locate import bundled_file
 from vitft.system.errors import WeightsError
 from vitft.system.text import count

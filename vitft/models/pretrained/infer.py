@@ -12,8 +12,7 @@ from torch import Tensor
 from vitft.models.card import as_float32, tensor_mismatch
 from vitft.models.checkpoint import facts_of
 from vitft.models.pretrained.sidecar import SidecarFacts
-from vitft.models.shapes import vit_shapes
-from vitft.models.vit_config import SIZES, Pool, ViTConfig, stem_stride
+from vitft.models.vit_config import SIZES, Pool, ViTConfig, stem_stride, vit_shapes
 from vitft.system.errors import UsageError, WeightsError
 
 

@@ -19,7 +19,7 @@ from vitft.system.files import (
     resource,
     weight_format,
 )
-from vitft.system.near_paths import near_paths, path_fix
+from vitft.system.suggest import near_paths, path_fix
 from vitft.system.text import count, listing, shell_quote
 
 _FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from vitft.data.grey_levels import GreyRange
+from vitft.data.images import GreyRange
 from vitft.data.transforms import CROP_MODES, RESAMPLING, Fit
+from vitft.models.card import timm_modules
 from vitft.models.registry import architecture_config
-from vitft.models.timm_config import timm_modules
 from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 

@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpolation
-from vitft.models.card import Provenance
+from vitft.models.card import Provenance, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, timm_on_meta
-from vitft.models.licences import licence_terms
-from vitft.models.model_names import file_name, similar_models
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
-from vitft.models.pretrained.catalog import CatalogEntry
+from vitft.models.pretrained.catalog import CatalogEntry, file_name, licence_terms, similar_models
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import read_weights
 from vitft.models.pretrained.report import LoadReport
 from vitft.models.pretrained.weights import descended, provenance_of
-from vitft.models.timm_config import TimmConfig
 from vitft.models.timm_model import TimmModel
 from vitft.models.timm_vit import translate, unsupported
 from vitft.models.vit_config import as_pair

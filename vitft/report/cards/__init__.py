@@ -7,7 +7,7 @@ page of `vitft label` (`serve.label`) uses only `elements_script`.
 
 from pathlib import Path
 
-from vitft.report.palette import colour_scheme
+from vitft.report.html import colour_scheme
 
 CARDS = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from vitft.data.chosen import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
+from vitft.data.parts import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
 from vitft.data.table import encode_table
 from vitft.system.errors import DataError, LockedError, RunError
 from vitft.system.files import read_regular, writing

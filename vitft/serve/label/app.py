@@ -15,14 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from vitft.data.images import open_image
-from vitft.data.thumbnail import thumbnail_jpeg
+from vitft.data.pictures import thumbnail_jpeg
 from vitft.report.cards import elements_script, read_asset
-from vitft.report.palette import colour_scheme
-from vitft.serve.access import Access
+from vitft.report.html import colour_scheme
 from vitft.serve.app import SecurityMiddleware, add_error_handlers, add_route
 from vitft.serve.batching import BlockingPool
 from vitft.serve.label.session import Mode, Session
-from vitft.serve.limits import MAX_IMAGE_PIXELS
+from vitft.serve.limits import MAX_IMAGE_PIXELS, Access
 from vitft.serve.page import assemble_page
 from vitft.serve.schemas import JsonResponse
 from vitft.serve.uploads import MemoryBudget, receive_body

@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 
 from vitft.data.folder import File, Folder, check_is_folder
-from vitft.data.unused import by_suffix, unused_files, unused_notes
-from vitft.data.walk import Walk
+from vitft.data.walk import Walk, by_suffix, unused_files, unused_notes
 from vitft.system.errors import DataError
 from vitft.system.text import count
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.folder import Folder
-from vitft.data.grey_levels import GreyRange
 from vitft.data.grey_range import measure_grey_range
+from vitft.data.images import GreyRange
 from vitft.data.inspection import log_inspection
 from vitft.data.transforms import eval_view
 from vitft.features.pipeline import (

@@ -13,11 +13,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vitft.data.chosen import AUDIT, CONFIRMED, PICKED, SKIPPED
+from vitft.data.parts import AUDIT, CONFIRMED, PICKED, SKIPPED
 from vitft.metrics.intervals import wilson_interval
 from vitft.serve.label.answers import Answer, AnswerFile
-from vitft.serve.label.chooser import first_pictures, random_order, unsure_pictures
-from vitft.serve.label.guesses import PSEUDO_LABELLED, guess, self_trained_head
+from vitft.serve.label.chooser import (
+    PSEUDO_LABELLED,
+    first_pictures,
+    guess,
+    random_order,
+    self_trained_head,
+    unsure_pictures,
+)
 from vitft.serve.label.pool import PicturePool
 from vitft.system.device import one_thread
 from vitft.system.errors import UsageError
