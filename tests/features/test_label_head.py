@@ -11,8 +11,6 @@ from vitft.features import (
     HeadMethod,
     Standardizer,
     cross_validate,
-    find_mislabels,
-    score_given_labels,
     solve_head,
     solve_logistic,
     stratified_folds,
@@ -76,23 +74,3 @@ def test_cross_validation_scores_every_image_by_heads_not_fitted_to_it() -> None
     assert results["top1"] == pytest.approx(
         ((held_out.logits >= 0) == y.bool()).all(dim=1).float().mean().item()
     )
-
-
-def test_a_wrong_and_a_missing_label_are_found() -> None:
-    x, y = features(400)
-    x[:, :3] = 4 * (2 * y - 1) + x[:, :3] / 10  # clear cases
-    wrong = y.clone()
-    missing = 10 + int(torch.nonzero(y[10:, 2])[0])
-    wrong[5, 0], wrong[9, 1], wrong[missing, 2] = 1 - wrong[5, 0], 1 - wrong[9, 1], 0
-    logits = 2 * x[:, :3]
-
-    scores = score_given_labels(logits, x, wrong, torch.arange(400))
-    found = find_mislabels(scores, wrong, [[str(i)] for i in range(400)], ("a", "b", "c"))
-
-    named = {one["path"]: (one["label"], one["suggested"]) for one in found}
-    words = {1.0: ("a", "not a"), 0.0: ("not a", "a")}
-    assert named["5"] == words[wrong[5, 0].item()]
-    assert named[str(missing)] == ("not c", "c")
-    assert set(named) == {"5", "9", str(missing)}
-    assert all(0 <= one["given_probability"] < 0.03 for one in found)
-    assert all(0.97 < one["suggested_probability"] <= 1 for one in found)

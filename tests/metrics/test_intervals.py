@@ -74,15 +74,6 @@ def test_the_interval_without_images_is_zero_to_one() -> None:
     assert accuracy_interval(np.zeros(0, bool)) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("correct", "total"), [(0, 1), (1, 1), (1, 2), (2, 3), (90, 100)])
-def test_the_interval_of_accuracy_without_groups_is_that_of_wilson(
-    correct: int, total: int
-) -> None:
-    found = accuracy_interval(np.arange(total) < correct)
-
-    assert found == pytest.approx(wilson_interval(correct, total))
-
-
 def test_intervals_stay_within_zero_and_one() -> None:
     ends = [(wilson_interval(0, n)[0], wilson_interval(n, n)[1]) for n in range(1, 200)]
 

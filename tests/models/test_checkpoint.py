@@ -108,21 +108,10 @@ def test_both_engines_compute_the_digest_that_was_written(
         load_checkpoint(path, digest=lambda: "0" * 64)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-    ],
-)
+KINDS = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool"
+
+
+@pytest.mark.parametrize("kind", KINDS.split())
 def test_every_type_of_tensor_has_the_name_and_digest_of_its_file(
     tmp_path: Path, kind: str
 ) -> None:

@@ -9,15 +9,12 @@ import pytest
 from tests.report.test_decisions import with_fixes
 from tests.report.test_report import check_harmless
 from tests.support.run_files import (
-    FLOWERS,
     HOSTILE,
     make_run,
-    with_cross_validated,
 )
 from vitft.cli.main import main
 from vitft.config import config_from_table, read_toml, to_toml
 from vitft.metrics import ComparisonResults
-from vitft.predict import read_split
 from vitft.report import (
     RunComparison,
     compare_runs,
@@ -26,7 +23,7 @@ from vitft.report import (
     read_run,
     write_comparison,
 )
-from vitft.system import points, structured
+from vitft.system import structured
 
 
 def compared(*runs: Path) -> RunComparison:
@@ -50,33 +47,6 @@ def grown(path: Path, *, hardness: float, **settings: object) -> Path:
     return run
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["second", "first"])
-@pytest.mark.parametrize(
-    ("hardness", "verdict"),
-    [
-        (0.5, "The 20 training images that {more} adds to those of {fewer} helped: "),
-        (2.0, "No clear effect of the 20 training images that {more} adds to those"),
-        (5.0, "The 20 training images that {more} adds to those of {fewer} hurt: "),
-    ],
-)
-def test_it_is_said_whether_added_images_helped(
-    tmp_path: Path, hardness: float, verdict: str, order: int
-) -> None:
-    runs = [
-        make_run(tmp_path / "few", per_class=60, held_back=50, hardness=2, seed=1),
-        grown(tmp_path / "more", hardness=hardness),
-    ]
-
-    result = compared(*runs[::order])
-
-    (text,) = result.conclusions()
-    fewer, more = ("A", "B")[::order]
-    assert text.startswith(verdict.format(more=more, fewer=fewer))
-    accuracies = dict(zip("AB", (top1 for top1, _ in result.accuracies), strict=True))
-    difference = points(accuracies["B"] - accuracies["A"])
-    assert f"B - A = {difference} on the shared images (95% CI " in text
-
-
 def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -> None:
     few = make_run(tmp_path / "few", per_class=60, held_back=50, hardness=2, seed=1)
     more = grown(tmp_path / "more", hardness=0.5, **{"optim.l2": 3.0})
@@ -85,17 +55,6 @@ def test_added_images_get_no_credit_if_another_setting_differs(tmp_path: Path) -
 
     assert text.startswith("B is more accurate than A on these images, by ")
     assert "training images" not in text
-
-
-def test_an_image_with_two_labels_is_left_out(tmp_path: Path) -> None:
-    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
-    table = (other / "split.csv").read_text()
-    (other / "split.csv").write_text(table.replace("0/000.jpg,daisy", "0/000.jpg,rose"))
-
-    result = compared(one, other)
-
-    assert result.shared == 11
-    assert "Excluded: 1 validation image that has different labels in the runs." in (result.notes)
 
 
 def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) -> None:
@@ -127,24 +86,6 @@ def test_images_that_fixes_relabelled_or_left_out_are_counted(tmp_path: Path) ->
     )
     fixes.write_text("path,action\n")
     assert not [text for text in compared(one, other).notes if "The fixes of" in text]
-
-
-def test_heads_that_were_cross_validated_are_compared_on_all_images(tmp_path: Path) -> None:
-    one = with_cross_validated(make_run(tmp_path / "a"), wrong=20)
-    other = with_cross_validated(make_run(tmp_path / "b", seed=1), wrong=4)
-
-    def notes() -> list[str]:
-        return [text for text in compared(one, other).notes if "In cross-validation" in text]
-
-    images = len(read_split(one, FLOWERS).rows)
-    assert notes() == [
-        f"In cross-validation on {images} images of both runs, "
-        f"A classifies {1 - 20 / images:.1%} correctly and B {1 - 4 / images:.1%} (p < 0.001)."
-    ]
-    results = json.loads((other / "eval.json").read_text())
-    del results["cross_validation"]
-    (other / "eval.json").write_text(json.dumps(results))
-    assert notes() == []
 
 
 # the page -----------------------------------------------------------------------------------------

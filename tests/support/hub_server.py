@@ -3,9 +3,6 @@
 It also accepts uploads: a repository is created, large files go to the CDN through LFS, and a
 commit names them and the small files. Only clients with the token `HubServer.writer` may write.
 
-It takes uploads too: a repository is made, large files go to the CDN by way of LFS, and a commit
-gives them and the small ones their names. Only who shows `HubServer.writer` may write.
-
 Weight files are served as large (LFS) files: HEAD and GET on `resolve` answer with the commit and
 the sha256, and redirect to a second port that plays the CDN. Other files are served as git files,
 by the hub itself. Faults are chosen per repository; see `FAULTS`.
@@ -41,9 +38,6 @@ FAULTS = {
     "wrong_etag": "the sha256 of another content",
     "retry_after": "429 with Retry-After: 1 on the question",
     "busy": "503 on the question",
-    "mute": "no answer to the question",
-    "bad_json": "an API answer that is not JSON",
-    "traversal": "a file called ../../evil.txt in the listing",
     "xet": "Xet storage announced, behind a port where nobody listens",
     "status": "503 on the download",
     "drop": "the connection closed after half of the body",
@@ -52,7 +46,6 @@ FAULTS = {
     "shorter": "ten bytes too few",
     "longer": "ten bytes too many",
     "corrupt": "one bit flipped",
-    "slow": "a trickle",
 }
 
 
@@ -234,8 +227,6 @@ class HubHandler(Handler):
             self.answer(429, {"Retry-After": "1"})
         elif repo.strikes("busy"):
             self.answer(503, {})
-        elif repo.strikes("mute"):
-            self.hub.closing.wait(30)
         else:
             return False
         return True
@@ -269,21 +260,16 @@ class HubHandler(Handler):
         repo = self.hub.repos.get(match[1]) if match else None
         if match is None or repo is None:
             self.refuse(404, "RepoNotFound")
-        elif repo.strikes("bad_json"):
-            self.answer(200, {"Content-Type": "application/json"}, b'{"id": nonsense')
         elif match[2] == "tree":
-            self.answer_json([self.listed(name, repo) for name in self.names(repo)])
+            self.answer_json([self.listed(name, repo) for name in repo.files])
         else:
-            siblings = [{"rfilename": name} for name in self.names(repo)]
+            siblings = [{"rfilename": name} for name in repo.files]
             facts = {"id": match[1], "modelId": match[1], "sha": repo.commit, "private": False}
             self.answer_json({**facts, "siblings": siblings, "tags": [], "downloads": 0})
 
-    def names(self, repo: Repo) -> list[str]:
-        return [*repo.files, *(["../../evil.txt"] if repo.fault == "traversal" else [])]
-
     def listed(self, name: str, repo: Repo) -> dict[str, object]:
         """Return one entry of a tree listing."""
-        content = repo.files.get(name, b"evil")
+        content = repo.files[name]
         row: dict[str, object] = {"type": "file", "path": name, "size": len(content)}
         row["oid"] = git_sha1(content)
         if name.endswith(LARGE):
@@ -383,7 +369,7 @@ class CdnHandler(Handler):
             self.answer(200, {}, content + bytes(10))
         elif repo.strikes("corrupt"):
             self.answer(200, {}, content[:-1] + bytes([content[-1] ^ 1]))
-        elif repo.strikes("drop", "reset", "stall", "slow"):
+        elif repo.strikes("drop", "reset", "stall"):
             self.break_off(repo.fault, body)
         elif start:
             span = f"bytes {first}-{len(content) - 1}/{len(content)}"
@@ -398,11 +384,6 @@ class CdnHandler(Handler):
         self.end_headers()
         half = len(body) // 2
         self.wfile.write(body[:half])
-        if fault == "slow":
-            for i in range(half, len(body), 1000):
-                self.wfile.write(body[i : i + 1000])
-                self.hub.closing.wait(0.05)
-            return
         if fault == "stall":
             self.hub.closing.wait(30)
         if fault == "reset":

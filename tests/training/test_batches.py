@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from tests.conftest import draw_folder
 from tests.support.training_data import data_set, file_digest, pooled_inputs, row
 from vitft.config import OptimSpec, TrainSpec
-from vitft.data import EvalTransform, Shifts, draw_shifts, repeat_counts, shift_and_flip
+from vitft.data import EvalTransform
 from vitft.features import Cut
 from vitft.training import (
-    Batch,
     Dataset,
     ProcessGroup,
     StageInputs,
@@ -37,16 +36,6 @@ ROWS = [row(name, i % 2) for i, name in enumerate("abcdefg")]
 def cut_of(*, prefix: bool, pooled: bool = False) -> Cut:
     found: Any = SimpleNamespace(pooled=pooled) if prefix else None
     return Cut(found, nn.Identity())
-
-
-@pytest.mark.parametrize(("augment", "rand"), [("crop", False), ("rand", True)])
-def test_the_crop_of_training_covers_at_least_the_configured_area(augment: str, rand: bool) -> None:
-    train = TrainSpec(layers="all", augment=augment, crop_scale=0.4)  # type: ignore[arg-type]
-
-    crop = training_crop(TRANSFORM, train)
-
-    assert (crop.scale, crop.image_size, crop.rand) == ((0.4, 1.0), (8, 8), rand)
-    assert crop.interpolation == "bilinear"
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("shuffled", 7), ("balanced", 6)])
@@ -145,10 +134,6 @@ def test_every_process_evaluates_the_same_unaugmented_images_in_order(
         assert torch.cat([b.labels for b in batches]).tolist() == [one.label for one in rows]
 
 
-def joined(batches: Sequence[Batch]) -> Tensor:
-    return torch.cat([batch.inputs for batch in batches])
-
-
 def test_each_use_of_an_image_in_an_epoch_has_its_own_crop(folder: Path) -> None:
     data = stored(folder)  # three blue and green images each, and one red
     train = TrainSpec(layers="all", augment="crop", sampling="balanced")
@@ -166,27 +151,3 @@ def test_each_use_of_an_image_in_an_epoch_has_its_own_crop(folder: Path) -> None
     torch.testing.assert_close(found.inputs, expected_inputs(data, names, train))
     assert view_key("1/2", ROWS[0], 0) == "1/2/a"
     assert view_key("1/2", ROWS[0], 1) == "1/2/a/1"
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("padding", [0, 3])
-def test_images_are_shifted_by_at_most_the_padding(
-    folder: Path, in_memory: bool, padding: int
-) -> None:
-    data = stored(folder)
-    train = TrainSpec(layers="all", augment="shift", padding=padding, flip=0.4, seed=6)
-    inputs = replace(from_files(data), images=data.load_images() if in_memory else None)
-
-    found = list(training_batches(train, OptimSpec(batch_size=3), inputs)(1, 0))
-
-    rows = data.manifest.train
-    order = epoch_order(rows, train, 1)
-    moves = draw_shifts(
-        order, torch.tensor(repeat_counts(order.numpy())),
-        count=7, seed=6, epoch=1, padding=padding or 1, flip=0.4,
-    )  # fmt: skip
-    images = [Image.open(data.manifest.locate(rows[i])).convert("RGB") for i in order]
-    plain = torch.from_numpy(np.stack([data.transform.pixels(image) for image in images]))
-    shifted = shift_and_flip(plain, Shifts(*moves), padding or 1)
-    torch.testing.assert_close(joined(found), data.transform.normalise(shifted))
-    assert not torch.equal(shifted, plain)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import vitft
@@ -149,21 +148,3 @@ def test_the_page_in_a_browser_gives_the_labels_of_predict(home: Path) -> None:
     assert [sorted(labels) for labels in shown] == [sorted(labels or ()) for labels in expected]
     assert () in expected  # an image without labels
     assert first == ("labels: " + ", ".join(shown[0]) if shown[0] else "no label")
-
-
-def test_a_micro_batch_of_several_labels_has_the_gradient_of_the_whole_batch() -> None:
-    from vitft.config import OptimSpec
-    from vitft.metrics import TrainingLoss
-    from vitft.training import Batch, Trainer
-
-    batch = Batch(torch.randn(6, 4), (torch.rand(6, 3) > 0.5).float())
-    weights = []
-    for size in (6, 2):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3)
-        spec = OptimSpec(batch_size=32, solver="sgd", lr=0.1, micro_batch=size, warmup=0.0)
-        step = Trainer(model, spec, steps_per_epoch=1, loss=TrainingLoss(several=True)).step(batch)
-        weights.append(model.weight.detach().clone())
-        assert 0 <= step.correct <= 6
-
-    assert torch.allclose(weights[0], weights[1], atol=1e-6)

@@ -11,7 +11,6 @@ from PIL import Image
 from tests.conftest import draw_folder
 from vitft.config import DataSpec
 from vitft.data import (
-    THUMBNAIL_SIDE,
     EvalTransform,
     Manifest,
     inspect_folder,
@@ -21,9 +20,6 @@ from vitft.data import (
 )
 from vitft.models import VisionTransformer
 from vitft.predict import (
-    least_confident,
-    mistakes,
-    read_validation_predictions,
     thumb_name,
 )
 from vitft.system import RunDir
@@ -48,25 +44,6 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
 
 def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module) -> int:
     return write_thumbnails(run, manifest, model, TRANSFORM, max_pixels=10**6)
-
-
-def test_mistakes_have_an_attention_overlay_and_correct_images_none(
-    tmp_path: Path, image_folder: Path, tiny_vit: VisionTransformer
-) -> None:
-    run, manifest = finished(tmp_path, image_folder)
-
-    count = keep(run, manifest, tiny_vit)
-
-    verdicts = read_validation_predictions(run.path)
-    names = {file.name for file in (run.path / "thumbs").iterdir()}
-    wrong, right = mistakes(verdicts), least_confident(verdicts, per_class=3, most=60)
-    assert count == len(wrong) + len(right) == 6
-    assert {thumb_name(v.sha256, attention=True) for v in wrong} <= names
-    assert {thumb_name(v.sha256) for v in wrong + right} <= names
-    assert len(names) == 6 + 3
-    for file in (run.path / "thumbs").iterdir():
-        with Image.open(file, formats=["JPEG"]) as image:
-            assert max(image.size) <= THUMBNAIL_SIDE
 
 
 def test_images_named_by_the_audit_have_thumbnails(

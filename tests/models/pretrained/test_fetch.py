@@ -15,7 +15,6 @@ from huggingface_hub import constants
 from safetensors.torch import save
 
 from tests.conftest import random_timm
-from tests.models.pretrained.test_flavours import hf_folder
 from tests.support.children import python
 from tests.support.hub_server import COMMIT, HubServer, Repo
 from vitft.models import plain_http
@@ -290,45 +289,6 @@ def test_an_unreachable_hub_does_not_matter_to_what_is_in_the_cache(
 
     assert unplugged["path"] == online["path"]
     assert unplugged["revision"] == COMMIT
-
-
-CLIENTS = """
-import json, timm, torch
-from huggingface_hub import hf_hub_download, snapshot_download
-from pathlib import Path
-from transformers import ViTForImageClassification
-from vitft import load_pretrained
-
-x = torch.randn(1, 3, 32, 32)
-alone = Path(hf_hub_download("test/timm", "model.safetensors"))
-told = {"huggingface_hub": alone.samefile(snapshot_download("test/timm") + "/model.safetensors")}
-theirs = timm.create_model("hf-hub:test/timm", pretrained=True).eval()
-ours, _ = load_pretrained("hf:test/timm")
-told["timm"] = torch.allclose(theirs(x), ours(x), atol=1e-5)
-theirs = ViTForImageClassification.from_pretrained("test/transformers").eval()
-ours, _ = load_pretrained("hf:test/transformers")
-told["transformers"] = torch.allclose(theirs(x).logits, ours(x), atol=1e-5)
-print(json.dumps(told))
-"""
-
-
-@pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    folder = tmp_path_factory.mktemp("clients")
-    hf_folder(folder / "saved", "ViTForImageClassification")
-    saved = {path.name: path.read_bytes() for path in (folder / "saved").iterdir()}
-    model = random_timm("vit_tiny_patch16_224", 32, depth=2)
-    config: dict[str, Any] = {"architecture": "vit_tiny_patch16_224", "num_classes": 10}
-    config |= {"model_args": {"img_size": 32, "depth": 2}, "pretrained_cfg": {}}
-    files = {"model.safetensors": save(model.state_dict())}
-    files["config.json"] = json.dumps(config).encode()
-    with HubServer({"test/timm": Repo(files), "test/transformers": Repo(saved)}) as server:
-        return in_child(CLIENTS, "", folder / "cache", server.endpoint)
-
-
-@pytest.mark.parametrize("client", ["huggingface_hub", "timm", "transformers"])
-def test_real_clients_take_the_loopback_hub_for_a_real_one(client: str, clients: Answers) -> None:
-    assert clients[client]
 
 
 # rules without a hub ------------------------------------------------------------------------------

@@ -165,44 +165,6 @@ def test_code_in_a_pickle_is_named_and_not_run(
     assert not Path(MARKER).exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "problem", "fix"),
-    [
-        (
-            torch.ones(2),
-            "no named torch tensors, but a value of type Tensor",
-            "save model.state_dict()",
-        ),
-        ({}, "no named torch tensors, but a value of type dict", "save model.state_dict() instead"),
-        (
-            {"model": {}},
-            "no named torch tensors, but a value of type dict",
-            "save model.state_dict()",
-        ),
-        (
-            {"a": torch.ones(1, device="meta")},
-            "tensor a has no data or is not a dense array",
-            "move the model to the CPU, and save its state_dict()",
-        ),
-        (
-            {"a": torch.ones(1).expand(9)},
-            "is smaller than its tensors, e.g. a (9,)",
-            "save model.state_dict() with contiguous tensors",
-        ),
-    ],
-)
-def test_an_odd_pickle_is_named_with_a_fix(
-    content: object, problem: str, fix: str, tmp_path: Path
-) -> None:
-    torch.save(content, tmp_path / "a.pth")
-
-    with pytest.raises(WeightsError) as refused:
-        read_weights(tmp_path / "a.pth", allow_pickle=True)
-
-    assert problem in refused.value.problem
-    assert refused.value.fix.startswith(fix)
-
-
 def test_a_pickle_is_read_only_when_allowed(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1)}, tmp_path / "a.pth")
 
