@@ -94,3 +94,12 @@ def test_points_are_drawn_where_the_axes_place_them() -> None:
         begin, middle = re.findall(r"(-?[\d.]+) (-?[\d.]+)(?= A|$)", mark.attrib["d"])[:2]
         assert [float(n) for n in begin] == [pytest.approx(a - 2, abs=0.02), pytest.approx(b)]
         assert [float(n) for n in middle] == [pytest.approx(a + 2, abs=0.02), pytest.approx(b)]
+
+
+def test_the_extrapolated_point_is_joined_to_the_last_measured_one_by_a_dashed_line() -> None:
+    chart = charts.learning_curve_chart("Accuracy", [(10, 0.5), (20, 0.7)], (40, 0.8))
+
+    lines = [path.attrib for path in parsed(chart).iter("path") if " L " in path.attrib["d"]]
+    measured, _ = (line["d"] for line in lines if line["class"] == "s-accent")  # and the legend
+    dashed, _ = (line["d"] for line in lines if "stroke-dasharray" in line)
+    assert dashed.removeprefix("M ").split(" L ")[0] == measured.split(" L ")[-1]

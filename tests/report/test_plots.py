@@ -66,6 +66,32 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return found
 
 
+def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attention(
+    figures: list[Figure],
+) -> None:
+    distance = np.array([[1, 5], [2, 4], [6, 7]], np.float32)
+
+    distance_png(distance, images=1, uniform=9.0, title="m")
+
+    (axes,) = figures[0].get_axes()
+    uniform, mean = axes.lines
+    assert {*np.ravel(uniform.get_ydata())} == {9.0}
+    np.testing.assert_allclose(mean.get_ydata(), [3, 3, 6.5])
+    for head, dots in enumerate(axes.collections):
+        np.testing.assert_allclose(dots.get_offsets(), [(i, distance[i, head]) for i in range(3)])
+    assert axes.get_ylim()[1] >= 1.04 * 9
+
+
+@pytest.mark.parametrize(("rows", "columns", "gap"), [(4, 4, 1), (24, 20, 2)])
+def test_maps_of_positions_have_gaps_between_them(
+    figures: list[Figure], rows: int, columns: int, gap: int
+) -> None:
+    positions_png(np.zeros((rows, columns, rows, columns), np.float32), "m")
+
+    mosaic: Any = figures[0].get_axes()[0].images[0].get_array()
+    assert mosaic.shape == (rows * (rows + gap) - gap, columns * (columns + gap) - gap)
+
+
 def curve(name: str, *accuracies: float, is_baseline: bool = False) -> AccuracyCurve:
     return AccuracyCurve(
         name=name,

@@ -1,6 +1,7 @@
 """The test part of the data: untouched until the end, evaluated once, stated everywhere."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -81,3 +82,15 @@ def test_the_test_images_change_nothing_but_their_own_results(
     assert one == two
     assert (first.run / "model.safetensors").stat().st_size > 0
     assert final_results(first)["confusion"] != final_results(second)["confusion"]
+
+
+def test_copies_of_training_images_are_left_out_of_the_test(
+    parts: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(parts / "train" / "red" / "000.png", parts / "test" / "red" / "copy.png")
+
+    done = run_it(parts, tiny_weights, tmp_path / "run", optim=SOLVED)
+
+    test = final_results(done)
+    assert (test["images"], test["left_out"]) == (12, 1)
+    assert "in more than one of training, validation and test" in capsys.readouterr().err
