@@ -37,11 +37,7 @@ def cache(own_home: Path) -> Path:
     ],
 )
 def test_the_least_recently_used_features_are_deleted_first(
-    cache: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    deleted: str,
-    left: list[str],
+    cache: Path, capsys: pytest.CaptureFixture[str], words: list[str], deleted: str, left: list[str]
 ) -> None:
     assert main(["cache", "clean", *words]) == 0
 

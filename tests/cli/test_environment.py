@@ -137,10 +137,7 @@ def predicted(capsys: pytest.CaptureFixture[str], run: str, *images: str) -> lis
 
 
 def test_paths_may_have_blanks_slashes_dashes_and_be_relative(
-    made: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made / "run", "my run")
@@ -154,10 +151,7 @@ def test_paths_may_have_blanks_slashes_dashes_and_be_relative(
 
 
 def test_a_tilde_in_the_path_of_data_and_run_is_the_home_folder(
-    image_folder: Path,
-    tiny_weights: Path,
-    own_home: Path,
-    capsys: pytest.CaptureFixture[str],
+    image_folder: Path, tiny_weights: Path, own_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(image_folder, own_home / "photos")
     given = ["--data", "~/photos", "--weights", str(tiny_weights), "--cache", "none"]

@@ -28,9 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_vit: VisionTransf
     monkeypatch.chdir(tmp_path)
     tiny_vit.head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     card = Card(
-        architecture=tiny_vit.config,
-        transform=EvalTransform(image_size=(16, 16)),
-        classes=CLASSES,
+        architecture=tiny_vit.config, transform=EvalTransform(image_size=(16, 16)), classes=CLASSES
     )
     (tmp_path / "run").mkdir()
     save_checkpoint(tmp_path / "run" / "model.safetensors", tiny_vit.state_dict(), card)

@@ -84,10 +84,7 @@ def test_a_run_on_changed_classes_equals_one_on_renamed_folders_to_the_bit(
 
 
 def test_a_table_changed_between_a_stop_and_the_resume_is_refused(
-    image_folder: Path,
-    tiny_weights: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    image_folder: Path, tiny_weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "c.csv"
     table.write_text(HEAD + "red,warm\n")

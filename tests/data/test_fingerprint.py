@@ -6,11 +6,7 @@ from PIL import Image, ImageFilter
 from scipy.ndimage import laplace
 
 from tests.support.pictures import scene
-from vitft.data import (
-    fingerprint_of,
-    quality_remarks,
-    sharpness,
-)
+from vitft.data import fingerprint_of, quality_remarks, sharpness
 
 
 def test_faulty_photos_get_remarks() -> None:

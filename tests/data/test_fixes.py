@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitft.config import DataSpec
-from vitft.data import (
-    File,
-    Fix,
-    Folder,
-    apply_fixes,
-    write_fixes,
-)
+from vitft.data import File, Fix, Folder, apply_fixes, write_fixes
 from vitft.system import DataError
 
 NAMES = ("a/1.jpg", "a/2.jpg", "a/=1+1.jpg", "b/1.jpg", 'b/quo"te, comma.jpg', "b/\udcff.jpg")

@@ -176,10 +176,7 @@ MODES = {
     "F too much": (one("F", 1e9, "TIFF"), WHITE),
     "F not a number": (one("F", np.nan, "TIFF"), BLACK),
     "CMYK": (one("CMYK", (0, 255, 255, 0), "TIFF"), (255, 0, 0)),
-    "CMYK JPEG (Adobe)": (
-        one("CMYK", (255, 0, 0, 0), "JPEG", quality=100),
-        (0, 255, 255),
-    ),
+    "CMYK JPEG (Adobe)": (one("CMYK", (255, 0, 0, 0), "JPEG", quality=100), (0, 255, 255)),
     "YCbCr": (one("YCbCr", (100, 128, 128), "TIFF"), (100, 100, 100)),
 }
 

@@ -2,10 +2,7 @@
 
 import pytest
 
-from vitft.data import (
-    identical_file_fixes,
-    propose_fixes,
-)
+from vitft.data import identical_file_fixes, propose_fixes
 from vitft.metrics import AuditResults, CopyGroup, CopyMember
 
 

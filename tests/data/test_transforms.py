@@ -53,12 +53,7 @@ def test_view_and_normalisation_equal_timms(
 ) -> None:
     image, mean, std = photo(*size), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     theirs = timm.data.create_transform(
-        (3, *image_size),
-        interpolation="bicubic",
-        mean=mean,
-        std=std,
-        crop_pct=crop,
-        crop_mode=mode,
+        (3, *image_size), interpolation="bicubic", mean=mean, std=std, crop_pct=crop, crop_mode=mode
     )
     ours = EvalTransform(image_size=image_size, crop=crop, mean=mean, std=std, fit=fit)
 

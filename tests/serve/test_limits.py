@@ -19,15 +19,7 @@ from tests.serve.test_serve import CONFIG, make_predictor, png
 from tests.support.serving import Client, answered, command_serving, form, read_all, serving
 from vitft.data import EvalTransform
 from vitft.models import Card, VisionTransformer, save_checkpoint
-from vitft.serve import (
-    FormError,
-    MemoryBudget,
-    ServeLimits,
-    Upload,
-    build_page,
-    limits,
-    read_form,
-)
+from vitft.serve import FormError, MemoryBudget, ServeLimits, Upload, build_page, limits, read_form
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
@@ -247,9 +239,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(
-    run: Path,
-) -> None:
+def test_a_request_that_does_not_end_is_cut_off_within_five_seconds_of_a_signal(run: Path) -> None:
     head = HEAD + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
     with (
         command_serving("serve", "--run", str(run)) as (client, child, _),

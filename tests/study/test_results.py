@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from vitft.metrics import wilson_interval
-from vitft.study import (
-    CurvePoint,
-    difference,
-    half_width_of_mean,
-)
+from vitft.study import CurvePoint, difference, half_width_of_mean
 
 
 def at_shots(shots: int, *rows: Sequence[int]) -> CurvePoint:

@@ -1,5 +1,6 @@
 """A server on loopback in a thread, and a client that can also send invalid requests."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,8 +13,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -161,3 +163,39 @@ def serving(
         finally:
             server.should_exit = True
             thread.join()
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """A handler of `loopback` that logs nothing and outlives clients that go away."""
+
+    stopping: ClassVar[threading.Event]
+    """Set where the block of `loopback` ends."""
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().handle()
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().finish()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def loopback(handler: type[QuietHandler]) -> Iterator[str]:
+    """Answer HTTP on this machine with a handler; yield the address."""
+    stopping = threading.Event()
+    own = type("Own", (handler,), {"stopping": stopping})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), own)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        stopping.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 from tests.data.download.test_archive import plain, tar_bytes
 from tests.data.download.test_fetch import Handler, Site
+from tests.support.serving import loopback
 
 
 def shard(samples: Mapping[str, Mapping[str, bytes]]) -> bytes:
@@ -62,16 +61,6 @@ def serving_shards(contents: Sequence[bytes]) -> Iterator[tuple[Site, list[str]]
     site = Site({f"/part-{number:02}.tar": data for number, data in enumerate(contents)})
     asked: list[str] = []
     handler = type("H", (LoggingHandler,), {"site": site, "requests": asked})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    last = len(contents) - 1
-    site.url = f"wds:http://127.0.0.1:{server.server_port}/part-{{00..{last:02}}}.tar"
-    try:
+    with loopback(handler) as url:
+        site.url = f"wds:{url}/part-{{00..{len(contents) - 1:02}}}.tar"
         yield site, asked
-    finally:
-        site.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

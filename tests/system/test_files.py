@@ -84,10 +84,7 @@ def test_a_temporary_file_is_hidden_private_to_its_process_and_removed(tmp_path:
     try:
         with (
             temporary_file(tmp_path / "a") as (one, first),
-            temporary_file(tmp_path / "a") as (
-                other,
-                second,
-            ),
+            temporary_file(tmp_path / "a") as (other, second),
         ):
             os.close(one)
             os.close(other)

@@ -3,11 +3,7 @@
 import os
 from pathlib import Path
 
-from vitft.system import (
-    environment,
-    unfinished_run,
-    write_json,
-)
+from vitft.system import environment, unfinished_run, write_json
 
 FLOWERS, LEAVES = "20261123-101500-Bl\u00fcten", "20261123-103000-leaves"
 

@@ -16,24 +16,19 @@ def send(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_outside_of_a_step_a_signal_raises_immediately(name: str, code: int) -> None:
-    with Stopper(), pytest.raises(Stopped) as caught:
+def test_a_signal_raises_at_once_but_within_a_step_at_its_end(name: str, code: int) -> None:
+    with Stopper(), pytest.raises(Stopped) as at_once:
         send(name)
-
-    assert caught.value.exit_code == code
-
-
-@pytest.mark.parametrize(("name", "code"), CODES.items())
-def test_within_a_step_a_signal_is_deferred_to_its_end(name: str, code: int) -> None:
     done = []
-    with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
-        with stopper.deferred():
-            send(name)
-            done.append("the rest of the step")
-        done.append("never")
+    for block in ("deferred", "deferred_locally"):
+        with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
+            with getattr(stopper, block)():
+                send(name)
+                done.append("the rest of the step")
+            done.append("never")
+        assert caught.value.exit_code == at_once.value.exit_code == code
 
-    assert done == ["the rest of the step"]
-    assert caught.value.exit_code == code
+    assert done == ["the rest of the step"] * 2
 
 
 def test_a_second_signal_does_not_wait() -> None:
@@ -121,18 +116,6 @@ def test_a_second_signal_that_the_compiler_converts_to_its_own_error_stops_the_r
 
     assert caught.value.exit_code == 143
     assert stopper.is_urgent
-
-
-def test_locally_deferred_blocks_finish_before_a_signal_is_raised() -> None:
-    done = []
-    with Stopper() as stopper, pytest.raises(Stopped) as caught:  # noqa: PT012
-        with stopper.deferred_locally():
-            send("SIGTERM")
-            done.append("the rest of it")
-        done.append("never")
-
-    assert done == ["the rest of it"]
-    assert caught.value.exit_code == 143
 
 
 def test_several_processes_stop_after_the_same_step() -> None:

@@ -1,14 +1,11 @@
 """Fetching of archives over loopback, complete or in parts."""
 
-import contextlib
 import hashlib
 import shutil
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,9 +14,10 @@ import pytest
 
 from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
+from tests.support.serving import QuietHandler, loopback
 from vitft.cli.main import build_parser
 from vitft.data import Archive, DownloadLimits, fetch_folder, fetch_to_part, scan
-from vitft.system import DataError, LockedError, RunError
+from vitft.system import DataError, LockedError
 
 QUICK = DownloadLimits(wait_s=0.01, pace=1000, attempts=3, allow_private=True)
 HASTY = replace(QUICK, stall_s=0.4, attempts=9)
@@ -39,10 +37,9 @@ class Site:
     asked: list[str] = field(default_factory=list)
     """The Range of every request, or ''."""
     url: str = ""
-    closing: threading.Event = field(default_factory=threading.Event)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     site: ClassVar[Site]
 
     def do_GET(self) -> None:
@@ -78,23 +75,12 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.connection.close()
         elif fault == "stall":
-            self.site.closing.wait(20)
+            self.stopping.wait(20)
         elif fault == "drip":
-            while not self.site.closing.wait(0.05):
+            while not self.stopping.wait(0.05):
                 self.wfile.write(b"x")
         elif fault != "drop":
             self.wfile.write(rest)
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the client has gone, as it should
-            super().handle()
-
-    def finish(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().finish()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def image_tar(*, extra: bytes = NOISE) -> bytes:
@@ -106,16 +92,9 @@ def image_tar(*, extra: bytes = NOISE) -> bytes:
 @pytest.fixture
 def site() -> Iterator[Site]:
     made = Site(files={"/set.tar.gz": image_tar()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (Handler,), {"site": made}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    made.url = f"http://127.0.0.1:{server.server_port}/set.tar.gz"
-    yield made
-    made.closing.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with loopback(type("H", (Handler,), {"site": made})) as url:
+        made.url = f"{url}/set.tar.gz"
+        yield made
 
 
 def known(site: Site, **fields: object) -> Archive:
@@ -268,23 +247,6 @@ def test_an_image_folder_among_other_files_is_found(site: Site, tmp_path: Path) 
 
     assert fetched.root == tmp_path / "set" / "data"
     assert (tmp_path / "set" / "README").exists()
-
-
-@pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
-def test_an_existing_target_is_never_touched(site: Site, tmp_path: Path, kind: str) -> None:
-    target = tmp_path / "set"
-    if kind == "folder":
-        target.mkdir()
-    elif kind == "file":
-        target.write_text("mine")
-    else:
-        target.symlink_to(tmp_path / "nowhere")
-
-    with pytest.raises(RunError, match="already exists"):
-        fetch_folder(known(site), target, patience=QUICK)
-
-    assert site.asked == []
-    assert names(tmp_path) == ["set"]
 
 
 def test_two_processes_do_not_fetch_to_the_same_place(site: Site, tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Fetching of single images over loopback, within limits."""
 
-import contextlib
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.support.serving import QuietHandler, loopback
 from vitft.data import (
     ImageSource,
     LimitedRedirects,
@@ -24,100 +22,50 @@ LOCAL = WebLimits(allow_private=True)
 """Limits that allow the server of the tests."""
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Each path is one way of answering."""
+ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "good": (200, {"Content-Length": str(len(BODY))}, BODY),
+    "announced": (200, {"Content-Length": str(10**10)}, b""),
+    "short": (200, {"Content-Length": "100"}, b"only this"),
+    "dripping": (200, {"Content-Length": "1000"}, b""),
+    "endless": (200, {}, b""),
+    "loop": (302, {"Location": "/loop"}, b""),
+    "moved": (301, {"Location": "/good"}, b""),
+    "metadata": (302, {"Location": "http://169.254.169.254/latest/meta-data"}, b""),
+    "ftp": (302, {"Location": "ftp://127.0.0.1/x"}, b""),
+    "file": (302, {"Location": "file:///etc/passwd"}, b""),
+}
+"""Code, headers and body by the first part of the path."""
 
+
+class Answers(QuietHandler):
     def do_GET(self) -> None:
-        kind = self.path.strip("/").partition("/")[0]
-        getattr(self, f"say_{kind}", self.say_missing)()
-
-    def send(self, code: int, **headers: str) -> None:
+        _, kind, *rest = self.path.split("/")
+        code, headers, body = ANSWERS.get(kind, (404, {}, b""))
+        if kind == "hop":
+            code, headers = (
+                302,
+                {"Location": f"/hop/{int(rest[0]) - 1}" if rest != ["1"] else "/good"},
+            )
+        elif kind == "elsewhere":
+            code, headers = 302, {"Location": f"http://localhost:{self.server.server_port}/login"}
+        elif kind in ("login", "named"):
+            authorization = self.headers.get("Authorization", "")
+            code, body = 200, (authorization if kind == "login" else self.path).encode()
+        elif kind == "silent":
+            self.stopping.wait(20)
         self.send_response(code)
         for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+            self.send_header(name, value)
         self.end_headers()
-
-    def say_good(self) -> None:
-        self.send(200, Content_Length=str(len(BODY)))
-        self.wfile.write(BODY)
-
-    def say_named(self) -> None:
-        self.send(200)
-        self.wfile.write(self.path.encode())
-
-    def say_missing(self) -> None:
-        self.send(404)
-
-    def say_announced(self) -> None:
-        self.send(200, Content_Length=str(10**10))
-
-    def say_endless(self) -> None:
-        self.send(200)
-        while not self.server.stopping.is_set():  # type: ignore[attr-defined]
-            self.wfile.write(b"x" * 65536)
-
-    def say_short(self) -> None:
-        self.send(200, Content_Length="100")
-        self.wfile.write(b"only this")
-
-    def say_dripping(self) -> None:
-        self.send(200, Content_Length="1000")
-        while not self.server.stopping.wait(0.05):  # type: ignore[attr-defined]
-            self.wfile.write(b"x")
-
-    def say_silent(self) -> None:
-        self.server.stopping.wait(20)  # type: ignore[attr-defined]
-
-    def say_loop(self) -> None:
-        self.send(302, Location="/loop")
-
-    def say_moved(self) -> None:
-        self.send(301, Location="/good")
-
-    def say_hop(self) -> None:
-        left = int(self.path.rpartition("/")[2])
-        self.send(302, Location=f"/hop/{left - 1}" if left > 1 else "/good")
-
-    def say_unannounced(self) -> None:
-        self.send(200)
-        self.wfile.write(BODY)
-
-    def say_login(self) -> None:
-        self.send(200)
-        self.wfile.write(self.headers.get("Authorization", "").encode())
-
-    def say_elsewhere(self) -> None:
-        self.send(302, Location=f"http://localhost:{self.server.server_port}/login")  # type: ignore[attr-defined]
-
-    def say_metadata(self) -> None:
-        self.send(302, Location="http://169.254.169.254/latest/meta-data")
-
-    def say_ftp(self) -> None:
-        self.send(302, Location="ftp://127.0.0.1/x")
-
-    def say_file(self) -> None:
-        self.send(302, Location="file:///etc/passwd")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError):  # the client has gone, as it should
-            super().handle()
+        self.wfile.write(body)
+        while kind in ("dripping", "endless") and not self.stopping.wait(0.05 * (kind[0] == "d")):
+            self.wfile.write(b"x" * (1 if kind == "dripping" else 65536))
 
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.daemon_threads = True
-    server.stopping = threading.Event()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.stopping.set()  # type: ignore[attr-defined]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with loopback(Answers) as url:
+        yield url
 
 
 def reason(url: str, **limits: float) -> str:
