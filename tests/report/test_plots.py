@@ -53,7 +53,7 @@ def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that are saved."""
     found: list[Figure] = []
     save = Figure.savefig
@@ -67,7 +67,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attention(
-    figures: list[Figure],
+    figures: list[Any],
 ) -> None:
     distance = np.array([[1, 5], [2, 4], [6, 7]], np.float32)
 
@@ -84,7 +84,7 @@ def test_distances_are_drawn_by_block_with_their_mean_and_that_of_uniform_attent
 
 @pytest.mark.parametrize(("rows", "columns", "gap"), [(4, 4, 1), (24, 20, 2)])
 def test_maps_of_positions_have_gaps_between_them(
-    figures: list[Figure], rows: int, columns: int, gap: int
+    figures: list[Any], rows: int, columns: int, gap: int
 ) -> None:
     positions_png(np.zeros((rows, columns, rows, columns), np.float32), "m")
 
@@ -99,6 +99,21 @@ def curve(name: str, *accuracies: float, is_baseline: bool = False) -> AccuracyC
         intervals=[(a - 0.1, a + 0.05) for a in accuracies],
         is_baseline=is_baseline,
     )
+
+
+def test_baselines_are_dashed_and_long_names_are_cut(figures: list[Any]) -> None:
+    long = "a/very/long/path/to/the/weights.safetensors"
+    curves = [curve("ours", 0.5, 0.8), curve("pixels", 0.2, 0.3, is_baseline=True)]
+
+    accuracy_curves_png(
+        [1, 4], [*curves, curve(long, 0.6, 0.7)], majority=0.25, title="t" * 80, detail="d"
+    )
+
+    (axes,) = figures[0].get_axes()
+    assert [line.get_linestyle() for line in axes.lines[1:]] == ["-", "--", "-"]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["ours", "pixels", f"...{long[-23:]}", "largest class"]
+    assert figures[0].get_suptitle() == "t" * 69 + "...\nd"
 
 
 @pytest.mark.parametrize(
