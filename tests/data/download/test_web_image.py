@@ -42,12 +42,11 @@ class Answers(QuietHandler):
         _, kind, *rest = self.path.split("/")
         code, headers, body = ANSWERS.get(kind, (404, {}, b""))
         if kind == "hop":
-            code, headers = (
-                302,
-                {"Location": f"/hop/{int(rest[0]) - 1}" if rest != ["1"] else "/good"},
-            )
+            left = int(rest[0]) - 1
+            code, headers = 302, {"Location": f"/hop/{left}" if left else "/good"}
         elif kind == "elsewhere":
-            code, headers = 302, {"Location": f"http://localhost:{self.server.server_port}/login"}
+            port = self.headers["Host"].rpartition(":")[2]
+            code, headers = 302, {"Location": f"http://localhost:{port}/login"}
         elif kind in ("login", "named"):
             authorization = self.headers.get("Authorization", "")
             code, body = 200, (authorization if kind == "login" else self.path).encode()
