@@ -136,20 +136,6 @@ def predicted(capsys: pytest.CaptureFixture[str], run: str, *images: str) -> lis
     return [json.loads(line)["path"] for line in capsys.readouterr().out.splitlines()]
 
 
-def test_paths_may_have_blanks_slashes_dashes_and_be_relative(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(made / "run", "my run")
-    (tmp_path / "my photos").mkdir()
-    for name in ("my photos/a b.png", "-x.png"):
-        shutil.copy(made / "photos" / "0" / "1.png", name)
-
-    assert predicted(capsys, "my run/", "my photos/") == ["my photos/a b.png"]
-    assert predicted(capsys, "./my run", "-x.png") == ["-x.png"]
-    assert predicted(capsys, "my run/../my run", "./-x.png") == ["./-x.png"]
-
-
 def test_a_tilde_in_the_path_of_data_and_run_is_the_home_folder(
     image_folder: Path, tiny_weights: Path, own_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,5 @@
 """The command `vitft explain`: files, messages and refused options."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,20 +81,6 @@ def test_hostile_names_become_safe_file_names(run: Path) -> None:
     assert len(written) == 6
     assert "001-a_b.png" in written
     assert all(len(name) < 60 and "\u202e" not in name for name in written)
-
-
-def test_distances_are_taken_over_the_runs_own_validation_images(
-    run: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [f"red/00{n}.png,red,val,{n:064}" for n in range(3)]
-    rows.append("red/005.png,red,train," + "f" * 64)
-    (run / "split.csv").write_text("path,label,split,sha256\n" + "\n".join(rows) + "\n")
-    (run / "config.toml").write_text(f"[data]\npath = {json.dumps(str(image_folder))}\n")
-    from vitft.explain import validation_files
-
-    assert [Path(name).name for name in validation_files(run)] == ["000.png", "001.png", "002.png"]
-    assert main(["explain", "--model", "--run", str(run), "--out", "o"]) == 0
-    assert "distance.png" in files_in(Path("o"))
 
 
 @pytest.mark.parametrize("field", [{"pool": "mean"}, {"registers": 2}, {"distilled": True}])

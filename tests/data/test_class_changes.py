@@ -17,22 +17,10 @@ from vitft.system import RunError
 HEAD = "class,new_class\n"
 
 
-@pytest.fixture
-def flowers(tmp_path: Path) -> Path:
-    """Four classes with two files each."""
-    names = ("daisy", "rose", "tulip", "weed")
-    touch(tmp_path / "data", *(f"{name}/{i}.png" for name in names for i in range(2)))
-    return tmp_path / "data"
-
-
 def scanned(data: Path, text: str, name: str = "classes.csv") -> Folder:
     table = data.parent / name
     table.write_bytes(text.encode("utf-8", "surrogateescape"))
     return scan(data, DataSpec(classes=str(table)))
-
-
-def labels(folder: Folder) -> dict[str, str]:
-    return {file.path: folder.classes[file.label] for file in folder.files}
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -45,13 +33,6 @@ def test_a_class_is_found_in_another_unicode_form(tmp_path: Path, is_apart: bool
     found = scanned(tmp_path / "data", HEAD + f"{cell},daisy\n")
 
     assert found.classes == ("daisy", "rose", "tulip")
-
-
-def test_two_classes_exchange_their_names(flowers: Path) -> None:
-    found = scanned(flowers, HEAD + "tulip,rose\nrose,tulip\n")
-
-    assert labels(found)["tulip/0.png"] == "rose"
-    assert labels(found)["rose/0.png"] == "tulip"
 
 
 # runs --------------------------------------------------------------------------------------------

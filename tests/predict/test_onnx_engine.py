@@ -239,19 +239,3 @@ def test_a_graph_that_another_tool_wrote_again_is_refused_until_its_digest_is_re
     onnx.helper.set_model_props(model, {"vitft": text})
     onnx.save(model, tmp_path / "z.onnx")
     assert OnnxEngine(tmp_path / "z.onnx").takes_bytes
-
-
-def test_weights_in_a_second_file_have_a_digest(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vitft.export.formats.onnx.MAX_INLINE_BYTES", 0)
-    folder = export_run(str(run), plan_export(["onnx"], str(tmp_path / "x"))).folder
-    assert OnnxEngine(folder / "model.onnx").classes
-    data = folder / "model.onnx.data"
-
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
-
-    with pytest.raises(RunError, match="sha256"):
-        OnnxEngine(folder / "model.onnx")

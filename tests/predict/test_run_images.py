@@ -1,7 +1,6 @@
 """Training images are recognised among images to evaluate, also after they were saved again."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,41 +95,3 @@ def test_a_changed_file_in_the_data_folder_of_the_run_is_left_out(photos: Path, 
     images, data = judged(photos, run)
 
     assert (images, data["trained"], data["trained_paths"]) == (4, 15, 1)
-
-
-def patient_table(folder: Path, patients: dict[str, str]) -> Path:
-    """A table of the images in a folder with the patient of each; `patients` maps paths."""
-    rows = [f"{path},{path.partition('/')[0]},{name}" for path, name in sorted(patients.items())]
-    (folder / "labels.csv").write_text("\n".join(["path,label,patient", *rows]))
-    return folder / "labels.csv"
-
-
-def new_scenes(into: Path, names: dict[str, str]) -> Path:
-    """New scenes with the given names in both classes, and a table with their patients."""
-    patients = {}
-    for label, kind in enumerate(CLASSES):
-        (into / kind).mkdir(parents=True)
-        for i, (name, patient) in enumerate(names.items()):
-            (into / kind / name).write_bytes(encoded(scene(3000 + 100 * label + i)))
-            patients[f"{kind}/{name}"] = patient
-    return patient_table(into, patients)
-
-
-def test_the_groups_of_new_images_are_found_in_their_paths_as_in_the_run(
-    photos: Path, tiny_weights: Path, tmp_path: Path
-) -> None:
-    for path in sorted(photos.rglob("*.jpg")):
-        path.rename(path.with_name(f"v{int(path.stem) // 2}_{path.name}"))
-    settings: dict[str, Any] = {
-        "data": {"group_by": r"(v\d+)_"},
-        "optim": {"solver": "lbfgs", "l2": 1.0},
-    }
-    run = run_it(photos, tiny_weights, tmp_path / "run", **settings).run
-    manifest = Manifest.read(run / "split.csv", run)
-    names = {f"{manifest.train[0].group}_new.jpg": "", f"{manifest.val[0].group}_new.jpg": ""}
-    new_scenes(tmp_path / "fresh", names)
-    (tmp_path / "fresh" / "labels.csv").unlink()
-
-    images, data = judged(tmp_path / "fresh", run)
-
-    assert (images, data["trained_groups"]) == (2, 2)

@@ -36,17 +36,6 @@ def labels_in(found: LabelledImages) -> dict[str, str]:
     return dict(found.images)
 
 
-def test_a_moved_copy_of_the_data_is_recognised_by_its_content(
-    fixed: tuple[Path, Path], tmp_path: Path
-) -> None:
-    data, run = fixed
-    data.rename(tmp_path / "elsewhere")
-
-    found = as_in_run(find_labelled(tmp_path / "elsewhere"), run, KNOWN)
-
-    assert labels_in(found)[MOVED] == "red"
-
-
 def test_other_images_of_the_same_names_keep_their_labels(
     fixed: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -60,24 +49,6 @@ def test_other_images_of_the_same_names_keep_their_labels(
 
     assert labels_in(found)[MOVED] == "blue"
     assert DROPPED in labels_in(found)
-
-
-@pytest.mark.parametrize("is_own", [True, False])
-def test_a_table_states_its_own_labels_unless_it_is_the_table_of_the_run(
-    fixed: tuple[Path, Path], is_own: bool
-) -> None:
-    data, run = fixed
-    for name in ("labels.csv", "other.csv"):
-        rows = [f"{path.relative_to(data)},{path.parent.name}" for path in data.glob("*/*.png")]
-        (data / name).write_text("\n".join(["path,label", *sorted(rows)]) + "\n")
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace(str(data), str(data / "labels.csv")))
-    listed = find_labelled(data / ("labels.csv" if is_own else "other.csv"))
-
-    found = as_in_run(listed, run, KNOWN)
-
-    assert labels_in(found)[MOVED] == ("red" if is_own else "blue")
-    assert (found.images == listed.images) is not is_own
 
 
 def test_fixes_that_have_changed_are_not_applied(

@@ -44,3 +44,19 @@ def below_each_class(folder: Path) -> None:
         draw(folder / "color" / f"{'ab'[number % 2]}{number}.jpg")
     for name in ("grayscale", "segmented"):
         shutil.copytree(folder / "color", folder / name)
+
+
+def fixed(folder: Path) -> None:
+    """Draw p with a wrong label, its copy q, tables t and u of p, and f.csv, which fixes p."""
+    for name in ("cat", "dog"):
+        for number in range(6):
+            draw(folder / "p" / name / f"{name[0]}{number}.jpg")
+    draw(folder / "p" / "cat" / "dog.jpg")
+    shutil.copytree(folder / "p", folder / "q")
+    rows = [f"{path.parent.name}/{path.name}" for path in sorted((folder / "p").glob("*/*"))]
+    table = ["path,label", *(f"p/{row},{row[:3]}" for row in rows)]
+    for name in ("t.csv", "u.csv"):
+        (folder / name).write_text("\n".join(table))
+    for place, prefix in (("f.csv", ""), ("g.csv", "p/")):
+        lines = (f"{prefix}cat/dog.jpg,move,dog", f"{prefix}cat/c0.jpg,drop,")
+        (folder / place).write_text("\n".join(["path,action,new_label", *lines]))
