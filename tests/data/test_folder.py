@@ -11,8 +11,6 @@ from vitft.config import DataSpec
 from vitft.data import Folder, Manifest, inspect_folder, open_image, scan, split
 from vitft.system import DataError
 
-ROOT = Path(__file__).parents[2]
-
 
 def touch(root: Path, *names: str) -> Path:
     """Empty files: `scan` opens none."""

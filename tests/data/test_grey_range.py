@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_images import encoded, gradient
+from tests.data.test_images import encoded
 from vitft.data import decode, grey_levels, measure_grey_range, read_image, scan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -114,8 +114,3 @@ def test_only_training_images_set_the_range(tmp_path: Path) -> None:
     val = {f"val/{c}/1": twelve_bits(1, brightest=4000) for c in "ab"}
 
     assert measured(fill(tmp_path, {**train, **val})) == (0, 1000)
-
-
-def pages(number: int, **options: Any) -> bytes:
-    others = [gradient(8 + i, 8) for i in range(1, number)]
-    return encoded(gradient(8, 8), "TIFF", save_all=True, append_images=others, **options)

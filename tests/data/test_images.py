@@ -19,8 +19,6 @@ from tests.support.children import python
 from vitft.data import decode, open_image, read_bytes, read_image
 from vitft.system import EXTRA_LIBRARIES, ImageError
 
-ROOT = Path(__file__).parents[2]
-
 
 def gradient(width: int = 56, height: int = 40) -> Image.Image:
     """A picture without symmetry: red grows to the right, green downwards."""

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.data.test_folder import touch
-from vitft.config import DataSpec
-from vitft.data import Folder, scan
+from vitft.data import scan
 
 NAMES = ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")
 
@@ -50,16 +49,6 @@ WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
 }
 
 
-def table(root: Path, text: str, spec: DataSpec | None = None) -> Folder:
-    """Scan a CSV table beside the images that it names."""
-    touch(root, *NAMES)
-    (root / "labels.csv").write_text(text)
-    return scan(root / "labels.csv", spec)
-
-
-# ---- what is read
-
-
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_paths_are_found_in_the_unicode_form_on_disk(tmp_path: Path, is_apart: bool) -> None:
     ours, theirs = (
@@ -76,9 +65,6 @@ def test_paths_are_found_in_the_unicode_form_on_disk(tmp_path: Path, is_apart: b
     found = scan(tmp_path / "labels.csv")
 
     assert {file.path for file in found.files} == {ours, ours.replace(".png", "2.png"), "b/1.png"}
-
-
-# ---- paths
 
 
 def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:

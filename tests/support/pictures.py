@@ -34,12 +34,3 @@ def scenes_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: i
         for i in range(each):
             (root / name / f"{i}.jpg").write_bytes(encoded(scene(100 * label + i), 90))
     return root
-
-
-def contents(root: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file with its bytes and the time of its last change."""
-    return {
-        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }

@@ -35,6 +35,8 @@ def test_errors_are_redacted_whoever_shows_them() -> None:
 
     shown = f"{error} {error.problem} {error.fix} {image} {image.path} {image.reason}"
     assert "secret" not in shown
+    empty = ImageError("a.jpg", "empty file")
+    assert str(empty) == "a.jpg: empty file\n  fix: replace or remove the file"
 
 
 def test_the_log_and_the_traceback_of_a_bug_are_redacted(

@@ -48,24 +48,6 @@ def ask(z: Tensor, probabilities: Tensor, *, answered: list[int], most: int) -> 
     )
 
 
-def test_the_first_unsure_picture_represents_most_unsure_ones() -> None:
-    z, _ = groups([1, 30, 10, 30])
-    probabilities = torch.tensor([[0.99, 0.01]]).repeat(len(z), 1)
-    probabilities[1:41] = 0.5  # a large and a small group of which nothing is known
-
-    first, second, *_ = ask(z, probabilities, answered=[0], most=3)
-
-    assert 1 <= first < 31
-    assert 31 <= second < 41
-
-
-def test_a_picture_like_an_answered_one_is_not_asked_about() -> None:
-    z = F.normalize(torch.tensor([[1.0, 0], [1, 0.01], [0, 1], [0, -1]]), dim=1)
-    probabilities = torch.full((4, 2), 0.5)
-
-    assert sorted(ask(z, probabilities, answered=[0], most=2)) == [2, 3]
-
-
 def test_the_random_order_keeps_its_order_when_pictures_are_added() -> None:
     digests = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(100)]
 
@@ -73,16 +55,6 @@ def test_the_random_order_keeps_its_order_when_pictures_are_added() -> None:
 
     assert [i for i in many if i < 60] == few
     assert few != [*range(60)]
-
-
-def test_one_answer_per_class_is_enough_for_clear_groups() -> None:
-    z, y = groups([30, 30, 30])
-    answered = torch.tensor([0, 30, 60])
-
-    probabilities = guess(z, guess_head(z[answered], y[answered], torch.ones(3), classes=3))
-
-    assert torch.equal(probabilities.argmax(dim=1), y)
-    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(90))
 
 
 def test_many_answers_for_one_class_do_not_hide_another() -> None:
