@@ -289,7 +289,7 @@ def state():
         "random": random.getstate(),
         "numpy": [str(part) for part in np.random.get_state()],
         "torch": torch.get_rng_state().tolist(),
-        "environment": dict(os.environ),
+        "environment": {k: v for k, v in os.environ.items() if "INDUCTOR" not in k},  # by torch
         "directory": os.getcwd(),
         "settings": (
             torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),

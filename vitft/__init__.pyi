@@ -12,7 +12,7 @@ from .models.pretrained.load import load_pretrained as load_pretrained
 from .models.pretrained.report import LoadReport as LoadReport
 from .models.registry import create_model as create_model
 from .models.vit import VisionTransformer as VisionTransformer
-from .predict.prediction import Prediction as Prediction
+from .predict.rows import Prediction as Prediction
 from .report.notebook import Explanation as Explanation
 from .report.notebook import Predictions as Predictions
 from .system.errors import VitftError as VitftError

@@ -24,6 +24,7 @@ from vitft.training import (
     epoch_order,
     epoch_size,
     evaluation_batches,
+    repeat_counts,
     training_batches,
     training_crop,
     view_key,

@@ -29,7 +29,7 @@ _MIN_TEXT = 16
 """Width to which a text column is shortened before another column is left out."""
 
 
-def column_widths(
+def _column_widths(
     natural: Sequence[int], width: int, *, shorten: Sequence[int], drop: Sequence[int]
 ) -> dict[int, int]:
     """Return the widths of the columns that are shown, by index, in order.
@@ -46,15 +46,15 @@ def column_widths(
     for dropped in range(len(drop) + 1):
         shown = {i: size for i, size in enumerate(natural) if i not in drop[:dropped]}
         for i in shorten:
-            excess = table_width(shown) - width
+            excess = _table_width(shown) - width
             if i in shown and excess > 0:
                 shown[i] = max(min(shown[i], _MIN_TEXT), shown[i] - excess)
-        if table_width(shown) <= width:
+        if _table_width(shown) <= width:
             break
     return shown
 
 
-def wrapped_widths(
+def _wrapped_widths(
     headings: Mapping[int, str], content: Sequence[int], width: int, *, whole: Collection[int]
 ) -> dict[int, int]:
     """Return the widths of the columns of a table whose headings and text may be wrapped, by index.
@@ -69,18 +69,18 @@ def wrapped_widths(
         whole: Columns whose cells are not wrapped if the others can give way.
     """
     natural = {i: max(len(name), content[i]) for i, name in headings.items()}
-    if table_width(natural) <= width:
+    if _table_width(natural) <= width:
         return {}
     words = {i: max(map(len, name.split()), default=0) for i, name in headings.items()}
     text = {i: max(words[i], min(natural[i], _MIN_TEXT)) for i in natural}
     cells = {i: max(words[i], content[i]) if i in whole else text[i] for i in natural}
-    found = next((least for least in (cells, text, words) if table_width(least) <= width), {})
+    found = next((least for least in (cells, text, words) if _table_width(least) <= width), {})
     for i in sorted(found, key=lambda i: i not in whole):
-        found[i] = min(natural[i], found[i] + width - table_width(found))
+        found[i] = min(natural[i], found[i] + width - _table_width(found))
     return found
 
 
-def table_width(widths: dict[int, int]) -> int:
+def _table_width(widths: dict[int, int]) -> int:
     """Return the width of a table with columns of these widths."""
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 
@@ -168,7 +168,7 @@ class SafeStream:
                 self.inner.flush()
 
 
-class Stdout(SafeStream):
+class _Stdout(SafeStream):
     """Stdout, to which a command writes its results."""
 
     def check(self) -> None:
@@ -201,10 +201,10 @@ class Stdout(SafeStream):
 
 
 @contextlib.contextmanager
-def safe_streams() -> Iterator[Stdout]:
+def safe_streams() -> Iterator[_Stdout]:
     """Replace stdout and stderr with streams that survive write errors; yield the new stdout."""
     before = sys.stdout, sys.stderr
-    results, messages = Stdout(sys.stdout), SafeStream(sys.stderr)
+    results, messages = _Stdout(sys.stdout), SafeStream(sys.stderr)
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", messages)
     try:
         yield results
@@ -239,7 +239,7 @@ def exact(text: str) -> None:
 def row(text: str) -> None:
     """Print one of many rows unchanged, and end the command if stdout cannot be written to."""
     print(text)
-    if isinstance(sys.stdout, Stdout):
+    if isinstance(sys.stdout, _Stdout):
         sys.stdout.check()
 
 
@@ -299,7 +299,7 @@ def table(
     after_numbers = len(columns) - remarks
     first_number = after_numbers - numbers
     is_list, width = bool(shorten), stdout().width
-    shown = column_widths(
+    shown = _column_widths(
         natural,
         width,
         shorten=[columns.index(name) for name in shorten],
@@ -308,7 +308,7 @@ def table(
     # Wrapped names and numbers are hard to read, so the other columns give way if they can.
     whole = [i for i in shown if i == 0 or first_number <= i < after_numbers]
     headings = {i: columns[i] for i in shown}
-    wrapped_to = {} if is_list else wrapped_widths(headings, widest, width, whole=whole)
+    wrapped_to = {} if is_list else _wrapped_widths(headings, widest, width, whole=whole)
     caption = Text(title) if title else None
     grid = Table(title=caption, title_justify="left", box=None, pad_edge=False)
     for i, size in shown.items():
@@ -335,7 +335,7 @@ def fits_terminal(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool
         i: max(cell_len(visible(cell)) for cell in cells)
         for i, cells in enumerate(zip(columns, *rows, strict=True))
     }
-    return table_width(widths) <= stdout().width
+    return _table_width(widths) <= stdout().width
 
 
 def wrapped(text: str, *, indent: int) -> None:

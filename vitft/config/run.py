@@ -55,7 +55,7 @@ class Config:
             fix="use --train all with --weights none",
         )
         if not is_new and self.weights.name and self.model != ModelSpec():
-            raise model_without_effect(self.weights.name)
+            raise _model_without_effect(self.weights.name)
         require(
             "pre_logits" not in self.train.stages or self.weights.pre_logits == "keep",
             f"train.layers={layers} needs the pre_logits layer, but weights.pre_logits=drop "
@@ -148,7 +148,7 @@ def check_patches(image_size: tuple[int, int], patch: int) -> None:
     )
 
 
-def model_without_effect(weights: str) -> UsageError:
+def _model_without_effect(weights: str) -> UsageError:
     """Return the error for settings of the architecture with pretrained weights."""
     return UsageError(
         "settings of the section [model] (model.norm etc.) have no effect on pretrained weights"
@@ -356,7 +356,7 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
             raise UsageError(f"{recipe}: {error.problem}", fix=error.fix) from error
         raise
     if config.weights.name != "none" and any(key.startswith("model.") for key, _ in named):
-        raise model_without_effect(config.weights.name)  # even if the values are the defaults
+        raise _model_without_effect(config.weights.name)  # even if the values are the defaults
     solver, train = config.optim.solver, config.train
     unused = without_effect(solver, len(train.stages))
     idle = idle_augmentation(train.augment, train.views) if not train.budget else ()

@@ -9,7 +9,7 @@ from vitft.config.schema import Named, check_pattern, check_values, invalid, mul
 from vitft.system.structure import Range
 from vitft.system.text import duration_fix, parse_duration
 
-Fraction = Annotated[float, Range(ge=0, le=1)]
+_Fraction = Annotated[float, Range(ge=0, le=1)]
 _BelowOne = Annotated[float, Range(ge=0, lt=1)]
 _NotNegative = Annotated[float, Range(ge=0)]
 _WholeNumber = Annotated[int, Range(ge=0)]
@@ -329,7 +329,7 @@ class OptimSpec:
         Named(aliases="scheduler lr_scheduler lr_scheduler_type sched"),
     ] = "cosine"
     """Learning rate schedule after warm-up."""
-    final_lr: Annotated[Fraction, Named(aliases="min_lr eta_min")] = 0.0
+    final_lr: Annotated[_Fraction, Named(aliases="min_lr eta_min")] = 0.0
     """Learning rate at the end of the cosine schedule, as a fraction of the peak."""
     warmup: Annotated[_BelowOne, Named(aliases="warmup_ratio warmup_steps warmup_epochs")] = 0.05
     """Fraction of all steps spent warming up, e.g. 0.05 for 5%."""
@@ -416,7 +416,7 @@ class TrainSpec:
     same with RandAugment. `shift` is a shift by a few pixels and a flip, for small images."""
     padding: Annotated[int, Range(ge=0, le=512)] = 0
     """Maximum shift in pixels for `augment=shift`. 0 means an eighth of the image's side."""
-    flip: Fraction = 0.5
+    flip: _Fraction = 0.5
     """Probability that augmentation mirrors an image. Use 0 if left and right differ in meaning,
     e.g. for text or arrows."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
@@ -425,7 +425,7 @@ class TrainSpec:
     """Alpha of mixup, e.g. 0.2. 0 means none."""
     cutmix: _NotNegative = 0.0
     """Alpha of CutMix, e.g. 1.0. 0 means none. With mixup, one of the two is chosen per batch."""
-    erasing: Annotated[Fraction, Named(aliases="random_erasing reprob")] = 0.0
+    erasing: Annotated[_Fraction, Named(aliases="random_erasing reprob")] = 0.0
     """Probability of random erasing."""
     drop_path: Annotated[
         _BelowOne, Named(aliases="dropout drop_rate drop_path_rate stochastic_depth")

@@ -67,8 +67,6 @@ from .remote.prepare import prepare_data as prepare_data
 from .remote.samples import MEMBERS as MEMBERS
 from .remote.samples import copy_member as copy_member
 from .remote.samples import read_samples as read_samples
-from .sampling import repeat_counts as repeat_counts
-from .sampling import sample_order as sample_order
 from .scan import scan as scan
 from .signatures import identify_format as identify_format
 from .sources import STDIN as STDIN

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
 UNDECIDED = "undecided"
 """Action of an image that nobody has decided on; it is used as it is."""
-ACTIONS = (UNDECIDED, "keep", "move", "drop")
+_ACTIONS = (UNDECIDED, "keep", "move", "drop")
 """Actions, the strongest last."""
 _MOST_MISSING_NAMED = 3
 """Maximum number of missing files named in the warning."""
@@ -45,7 +45,7 @@ class Fix:
     """An action for one image."""
 
     path: str  # path relative to the data folder, with slashes
-    action: str  # one of `ACTIONS`; `move` means to `new_label`
+    action: str  # one of `_ACTIONS`; `move` means to `new_label`
     label: str = ""
     new_label: str = ""
     """New class. Unless the action is `move`, it is only a suggestion."""
@@ -311,7 +311,7 @@ def _fix_problem(
     name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> str:
     """Return the problem with a row, or an empty string if there is none."""
-    if action not in ACTIONS:
+    if action not in _ACTIONS:
         return f"action is {action!r}, but must be 'keep', 'move', 'drop' or 'undecided'"
     if action != "move" or name not in known or new in classes:
         return ""
@@ -443,8 +443,8 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
     def order(fix: Fix) -> tuple[int, int, float, str]:
         kind = _KIND_ORDER.index(fix.kind)
         if fix.kind == "mislabel":  # in the order of the audit
-            return -ACTIONS.index(fix.action), kind, 0.0, ""
-        return -ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
+            return -_ACTIONS.index(fix.action), kind, 0.0, ""
+        return -_ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
 
     return sorted(_merge_fixes(fixes), key=order)
 
@@ -522,7 +522,7 @@ def _merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
         by_path.setdefault(fix.path, []).append(fix)
     merged = []
     for same in by_path.values():
-        strongest = max(same, key=lambda f: (ACTIONS.index(f.action), -_KIND_ORDER.index(f.kind)))
+        strongest = max(same, key=lambda f: (_ACTIONS.index(f.action), -_KIND_ORDER.index(f.kind)))
         reasons = [strongest.reason, *(fix.reason for fix in same if fix is not strongest)]
         label = next((fix.label for fix in same if fix.label), "")
         merged.append(replace(strongest, label=label, reason="; ".join(reasons)))

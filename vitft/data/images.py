@@ -64,7 +64,7 @@ GreyRange = tuple[float, ...]
 file type has its own fixed range."""
 _Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 TIFF = TiffImagePlugin.TiffImageFile
-BITS_PER_SAMPLE = 0x0102
+_BITS_PER_SAMPLE = 0x0102
 _TAIL_PERCENT = 0.1
 """Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
 
@@ -131,7 +131,7 @@ def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> _Greys:
         scale = 255 if values.max() <= 1 else 1
         return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
     else:
-        bits = bits_of(image)
+        bits = _bits_of(image)
         greys = (np.clip(values, 0, 2**bits - 1) >> (bits - 8)).astype(np.uint8)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
@@ -150,14 +150,14 @@ def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> _Greys:
     return np.rint(levels, out=levels).astype(np.uint8)
 
 
-def bits_of(image: Image.Image) -> int:
+def _bits_of(image: Image.Image) -> int:
     """Return the bits per pixel of an integer image for which `is_wide` is True.
 
     For a TIFF, this is the number in the header, limited to 8..16; for other formats, it is 16.
     """
     if not isinstance(image, TIFF):
         return 16
-    sample = image.tag_v2.get(BITS_PER_SAMPLE, 16)
+    sample = image.tag_v2.get(_BITS_PER_SAMPLE, 16)
     return min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
 
 
@@ -168,7 +168,7 @@ def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFa
         values = values[np.isfinite(values)]
     if not len(values):
         return None
-    kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{bits_of(image)}-bit")
+    kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{_bits_of(image)}-bit")
     low, high = np.percentile(values, (_TAIL_PERCENT, 100 - _TAIL_PERCENT))
     return ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))
 
@@ -203,7 +203,7 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     raw, lost = _change_raw_mode(image), ""
     if isinstance(image, TIFF) and raw:
         tags, mode = image.tag_v2, image.mode
-        is_separate, bits = tags.get(PLANAR) == 2, {*tags.get(BITS_PER_SAMPLE, (1,))}
+        is_separate, bits = tags.get(PLANAR) == 2, {*tags.get(_BITS_PER_SAMPLE, (1,))}
         if image.tile[0].codec_name == "libtiff":
             # libtiff has already put the bytes of signed and float values in order
             _change_raw_mode(image, lambda raw: re.sub(r"^([IF];\d+)B?([SF])$", r"\1N\2", raw))
@@ -219,7 +219,7 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     return raw != lost and re.fullmatch(r"(RGB|RGBA|RGBX|LA|R);16[LBN]", raw) is not None
 
 
-def read_lower_bits(image: ImageFile.ImageFile) -> Image.Image:
+def _read_lower_bits(image: ImageFile.ImageFile) -> Image.Image:
     """Load an opened image with the lower 8 bits of each value in place of the upper ones."""
     if _change_raw_mode(image) == "LA;16B":  # read as four bytes: grey and alpha, upper bits first
         _change_raw_mode(image, lambda _: "RGBA")
@@ -450,11 +450,11 @@ def _decode_as(
     lower = None
     if correct_raw_mode(image):
         correct_raw_mode(again := decoder(io.BytesIO(data), ""))
-        lower = read_lower_bits(again)
+        lower = _read_lower_bits(again)
     image.load()
 
     odd = decoding_remarks(kind, image, name)
-    if lower is None and isinstance(image, TIFF) and not is_wide(image) and bits_of(image) > 8:
+    if lower is None and isinstance(image, TIFF) and not is_wide(image) and _bits_of(image) > 8:
         odd.append("16-bit colour reduced to 8 bits")
     upright = convert(image, lower)
     orientation = orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
@@ -555,7 +555,7 @@ def _describe_samples(data: bytes) -> tuple[int, str]:
         stream = io.BytesIO(data)
         stream.seek(tags.next)
         tags.load(stream)
-        bands, bits = tags.get(SAMPLES_PER_PIXEL, 1), tags[BITS_PER_SAMPLE][0]
+        bands, bits = tags.get(SAMPLES_PER_PIXEL, 1), tags[_BITS_PER_SAMPLE][0]
         kind = {2: "signed integers", 3: "floats"}.get(tags.get(SAMPLE_FORMAT, (1,))[0], "integers")
     except DECODER_ERRORS:
         return 1, "unsupported samples"

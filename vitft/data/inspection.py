@@ -221,7 +221,7 @@ _MAX_SIDE_RATIO = 20
 """Maximum ratio of the longer to the shorter side; more elongated images are left to Pillow."""
 
 
-def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
+def _decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
     """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG, or None for other data.
 
     The result is also None if the image has more than `max_pixels` pixels or an aspect ratio above
@@ -239,8 +239,8 @@ def decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
         return None
 
 
-def header_oddities(data: bytes, name: str) -> tuple[str, ...]:
-    """Return the notes that `images.decode` would return for a JPEG decoded by `decode_upright`."""
+def _header_oddities(data: bytes, name: str) -> tuple[str, ...]:
+    """Return the notes of `images.decode` for a JPEG decoded by `_decode_upright`."""
     try:
         with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
             return tuple(decoding_remarks("JPEG", image, name))
@@ -253,10 +253,10 @@ def fast_view(
 ) -> tuple[Pixels, tuple[int, int]] | None:
     """Return the view (H, W, 3) of an upright JPEG, and the JPEG's width and height.
 
-    The result is None if `decode_upright` cannot decode the bytes or `resized` cannot apply the
+    The result is None if `_decode_upright` cannot decode the bytes or `resized` cannot apply the
     transform.
     """
-    image = decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
+    image = _decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
     return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
 
 
@@ -345,7 +345,7 @@ class OpenedImage:
     @functools.cached_property
     def jpeg(self) -> Pixels | None:
         """Pixels (H, W, 3) of an undamaged upright JPEG, or None if Pillow must decode the file."""
-        return decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
+        return _decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
 
     @functools.cached_property
     def decoded(self) -> Decoded:
@@ -373,7 +373,7 @@ class OpenedImage:
             (width, height), odd = self.decoded.image.size, self.decoded.odd
         else:
             height, width = self.jpeg.shape[:2]
-            odd = header_oddities(self.data, self.file.path)
+            odd = _header_oddities(self.data, self.file.path)
         file = self.file
         return inspected_file(file, self.sha256, (width, height), odd)
 

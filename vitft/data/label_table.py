@@ -36,9 +36,9 @@ from vitft.system.text import count, listing, shell_quote
 
 # labels in the cells of a table: one class per row or, for multi-label data, any number of --------
 
-SEVERAL_NAMES = ("labels", "tags")
+_SEVERAL_NAMES = ("labels", "tags")
 """Usual names of a column with label sets, used if none has a usual name of a class column."""
-SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
+_SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
 """Names of the group column, without blanks and underscores: `patient_id`, `PatientID`."""
 OTHER_GROUP = re.compile(
@@ -46,7 +46,7 @@ OTHER_GROUP = re.compile(
     "scanner|device|location|station)(id|no|number)?"
 )
 """Names of columns that may contain groups, but are not used for them without a setting."""
-WEIGHT_COLUMNS = ("weight", "sample_weight")
+_WEIGHT_COLUMNS = ("weight", "sample_weight")
 _YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
 _NO = ("0", "0,0", "-1", "false", "f", "no", "n", "-", "negative", "neg", "absent")
 _SEPARATOR_NAMES: Mapping[str, str] = {
@@ -57,7 +57,7 @@ _SEPARATOR_NAMES: Mapping[str, str] = {
     "+": "plus signs",
     " ": "blanks",
 }
-SPLIT = re.compile(
+_SPLIT = re.compile(
     "usage|phase|(.*_)?(split|subset)(_.*)?|(k_?)?folds?|(is_?)?(train|val|valid|test)",
     re.IGNORECASE,
 )
@@ -84,7 +84,7 @@ class LabelledRow(NamedTuple):
     """Cells of the label columns."""
 
 
-def label_places(
+def _label_places(
     reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
 ) -> tuple[int, ...]:
     """Return the indices of the label columns or, for `*`, of those that may be one by their name.
@@ -96,12 +96,12 @@ def label_places(
         return (roles["label"],)
     names, used = [cell.strip() for cell in header], {*roles.values()}
     if spec.label == "*":
-        others = (*SPLIT_COLUMNS, *WEIGHT_COLUMNS)
+        others = (*_SPLIT_COLUMNS, *_WEIGHT_COLUMNS)
         return tuple(
             place
             for place, name in enumerate(names)
             if place not in used
-            and not (SPLIT.fullmatch(name) or _BOX.search(name) or name.lower() in others)
+            and not (_SPLIT.fullmatch(name) or _BOX.search(name) or name.lower() in others)
             and not GROUP.fullmatch(bare_name(name))
         )
     found: list[int] = []
@@ -117,7 +117,7 @@ def label_places(
     return tuple(found)
 
 
-def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
+def _is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
     """Return whether a table has the columns of `vitft predict`, whose answers are its labels.
 
     `places` are the indices of the label columns.
@@ -129,14 +129,14 @@ def is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
     return answer == ["labels"] and any(name.startswith("probability_") for name in names)
 
 
-def box_columns(header: Sequence[str]) -> list[str]:
+def _box_columns(header: Sequence[str]) -> list[str]:
     """Return the names of the columns that contain the boxes of objects, if any."""
     names = [cell.strip() for cell in header]
     plain = [name for name in names if name.lower() in ("x", "y", "w", "h", "width", "height")]
     return [name for name in names if _BOX.search(name)] or plain * (len(plain) == 4)
 
 
-def read_labels(
+def _read_labels(
     reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
 ) -> "_LabelParser":
     """Read the labels of each row.
@@ -207,7 +207,7 @@ class _LabelParser:
     def read_cells(self, column: _LabelColumn) -> None:
         """Read a single column, which contains all labels of an image in one cell."""
         labels, separator = self.spec.labels, self.spec.separator
-        usual = is_several(self.spec.label) or column.name.lower() in SEVERAL_NAMES
+        usual = is_several(self.spec.label) or column.name.lower() in _SEVERAL_NAMES
         split = labels != "one" and any(separator in cell for cell in column.values)
         lists = any(map(_looks_like_list, column.values))
         self.several = labels == "several" or (labels == "auto" and (usual or split or lists))
@@ -391,7 +391,7 @@ _ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
 _USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "path": PATH_COLUMNS,
     "label": ("label", "class", "class_name", "category", "target"),
-    "split": SPLIT_COLUMNS,
+    "split": _SPLIT_COLUMNS,
     "group": ("group",),
 }
 """Mapping from roles to the usual names of their columns, the preferred name first."""
@@ -476,7 +476,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
     roles = _find_columns(reader, header, spec)
     columns = {role: header[place] for role, place in roles.items()}
     path = columns["path"]
-    root, places = base_folder(source, spec.root), label_places(reader, header, roles, spec)
+    root, places = base_folder(source, spec.root), _label_places(reader, header, roles, spec)
     rows = _RowParser(
         reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec
     )
@@ -496,7 +496,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             f"the table {source} lists no images", fix="add rows with a path and a label"
         )
     notes = [*(copy.notes if copy else ()), *rows.leave_out_unlabelled()]
-    labels = read_labels(reader, [header[i].strip() for i in places], rows.listed, spec)
+    labels = _read_labels(reader, [header[i].strip() for i in places], rows.listed, spec)
     sets: dict[str, set[str]] = {}
     for row, own in zip(rows.listed, labels.sets, strict=True):
         sets.setdefault(row.path, set()).update(own)
@@ -513,7 +513,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         reader=reader,
         copy=copy,
         several=labels.several,
-        predicted=is_predicted(header, places),
+        predicted=_is_predicted(header, places),
         notes=(
             *notes,
             *labels.notes,
@@ -570,7 +570,7 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
         if role == "path" and not places and not name:
             places = [names.index(cell) for cell in _ID_COLUMNS if cell in names][:1]
         if role == "label" and not places and not name:
-            places = [i for i, cell in enumerate(names) if cell in SEVERAL_NAMES]
+            places = [i for i, cell in enumerate(names) if cell in _SEVERAL_NAMES]
             shard = (cell for cell in ("cls", "txt") if cell in names)  # as WebDataset names it
             places = places or [names.index(cell) for cell in shard][:1]
         best = [i for i in places if names[i] == usual[0]]
@@ -642,7 +642,7 @@ class _RowParser:
             self.skipped += 1
             return
         reason = "" if label else self.cell_named("error", cells)
-        if path and reason and is_predicted(self.header, self.labels):
+        if path and reason and _is_predicted(self.header, self.labels):
             raise self.reader.error(
                 f"vitft predict could not read {path} ({reason}), so it has no class",
                 column=self.header[self.labels[0]],
@@ -687,7 +687,7 @@ class _RowParser:
                 ways = ["keep one of the two lines"]
                 if role == "label":
                     ways.append("give the image both labels with --set data.labels=several")
-                if role == "label" and box_columns(self.header):
+                if role == "label" and _box_columns(self.header):
                     ways.append("crop each box to an image of its own")
                 if len(found := same_names_below(self.root, row.path)) > 1:  # of different files
                     ways = [
@@ -752,7 +752,7 @@ def _notes_on_columns(rows: _RowParser, labels: Sequence[str]) -> list[str]:
             f"not used: the column {name} (to split by it, use train, val or test in its cells, "
             f"and --set {shell_quote(f'data.split_column={name}')})"
             for name in rest
-            if SPLIT.fullmatch(name)
+            if _SPLIT.fullmatch(name)
         ]
     if not rows.spec.group_by and "group" not in rows.roles and spec.group != "none":
         notes += [
@@ -761,10 +761,10 @@ def _notes_on_columns(rows: _RowParser, labels: Sequence[str]) -> list[str]:
             for name in rest
             if OTHER_GROUP.fullmatch(bare_name(name))
         ]
-    if (boxes := box_columns(header)) and {*boxes} <= {*rest}:
+    if (boxes := _box_columns(header)) and {*boxes} <= {*rest}:
         notes.append(
             f"not used: the boxes in {listing(boxes)} (vitft classifies whole images: crop first)"
         )
-    if weights := [name for name in rest if name.lower() in WEIGHT_COLUMNS]:
+    if weights := [name for name in rest if name.lower() in _WEIGHT_COLUMNS]:
         notes.append(f"not used: the column {weights[0]} (sample weights are not supported)")
     return notes

@@ -58,7 +58,7 @@ def draw(
     ]
 
 
-def draw_paths(
+def _draw_paths(
     files: Sequence[File] | Sequence[InspectedFile], spec: DataSpec, *, at_least: int
 ) -> set[str]:
     """Draw individual files of each class for validation (see `draw`), and return their paths."""
@@ -112,7 +112,7 @@ def joined_note(
     )
 
 
-def ordered_groups(
+def _ordered_groups(
     files: Sequence[InspectedFile], groups: Mapping[str, str], spec: DataSpec
 ) -> list[list[InspectedFile]]:
     """Return the files of each group; identical files are always in one group.
@@ -172,7 +172,7 @@ def _undivided(members: Sequence[Sequence[InspectedFile]]) -> Set[int]:
     return {label for label, groups in found.items() if groups == 1}
 
 
-def keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[str]) -> set[str]:
+def _keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[str]) -> set[str]:
     """Move each group to the side of its first image, and return the validation paths.
 
     A group is thus assigned to validation with the same probability as a single image, except that
@@ -317,7 +317,7 @@ def stratify(
     return part
 
 
-def draw_by_labels(
+def _draw_by_labels(
     folder: Folder, members: Sequence[Sequence[InspectedFile]], spec: DataSpec
 ) -> set[str]:
     """Draw the validation images of multi-label data, and return their paths.
@@ -558,15 +558,15 @@ def split(
     if folder.layout == "split":
         held_back = {file.path for file in files if file.part == "val"}
     elif folder.reference:
-        held_back = draw_paths(folder.files, spec, at_least=0)
+        held_back = _draw_paths(folder.files, spec, at_least=0)
     else:
-        members = ordered_groups(undecided, groups, spec)
+        members = _ordered_groups(undecided, groups, spec)
         if folder.labels:
-            held_back = draw_by_labels(folder, members, spec)
+            held_back = _draw_by_labels(folder, members, spec)
         elif spec.split == "content" or any(file.group for file in undecided):
-            held_back = keep_groups_together(members, draw_groups(members, spec))
+            held_back = _keep_groups_together(members, draw_groups(members, spec))
         else:
-            held_back = keep_groups_together(members, draw_paths(undecided, spec, at_least=1))
+            held_back = _keep_groups_together(members, _draw_paths(undecided, spec, at_least=1))
     sides: Iterator[SplitName] = (
         "test" if file.part == "test" else "val" if file.path in held_back else "train"
         for file in files

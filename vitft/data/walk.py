@@ -141,7 +141,7 @@ def by_suffix(entries: Iterable[UnusedFiles]) -> str:
     return listing((f"{e['files']:,} {e['suffix']}" for e in entries), _MOST_KINDS)
 
 
-def sub_folder_note(nested: Mapping[str, int]) -> str:
+def _sub_folder_note(nested: Mapping[str, int]) -> str:
     """Return a note on images in subfolders, given the number of them in each class folder."""
     found = [f"{count(n, 'image')} in subfolders of {name}" for name, n in nested.items()]
     verb = "is" if sum(nested.values()) == 1 else "are"
@@ -267,7 +267,7 @@ class Walk:
             fix = "move them into a class folder to use them"
             notes.append(f"not used: {count(number, 'image')} outside the class folders ({fix})")
         if self.nested:
-            notes.append(sub_folder_note(self.nested))
+            notes.append(_sub_folder_note(self.nested))
         if self.loops:
             notes.append(f"{count(self.loops, 'circular link')} not followed")
         return notes

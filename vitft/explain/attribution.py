@@ -160,7 +160,7 @@ _FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
+class _Attribution:
     """Attribution maps and logits of a batch of images."""
 
     values: NDArray[np.float32]
@@ -191,7 +191,7 @@ def relevance_map(
 
 def explain(
     model: nn.Module, pixels: Tensor, method: Method, target: Tensor | None = None
-) -> Attribution:
+) -> _Attribution:
     """Return the attribution maps and logits of a batch of images.
 
     Only the relevance method uses the `target` classes (B,).
@@ -225,7 +225,7 @@ def explain(
             "diverged",
             fix="train again with a lower learning rate",
         )
-    return Attribution(values=maps.numpy(), logits=logits.numpy())
+    return _Attribution(values=maps.numpy(), logits=logits.numpy())
 
 
 def map_title(model: nn.Module, method: Method) -> str:

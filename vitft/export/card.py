@@ -79,7 +79,7 @@ def _most_confused(results: RunResults) -> list[_ClassPair]:
     return sorted(pairs, key=lambda pair: -pair.images)[:_MOST_MENTIONED]
 
 
-def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
+def _limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
     """Return Markdown sentences about the intended use of the model and its limits.
 
     Problems of the data are those that the audit of the run found, without the labels that its
@@ -132,7 +132,7 @@ def limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
 # pictures of a hub page: the confusion matrix, and example images if their licence allows it ------
 
 CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
-MOST_LABELLED = 40
+_MOST_LABELLED = 40
 """Maximum number of classes for which the matrix shows names and numbers."""
 _MOST_DRAWN = 1000
 """Maximum number of classes for which a matrix is drawn."""
@@ -143,7 +143,7 @@ MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
 """Maximum number of example images, their side in pixels, and the number per row."""
 
 
-def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
+def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     """Return the confusion matrix as a PNG.
 
     The result is None for multi-label models and for models with too many classes. Rows are true
@@ -153,7 +153,7 @@ def confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     matrix, size = results["confusion"], len(classes)
     if size > _MOST_DRAWN or "labels" in results:
         return None
-    is_named = size <= MOST_LABELLED
+    is_named = size <= _MOST_LABELLED
     cell = CELL if is_named else max(2, 800 // size)
     margin = NAME_WIDTH if is_named else 0
     picture = Image.new("RGB", (margin + cell * size + 1, margin + cell * size + 1), PAPER)
@@ -195,7 +195,7 @@ def _draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
         picture.paste(above.transpose(Image.Transpose.ROTATE_90), (NAME_WIDTH + i * CELL, 0))
 
 
-def example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
+def _example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
     """Return a JPEG grid of at most one validation image per class, and the class names in order.
 
     The JPEG has no metadata. The result is None for multi-label models, and if the validation
@@ -284,10 +284,10 @@ def write_readme(
     transform, classes, several = card.transform, card.classes, bool(card.thresholds)
     by_class, data = not trained.is_narrow, results.data or "images"
     kind, kinds = ("label", "labels") if several else ("class", "classes")
-    confusion = confusion_png(classes, found) if plan.repo and found and by_class else None
+    confusion = _confusion_png(classes, found) if plan.repo and found and by_class else None
     if confusion is not None:
         write_atomically(folder / CONFUSION_FILE, confusion)
-    examples = example_images(trained) if plan.image_licence else None
+    examples = _example_images(trained) if plan.image_licence else None
     if examples is not None:
         write_atomically(folder / EXAMPLES_FILE, examples[0])
     hidden = len(classes) - _MAX_CLASSES_LISTED
@@ -310,7 +310,7 @@ def write_readme(
         is_rounded=row.is_eight_bits,
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
         snippets=_usage_snippets(card, row.name, plan),
-        limits=limits_of(trained, [*map(markdown_text, classes)]),
+        limits=_limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
         narrow_reason="" if by_class else last_block_reason(trained.run),
         unfinished=results.status,
@@ -327,7 +327,7 @@ def write_readme(
         else "random noise, because the validation images were missing",
         changed=count(row.changed, "changed prediction"),
         confusion_file=CONFUSION_FILE if confusion is not None else "",
-        most_labelled=MOST_LABELLED,
+        most_labelled=_MOST_LABELLED,
         examples_file=EXAMPLES_FILE if examples is not None else "",
         example_names=", ".join(map(markdown_text, examples[1])) if examples else "",
         image_credit=", ".join(

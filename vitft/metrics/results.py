@@ -193,7 +193,7 @@ MAX_DENSE_CLASSES = 1000
 classes, it would take 76 MB, almost all of it zeros."""
 
 
-class ConfusionResults(TypedDict):
+class _ConfusionResults(TypedDict):
     """Part of eval.json; `class_pair_counts` reads either form."""
 
     confusion: list[list[Natural]]
@@ -311,7 +311,7 @@ class LabelResults(TypedDict):
     per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
 
 
-class Metrics(ProbabilityMetrics, ConfusionResults):
+class Metrics(ProbabilityMetrics, _ConfusionResults):
     """Metrics of a model on labelled images.
 
     For a multi-label model, `labels` is present, a prediction is correct if it consists of exactly

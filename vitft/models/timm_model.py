@@ -27,7 +27,7 @@ from vitft.system.errors import UsageError
 
 
 @dataclass(slots=True, kw_only=True)
-class Visit:
+class _Visit:
     """Actions to perform at the blocks of a network during one forward pass."""
 
     at: nn.Module | None = None
@@ -52,11 +52,11 @@ class _BlockReachedError(Exception):
         self.tokens = tokens
 
 
-_VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+_VISIT: ContextVar[_Visit | None] = ContextVar("visit", default=None)
 
 
 @contextlib.contextmanager
-def visiting(visit: Visit) -> Iterator[Visit]:
+def _visiting(visit: _Visit) -> Iterator[_Visit]:
     """Activate `visit` for the forward passes of this thread until the context ends."""
     token = _VISIT.set(visit)
     try:
@@ -65,7 +65,7 @@ def visiting(visit: Visit) -> Iterator[Visit]:
         _VISIT.reset(token)
 
 
-def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
+def _block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
     """Return the module paths of a network's blocks in order, or () if timm does not list any."""
     try:
         # timm's regular expressions for blocks, without those for layers at a fixed position
@@ -83,28 +83,28 @@ def block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
     return tuple(names)
 
 
-def watch_blocks(net: nn.Module, names: tuple[str, ...]) -> None:
-    """Register the hooks through which a `Visit` acts on the blocks."""
+def _watch_blocks(net: nn.Module, names: tuple[str, ...]) -> None:
+    """Register the hooks through which a `_Visit` acts on the blocks."""
     for name in names:
         block = net.get_submodule(name)
         block.register_forward_pre_hook(_on_call, with_kwargs=True)
         block.register_forward_hook(_on_return)
 
 
-def input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
+def _input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
     """Run a network on pixels (B, channels, H, W) up to a block, and return the block's input.
 
     The input is None if the network does not call the block.
     """
     try:
-        with visiting(Visit(at=block)):
+        with _visiting(_Visit(at=block)):
             net(pixels)
     except _BlockReachedError as reached:
         return reached.tokens
     return None
 
 
-def resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) -> tuple[Any, int]:
+def _resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) -> tuple[Any, int]:
     """Run a network with `tokens` (B, ...) as the input to a block.
 
     timm's code before the block runs on `pixels`, a single image of any content.
@@ -112,11 +112,11 @@ def resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) 
     Returns:
         The output of the network for `tokens`, and the number of calls to the block.
     """
-    with visiting(Visit(at=block, tokens=tokens)) as visit:
+    with _visiting(_Visit(at=block, tokens=tokens)) as visit:
         return net(pixels), visit.calls
 
 
-def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozenset[str] | str:
+def _parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozenset[str] | str:
     """Return the names of the parameters used only from a block on, or why no cut is possible.
 
     Args:
@@ -130,12 +130,12 @@ def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozen
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
     with torch.inference_mode(False), torch.enable_grad(), _all_trained(parameters):
-        reached = input_of(net, block, pixels)
+        reached = _input_of(net, block, pixels)
         if not isinstance(reached, Tensor):
             return "the input to its blocks is not a single tensor"
         before = _depends_on(reached, parameters)
         dummy = torch.zeros_like(pixels).requires_grad_()
-        output, calls = resume_at(net, block, reached.detach(), dummy)
+        output, calls = _resume_at(net, block, reached.detach(), dummy)
         after, (bypasses,) = _depends_on(output, parameters), _depends_on(output, [dummy])
     if calls != 1:
         return "its blocks are called more than once per pass"
@@ -143,7 +143,7 @@ def parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozen
         return "the layers before that block are also connected to later blocks"
     try:
         with torch.no_grad():
-            resume_at(net, block, reached, pixels[:1])
+            _resume_at(net, block, reached, pixels[:1])
     except RuntimeError:  # shapes that do not match
         return "its layers after that block depend on how many images entered the network"
     used = zip(names, before, after, strict=True)
@@ -236,9 +236,9 @@ class TimmModel(nn.Module):
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
         self.net.pretrained_cfg.pop("state_dict", None)  # drop a second copy of the weights
-        self.block_names = block_names(self.net)
+        self.block_names = _block_names(self.net)
         """Module paths of the network's blocks, in order; empty if timm does not list them."""
-        watch_blocks(self.net, self.block_names)
+        _watch_blocks(self.net, self.block_names)
         self.cuts: dict[int, frozenset[str]] = {}
         """Cached names of the network's parameters that are used only from a block on, by block."""
         self.pre_logits = nn.Identity()
@@ -266,7 +266,7 @@ class TimmModel(nn.Module):
             The outputs (B, ...) of all blocks that return a tensor and of timm's
             `forward_features`, in order; and the logits (B, C).
         """
-        with visiting(Visit()) as visit:
+        with _visiting(_Visit()) as visit:
             last = self.net.forward_features(pixels)
             outputs = [*visit.outputs, *([last] if isinstance(last, Tensor) else [])]
             return outputs, self.classify(self.net.forward_head(last))
@@ -278,7 +278,7 @@ class TimmModel(nn.Module):
 
     def tokens_before(self, pixels: Tensor, block: int) -> Tensor:
         """Run the network up to a block, and return the block's input (B, ...)."""
-        tokens = input_of(self.net, self.blocks[block], pixels)
+        tokens = _input_of(self.net, self.blocks[block], pixels)
         assert isinstance(tokens, Tensor), "checked by `trained_after`"
         return tokens
 
@@ -288,7 +288,7 @@ class TimmModel(nn.Module):
         As in `features`, `intermediate` must be 0.
         """
         assert intermediate == 0, "timm models have no intermediate features"
-        pooled, _ = resume_at(self.net, self.blocks[start], tokens, self.blank(1))
+        pooled, _ = _resume_at(self.net, self.blocks[start], tokens, self.blank(1))
         return pooled
 
     def blank(self, images: int) -> Tensor:
@@ -307,7 +307,7 @@ class TimmModel(nn.Module):
         if start not in self.cuts:
             was_training = self.net.training
             self.net.eval()
-            found = parameters_after(self.net, self.blocks[start], self.blank(2))
+            found = _parameters_after(self.net, self.blocks[start], self.blank(2))
             self.net.train(was_training)
             if isinstance(found, str):
                 raise UsageError(

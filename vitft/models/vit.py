@@ -126,7 +126,7 @@ def _weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-class MLP(nn.Module):
+class _MLP(nn.Module):
     """Two linear layers with a GELU in between, applied to each token (B, N, D).
 
     The GELU is the exact one (erf), unless the configuration names an approximation.
@@ -155,7 +155,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ls1 = _layer_scale(config)
         self.norm2 = build_norm(config)
-        self.mlp = GatedMLP(config) if config.gated_mlp else MLP(config)
+        self.mlp = GatedMLP(config) if config.gated_mlp else _MLP(config)
         self.ls2 = _layer_scale(config)
         self.drop_path = DropPath(drop_path)
 
@@ -211,7 +211,7 @@ class VisionTransformer(nn.Module):
         # The last LayerNorm comes before class-token pooling, but after most models' mean pooling.
         self.norm = optional_norm(config, config.last_norm == "norm")
         self.fc_norm = optional_norm(config, config.last_norm == "fc_norm")
-        self.attn_pool = AttentionPool(config, MLP(config)) if config.pool == "map" else None
+        self.attn_pool = AttentionPool(config, _MLP(config)) if config.pool == "map" else None
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))

@@ -57,12 +57,12 @@ log = logging.getLogger(__name__)
 
 # predictions of labelled images: rows of predictions.csv, and those kept above a threshold --------
 
-PREDICTION_COLUMNS = (
+_PREDICTION_COLUMNS = (
     "path", "label", "class", "probability", "label_probability", "correct", "notes", "error",
 )  # fmt: skip
 
 
-class LabelledPrediction(NamedTuple):
+class _LabelledPrediction(NamedTuple):
     """The label and prediction of an image; the prediction of a skipped image has no classes."""
 
     label: str
@@ -74,8 +74,8 @@ class LabelledPrediction(NamedTuple):
     def is_correct(self) -> bool:
         return bool(self.prediction.classes) and self.prediction.answer == self.label
 
-    def to_csv(self, columns: int = len(PREDICTION_COLUMNS)) -> str:
-        """Return the prediction as a row of predictions.csv: `PREDICTION_COLUMNS` and the group."""
+    def to_csv(self, columns: int = len(_PREDICTION_COLUMNS)) -> str:
+        """Return a row of predictions.csv: `_PREDICTION_COLUMNS` and the group."""
         one = self.prediction
         found: tuple[str | float | None, ...] = (None, None, None, None)
         if one.classes:
@@ -85,8 +85,8 @@ class LabelledPrediction(NamedTuple):
         return csv_line([format_csv_cell(cell) for cell in cells[:columns]])
 
 
-def kept_results(
-    predictions: Sequence[LabelledPrediction], threshold: float, groups: Groups | None = None
+def _kept_results(
+    predictions: Sequence[_LabelledPrediction], threshold: float, groups: Groups | None = None
 ) -> KeptResults | None:
     """Return how many predictions are not marked `not sure`, and how many of them are right.
 
@@ -115,7 +115,7 @@ def kept_results(
 _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
-def warn_of_other_labels(relabelled: int) -> None:
+def _warn_of_other_labels(relabelled: int) -> None:
     """Warn if training images have another label in the data than the model was trained with."""
     if relabelled:
         log.warning(
@@ -124,7 +124,7 @@ def warn_of_other_labels(relabelled: int) -> None:
         )
 
 
-def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> None:
+def _warn_of_own_answers(data: LabelledImages, predictions: Sequence[_LabelledPrediction]) -> None:
     """Warn if the labels are the model's own predictions, as in a table of `vitft predict`.
 
     If most images are left out, e.g. because a later model was trained on them, the others are too
@@ -139,7 +139,7 @@ def warn_of_own_answers(data: LabelledImages, predictions: Sequence[LabelledPred
         )
 
 
-def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
+def _log_first_pages(predictions: Sequence[_LabelledPrediction]) -> None:
     """Log the numbers of images of which only the first page or the upper bits were used."""
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
@@ -148,7 +148,7 @@ def log_first_pages(predictions: Sequence[LabelledPrediction]) -> None:
         log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
 
 
-def warn_of_bias(results: EvaluationResults) -> None:
+def _warn_of_bias(results: EvaluationResults) -> None:
     """Log warnings about images that are left out and about anything that biases the results."""
     data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
@@ -197,7 +197,7 @@ class Evaluation:
 
     results: EvaluationResults
     """Contents of eval.json."""
-    predictions: tuple[LabelledPrediction, ...]
+    predictions: tuple[_LabelledPrediction, ...]
     """One prediction per image, in the order of the data, followed by one per path in
     `LabelledImages.bad`."""
 
@@ -210,9 +210,9 @@ class Evaluation:
         """
         run = create_run(folder)
         run.write_json("eval.json", self.results)
-        columns: Sequence[str] = (*PREDICTION_COLUMNS, GROUP_COLUMN)
+        columns: Sequence[str] = (*_PREDICTION_COLUMNS, GROUP_COLUMN)
         if not any(row.group for row in self.predictions):
-            columns = PREDICTION_COLUMNS
+            columns = _PREDICTION_COLUMNS
         rows = [csv_line(columns), *(row.to_csv(len(columns)) for row in self.predictions)]
         table = "".join(f"{row}\r\n" for row in rows).encode("utf-8", "surrogateescape")
         write_atomically(run.path / "predictions.csv", table)
@@ -278,7 +278,7 @@ def evaluate(
     predictions, logits, digests, validated, relabelled = _score_labelled(
         data, engine, known, index, postprocess
     )
-    warn_of_other_labels(relabelled)
+    _warn_of_other_labels(relabelled)
     if not logits:
         raise _nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
@@ -292,7 +292,7 @@ def evaluate(
             "run has groups: add them to the table of labels, and name the column with --set "
             "data.group=COLUMN"
         )
-    predictions += [LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
+    predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = _before_temperature(folder, all_logits, labels)
     rows = [row.prediction for row in predictions]
     exact, near, same_path, same_group = (
@@ -323,11 +323,11 @@ def evaluate(
             "validated": None if known is None else validated,
             "copies": len(digests) - len({*digests}),
         },
-        "kept": kept_results(predictions, postprocess.threshold, groups),
+        "kept": _kept_results(predictions, postprocess.threshold, groups),
     }
-    warn_of_bias(results)
-    warn_of_own_answers(data, predictions)
-    log_first_pages(predictions)
+    _warn_of_bias(results)
+    _warn_of_own_answers(data, predictions)
+    _log_first_pages(predictions)
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
@@ -337,7 +337,7 @@ def _score_labelled(
     known: RunImages | None,
     index: Mapping[str, Any],
     postprocess: Postprocess,
-) -> tuple[list[LabelledPrediction], list[ScoreArray], list[str], int, int]:
+) -> tuple[list[_LabelledPrediction], list[ScoreArray], list[str], int, int]:
     """Predict the images of the data in order, with a progress bar.
 
     Return one prediction per image, the logits (B, C) of each batch and the digest of each image
@@ -347,7 +347,7 @@ def _score_labelled(
     Raises:
         RunError: Some logits are not finite.
     """
-    predictions: list[LabelledPrediction] = []
+    predictions: list[_LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
     validated = relabelled = 0
@@ -371,7 +371,7 @@ def _score_labelled(
                 prediction = (
                     left_out if image.view is None else with_notes(next(scored), image.notes)
                 )
-                predictions.append(LabelledPrediction(image.label, prediction, image.group))
+                predictions.append(_LabelledPrediction(image.label, prediction, image.group))
             progress.advance(len(group))
     return predictions, logits, digests, validated, relabelled
 
@@ -441,7 +441,7 @@ def _image_groups(
             yield group
 
 
-def _nothing_left(data: LabelledImages, predictions: Sequence[LabelledPrediction]) -> DataError:
+def _nothing_left(data: LabelledImages, predictions: Sequence[_LabelledPrediction]) -> DataError:
     """Return the error for data in which no image can be evaluated."""
     total = len(predictions)
     if trained := sum({*LEFT_OUT} & {*row.prediction.notes} != set() for row in predictions):

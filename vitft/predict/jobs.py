@@ -52,14 +52,14 @@ log = logging.getLogger(__name__)
 
 # options of an unfinished job, in a file beside its rows, so that only the same job resumes it ----
 
-JobOptions = dict[str, object]
+_JobOptions = dict[str, object]
 _KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
 """Keys of a record."""
 
 
-def job_options(
+def _job_options(
     request: PredictRequest, checkpoint: Path, threshold: float, thresholds: tuple[float, ...]
-) -> JobOptions:
+) -> _JobOptions:
     """Return what decides the rows of a job besides its images, by the name shown to the user.
 
     The result is empty for a job that cannot be resumed.
@@ -95,13 +95,13 @@ def _model_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_record(part: Path, options: JobOptions) -> None:
+def _check_record(part: Path, options: _JobOptions) -> None:
     """Check that a file of rows was begun with the same options.
 
     Raises:
         RunError: The options differ, or their file is damaged.
     """
-    begun = read_options(part)
+    begun = _read_options(part)
     if begun is None:
         return
     changed = [key for key, value in options.items() if begun[key] != value]
@@ -110,7 +110,7 @@ def check_record(part: Path, options: JobOptions) -> None:
         raise cannot_resume(part, f"it was begun with {listing(differ)}")
 
 
-def read_options(part: Path) -> JobOptions | None:
+def _read_options(part: Path) -> _JobOptions | None:
     """Return the options with which a file of rows was begun, or None without a record.
 
     Raises:
@@ -194,7 +194,7 @@ def run_prediction(
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
-    options = job_options(request, checkpoint, threshold, thresholds)
+    options = _job_options(request, checkpoint, threshold, thresholds)
     if (done := _finished_job(request, shard, images, labels, options)) is not None:
         return done
     with _open_destination(request, shard, images, write, labels, options) as (rows, remaining):
@@ -319,7 +319,7 @@ def _finished_job(
     shard: ProcessShard,
     images: Iterator[ImageSource],
     labels: Sequence[str],
-    options: JobOptions,
+    options: _JobOptions,
 ) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 
@@ -350,7 +350,7 @@ def _finished_job(
         )
         return found.errors
     for rank in range(shard.world):  # also those of processes that start later
-        check_record(part_path(out, replace(shard, rank=rank)), options)
+        _check_record(part_path(out, replace(shard, rank=rank)), options)
     if finished_path(out, shard).exists():
         merge_shards(out, request.style, shard)
         return 0
@@ -364,7 +364,7 @@ def _open_destination(
     images: Iterator[ImageSource],
     write: Callable[[str], object],
     labels: Sequence[str],
-    options: JobOptions,
+    options: _JobOptions,
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the output; yield a writer for the rows and the sources that do not have a row yet.
 
@@ -389,7 +389,7 @@ def _open_destination(
         own = history.after(start.rows)
         log.info(f"resuming after {count(start.rows, 'row')}")
     elif style in RESUMABLE:
-        read_options(part)  # in place of those of a job that wrote no row
+        _read_options(part)  # in place of those of a job that wrote no row
         write_atomically(record_path(part), json.dumps(options))
     try:
         with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:

@@ -148,7 +148,7 @@ def _column_width(name: str, values: Iterable[str | float | None]) -> int:
 
 
 @contextlib.contextmanager
-def open_excel(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
+def _open_excel(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
     """Open an Excel file with the same columns as CSV output; probabilities are numbers.
 
     The rows are kept in a temporary file of openpyxl, not in memory.
@@ -374,7 +374,7 @@ def open_rows(
     """
     part = part_path(out, shard)
     if style in ("parquet", "xlsx"):
-        with (_open_parquet if style == "parquet" else open_excel)(out, top_k, labels) as rows:
+        with (_open_parquet if style == "parquet" else _open_excel)(out, top_k, labels) as rows:
             yield rows
         return
     with writing(part):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
 """Notes for a probability below the threshold and for an out-of-distribution image."""
-DECIMALS = 6
+_DECIMALS = 6
 """Number of decimal places of probabilities in output; further digits differ between machines."""
 
 _ClassProbability = TypedDict("_ClassProbability", {"class": str, "probability": float})
@@ -63,7 +63,7 @@ class Prediction:
     """The preprocessed image (S, S, 3), if requested."""
 
     def __repr__(self) -> str:
-        return f"Prediction({visible(self.path)!r}: {summarise(self)})"
+        return f"Prediction({visible(self.path)!r}: {_summarise(self)})"
 
     @property
     def answer(self) -> str:
@@ -89,7 +89,7 @@ class Prediction:
             return {**row, "error": self.error}
         pairs = zip(self.classes, self.probabilities, strict=True)
         classes: list[_ClassProbability] = [
-            {"class": name, "probability": round(value, DECIMALS)} for name, value in pairs
+            {"class": name, "probability": round(value, _DECIMALS)} for name, value in pairs
         ]
         if self.labels is not None:
             row["labels"] = [*self.labels]
@@ -103,11 +103,11 @@ class Prediction:
         """
         if labels:
             known = dict(zip(self.classes, self.probabilities, strict=True))
-            values = [round(known[name], DECIMALS) if known else None for name in labels]
+            values = [round(known[name], _DECIMALS) if known else None for name in labels]
             answer = None if self.labels is None else self.answer
             return [self.path, answer, *values, "; ".join(self.notes), self.error]
         pairs = zip(self.classes, self.probabilities, strict=True)
-        cells = [cell for name, value in pairs for cell in (name, round(value, DECIMALS))]
+        cells = [cell for name, value in pairs for cell in (name, round(value, _DECIMALS))]
         padding = [None] * (2 * top_k - len(cells))
         return [self.path, *cells, *padding, "; ".join(self.notes), self.error]
 
@@ -125,7 +125,7 @@ def column_names(top_k: int, labels: Sequence[str] = ()) -> list[str]:
     return ["path", *columns, "notes", "error"]
 
 
-def summarise(prediction: Prediction) -> str:
+def _summarise(prediction: Prediction) -> str:
     """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
     if prediction.error:
         return visible(f"error: {prediction.error}")
@@ -146,7 +146,7 @@ _MOST_COUNTED = 6
 """Maximum number of classes with their counts, if there are at least two more."""
 
 
-class Tally:
+class _Tally:
     """Counter of classes and notes; an image may have several notes or, if multi-label, labels."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class RowWriter:
         self.mark = BYTE_ORDER_MARK if bom else ""
         self.style, self.top_k, self.write, self.labels = style, top_k, write, labels
         self.count = self.errors = 0
-        self.tally = Tally()
+        self.tally = _Tally()
         """Classes and notes of the rows written by this process, but not before a resumption."""
         self.has_begun = False
         self.pending_json = ""
@@ -247,7 +247,7 @@ class RowWriter:
                 self.write(f"{self.pending_json},")
             self.pending_json = f"  {json_line(prediction.to_dict())}"
         else:
-            self.write_table_row(visible(prediction.path), summarise(prediction))
+            self.write_table_row(visible(prediction.path), _summarise(prediction))
 
     def write_table_row(self, path: str, text: str) -> None:
         """Write a row of the table, or hold it back until the first column's width is known."""
@@ -278,7 +278,7 @@ class RowWriter:
 
 def format_csv_cell(cell: str | float | None) -> str:
     """Format a CSV cell: probabilities with fixed decimal places, None as an empty string."""
-    return f"{cell:.{DECIMALS}f}" if isinstance(cell, float) else cell or ""
+    return f"{cell:.{_DECIMALS}f}" if isinstance(cell, float) else cell or ""
 
 
 class ParquetRowWriter(RowWriter):

@@ -66,7 +66,7 @@ class Axis:
         return self.begin + (self.end - self.begin) * (at - low) / (high - low)
 
 
-def axis_limits(
+def _axis_limits(
     values: Sequence[float], *, is_log: bool = False, is_percent: bool = False
 ) -> tuple[float, float]:
     """Return the limits of an axis that spans the values, with a margin on each side.
@@ -94,7 +94,7 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
 
 def epoch_ticks(epochs: Sequence[float]) -> list[float]:
     """Return ticks for an axis of epochs: round values and the last epoch."""
-    values = round_ticks(*axis_limits(epochs), integer=True)
+    values = round_ticks(*_axis_limits(epochs), integer=True)
     last = max(epochs)
     step = values[1] - values[0] if len(values) > 1 else 0.0
     return [value for value in values if last - value >= 0.6 * step and value < last] + [last]
@@ -241,7 +241,7 @@ def epoch_chart(
         Series(name=name, colour=colour, xs=epochs, ys=ys, dashes=dashes, markers=markers)
         for name, colour, ys, dashes in lines
     ]
-    low, high = axis_limits(epochs)
+    low, high = _axis_limits(epochs)
     ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
     x_axis = Axis(low=low, high=high, ticks=ticks, title="epoch")
     return _with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)
@@ -331,7 +331,7 @@ def interval_chart(
             Series(colour=colour, xs=bounds, ys=[row, row], width=1.6, markers=_NO_MARKERS)
         )
         series.append(Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4))
-    low, high = axis_limits([value for one in series for value in one.xs], is_percent=True)
+    low, high = _axis_limits([value for one in series for value in one.xs], is_percent=True)
     title = "accuracy on the shared images"
     x_axis = Axis(low=low, high=high, ticks=_percent_ticks(round_ticks(low, high)), title=title)
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
@@ -362,7 +362,7 @@ def overlaid_curves(
     if is_log:
         axis = _log_axis(places, [(value, f"{value:,g}") for value in places], x)
     else:
-        low, high = axis_limits(places)
+        low, high = _axis_limits(places)
         ticks = [(value, f"{value:g}") for value in epoch_ticks(places)]
         axis = Axis(low=low, high=high, ticks=ticks, title=x)
     title = "accuracy" if is_percent else "loss (nats)"
@@ -411,7 +411,7 @@ def _with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
     """Return a chart of the series with a y-axis that spans all of their values."""
-    low, high = axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
+    low, high = _axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
     values = round_ticks(low, high)
     ticks = _percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
     y_axis = Axis(low=low, high=high, ticks=ticks, title=title)
@@ -420,7 +420,7 @@ def _with_y_axis(
 
 def _log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
     """Return a logarithmic axis that spans the values, with the given ticks."""
-    low, high = axis_limits(values, is_log=True)
+    low, high = _axis_limits(values, is_log=True)
     return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
 
 

@@ -62,7 +62,7 @@ from vitft.system.text import count, interval, listing, p_text, percent, points,
 # whether runs can be compared: complete runs, each given once, that share validation images -------
 
 
-def check_runs(runs: Sequence[Run]) -> None:
+def _check_runs(runs: Sequence[Run]) -> None:
     """Check that the runs can be compared.
 
     Raises:
@@ -101,7 +101,7 @@ def check_runs(runs: Sequence[Run]) -> None:
             )
 
 
-def nothing_shared(runs: Sequence[Run]) -> UsageError:
+def _nothing_shared(runs: Sequence[Run]) -> UsageError:
     """Return the error for runs without a common validation image, naming what differs."""
     names = [*dict.fromkeys(run.data_name for run in runs if run.data_name)]
     differences = [f"data ({listing(names)})"] * (len(names) > 1)
@@ -118,11 +118,11 @@ def nothing_shared(runs: Sequence[Run]) -> UsageError:
     return UsageError(
         f"cannot compare: no validation image is shared by all runs{differ}",
         fix="evaluate each run on the same labelled photos, which no run has seen: "
-        f"{' and '.join(evaluate_commands(runs))}",
+        f"{' and '.join(_evaluate_commands(runs))}",
     )
 
 
-def evaluate_commands(runs: Sequence[Run]) -> list[str]:
+def _evaluate_commands(runs: Sequence[Run]) -> list[str]:
     """Return the commands that evaluate two runs on new images, in backquotes.
 
     For more than two runs, the result is a single command with the placeholder RUN.
@@ -135,7 +135,7 @@ def evaluate_commands(runs: Sequence[Run]) -> list[str]:
 # sentences on the limits of a comparison of runs --------------------------------------------------
 
 
-def comparison_notes(
+def _comparison_notes(
     runs: Sequence[Run],
     by_digest: Sequence[Mapping[str, ValidationPrediction]],
     common: int,
@@ -212,7 +212,7 @@ class SharedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPair:
+class _RunPair:
     """Comparison of the runs with indices `first` and `second` on the shared images."""
 
     first: int
@@ -242,7 +242,7 @@ class RunComparison:
     notes: Sequence[str]
     """Sentences on the limits of the comparison."""
     images: Sequence[SharedImage]
-    pairs: Sequence[RunPair]
+    pairs: Sequence[_RunPair]
     groups: Groups | None = None
     """Groups of the shared images, or None if the runs have none."""
 
@@ -392,7 +392,7 @@ class RunComparison:
         """Return the conclusion for each pair of runs as a sentence without a full stop."""
         return [self.conclusion(pair) for pair in self.pairs]
 
-    def conclusion(self, pair: RunPair) -> str:
+    def conclusion(self, pair: _RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is.
 
         If one run applied fixes, the sentence states whether they helped. If the runs differ only
@@ -414,7 +414,7 @@ class RunComparison:
             images="the shared images",
         )
 
-    def difference_text(self, pair: RunPair) -> str:
+    def difference_text(self, pair: _RunPair) -> str:
         """Return a sentence that states which of two runs is more accurate, if either is."""
         letters = self.letters[pair.first], self.letters[pair.second]
         if self.are_too_few:
@@ -431,8 +431,8 @@ class RunComparison:
             return ""
         return (
             "The surest answer comes from labelled photos that no run has seen: "
-            f"{' and '.join(evaluate_commands(self.runs))}{' for each run' * (len(self.runs) != 2)}"
-            ", with --out DIR for `vitft compare`"
+            f"{' and '.join(_evaluate_commands(self.runs))}"
+            f"{' for each run' * (len(self.runs) != 2)}, with --out DIR for `vitft compare`"
         )
 
     @property
@@ -484,11 +484,11 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
             shared by all of them.
         RunError: A run has not finished, or has no validation predictions.
     """
-    check_runs(runs)
+    _check_runs(runs)
     by_digest = [{one.sha256: one for one in run.predictions} for run in runs]
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
     if not common:
-        raise nothing_shared(runs)
+        raise _nothing_shared(runs)
     images, relabelled = list[SharedImage](), list[str]()
     for sha256 in common:
         predictions = [table[sha256] for table in by_digest]
@@ -504,7 +504,7 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     return RunComparison(
         runs=runs,
         names=names if len({*names}) == len(names) else [str(run.path) for run in runs],
-        notes=comparison_notes(runs, by_digest, len(common), relabelled),
+        notes=_comparison_notes(runs, by_digest, len(common), relabelled),
         images=images,
         pairs=run_pairs(images, len(runs), groups) if images else [],
         groups=groups,
@@ -518,12 +518,12 @@ def _correct_flags(images: Sequence[SharedImage], runs: int) -> list[Flags]:
 
 def run_pairs(
     images: Sequence[SharedImage], runs: int, groups: Groups | None = None
-) -> list[RunPair]:
+) -> list[_RunPair]:
     """Compare each pair of runs on the shared images; there must be at least one image."""
     flags, pairs = _correct_flags(images, runs), list(itertools.combinations(range(runs), 2))
     found = [PairedDifference.of(flags[second], flags[first], groups) for first, second in pairs]
     return [
-        RunPair(first=first, second=second, paired=paired, p=p)
+        _RunPair(first=first, second=second, paired=paired, p=p)
         for (first, second), paired, p in zip(pairs, found, holm([f.p for f in found]), strict=True)
     ]
 
@@ -570,7 +570,7 @@ def _run_results(comparison: RunComparison, i: int) -> ComparedRun:
 
 
 def _pair_results(
-    comparison: RunComparison, pair: RunPair, effect: FixesEffect | None
+    comparison: RunComparison, pair: _RunPair, effect: FixesEffect | None
 ) -> ComparedPair:
     """Return the test of a pair of runs and what follows from it."""
     names = comparison.names[pair.first], comparison.names[pair.second]

@@ -88,7 +88,7 @@ class _FindingSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionPart:
+class _DecisionPart:
     """Findings to decide on, and the table of all decisions."""
 
     sections: Sequence[_FindingSection]
@@ -179,7 +179,7 @@ def make_decisions(
     former: Sequence[Fix] = (),
     warning: str = "",
     steps: Sequence[tuple[str, str]] = (),
-) -> DecisionPart | None:
+) -> _DecisionPart | None:
     """Return the findings of an audit with controls for decisions, or None if there are none.
 
     Args:
@@ -211,7 +211,7 @@ def make_decisions(
     if former:
         those = count(len(former), "earlier decision")
         warning = f"The saved table also contains {those}, unless you decide otherwise here."
-    return DecisionPart(
+    return _DecisionPart(
         sections=sections,
         about=_files_sentence(audit),
         table="" if several else table.to_json(classes, former),
@@ -386,7 +386,7 @@ OTHER_PATH = (
 )
 
 
-def run_decisions(run: Run, thumbnails: Thumbnails) -> DecisionPart | None:
+def run_decisions(run: Run, thumbnails: Thumbnails) -> _DecisionPart | None:
     """Return the findings of a run with the controls to decide on them, or None without findings.
 
     The saved table includes the fixes that the run applied, because a run applies only one table.

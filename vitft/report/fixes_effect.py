@@ -33,7 +33,7 @@ they are now validation images.
 """
 _FEW = 0.005
 """Minimum number of added images, as a fraction of the smaller run's training images."""
-FREE_SETTINGS = frozenset(
+_FREE_SETTINGS = frozenset(
     {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
 ) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
 """Settings that describe where images come from, or that do not change results."""
@@ -47,7 +47,7 @@ class _AddedImages:
     """Whether the second of the two runs has more images."""
     images: int
     settings: tuple[str, ...]
-    """Settings outside `FREE_SETTINGS` that differ between the runs."""
+    """Settings outside `_FREE_SETTINGS` that differ between the runs."""
 
 
 def find_added(first: Run, second: Run) -> _AddedImages | None:
@@ -65,7 +65,7 @@ def find_added(first: Run, second: Run) -> _AddedImages | None:
             return _AddedImages(
                 is_second=is_second,
                 images=len(more - fewer),
-                settings=tuple(key for key in different if key not in FREE_SETTINGS),
+                settings=tuple(key for key in different if key not in _FREE_SETTINGS),
             )
     return None
 
@@ -141,7 +141,7 @@ def _fixes_effect(
         return None
     is_second = bool(fixes[1][0])
     without, fixed = (first, second) if is_second else (second, first)
-    before, after = labels_by_digest(without), labels_by_digest(fixed)
+    before, after = _labels_by_digest(without), _labels_by_digest(fixed)
     relabelled = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     missing, added = before.keys() - after.keys(), after.keys() - before.keys()
     applied, unknown = former_fixes(fixed)
@@ -159,7 +159,7 @@ def _fixes_effect(
     is_cross_validated = more.images > held_out.images
     if is_cross_validated:
         paired, p = more, more.p
-    ignored = FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
+    ignored = _FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
     return FixesEffect(
         is_second=is_second,
         relabelled=len(relabelled),
@@ -194,7 +194,7 @@ def cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups
     The images (n,) are those with the same single label in both runs that both cross-validated.
     Their groups, if there are any, come last.
     """
-    one, other = labels_by_digest(first), labels_by_digest(second)
+    one, other = _labels_by_digest(first), _labels_by_digest(second)
     keys = [
         key
         for key in sorted(first.cross_validated.keys() & second.cross_validated.keys())
@@ -207,7 +207,7 @@ def cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups
     return right, also_right, groups_of(keys, (first, second))
 
 
-def labels_by_digest(run: Run) -> dict[str, set[str]]:
+def _labels_by_digest(run: Run) -> dict[str, set[str]]:
     """Return the labels of each distinct image of a run; copies may have different labels."""
     labels: dict[str, set[str]] = {}
     for row in run.rows:
@@ -269,7 +269,7 @@ def fixes_steps(
 
 def data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
     """Return how many distinct images each run relabels, lacks and adds, compared with A."""
-    first, *others = map(labels_by_digest, runs)
+    first, *others = map(_labels_by_digest, runs)
     return [
         (
             sum(first[key] != table[key] for key in first.keys() & table),

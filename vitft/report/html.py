@@ -91,7 +91,7 @@ def colour_scheme() -> str:
     )
 
 
-def style_sheet() -> str:
+def _style_sheet() -> str:
     """Return the style sheet that defines the colours: light or dark on screen, light in print.
 
     It also contains the classes of `colour_classes`.
@@ -124,7 +124,7 @@ def render(template: str, view: Mapping[str, object]) -> str:
     """
     from markupsafe import Markup
 
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + style_sheet()
+    css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + _style_sheet()
     script = "\n".join(
         (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "decisions.js")
     )

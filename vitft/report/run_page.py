@@ -64,7 +64,7 @@ class _Weakest:
     """Whether the recall was measured in cross-validation instead of on the validation images."""
 
 
-def first_screen(run: Run, thumbnails: Thumbnails) -> dict[str, object]:
+def _first_screen(run: Run, thumbnails: Thumbnails) -> dict[str, object]:
     """Return the content of the first screen of a run's page; parts without data are empty.
 
     `chance` is a clause on a model at chance level, and `score` the number that summarises the run.
@@ -207,7 +207,7 @@ def run_page(run: Run) -> dict[str, object]:
         "root": run.root_uri,
         "title": f"{run.data_name or run.name}: training report",
         "data_name": run.data_name or run.name,
-        "first": first_screen(run, thumbnails),
+        "first": _first_screen(run, thumbnails),
         "about": summary_sentences(run),
         "figures": key_figures(run),
         "advice": advise(run),

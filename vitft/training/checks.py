@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # the setting `data.like`: images that an earlier run held out are held out again ------------------
 
 
-def like_manifest(like: str) -> Manifest:
+def _like_manifest(like: str) -> Manifest:
     """Return the split of the run that `data.like` names.
 
     Raises:
@@ -96,7 +96,7 @@ def former_split(
             be written.
         ResourceError: The cache cannot be written.
     """
-    manifest = like_manifest(like)
+    manifest = _like_manifest(like)
     fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
     if fixes and not applies_fixes:
         log.warning(
@@ -208,7 +208,7 @@ def check_request(
             fix="remove the option; `vitft check` lists copies on both sides of the split",
         )
     if config.data.like:
-        like_manifest(config.data.like)
+        _like_manifest(config.data.like)
     if config.weights.name != "none":
         check_weights_name(
             config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
@@ -332,7 +332,7 @@ def check_resume(
         config = replace(config, data=replace(config.data, path=place.text))
     scan(data, config.data)
     if config.data.like:
-        like_manifest(config.data.like)
+        _like_manifest(config.data.like)
     return (None if status == "finished" and not extended else config), path
 
 

@@ -98,7 +98,7 @@ _MESSAGE_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class _Inspection:
     """Results of the inspection of all files by the processes of a run."""
 
     inspected: InspectedFolder
@@ -111,7 +111,7 @@ class Inspection:
     """Number of images whose features were computed, summed over all processes."""
 
 
-def shared_grey_range(folder: Folder, group: ProcessGroup, *, max_pixels: int) -> GreyRange:
+def _shared_grey_range(folder: Folder, group: ProcessGroup, *, max_pixels: int) -> GreyRange:
     """Return the grey range of the images (see `measure_grey_range`)."""
     return measure_grey_range(
         folder,
@@ -130,7 +130,7 @@ def inspect_shards(
     view: View,
     extractor: Extractor | None,
     fingerprints: Fingerprints | None,
-) -> Inspection:
+) -> _Inspection:
     """Inspect all files, and cache features and fingerprints if requested.
 
     Raises:
@@ -160,7 +160,7 @@ def inspect_shards(
         _share_rows(extractor, [file.sha256 for file in inspected.good], view, group)
         computed = sum(group.gather(extractor.computed))
         log_cached_features(inspected, computed)
-    return Inspection(
+    return _Inspection(
         inspected=inspected, duplicates=duplicates, fingerprints=fingerprints, computed=computed
     )
 
@@ -252,7 +252,7 @@ class Start:
     """State of a run before its first stage, with the images checked and split."""
 
     setup: Setup
-    inspection: Inspection
+    inspection: _Inspection
     inputs: StageInputs
     """Inputs to the first stage."""
     extraction_s: float
@@ -365,7 +365,7 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
         DivergedError: Features are not finite, or too large to compute with.
         RunError, ResourceError: The cache cannot be written, or a process was lost.
     """
-    grey_range = shared_grey_range(setup.folder, group, max_pixels=setup.config.data.max_pixels)
+    grey_range = _shared_grey_range(setup.folder, group, max_pixels=setup.config.data.max_pixels)
     transform = replace(setup.report.transform, grey_range=grey_range)
     setup = replace(
         setup,
@@ -388,7 +388,7 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     return Start(setup=setup, inspection=found, inputs=inputs, extraction_s=extraction_s)
 
 
-def _inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> Inspection:
+def _inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> _Inspection:
     """Inspect all images, extract their features if there is an extractor, and log the results."""
     data, transform = setup.config.data, setup.report.transform
     fingerprints = None
@@ -414,7 +414,7 @@ def _inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGro
     return found
 
 
-def _split_images(setup: Setup, found: Inspection, group: ProcessGroup) -> Dataset:
+def _split_images(setup: Setup, found: _Inspection, group: ProcessGroup) -> Dataset:
     """Split the readable images into training, validation and test sets, and log the split.
 
     Raises:

@@ -52,7 +52,7 @@ class ArchiveLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveEntry:
+class _ArchiveEntry:
     """An archive entry as described by its header."""
 
     name: str
@@ -66,7 +66,7 @@ class ArchiveRefusedError(Exception):
     """Error with the reason for refusing an archive; `archive.unpack` turns it into a DataError."""
 
 
-def archive_kind(file: BinaryIO) -> _ArchiveKind:
+def _archive_kind(file: BinaryIO) -> _ArchiveKind:
     """Return the archive's kind, detected from its first bytes, which are read.
 
     Raises:
@@ -83,9 +83,9 @@ def archive_kind(file: BinaryIO) -> _ArchiveKind:
     raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
 
 
-def open_entries(
+def _open_entries(
     file: BinaryIO, kind: _ArchiveKind, packed: int, limits: ArchiveLimits
-) -> Generator[ArchiveEntry, None, None]:
+) -> Generator[_ArchiveEntry, None, None]:
     """Yield every entry, in the order of the tar file or of the zip file's central directory.
 
     The contents of an entry can be read only until the next entry is yielded.
@@ -167,10 +167,10 @@ class TarStream:
                 return
 
 
-def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
-    """Convert a `TarInfo` to an `ArchiveEntry`."""
+def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> _ArchiveEntry:
+    """Convert a `TarInfo` to an `_ArchiveEntry`."""
     if member.isdir():
-        return ArchiveEntry(name=member.name, is_folder=True)
+        return _ArchiveEntry(name=member.name, is_folder=True)
     refused = ""
     if member.issym() or member.islnk():
         refused = f"is a link to '{member.linkname[:200]}'"
@@ -178,7 +178,7 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> ArchiveEntry:
         refused = "is a sparse file"
     elif not member.isreg():
         refused = "is a device or other special file"
-    return ArchiveEntry(
+    return _ArchiveEntry(
         name=member.name,
         size=max(0, member.size),
         refused=refused or ("has a negative size" if member.size < 0 else ""),
@@ -207,11 +207,11 @@ def _directory_size(file: BinaryIO) -> int:
     return max(sizes)
 
 
-def _zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
-    """Convert a `ZipInfo` to an `ArchiveEntry`."""
+def _zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> _ArchiveEntry:
+    """Convert a `ZipInfo` to an `_ArchiveEntry`."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     if info.is_dir():
-        return ArchiveEntry(name=info.orig_filename, is_folder=True)
+        return _ArchiveEntry(name=info.orig_filename, is_folder=True)
     refused = ""
     if kind == stat.S_IFLNK:
         refused = "is a link"
@@ -227,7 +227,7 @@ def _zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArchiveEntry:
             while piece := member.read(_CHUNK_BYTES):
                 yield piece
 
-    return ArchiveEntry(
+    return _ArchiveEntry(
         name=info.orig_filename, size=info.file_size, refused=refused, content=content
     )
 
@@ -266,10 +266,10 @@ def unpack(
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     with archive.open("rb") as file, _as_data_error(name):
-        packed, kind = os.fstat(file.fileno()).st_size, archive_kind(file)
+        packed, kind = os.fstat(file.fileno()).st_size, _archive_kind(file)
         megabytes = max(1, round(packed / 1e6))
         with (
-            contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
+            contextlib.closing(_open_entries(file, kind, packed, limits)) as entries,
             console.Progress(f"checking {label}", megabytes, unit="MB") as read,
         ):
             inside = _contents_of(
@@ -285,7 +285,7 @@ def unpack(
                 fix="free some disk space, or choose a folder on another disk with --to",
             )
         with (
-            contextlib.closing(open_entries(file, kind, packed, limits)) as entries,
+            contextlib.closing(_open_entries(file, kind, packed, limits)) as entries,
             console.Progress(f"unpacking {label}", inside.files, unit="files") as written,
         ):
             for entry, parts in _accepted_entries(entries, packed, limits):
@@ -296,8 +296,8 @@ def unpack(
 
 
 def counted(
-    entries: Iterator[ArchiveEntry], file: BinaryIO, progress: console.Progress, megabytes: int
-) -> Iterator[ArchiveEntry]:
+    entries: Iterator[_ArchiveEntry], file: BinaryIO, progress: console.Progress, megabytes: int
+) -> Iterator[_ArchiveEntry]:
     """Yield the entries, reporting how many of the `megabytes` have been read as progress."""
     for entry in entries:
         progress.advance(min(megabytes, round(file.tell() / 1e6)) - progress.done)
@@ -325,8 +325,8 @@ def _as_data_error(name: str) -> Iterator[None]:
 
 
 def _accepted_entries(
-    entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
-) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
+    entries: Iterator[_ArchiveEntry], packed: int, limits: ArchiveLimits
+) -> Iterator[tuple[_ArchiveEntry, tuple[str, ...]]]:
     """Yield each entry with the parts of its path, skipping macOS resource forks.
 
     Raises:
@@ -364,7 +364,7 @@ def _accepted_entries(
             yield entry, parts
 
 
-def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
+def parts_of(entry: _ArchiveEntry) -> tuple[str, ...]:
     """Return the path of an entry, split into folder names and a file name.
 
     Raises:
@@ -391,7 +391,7 @@ def parts_of(entry: ArchiveEntry) -> tuple[str, ...]:
     return parts
 
 
-def _contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> _ArchiveContents:
+def _contents_of(entries: Iterator[tuple[_ArchiveEntry, tuple[str, ...]]]) -> _ArchiveContents:
     """Consume all entries and return a summary of their contents."""
     files = content = 0
     wrapper: tuple[str, ...] | None = None
@@ -407,7 +407,7 @@ def _contents_of(entries: Iterator[tuple[ArchiveEntry, tuple[str, ...]]]) -> _Ar
     return _ArchiveContents(files, content, wrapper or ())
 
 
-def _write_entry(entry: ArchiveEntry, place: Path) -> None:
+def _write_entry(entry: _ArchiveEntry, place: Path) -> None:
     """Create the folder or file of an entry, never overwriting an existing file.
 
     Raises:

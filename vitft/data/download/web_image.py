@@ -48,16 +48,16 @@ def check_public(host: str, port: int) -> None:
         OSError: The name cannot be resolved.
     """
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        check_address(host, str(place[0]))
+        _check_address(host, str(place[0]))
 
 
-def check_address(host: str, address: str) -> None:
+def _check_address(host: str, address: str) -> None:
     """Raise PrivateAddressError if the numeric address of a host is private."""
     if not is_public(address):
         raise PrivateAddressError(host, address)
 
 
-def check_name(host: str) -> None:
+def _check_name(host: str) -> None:
     """Raise PrivateAddressError for localhost or a private IP address, without resolving names."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         raise PrivateAddressError(host, host)
@@ -65,7 +65,7 @@ def check_name(host: str) -> None:
         ipaddress.ip_address(host)
     except ValueError:
         return
-    check_address(host, host)
+    _check_address(host, host)
 
 
 def is_public(address: str) -> bool:
@@ -299,7 +299,7 @@ class _DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         parts = urlsplit(req.full_url)
         is_proxied = req.host != unquote(parts.netloc)
         if is_proxied and not self.allow_private:
-            check_name(parts.hostname or "")
+            _check_name(parts.hostname or "")
         check = not (is_proxied or self.allow_private)
         return functools.partial(kind, clock=self.clock, check=check)
 
@@ -324,7 +324,7 @@ class _DeadlineConnection(http.client.HTTPConnection):
         super().connect()
         self.clock.sockets.append(self.sock)
         if self.check:  # check again: the name may have resolved to another address
-            check_address(self.host, self.sock.getpeername()[0])
+            _check_address(self.host, self.sock.getpeername()[0])
 
 
 class _DeadlineTLSConnection(_DeadlineConnection, http.client.HTTPSConnection):

@@ -89,7 +89,7 @@ def check_libraries(address: str) -> None:
         raise UsageError(error.problem, fix=install_command(("fsspec", library))) from error
 
 
-def fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
+def _fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
     """Download a file into `part`, resuming a partial download of the same version.
 
     Raises:
@@ -335,7 +335,7 @@ def _ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Ind
                     raise
                 raise DataError(error.problem, fix=_PRIVATE_FIX) from error
         else:
-            fetch_file(shard.address, part, limits=limits)
+            _fetch_file(shard.address, part, limits=limits)
         with writing(path, option=COPY_OPTION):
             part.replace(path)
         remove_part(part)

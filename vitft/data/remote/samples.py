@@ -49,7 +49,7 @@ _MAX_CELL = 10_000
 _LIMITS = ArchiveLimits(content=10**13)
 
 
-class Member(NamedTuple):
+class _Member(NamedTuple):
     """An image in a shard."""
 
     name: str
@@ -58,20 +58,20 @@ class Member(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sample:
+class _Sample:
     """The members of a shard that share a key."""
 
-    images: dict[str, Member] = field(default_factory=dict)
+    images: dict[str, _Member] = field(default_factory=dict)
     """Mapping from components (the text after the first dot of the name, e.g. `jpg`) to images."""
     fields: dict[str, str] = field(default_factory=dict)
     """Text of the members `cls` and `txt`, and the fields of `json` that are not nested."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSamples:
+class _ShardSamples:
     """Contents of a shard."""
 
-    samples: Mapping[str, Sample]
+    samples: Mapping[str, _Sample]
     """Mapping from keys to samples, in the order of the shard."""
     unused: Mapping[str, int]
     """Number of members that are neither images nor text, by suffix."""
@@ -90,7 +90,7 @@ class _SeekingStream(TarStream):
         return place
 
 
-def read_samples(shard: Path, *, shown: str) -> ShardSamples:
+def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
     """Read the samples of a shard.
 
     `shown` is the name of the shard in messages.
@@ -101,7 +101,7 @@ def read_samples(shard: Path, *, shown: str) -> ShardSamples:
             that is too large or not valid JSON.
         OSError: The file cannot be read.
     """
-    found: dict[str, Sample] = {}
+    found: dict[str, _Sample] = {}
     unused: Counter[str] = Counter()
     try:
         with shard.open("rb") as file:
@@ -119,7 +119,7 @@ def read_samples(shard: Path, *, shown: str) -> ShardSamples:
             f"the shard {shown} is incomplete or damaged ({reason})",
             fix="write or fetch the shard again",
         ) from error
-    return ShardSamples(found, unused)
+    return _ShardSamples(found, unused)
 
 
 def _check_is_tar(head: bytes) -> None:
@@ -137,7 +137,7 @@ def _check_is_tar(head: bytes) -> None:
 
 
 def _collect_samples(
-    file: IO[bytes], size: int, found: dict[str, Sample], unused: Counter[str]
+    file: IO[bytes], size: int, found: dict[str, _Sample], unused: Counter[str]
 ) -> None:
     """Add the samples of an open tar file to `found`, and count members that are not used.
 
@@ -162,8 +162,8 @@ def _collect_samples(
             stem, _, component = base.partition(".")  # of WebDataset
             key, component = f"{folder}{slash}{stem}", component.lower()
             if f".{component.rpartition('.')[2]}" in FORMAT_BY_SUFFIX:
-                place = Member(name, member.offset_data, member.size)
-                found.setdefault(key, Sample()).images[component] = place
+                place = _Member(name, member.offset_data, member.size)
+                found.setdefault(key, _Sample()).images[component] = place
             elif component in _TEXTS or component == "json":
                 if entry.size > _MAX_MEMBER_BYTES:
                     raise ArchiveRefusedError(
@@ -176,7 +176,7 @@ def _collect_samples(
                     if component == "json"
                     else {component: _one_line(text)}
                 )
-                found.setdefault(key, Sample()).fields.update(fields)
+                found.setdefault(key, _Sample()).fields.update(fields)
             else:
                 unused[suffix_of(name)] += 1
         stream.finish()
@@ -219,7 +219,7 @@ class IndexTable:
     there is one column for each component, and `data.path_column` chooses.
     """
 
-    def __init__(self, shards: Mapping[str, ShardSamples]) -> None:
+    def __init__(self, shards: Mapping[str, _ShardSamples]) -> None:
         self.shards = shards
         components: dict[str, None] = {}
         fields: dict[str, None] = {}
@@ -245,7 +245,7 @@ class IndexTable:
         self.has_main = has_main
         self.header = [*own, *names]
 
-    def samples(self) -> Iterator[tuple[str, Sample]]:
+    def samples(self) -> Iterator[tuple[str, _Sample]]:
         """Yield the samples of all shards, each with the name of its shard."""
         for name, contents in self.shards.items():
             for sample in contents.samples.values():
@@ -276,7 +276,7 @@ class IndexTable:
         return notes
 
 
-def _main_images(sample: Sample) -> list[str]:
+def _main_images(sample: _Sample) -> list[str]:
     """Return the components of a sample's images that have no dot, or its only component."""
     if len(sample.images) == 1:
         return [*sample.images]
@@ -369,7 +369,7 @@ class IndexedShard(NamedTuple):
     """A shard and its samples."""
 
     file: ShardFile
-    contents: ShardSamples
+    contents: _ShardSamples
 
 
 def read_copy(folder: Path) -> LocalCopy | None:
@@ -410,11 +410,11 @@ def read_samples_record(path: Path) -> IndexedShard | None:
         if fields["format"] != _FORMAT:
             return None
         samples = {
-            key: Sample({name: Member(*one) for name, one in images.items()}, texts)
+            key: _Sample({name: _Member(*one) for name, one in images.items()}, texts)
             for key, (images, texts) in fields["samples"].items()
         }
         return IndexedShard(
-            structured(fields["file"], ShardFile), ShardSamples(samples, fields["unused"])
+            structured(fields["file"], ShardFile), _ShardSamples(samples, fields["unused"])
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -59,7 +59,7 @@ from vitft.system.text import count, listing, percent
 # tensors of `export --html` as bytes, with 8 or 16 bits per weight; read by `page/weights.js` -----
 
 Bits = Literal[8, 16]
-BLOCK = 64
+_BLOCK = 64
 """Number of weights that share a scale. With 8 bits, the probabilities of a ViT-Tiny for 40 flower
 photos change by up to 0.019 with this block size, and by up to 0.033 with one scale per row."""
 _TYPES: Mapping[Bits, str] = {8: "i8", 16: "f16"}
@@ -77,16 +77,16 @@ class _StoredTensor(TypedDict):
     """Number of weights that share a scale; 0 for float32, which has no scales."""
 
 
-class StoredTensors(NamedTuple):
+class _StoredTensors(NamedTuple):
     """Tensors as bytes, one after the other, with their descriptions."""
 
     described: list[_StoredTensor]
     data: bytes
 
 
-def store_tensors(
+def _store_tensors(
     tensors: Mapping[str, Float32Array], bits: Bits, *, exact: Sequence[str] = ()
-) -> StoredTensors:
+) -> _StoredTensors:
     """Store matrices in 8 or 16 bits, and vectors and position embeddings in float32.
 
     Args:
@@ -99,10 +99,10 @@ def store_tensors(
         is_matrix = tensor.ndim > 1 and len(tensor) > 1
         kind = _TYPES[16 if name in exact else bits] if is_matrix else "f32"
         columns = tensor[0].size
-        block = (BLOCK if columns % BLOCK == 0 else columns) if is_matrix else 0
+        block = (_BLOCK if columns % _BLOCK == 0 else columns) if is_matrix else 0
         described.append({"name": name, "shape": [*tensor.shape], "type": kind, "block": block})
         parts += stored(np.asarray(tensor, np.float32), kind, block)
-    return StoredTensors(described, b"".join(parts))
+    return _StoredTensors(described, b"".join(parts))
 
 
 def stored(tensor: Float32Array, kind: str, block: int) -> list[bytes]:
@@ -216,7 +216,7 @@ class HtmlFormat(ExportFormat):
         state = trained.state.items()  # without the tensors that the run's head does not need
         weights = {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
         parameters = sum(tensor.size for tensor in weights.values())
-        size = parameters * (1 + 4 / BLOCK) * 4 / 3  # base64 encodes 3 bytes as 4
+        size = parameters * (1 + 4 / _BLOCK) * 4 / 3  # base64 encodes 3 bytes as 4
         _refuse_large(size, "even with 8-bit weights")
         reference = read_reference(trained.run, config.feature_size, config)
         try:
@@ -290,7 +290,7 @@ def _choose_precision(
     """
     config = trained.card.architecture
     assert isinstance(config, ViTConfig)
-    rounded = read_tensors(*store_tensors(weights, 8))
+    rounded = read_tensors(*_store_tensors(weights, 8))
     models = NumpyModel(config, weights), NumpyModel(config, rounded)
     samples, targets = comparison_images(trained, images), list[int | Flags]()
     found = list[NumericArray]()
@@ -342,17 +342,19 @@ def _speed_note(config: ViTConfig) -> str:
 
 def store_model(
     weights: Mapping[str, Float32Array], reference: Reference | None, bits: Bits
-) -> StoredTensors:
+) -> _StoredTensors:
     """Store the weights and, in 16 bits, the statistics for out-of-distribution notes."""
     statistics = {} if reference is None else {
         f"reference.{name}": array
         for name, array in reference.arrays().items()
         if array.ndim  # the numbers are in the description
     }  # fmt: skip
-    return store_tensors({**weights, **statistics}, bits, exact=tuple(statistics))
+    return _store_tensors({**weights, **statistics}, bits, exact=tuple(statistics))
 
 
-def engine_input(card: Card, reference: Reference | None, content: StoredTensors) -> dict[str, Any]:
+def engine_input(
+    card: Card, reference: Reference | None, content: _StoredTensors
+) -> dict[str, Any]:
     """Return the inputs to the engine other than the weights, with the logits of its self-test.
 
     Raises:

@@ -121,7 +121,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
     )
 
 
-def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Tensor]:
+def _example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Tensor]:
     """Return the module to trace and an example input of two images.
 
     With an example of one image, the graph would accept no other batch size.
@@ -133,7 +133,7 @@ def example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Te
     return trained.model, torch.zeros(2, shape.in_channels, *transform.image_size)
 
 
-def export_error(target: str, error: Exception) -> RunError:
+def _export_error(target: str, error: Exception) -> RunError:
     """Return the error for a model that cannot be exported to a format."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RunError(
@@ -162,7 +162,7 @@ def silenced() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
-def open_graph(
+def _open_graph(
     described: Mapping[str, Any], logits: Callable[[NumericArray], NumericArray], *, by: str
 ) -> OpenedModel:
     """Return a graph as an opened model, with the preprocessing given in its description."""
@@ -185,13 +185,13 @@ class TorchExportFormat(ExportFormat):
     """Whether the program accepts bytes and normalises them itself."""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        model, example = example_of(trained, takes_bytes=self.takes_bytes)
+        model, example = _example_of(trained, takes_bytes=self.takes_bytes)
         batch = torch.export.Dim.DYNAMIC
         try:
             with silenced():
                 program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
         except RuntimeError as error:
-            raise export_error("torch.export", error) from error
+            raise _export_error("torch.export", error) from error
         for module in program.graph_module.modules():
             if isinstance(module, torch.fx.GraphModule):
                 for node in module.graph.nodes:
@@ -206,7 +206,7 @@ class TorchExportFormat(ExportFormat):
         files = {_DESCRIPTION_FILE: ""}
         with silenced():  # torch 2.10 warns of its own read-only buffers
             module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
-        return open_graph(
+        return _open_graph(
             json.loads(files[_DESCRIPTION_FILE]),
             lambda inputs: module_logits(module, inputs),
             by=f"torch {torch.__version__}",
@@ -253,7 +253,7 @@ def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401
     Raises:
         RunError: torch cannot export the model.
     """
-    model, example = example_of(trained, takes_bytes=takes_bytes)
+    model, example = _example_of(trained, takes_bytes=takes_bytes)
     try:
         with silenced():
             program = torch.onnx.export(
@@ -267,7 +267,7 @@ def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise export_error("ONNX", error) from error
+        raise _export_error("ONNX", error) from error
     assert program is not None
     graph = program.model.graph
     for part in (graph, *graph, *graph.inputs, *graph.initializers.values()):
@@ -305,7 +305,7 @@ def open_onnx(folder: Path, name: str = ONNX_FILE) -> OpenedModel:
     def logits(inputs: NumericArray) -> NumericArray:
         return np.asarray(session.run(["logits"], {source: inputs})[0])
 
-    opened = open_graph(described, logits, by=f"onnxruntime {onnxruntime.__version__}")
+    opened = _open_graph(described, logits, by=f"onnxruntime {onnxruntime.__version__}")
     if not described["input"]["any_size"]:
         return opened
     prepare = rgb_bytes if described["input"]["bytes"] else rgb_planes

@@ -55,7 +55,7 @@ class Vector(NamedTuple):
     """The decoded pixels: a line of text and the samples (see `pixel_file`)."""
 
 
-def draw_vectors(transform: EvalTransform) -> list[Vector]:
+def _draw_vectors(transform: EvalTransform) -> list[Vector]:
     """Draw five images; the same transform always gives the same images."""
     random = np.random.default_rng(0)
     phone = drawn(random, 30, 41, 3)
@@ -182,7 +182,7 @@ class PreprocessingFormat(ExportFormat):
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         transform = trained.card.transform
-        vectors = draw_vectors(transform)
+        vectors = _draw_vectors(transform)
         with writing(folder):
             (folder / _VECTORS).mkdir()
         digests = [write_vector(folder / _VECTORS, transform, vector) for vector in vectors]

@@ -195,7 +195,7 @@ class CatalogEntry:
 
 
 @functools.cache
-def read_catalog() -> Mapping[str, Any]:
+def _read_catalog() -> Mapping[str, Any]:
     """Return the content of catalog.toml."""
     return tomllib.loads((resource("weights") / "catalog.toml").read_text(encoding="utf-8"))
 
@@ -204,8 +204,8 @@ def read_catalog() -> Mapping[str, Any]:
 def catalog_entries() -> tuple[CatalogEntry, ...]:
     """Return all entries of the catalogue, in the order of the file."""
     entries = []
-    for row in read_catalog()["weights"]:
-        family = read_catalog()["family"][row["family"]]
+    for row in _read_catalog()["weights"]:
+        family = _read_catalog()["family"][row["family"]]
         options = {**family.get("options", {}), **row.get("options", {})}
         fields: dict[str, Any] = {**family, **row, "options": options}
         del fields["family"]
@@ -293,7 +293,7 @@ class Recommendation:
 @functools.cache
 def recommendations() -> tuple[Recommendation, ...]:
     """Return the recommended weights, from the fastest to the most accurate."""
-    return tuple(Recommendation(**row) for row in read_catalog()["recommended"])
+    return tuple(Recommendation(**row) for row in _read_catalog()["recommended"])
 
 
 def machine_speed(device: str = "auto") -> float:

@@ -33,7 +33,7 @@ from vitft.system.text import count, distinct_names
 # facts about weight files that are named as published: preprocessing and ImageNet's class names ---
 
 
-def published_entry(name: str, config: ViTConfig) -> CatalogEntry | None:
+def _published_entry(name: str, config: ViTConfig) -> CatalogEntry | None:
     """Return the published weights with this name, or None if there are none of this shape.
 
     `name` may begin with `timm/`, as on the hub. If it is only in timm's registry, timm is
@@ -56,14 +56,14 @@ def shape(config: ViTConfig) -> tuple[object, ...]:
 
 
 @functools.cache
-def label_set(name: str, config: ViTConfig) -> str:
+def _label_set(name: str, config: ViTConfig) -> str:
     """Return timm's name of the ImageNet label set of published weights, e.g. `imagenet-1k`.
 
     The result is empty unless all of this holds: weights with this name and shape are published,
     the last dataset in their name is one of ImageNet's, and its label set has as many classes as
     the head has outputs.
     """
-    entry = published_entry(name, config) if config.num_classes else None
+    entry = _published_entry(name, config) if config.num_classes else None
     if entry is None or entry.num_classes != config.num_classes:
         return ""
     from timm.data import infer_imagenet_subset
@@ -132,7 +132,7 @@ class PretrainedWeights:
     @property
     def label_set(self) -> str:
         """ImageNet's label set that names the classes, e.g. `imagenet-1k`; empty if none does."""
-        return "" if self.stated_classes else label_set(self.published, self.architecture)
+        return "" if self.stated_classes else _label_set(self.published, self.architecture)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -296,7 +296,7 @@ def _with_usual_statistics(
     """
     if facts.mean is not None or config.in_channels != 3:
         return facts
-    if entry := published_entry(published, config):
+    if entry := _published_entry(published, config):
         return replace(
             facts,
             mean=entry.mean,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.training.test_stages import outcome, resumed, start, stop_after
-from vitft.data import sample_order
+from vitft.training import sample_order
 
 SKEWED = [0] * 20 + [1] * 7 + [2] * 3  # 30 images, 10 of each class in a balanced epoch
 BALANCED: dict[str, dict[str, Any]] = {
