@@ -24,7 +24,6 @@ from vitft.training import (
     epoch_order,
     epoch_size,
     evaluation_batches,
-    repeat_counts,
     training_batches,
     training_crop,
     view_key,
