@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.faults import forked
 from benchmarks.faults.small_run import clear_unbegun, command, missing, prepare, result
 from benchmarks.timing import counts
-from tests.support.fail_points import ERRORS, KILL, FailPoints, chosen
+from tests.support.fail_points import ERRORS, KILL, FailPoints
 
 ALLOWED = {KILL: {137}, "ENOSPC": {0, 6}, "EIO": {0, 5, 6}, "EACCES": {0, 5}}
 COMMANDS = ("finetune", "export", "predict")
@@ -81,7 +81,10 @@ def campaign(home: Path, name: str, every: int) -> None:
     assert code == 0, forked.output(home)
     wanted = command.left()
     files = sorted(p.name for p in command.out.iterdir()) if name == "finetune" else []
-    picked = chosen(calls)[::every]
+    # the first and the last call of each name and kind of file
+    first = {call: i for i, call in reversed([*enumerate(calls)])}
+    last = {call: i for i, call in enumerate(calls)}
+    picked = sorted({*first.values(), *last.values()})[::every]
     print(f"{name}: {len(calls)} calls, {len(picked)} of them tried", flush=True)
     for how in (KILL, *ERRORS):
         codes: Counter[int] = Counter()
