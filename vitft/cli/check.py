@@ -171,12 +171,7 @@ def _training_command(
 
 
 def _fixes_path(out: Path, root: Path) -> Path:
-    """Return the first unused path in `out` among `fixes.csv`, `fixes-2.csv` and so on.
-
-    Raises:
-        RunError: `out` is a file.
-        UsageError: `out` is inside the data folder, or has the name of a file.
-    """
+    """Return the first unused path in `out` among `fixes.csv`, `fixes-2.csv` and so on."""
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
     check_folder_name(out)

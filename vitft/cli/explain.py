@@ -155,11 +155,7 @@ def _explain_command(args: argparse.Namespace) -> int:
 
 
 def _check_figures(args: argparse.Namespace) -> None:
-    """Check that --model or --patches is not combined with options that it does not use.
-
-    Raises:
-        UsageError: An option has no effect, or the extra for plots is not installed.
-    """
+    """Check that --model or --patches is not combined with options that it does not use."""
     figure = "--model" if args.model else "--patches"
     unused = {
         "--patches": args.model and args.patches,

@@ -147,10 +147,6 @@ def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     """Return the settings and the directory of a run to resume.
 
     The settings are None if the run is finished.
-
-    Raises:
-        UsageError: An option applies to new runs only, or a setting is unknown or given twice.
-        RunError: The run does not exist or is damaged, or a given setting would change its result.
     """
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_resume
@@ -174,12 +170,7 @@ def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
 
 
 def _new_settings(args: argparse.Namespace) -> Config:
-    """Return the settings of a new run.
-
-    Raises:
-        UsageError: The recipe is unknown, or a setting is unknown, is invalid or has no effect. A
-            setting that was given by an option is called by the option's name.
-    """
+    """Return the settings of a new run."""
     try:
         return requested_config(args.recipe, named_settings(args))
     except UsageError as error:

@@ -128,11 +128,7 @@ def _label_command(args: argparse.Namespace) -> int:
 
 
 def _class_names(text: str) -> list[str]:
-    """Return the names of classes separated by commas.
-
-    Raises:
-        UsageError: A name is repeated.
-    """
+    """Return the names of classes separated by commas."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if repeated := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(
@@ -142,12 +138,7 @@ def _class_names(text: str) -> list[str]:
 
 
 def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
-    """Check the path of the table.
-
-    Raises:
-        UsageError: The path does not end in .csv, its folder does not exist, or the default table
-            would be in the picture folder.
-    """
+    """Check the path of the table."""
     if table.suffix.lower() != ".csv" or table.is_dir():
         raise UsageError(f"invalid --out {table}: not a CSV file", fix="use e.g. --out labels.csv")
     if not table.absolute().parent.is_dir():

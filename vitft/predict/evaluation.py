@@ -343,9 +343,6 @@ def _score_labelled(
     Return one prediction per image, the logits (B, C) of each batch and the digest of each image
     that has logits. Images that are left out have neither. Then follow the numbers of validation
     images of the run with logits and of training images with another label than in training.
-
-    Raises:
-        RunError: Some logits are not finite.
     """
     predictions: list[_LabelledPrediction] = []
     logits: list[ScoreArray] = []
@@ -377,12 +374,7 @@ def _score_labelled(
 
 
 def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
-    """Check that every class of the data is a class of the model; the data may have fewer classes.
-
-    Raises:
-        DataError: A class is unknown to the model, or the data has several labels per image and the
-            model does not (`several`).
-    """
+    """Check that the model has every class of the data, which may have fewer."""
     present = {*(data.labels or data.classes)}
     unknown, missing = sorted(present - {*known}), sorted({*known} - present)
     if not unknown:
@@ -465,9 +457,6 @@ def _before_temperature(
 
     Both are None if the run has no temperature. For a multi-label model, only the temperature is
     None, because each label has its own.
-
-    Raises:
-        RunError: The file eval.json of the run is damaged.
     """
     kept = read_results(RunDir(folder).eval)
     calibration = kept["calibration"] if kept else None

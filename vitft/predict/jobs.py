@@ -79,9 +79,6 @@ def _model_digest(path: Path) -> str:
     """Return the digest that a checkpoint or graph contains, or that of the file if it has none.
 
     Engines check a contained digest, so the contents are not hashed again.
-
-    Raises:
-        OSError: The file cannot be read.
     """
     recorded = ""
     if path.suffix.lower() == ".onnx":
@@ -96,11 +93,7 @@ def _model_digest(path: Path) -> str:
 
 
 def _check_record(part: Path, options: _JobOptions) -> None:
-    """Check that a file of rows was begun with the same options.
-
-    Raises:
-        RunError: The options differ, or their file is damaged.
-    """
+    """Check that a file of rows was begun with the same options."""
     begun = _read_options(part)
     if begun is None:
         return
@@ -111,11 +104,7 @@ def _check_record(part: Path, options: _JobOptions) -> None:
 
 
 def _read_options(part: Path) -> _JobOptions | None:
-    """Return the options with which a file of rows was begun, or None without a record.
-
-    Raises:
-        RunError: The record is damaged, or another program wrote it.
-    """
+    """Return the options with which a file of rows was begun, or None without a record."""
     path = record_path(part)
     try:
         found = parse_json(path.read_bytes())
@@ -221,11 +210,7 @@ def run_prediction(
 
 
 def _check_destination(request: PredictRequest) -> None:
-    """Check the output file, if any; log a warning if its suffix is that of another format.
-
-    Raises:
-        RunError: The file exists already, or its folder does not exist.
-    """
+    """Check the output file, if any; log a warning if its suffix is that of another format."""
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
         names = request.images
@@ -268,11 +253,6 @@ def _choose_engine(
     `--engine`. By default, it runs in NumPy if the NumPy engine supports the model and the job is
     small: one process, at most `FEW_IMAGES` images, not bf16, device `auto` or `cpu`, and no
     overlays. In all other cases, it runs in torch.
-
-    Raises:
-        UsageError: The engine does not support the model or an option, the device cannot be used,
-            or onnxruntime is not installed.
-        RunError: The model is damaged or has no classes.
     """
     if checkpoint.suffix.lower() == ".onnx":
         request.check_graph(checkpoint)
@@ -325,10 +305,6 @@ def _finished_job(
 
     If this process has finished its shard but the output file does not exist yet, return 0. In this
     case, the shards are merged if every process has finished.
-
-    Raises:
-        RunError: The output file is complete, but for other images or columns, or this process has
-            finished its shard with other options.
     """
     if not request.resume or request.out is None:
         return None
@@ -366,12 +342,7 @@ def _open_destination(
     labels: Sequence[str],
     options: _JobOptions,
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
-    """Open the output; yield a writer for the rows and the sources that do not have a row yet.
-
-    Raises:
-        RunError: The file cannot be written, or the file to resume does not match the request.
-        ResourceError: The disk is full.
-    """
+    """Open the output; yield a writer for the rows and the sources that do not have a row yet."""
     style, top_k = request.style, request.top_k
     if request.out is None:
         rows = RowWriter(style, top_k, write, labels, bom=request.bom)

@@ -103,12 +103,7 @@ class OnnxEngine(CpuEngine):
 
 
 def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
-    """Return an onnxruntime session that runs a graph on all cores.
-
-    Raises:
-        RunError: onnxruntime cannot read the file, or the file or its weights do not match the
-            digest in it. A graph without a digest is accepted.
-    """
+    """Return an onnxruntime session that runs a graph on all cores."""
     import onnxruntime
 
     try:
@@ -132,11 +127,7 @@ def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
 
 
 def _described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the description that `vitft export` stored in a graph.
-
-    Raises:
-        RunError: The graph has no description, or the description is not a JSON object.
-    """
+    """Return the description that `vitft export` stored in a graph."""
     if "vitft" not in metadata:
         raise RunError(
             f"the ONNX graph {path} was not exported by vitft and contains neither the class names "

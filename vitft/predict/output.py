@@ -152,10 +152,6 @@ def _open_excel(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[R
     """Open an Excel file with the same columns as CSV output; probabilities are numbers.
 
     The rows are kept in a temporary file of openpyxl, not in memory.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The file cannot be written, or has too many rows.
     """
     from openpyxl import Workbook
     from openpyxl.worksheet.properties import PageSetupProperties
@@ -323,11 +319,7 @@ def find_resume_point(
 
 
 def _parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
-    """Return a row's path, its number of classes (0 for CSV), and whether it is an error row.
-
-    Raises:
-        RunError: The row was not written by vitft.
-    """
+    """Return a row's path, its number of classes (0 for CSV), and whether it is an error row."""
     try:
         if style == "jsonl":
             row = json.loads(record)
@@ -450,12 +442,7 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
 
 @contextlib.contextmanager
 def _open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
-    """Open a Parquet file with the same columns as CSV output and float64 probabilities.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The file cannot be written.
-    """
+    """Open a Parquet file with the same columns as CSV output and float64 probabilities."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -258,9 +258,6 @@ def _is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     The run's data may have been moved or copied, so most of a sample of the files must have a path
     and a digest recorded in split.csv. A table of labels must be the table of the run, because
     another table states labels of its own.
-
-    Raises:
-        RunError: The file split.csv is damaged.
     """
     split = RunDir(folder).split
     if not os.path.lexists(split):

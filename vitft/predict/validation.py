@@ -172,20 +172,12 @@ def read_groups(run: Path, images: int) -> list[str] | None:
 
 
 def _read_validation_arrays(run: Path) -> dict[str, Any] | None:
-    """Return the arrays of validation.npz, or None if the file does not exist.
-
-    Raises:
-        RunError: The file is damaged.
-    """
+    """Return the arrays of validation.npz, or None if the file does not exist."""
     return read_run_arrays(run / _VALIDATION_FILE)
 
 
 def _as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
-    """Convert `values`, read from the file `path`, to an array of `dtype`.
-
-    Raises:
-        RunError: The values cannot be converted to `dtype`.
-    """
+    """Convert `values`, read from the file `path`, to an array of `dtype`."""
     try:
         return np.asarray(values).astype(dtype)
     except (ValueError, TypeError) as error:

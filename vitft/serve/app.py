@@ -251,11 +251,7 @@ def _query_parameters(request: Request) -> list[str]:
 
 
 async def _check_parameters(request: Request) -> None:
-    """Refuse a request with an unknown query parameter, which would otherwise have no effect.
-
-    Raises:
-        HTTPException: The route does not define the parameter, or it is given twice (422).
-    """
+    """Refuse a request with an unknown query parameter, which would otherwise have no effect."""
     known = _query_parameters(request)
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:

@@ -102,11 +102,7 @@ def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
 
 
 def _checked_json(path: Path, data: bytes, kind: type[_Content]) -> _Content:
-    """Parse `data`, the JSON text of the file `path`, and check it against `kind`.
-
-    Raises:
-        RunError: The text is not strict JSON, or the value does not conform to `kind`.
-    """
+    """Parse `data`, the JSON text of the file `path`, and check it against `kind`."""
     try:
         return cast("_Content", structured(parse_json(data), kind))
     except ValueError as error:

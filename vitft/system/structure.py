@@ -113,12 +113,7 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
 
 
 def _scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Return a string, number, boolean or None if it is of type `kind`; integers may become floats.
-
-    Raises:
-        StructureError: The value is of another type, is too large, or is text that is not valid
-            Unicode.
-    """
+    """Return a string, number, boolean or None of type `kind`; integers may become floats."""
     if kind is float and type(value) in (int, float) and abs(value) <= float(_LARGEST) ** 19:
         return float(value)
     if kind is int and type(value) is int and abs(value) <= _LARGEST:
@@ -146,11 +141,7 @@ def is_encodable(text: str) -> bool:
 
 
 def _in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
-    """Return a number, a sequence of numbers or None unchanged if it is within the limits.
-
-    Raises:
-        StructureError: A number is out of range.
-    """
+    """Return a number, a sequence of numbers or None unchanged if it is within the limits."""
     for number in value if isinstance(value, Sequence) else (value,):
         if number is not None and number not in limits:
             raise _mismatch(number, f"a number {limits}", place)
@@ -158,12 +149,7 @@ def _in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
 
 
 def _one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN401
-    """Convert a value to the first of several types that it conforms to.
-
-    Raises:
-        StructureError: The value does not conform to any of the types; the message refers to the
-            last type.
-    """
+    """Convert a value to the first of several types that it conforms to."""
     if value is None and types.NoneType in kinds:
         return None
     others = [kind for kind in kinds if kind is not types.NoneType]
@@ -176,11 +162,7 @@ def _one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN40
 
 
 def _container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
-    """Return a list, tuple or mapping whose items conform to the type arguments.
-
-    Raises:
-        StructureError: The value or an item is of the wrong type, or the length is wrong.
-    """
+    """Return a list, tuple or mapping whose items conform to the type arguments."""
     if origin not in (list, tuple):
         if not isinstance(value, dict):
             raise _mismatch(value, "an object", place)
@@ -199,12 +181,7 @@ def _container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # n
 
 
 def _typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Convert an object to a TypedDict; keys that it does not define are kept unchecked.
-
-    Raises:
-        StructureError: The value is not an object, a required key is missing, or the value of a key
-            does not conform.
-    """
+    """Convert an object to a TypedDict; keys that it does not define are kept unchecked."""
     if not isinstance(value, dict):
         raise _mismatch(value, "an object", place)
     for name in kind.__required_keys__:
@@ -218,11 +195,7 @@ def _typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def _instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Convert an object to an instance of a dataclass, which may perform its own checks.
-
-    Raises:
-        StructureError: The value is not an object, a key is unknown or missing, or a check fails.
-    """
+    """Convert an object to an instance of a dataclass, which may perform its own checks."""
     if isinstance(value, kind):
         return value
     if not isinstance(value, dict):

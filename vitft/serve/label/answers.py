@@ -176,11 +176,7 @@ class AnswerFile:
 
 
 def _lock_file(descriptor: int, path: Path) -> None:
-    """Lock an open file until it is closed; on Windows, there is no lock.
-
-    Raises:
-        LockedError: Another process holds the lock.
-    """
+    """Lock an open file until it is closed; on Windows, there is no lock."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -216,9 +212,6 @@ def _read_answers(data: bytes, path: Path) -> StoredAnswers:
     """Parse the content of an answer file; `path` is used in errors.
 
     The last line is left out if it is incomplete.
-
-    Raises:
-        DataError: The columns are not those of `vitft label`, or a line is invalid.
     """
     answers: list[Answer] = []
     starts: list[int] = []
