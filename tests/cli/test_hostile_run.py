@@ -224,8 +224,6 @@ def test_a_wrong_value_is_reported_with_its_file(
     assert "Traceback" not in error
 
 
-# a stopped run -----------------------------------------------------------------------------------
-
 LONG_LINES = ("deep", "a deep value", "digits", "an unpaired surrogate")
 """Contents that are no damage once the file is truncated to the size in the training state."""
 EPOCH_EDITS: dict[str, Edit] = {

@@ -35,8 +35,6 @@ def test_a_class_is_found_in_another_unicode_form(tmp_path: Path, is_apart: bool
     assert found.classes == ("daisy", "rose", "tulip")
 
 
-# runs --------------------------------------------------------------------------------------------
-
 SETTINGS: dict[str, Any] = {"optim": {"solver": "lbfgs", "l2": 1.0}}
 
 

@@ -119,9 +119,6 @@ def test_a_film_of_one_scene_is_one_group() -> None:
     assert set(groups) == {0}
 
 
-# ---- groups
-
-
 def test_tables_find_nearly_all_pairs_that_differ_in_few_bits() -> None:
     random = np.random.default_rng(0)
     codes = random.integers(0, 2**64, 4000, dtype=np.uint64)

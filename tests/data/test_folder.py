@@ -46,9 +46,6 @@ def problem(root: Path) -> str:
     return str(caught.value)
 
 
-# ---- the layout with one folder per class
-
-
 def test_classes_are_sorted_and_files_are_sorted_within_them(tmp_path: Path) -> None:
     touch(tmp_path, "b/2.jpg", "b/10.jpg", "a/x.png", "B/1.jpg", "a/Y.png")
 
@@ -112,9 +109,6 @@ def test_the_reference_script_is_followed_in_what_it_lists(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
-# ---- what is no data folder
-
-
 def as_nobody(tmp_path: Path, code: str) -> str:
     """Run `code` as a user without rights, inside of `tmp_path`; what it prints."""
     folder = os.open(tmp_path, os.O_RDONLY)  # pytest's folders are closed to others
@@ -154,12 +148,10 @@ def test_closed_files_are_bad_files(tmp_path: Path) -> None:
     assert told == "(('a/2.png', 'permission denied'),)\n"
 
 
-# ---- odd entries
-
-
 HOSTILE = [
     "with space", "new\nline", "car\rriage", 'quo"te', "com,ma", "\U0001f33c", "\u202egnp.exe",
     "\udcff\udcfe", "x" * 251, "caf\u00e9", "cafe\u0301", "=1+1", "\x1b]0;title\x07", "-rf", "a\\b",
+    " blank ", "\t", "'", "#", "cr\r\nlf", "\ufeffbom", "\u2028", "\x85", "nul\x01",
 ]  # fmt: skip
 
 

@@ -81,9 +81,6 @@ def test_copies_and_groups_are_joined() -> None:
     assert groups.get(first.sha256, first.sha256) != groups[second.sha256]
 
 
-# ---- groups in file names
-
-
 def folder_of_videos(root: Path, *parts: str) -> Path:
     for part in parts or ("",):
         touch(root, *(f"{part}/{c}/v{v}_{i}.png".lstrip("/")

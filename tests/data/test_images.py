@@ -83,9 +83,6 @@ EVERY_KIND = pytest.mark.parametrize(
 )
 
 
-# ---- what is read
-
-
 @EVERY_KIND
 def test_every_supported_format_is_read_whatever_its_suffix(
     kind: str, options: dict[str, Any], tmp_path: Path
@@ -195,9 +192,6 @@ def test_a_ycck_jpeg_is_converted_like_a_cmyk_one() -> None:
     assert decode(ycck, "x").odd == ("converted from CMYK",)
 
 
-# ---- orientation
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
@@ -277,9 +271,6 @@ def test_gps_coordinates_are_removed() -> None:
     assert b"2020:02:02" not in encoded(image, "JPEG")
 
 
-# ---- several frames
-
-
 @pytest.mark.parametrize(
     ("kind", "remark"),
     [
@@ -300,9 +291,6 @@ def test_the_first_of_several_frames_is_decoded(kind: str, remark: str) -> None:
     assert red > 245
     assert max(green, blue) < 10
     assert remark in picture.odd
-
-
-# ---- what is refused
 
 
 OTHERS = {
@@ -442,9 +430,6 @@ def test_extreme_shapes_are_read(size: tuple[int, int]) -> None:
     assert read_image(encoded(Image.new("RGB", size), "JPEG"), "x").size == size
 
 
-# ---- the file system
-
-
 def test_a_socket_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "x.jpg"))
@@ -466,9 +451,6 @@ def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     os.truncate(path, 8 * 1000 + 2**26 + 1)
     with pytest.raises(ImageError, match="more than the limit"):
         read_bytes(path, max_pixels=1000)
-
-
-# ---- damage by chance
 
 
 def mutated(data: bytes, stream: random.Random) -> bytes:

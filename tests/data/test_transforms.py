@@ -28,9 +28,6 @@ def photo(width: int, height: int) -> Image.Image:
     return Image.fromarray((ramp + noise).astype(np.uint8))
 
 
-# ---- the view for everything but training
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos", "nearest"])
 def test_the_view_equals_torchvisions_resize_and_centre_crop(
@@ -110,9 +107,6 @@ def test_a_transform_survives_json() -> None:
     transform = EvalTransform(image_size=(224, 384), crop=0.95, mean=(0.1, 0.2, 0.3))
 
     assert EvalTransform.from_json(json.loads(json.dumps(transform.to_json()))) == transform
-
-
-# ---- the view for training
 
 
 def test_the_same_key_gives_the_same_view_and_another_key_another() -> None:

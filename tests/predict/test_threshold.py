@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vitft.metrics import wilson_interval
-from vitft.predict import Answers, Threshold, choose_threshold, needed_images, smallest_cover
-from vitft.system import RunDir, UsageError, write_json
+from vitft.predict import Answers, choose_threshold, needed_images, smallest_cover
+from vitft.system import RunDir, write_json
 
 
 def calibrated(images: int, *, seed: int = 0) -> Answers:
@@ -147,18 +147,6 @@ def write_run(path: Path, training: int) -> Path:
     }
     RunDir(path).write_arrays("validation.npz", logits=logits, **more if training else {})
     return path
-
-
-def test_too_few_images_are_refused_with_the_number_needed(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 0)
-
-    with pytest.raises(UsageError) as refused:
-        choose_threshold(run, 0.99)
-
-    assert "99.0% needs about 100 images" in str(refused.value)
-    assert "this run has 40" in str(refused.value)
-    assert "fix: use --precision 0.97" in str(refused.value)
-    assert isinstance(choose_threshold(run, 0.97), Threshold)
 
 
 def test_groups_count_instead_of_images() -> None:

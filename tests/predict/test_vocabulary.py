@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.serving import serving
 from vitft.cli.main import main
 from vitft.data import BLANK_REMARK
-from vitft.features import REFERENCE_FILE
 from vitft.models import VisionTransformer
 from vitft.predict import Postprocess
 from vitft.system import percent
@@ -84,33 +82,6 @@ def test_every_format_has_the_same_names_values_and_notes(
                 name: pytest.approx(cell, abs=3e-6) if isinstance(cell, float) else cell
                 for name, cell in expected.items()
             }
-
-
-NO_CHECK = "no images are flagged as unlike the training images"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param("predict 0.png --engine torch", id="predict"),
-        pytest.param("predict 0.png --engine numpy", id="predict with NumPy"),
-        pytest.param("evaluate --data labels.csv --out evaluation", id="evaluate"),
-        pytest.param("explain 0.png", id="explain"),
-    ],
-)
-def test_every_command_states_whether_foreign_images_are_flagged(
-    run: Path, capsys: pytest.CaptureFixture[str], words: str
-) -> None:
-    Path("labels.csv").write_text("path,label\n0.png,red\n")
-
-    assert main([*words.split(), "--run", "run", "-v"]) == 0
-    flagging = " ".join(capsys.readouterr().err.split())
-    (run / REFERENCE_FILE).unlink()
-    shutil.rmtree("evaluation", ignore_errors=True)
-    assert main([*words.split(), "--run", "run", "-v"]) == 0
-
-    assert NO_CHECK not in flagging
-    assert NO_CHECK in " ".join(capsys.readouterr().err.split())
 
 
 def test_explain_shows_the_same_classes_probabilities_and_notes(

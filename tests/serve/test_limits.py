@@ -40,9 +40,6 @@ def error_of(answer: bytes) -> tuple[int, str]:
     return int(head.split(b" ")[1]), json.loads(body)["error"]
 
 
-# limits of requests ------------------------------------------------------------------------------
-
-
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 LARGE = (413, "the request is larger than 0.1 MB")
 SLOW = (408, "the request was sent too slowly")
@@ -131,29 +128,31 @@ def test_the_guide_states_the_limits() -> None:
     default = ServeLimits()
 
     assert table["one request"].startswith(f"{default.max_bytes / 1e6:g} MB, {default.images} im")
-    assert table["queued images"] == str(default.queue)
-    assert table["bodies of all requests together"].startswith(
-        f"{default.memory / default.max_bytes:g} requests"
+    bodies = table["bodies of all requests together"]
+    assert bodies.startswith(f"{default.memory / default.max_bytes:g} requests")
+    assert (
+        table
+        | {
+            "queued images": f"{default.queue}",
+            "one image": (
+                f"{limits.MAX_IMAGE_PIXELS / 1e6:g} million pixels, {limits.MAX_SCANS} JPEG scans"
+            ),
+            "one part of a form": (
+                f"{limits.MAX_HEADER_LINES} header lines of {limits.PART_HEADERS / 1024:g} kB"
+            ),
+            "headers of a request": f"{limits.HEAD_SECONDS:g} s",
+            "body of a request": (
+                f"{limits.BODY_SECONDS:g} s, plus 1 s per {limits.MIN_BYTES_PER_SECOND / 1000:g} kB"
+            ),
+            "response": f"{limits.ANSWER_SECONDS:g} s",
+            "connections": f"{limits.MAX_CONNECTIONS}",
+        }
+        == table
     )
-    assert table["one image"] == (
-        f"{limits.MAX_IMAGE_PIXELS / 1e6:g} million pixels, {limits.MAX_SCANS} JPEG scans"
-    )
-    assert table["one part of a form"] == (
-        f"{limits.MAX_HEADER_LINES} header lines of {limits.PART_HEADERS / 1024:g} kB"
-    )
-    assert table["headers of a request"] == f"{limits.HEAD_SECONDS:g} s"
-    assert table["body of a request"] == (
-        f"{limits.BODY_SECONDS:g} s, plus 1 s per {limits.MIN_BYTES_PER_SECOND / 1000:g} kB"
-    )
-    assert table["response"] == f"{limits.ANSWER_SECONDS:g} s"
-    assert table["connections"] == str(limits.MAX_CONNECTIONS)
     text = " ".join(guide.read_text().split())
     assert f"in one batch (up to {limits.MAX_BATCH})" in text
     assert f"open requests {limits.GRACE_SECONDS} seconds" in text
     assert f"ends within {limits.STOP_SECONDS:g} seconds" in text
-
-
-# forms -------------------------------------------------------------------------------------------
 
 
 def test_forms_are_parsed_as_by_the_standard_library() -> None:
@@ -175,9 +174,6 @@ def test_a_form_cut_anywhere_is_an_error() -> None:
             continue
         with pytest.raises(FormError):
             read_form(body[:length], 'multipart/form-data; boundary="cut here"', max_files=2)
-
-
-# the page ----------------------------------------------------------------------------------------
 
 
 class Elements(HTMLParser):
@@ -209,9 +205,6 @@ def test_the_page_loads_nothing_from_other_sites_and_runs_only_its_own_script() 
     assert "unsafe" not in page.policy
     assert page.policy.startswith("default-src 'none';")
     assert len(re.findall(r"sha256-[\w+/]{43}=", page.policy)) == 2
-
-
-# the command -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [60_000, 300_000, 3_000_000])

@@ -67,9 +67,6 @@ def found(result: dict[str, Any]) -> dict[str, float]:
     return {share["class"]: share["probability"] for share in result["classes"]}
 
 
-# predictions -------------------------------------------------------------------------------------
-
-
 def test_the_prediction_is_that_of_predict(client: Client, predictor: Predictor) -> None:
     answer = client.post("/predict", png(1))
 
@@ -195,9 +192,6 @@ def test_an_internal_error_hides_its_details_and_leaves_later_requests_intact(
     assert fine.status == 200
 
 
-# explaining --------------------------------------------------------------------------------------
-
-
 def test_an_overlay_has_no_exif_data_of_the_photo(client: Client) -> None:
     exif = Image.Exif()
     exif[0x010E] = "taken at 48.137, 11.575"
@@ -207,9 +201,6 @@ def test_an_overlay_has_no_exif_data_of_the_photo(client: Client) -> None:
     assert b"48.137" in png(3, exif=exif)
     assert answer.status == 200
     assert b"48.137" not in answer.body
-
-
-# invalid requests --------------------------------------------------------------------------------
 
 
 TRAVERSALS = [
@@ -239,22 +230,14 @@ def test_no_path_leads_to_a_file(client: Client, path: str) -> None:
         assert answer.endswith(b'{"error": "not found"}')
 
 
-# hosts and origins -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("origin", "site", "is_own"),
     [
-        (None, None, True),
-        (None, "none", True),
-        ("http://a", "same-origin", True),
-        ("http://b", "same-origin", False),
-        ("http://a", "same-site", False),
-        (None, "", False),
-        ("null", None, False),
-        ("a", None, False),
+        (None, None, True), (None, "none", True), ("http://a", "same-origin", True),
+        ("http://b", "same-origin", False), ("http://a", "same-site", False), (None, "", False),
+        ("null", None, False), ("a", None, False),
     ],
-)
+)  # fmt: skip
 def test_only_requests_of_the_own_page_or_of_no_browser_change_anything(
     origin: str | None, site: str | None, is_own: bool
 ) -> None:
@@ -264,26 +247,16 @@ def test_only_requests_of_the_own_page_or_of_no_browser_change_anything(
 @pytest.mark.parametrize(
     ("bound", "host", "allowed"),
     [
-        ("127.0.0.1", "127.0.0.2", False),
-        ("127.0.0.2", "127.0.0.2", True),
-        ("127.0.0.2", "10.0.0.7", False),
-        ("localhost", "10.0.0.7", False),
-        ("::1", "10.0.0.7", False),
-        ("0.0.0.0", "10.0.0.7", True),
-        ("::", "10.0.0.7", True),
-        ("", "10.0.0.7", True),
-        ("10.0.0.7", "10.0.0.8", True),
-        ("10.0.0.7", "other.example", False),
-        ("Box.Example", "box.example", True),
-        ("[fe80::1]", "[fe80::1]:80", True),
-        ("127.0.0.1", "[::1]", True),
+        ("127.0.0.1", "127.0.0.2", False), ("127.0.0.2", "127.0.0.2", True),
+        ("127.0.0.2", "10.0.0.7", False), ("localhost", "10.0.0.7", False),
+        ("::1", "10.0.0.7", False), ("0.0.0.0", "10.0.0.7", True), ("::", "10.0.0.7", True),
+        ("", "10.0.0.7", True), ("10.0.0.7", "10.0.0.8", True),
+        ("10.0.0.7", "other.example", False), ("Box.Example", "box.example", True),
+        ("[fe80::1]", "[fe80::1]:80", True), ("127.0.0.1", "[::1]", True),
         ("127.0.0.1", "", False),
     ],
-)
+)  # fmt: skip
 def test_addresses_are_allowed_unless_the_server_is_on_loopback(
     bound: str, host: str, allowed: bool
 ) -> None:
     assert access_for(bound, []).allows(host) is allowed
-
-
-# names and schema --------------------------------------------------------------------------------

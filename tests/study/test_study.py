@@ -39,9 +39,6 @@ def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
     return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
 
 
-# splits ------------------------------------------------------------------------------------------
-
-
 def test_splits_are_nested_and_share_their_test_images() -> None:
     drawn = few_shot_split(files(20, 30), 2, most=10, seed=0)
 
@@ -76,9 +73,6 @@ def test_an_image_counts_once_and_is_never_in_both_parts() -> None:
     assert unique_images(checked([leak, tested])) == [tested]
 
 
-# heads and intervals -----------------------------------------------------------------------------
-
-
 def test_rotated_features_give_the_same_predictions() -> None:
     random = torch.Generator().manual_seed(0)
     y = torch.arange(20) % 2
@@ -98,9 +92,6 @@ def test_rotated_features_give_the_same_predictions() -> None:
     drawn = FewShotSplit((np.arange(0, 20, 2), np.arange(1, 20, 2)), np.arange(20, 50))
     right = evaluate_head(x, torch.arange(50) % 2, drawn, 10, classes=2, seed=0)
     assert right.tolist() == expected.tolist()
-
-
-# the whole ---------------------------------------------------------------------------------------
 
 
 def study(*words: str) -> int:

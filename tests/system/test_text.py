@@ -33,17 +33,10 @@ def test_long_lists_are_cut_short(names: list[str], text: str) -> None:
 @pytest.mark.parametrize(
     ("probability", "text"),
     [
-        (0.934, "93%"),
-        (0.004, "< 1%"),
-        (0.006, "1%"),
-        (0.994, "99%"),
-        (0.996, "> 99%"),
-        (0.999, "> 99%"),
-        (0.0, "< 1%"),
-        (1.0, "> 99%"),
-        (None, "–"),
+        (0.934, "93%"), (0.004, "< 1%"), (0.006, "1%"), (0.994, "99%"), (0.996, "> 99%"),
+        (0.999, "> 99%"), (0.0, "< 1%"), (1.0, "> 99%"), (None, "–"),
     ],
-)
+)  # fmt: skip
 def test_probabilities_are_never_rounded_to_certainty(probability: float | None, text: str) -> None:
     assert whole_percent(probability) == text
 
@@ -76,16 +69,10 @@ def test_a_duration_needs_a_unit(text: str, seconds: float | None, fix: str) -> 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0 s"),
-        (40, "40 s"),
-        (89.6, "90 s"),
-        (90, "2 min"),
-        (700, "12 min"),
-        (5399, "90 min"),
-        (5400, "1.5 h"),
-        (9000, "2.5 h"),
+        (0, "0 s"), (40, "40 s"), (89.6, "90 s"), (90, "2 min"), (700, "12 min"),
+        (5399, "90 min"), (5400, "1.5 h"), (9000, "2.5 h"),
     ],
-)
+)  # fmt: skip
 def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

@@ -151,9 +151,6 @@ def test_sources_on_the_web_keep_their_place_and_get_their_reason(site: str) -> 
     assert [s.data for s in found[4:]] == [b"/named/%d" % i for i in range(40)]
 
 
-# passwords and private addresses -----------------------------------------------------------------
-
-
 def test_a_login_is_sent_to_its_host_and_not_after_a_redirect(site: str) -> None:
     with_login = site.replace("http://", "http://me:p%40ss@")
 

@@ -67,9 +67,6 @@ def test_many_answers_for_one_class_do_not_hide_another() -> None:
     assert recall > 0.9
 
 
-# rules -------------------------------------------------------------------------------------------
-
-
 def greedy(probabilities: Tensor, z: Tensor, answered: list[int], most: int) -> list[int]:
     """Choose pictures one by one, computing each sum over the others from scratch."""
     rest = [i for i in range(len(z)) if i not in answered]

@@ -158,6 +158,3 @@ def test_a_run_guesses_before_the_first_answer_until_a_class_has_answers(tmp_pat
 
     with opened(tmp_path, replace(pool, stand_ins=None)) as session:
         assert session.probabilities is None  # answers for one class only
-
-
-# rules -------------------------------------------------------------------------------------------
