@@ -82,7 +82,7 @@ def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(tmp_path
 
     assert header == [*columns]
     assert row[:4] == ["a", "b", "3", "true"]
-    assert [type(cell).__name__ for cell in row[4:]] == ["NotText"] * 6
+    assert str not in {type(cell) for cell in row[4:]}
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(2**30, False), (2**30 + 1, True)])
