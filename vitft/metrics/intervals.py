@@ -226,13 +226,10 @@ def mean_fraction_interval(counts: Sequence[tuple[float, float]], effect: float 
     where h is the harmonic and a the arithmetic mean of the totals.
 
     Adding the distances to the ends of the single Wilson intervals in quadrature would be wrong
-    for fractions near 1: with 10 fractions of 35 images at 0.955, such intervals cover the true
-    mean 89 times in 100, and the intervals returned here 95 times.
+    for fractions near 1 (benchmarks/notebook/intervals.md).
 
-    Source: Korn & Graubard 1998, "Confidence intervals for proportions with small expected number
-    of positive counts estimated from survey data", Survey Methodology 24 (effective size); Dean &
-    Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered
-    surveys", Journal of Survey Statistics and Methodology 3 (with the Wilson interval).
+    Source: Korn & Graubard 1998 (see `design_effect`) for the effective size, and Dean & Pagano
+    2015, Journal of Survey Statistics and Methodology 3, with the Wilson interval.
     """
     counts = [(right / effect, total / effect) for right, total in counts]
     number = len(counts)
@@ -356,13 +353,12 @@ def p_of_guessing(
 ) -> float:
     """Return the one-sided p-value of a permutation test of whether logits (n, C) tell the classes.
 
-    The statistic is the mean of the standardised logits for a class on its own images, over the
-    classes that have images. It is far from 0 also if a rare class has higher logits on its images,
-    but is seldom predicted. Its mean is 0 over all orders of the labels (n,), and its distribution
-    is nearly normal. No p-value is below 1 / number of orders. `effect` is a further design effect.
+    The statistic is the mean, over the classes, of their standardised logits on their own images.
+    It is far from 0 also if a rare class has higher logits on them, but is seldom predicted. Over
+    all orders of the labels (n,), it is nearly normal with mean 0. No p-value is below 1 / number
+    of orders. `effect` is a further design effect.
 
-    Source: Hoeffding 1951, "A combinatorial central limit theorem", Annals of Mathematical
-    Statistics 22 (the variance).
+    Source: Hoeffding 1951, "A combinatorial central limit theorem" (the variance).
     """
     step = 1 + logits.size // _MOST_LOGITS
     scores, groups = logits[::step].astype(np.float64), None if groups is None else groups[::step]

@@ -35,8 +35,7 @@ times as often as they occur."""
 _CHANCE_MARGIN = 1 / 3
 """Fraction by which the lower half of the interval of a cross-validated balanced accuracy is
 widened for the comparison with guessing: where there is nothing to learn, heads fitted to the same
-images make the same mistakes. With shuffled labels of 40 to 240 photos of two classes, 35 of 550
-intervals were above the accuracy of guessing without it, and 9 with it (expected: 14)."""
+images make the same mistakes (benchmarks/notebook/intervals.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,32 +325,31 @@ def _at_chance(found: RunResults) -> AtChance | None:
         if bounds is None or bounds[0] > chance:
             return None
         return AtChance(kind="validation", images=found["images"], interval=bounds, guessing=chance)
-    sets = list[tuple[float, Metrics | CrossValidation, AtChance]]()
+    sets = list[tuple[_Kind, int, float, Metrics | CrossValidation]]()
     parts: tuple[tuple[_Kind, Metrics | None], ...]
     parts = (("validation", found), ("test", found.get("test")))
-    for kind, one in parts:
-        if one and (classes := sum(row["images"] > 0 for row in one["per_class"].values())):
-            bounds = one["balanced_interval"]
-            known = AtChance(kind=kind, images=one["images"], interval=bounds, guessing=1 / classes)
-            sets.append((bounds[0], one, known))
+    for name, part in parts:
+        if part and (present := sum(row["images"] > 0 for row in part["per_class"].values())):
+            sets.append((name, present, 0.0, part))
     if more := own_cross_validation(found):
-        bounds = more["balanced_interval"]
-        known = AtChance(
-            kind="cross-validation",
-            images=more["images"],
-            interval=bounds,
-            guessing=1 / more["classes"],
-        )
-        low = bounds[0] - _CHANCE_MARGIN * (more["balanced"] - bounds[0])
-        sets.append((low, more, known))
-    low, measured, known = max(sets, key=lambda one: one[2].images)
-    balanced, p = measured["balanced"], measured.get("p_guessing", 1)
-    if low > known.guessing or (p < _SIGNIFICANT and balanced > known.guessing):
+        sets.append(("cross-validation", more["classes"], _CHANCE_MARGIN, more))
+    kind, classes, margin, one = max(sets, key=lambda one: one[-1]["images"])
+    images, balanced, bounds = one["images"], one["balanced"], one["balanced_interval"]
+    low, guessing = bounds[0] - margin * (balanced - bounds[0]), 1 / classes
+    tells = balanced > guessing and one.get("p_guessing", 1) < _SIGNIFICANT
+    if low > guessing or tells:
         return None
     predicts, fraction = _constant_class(found) or ("", 0.0)
-    best_low = wilson_interval(known.images, known.images)[0]
-    too_few = not predicts and (balanced == 1 or best_low <= known.guessing)
-    return replace(known, too_few=too_few, predicts=predicts, fraction=fraction)
+    few = balanced == 1 or wilson_interval(images, images)[0] <= guessing
+    return AtChance(
+        kind=kind,
+        images=images,
+        interval=bounds,
+        guessing=guessing,
+        too_few=few and not predicts,
+        predicts=predicts,
+        fraction=fraction,
+    )
 
 
 def _constant_class(found: Metrics) -> tuple[str, float] | None:
