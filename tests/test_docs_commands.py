@@ -157,7 +157,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WALKS = ("docs/first_hour.md", "docs/teach.md")
-"""Pages that draw their own flowers."""
+"""Pages that draw their own flowers, and whose commands train as they stand there."""
 OURS = {
     r" random:vit_tiny_patch16_224\b": "",  # with one architecture, the same as `none`
     r"\b(flower_photos|videos|DIR)\b": "photos",
@@ -219,10 +219,6 @@ def port(shelf: Path) -> Iterator[int]:
     """A server of the run, for the commands with curl."""
     with serving(Predictor.from_run(str(shelf / "runs" / "base"))) as client:
         yield client.port
-
-
-WALKS = ("docs/first_hour.md", "docs/teach.md")
-"""Pages whose commands train as they stand there."""
 
 
 @pytest.mark.parametrize(

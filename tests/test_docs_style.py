@@ -1,7 +1,4 @@
-"""README and guides are easy to read: short sentences, no semicolons, the field's words.
-
-`python -m tests.test_docs_style` prints the words and the length of the sentences of every page.
-"""
+"""README and guides are easy to read: short sentences, no semicolons, the field's words."""
 
 import re
 from collections.abc import Iterator
@@ -96,30 +93,3 @@ def test_a_page_has_no_semicolons_and_none_of_the_words_to_avoid(page: Path) -> 
         ]
 
     assert not found, "\n".join(found)
-
-
-def main() -> None:
-    """Print words, sentences and semicolons of README and docs, a line per page."""
-    totals = [0, 0]
-    every: list[int] = []
-    for path in PAGES:
-        page = path.read_text()
-        of_prose, of_tables = lengths(page)
-        words = sum(of_prose) + sum(of_tables)
-        semicolons = sum(re.sub(r"`[^`]*`", "", unit).count(";") for unit, _ in units(page))
-        share = sum(words > LONG_WORDS for words in of_prose) / max(1, len(of_prose))
-        print(
-            f"{path.relative_to(ROOT)!s:44} {len(page.split()):6} {words:6} words  "
-            f"{mean(of_prose or [0]):5.1f} a sentence  {share:4.0%} long  {semicolons:4} semicolons"
-        )
-        totals[0] += words
-        totals[1] += semicolons
-        every += of_prose
-    print(
-        f"{totals[0]} words, {mean(every):.1f} a sentence, "
-        f"{sum(n > LONG_WORDS for n in every) / len(every):.0%} long, {totals[1]} semicolons"
-    )
-
-
-if __name__ == "__main__":
-    main()

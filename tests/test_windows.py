@@ -19,9 +19,7 @@ from vitft.cli.output import SafeStream
 from vitft.config import config_from_table, to_toml
 from vitft.data import draw_demo
 from vitft.explain import safe_stem
-from vitft.models import find_model
-from vitft.report import find_run
-from vitft.system import create_run, plan_run, point_latest, run_path, shell_join
+from vitft.system import plan_run, run_path, shell_join
 
 pytestmark = pytest.mark.long
 
@@ -82,27 +80,6 @@ def test_the_commands_run_where_windows_is_stricter(tmp_path: Path) -> None:
     for table in tmp_path.rglob("*.csv"):
         paths = [line.split(b",")[0] for line in table.read_bytes().splitlines()]
         assert not any(b"\\" in path for path in paths), table
-
-
-def test_latest_is_a_file_where_links_cannot_be_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(1, "A required privilege is not held by the client")
-
-    monkeypatch.setattr(os, "symlink", refuse)
-    for name in ("one", "two"):
-        run = create_run(Path("runs") / name)
-        run.model.write_bytes(b"")
-        run.eval.write_text("{}")
-        point_latest(run)
-
-    for run_name in (None, "runs/latest"):
-        assert find_model(run_name) == Path("runs/two/model.safetensors")
-        assert find_run(run_name) == Path("runs/two")
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["latest", "one", "two"]
 
 
 @pytest.mark.parametrize("content", ["../elsewhere", "", "a/b", "\udcff"])

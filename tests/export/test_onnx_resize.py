@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.export_run import make_run, tiny
 from vitft.data import EvalTransform, open_image
-from vitft.export import OPSET, NumericArray, export_run, plan_export, resize_graph
+from vitft.export import OPSET, NumericArray, export_run, plan_export, resize_graph, to_grey
 from vitft.predict import Predictor
 from vitft.system import RunError
 
@@ -129,3 +130,16 @@ def test_a_resize_that_no_graph_can_say_is_refused(
 
     assert e.value.fix == "use --with-preprocessing instead of --with-resize"
     assert not (tmp_path / "x").exists()
+
+
+def test_a_graph_converts_colours_to_grey_exactly_as_pillow() -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (400, 300, 3), dtype=np.uint8)
+    colours[0, :7] = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0] * 3, [1] * 3,
+                      [128] * 3]  # fmt: skip
+    planes = torch.from_numpy(colours).permute(2, 0, 1)[None].float()
+
+    found = to_grey(planes)
+
+    expected = np.asarray(Image.fromarray(colours).convert("L"))
+    assert found.shape == (1, 1, 400, 300)
+    assert (found[0, 0].numpy() == expected).all()

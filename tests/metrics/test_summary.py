@@ -10,7 +10,7 @@ import pytest
 from tests.metrics.test_chance import results
 from tests.metrics.test_verdict import crossed
 from tests.support.run_files import make_run
-from vitft.metrics import Results, read_results
+from vitft.metrics import Results, most_frequent, read_results
 
 
 @pytest.fixture
@@ -87,3 +87,17 @@ def test_growth_is_never_below_zero() -> None:
     found["cross_validation"]["gain_interval"] = (-0.02, 0.03)
 
     assert Results.of(found).growth == (0.0, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("counts", "name"),
+    [
+        pytest.param({"rose": 1, "tulip": 3, "daisy": 2}, "tulip", id="the highest count"),
+        pytest.param({"rose": 3, "tulip": 3, "daisy": 2}, "rose or tulip", id="two with as many"),
+        pytest.param({"rose": 1, "tulip": 1, "daisy": 1}, None, id="more than two"),
+        pytest.param({"rose": 0, "tulip": 0}, None, id="no mistakes"),
+        pytest.param({}, None, id="no classes"),
+    ],
+)
+def test_the_most_frequent_name_is_one_or_two(counts: dict[str, int], name: str | None) -> None:
+    assert most_frequent(counts) == name

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.functional import one_hot
 
 from vitft.data import EvalTransform, Manifest, Row
-from vitft.metrics import ClassMetrics, RunResults
+from vitft.metrics import classification_metrics
 from vitft.models import AnyConfig, Card, Provenance, ViTConfig, save_checkpoint, untrained
 
 TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
@@ -72,34 +73,13 @@ def draw_photos(data: Path, classes: Sequence[str]) -> Manifest:
     return Manifest(data, tuple(classes), tuple(rows))
 
 
-def figures(classes: Sequence[str]) -> RunResults:
-    """An eval.json."""
-    each: ClassMetrics = {
-        "images": 2,
-        "recall": 0.5,
-        "recall_interval": (0.1, 0.9),
-        "precision": None,
-        "precision_interval": None,
-        "f1": None,
-        "f1_interval": None,
-    }
+def figures(classes: Sequence[str]) -> dict[str, Any]:
+    """An eval.json: of each class, one image is right and one is taken for the next class."""
     size = len(classes)
+    truth = torch.arange(size).repeat_interleave(2)
+    logits = one_hot((truth + torch.tensor([0, 1] * size)) % size, size).float()
     return {
-        "images": 2 * size,
-        "top1": 0.5,
-        "top1_interval": (0.2, 0.8),
-        "top5": None,
-        "top5_interval": None,
-        "balanced": 0.5,
-        "balanced_interval": (0.2, 0.8),
-        "majority": 1 / size,
-        "per_class": dict.fromkeys(classes, each),
-        "confusion": [
-            [int(i == j) + int(i == (j + 1) % size) for j in range(size)] for i in range(size)
-        ],
-        "loss": 1.0,
-        "loss_interval": None,
-        "calibration": None,
+        **classification_metrics(logits, truth, classes),
         "epochs": 3,
         "best_epoch": 2,
         "selected_on_validation": True,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_home
-from vitft.config import Config, config_from_table, defaults, read_toml
+from vitft.config import Config, config_from_table, read_toml
 from vitft.metrics import TrialResults
 from vitft.models import load_checkpoint
 from vitft.training import (
@@ -20,7 +20,6 @@ from vitft.training import (
     budget,
     pooled,
     run_finetuning,
-    trial,
 )
 
 RESULTS: TrialResults = {
@@ -40,14 +39,6 @@ def with_fractions(trial: TrialResults, fractions: Sequence[float] = (1.0,)) -> 
 def home(tmp_path: Path) -> Path:
     """Return a folder with data (3 classes of 30 images) and weights of two blocks."""
     return tiny_home(tmp_path, per_class=30)
-
-
-@pytest.fixture(autouse=True)
-def twelve_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all trials on the small data have 12 epochs of 2 steps, which is fast."""
-    monkeypatch.setattr(defaults, "BATCH_SIZES", (32, 32))
-    for module, name in ((trial, "MAX_STEPS"), (budget, "FIRST_STEPS"), (budget, "MIN_STEPS")):
-        monkeypatch.setattr(module, name, 2 * MAX_EPOCHS)
 
 
 @pytest.fixture
@@ -164,18 +155,23 @@ def test_trials_that_may_be_the_best_are_repeated(
 
 
 def test_repeated_trials_are_combined_by_their_numbers_of_images() -> None:
-    one = with_fractions({**RESULTS, "held_out": 300, "loss": 0.2, "error": 0.03})
-    other = with_fractions({**RESULTS, "held_out": 100, "loss": 0.6, "error": 0.05})
+    one: Any = {**RESULTS, "held_out": 300, "loss": 0.2, "error": 0.03, "folds": 2}
+    other: Any = {**RESULTS, "held_out": 100, "loss": 0.6, "head_loss": 0.7, "error": 0.05}
+    other |= {"top1": 0.5, "head_top1": 0.6}
 
-    both = pooled(one, other)
+    both = pooled(with_fractions(one, (0.5,)), with_fractions(other, (0.5,)))
 
-    assert both["folds"] == 2
-    assert both["held_out"] == 400
+    assert (both["folds"], both["held_out"], both["interpolation"]) == (3, 400, 0.5)
+    assert both["images"] == 200
     assert both["loss"] == pytest.approx(0.3)
+    assert both["head_loss"] == pytest.approx(0.55)
+    assert both["top1"] == pytest.approx(0.8)
+    assert both["head_top1"] == pytest.approx(0.75)
     assert both["error"] == pytest.approx((9**2 + 5**2) ** 0.5 / 400)
     assert both["seconds"] == 20.0
 
 
+@pytest.mark.long
 def test_the_settings_of_a_finished_run_give_the_same_model_without_trials(
     home: Path, steady: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

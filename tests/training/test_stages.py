@@ -115,31 +115,14 @@ def test_a_run_stopped_by_a_signal_and_resumed_is_bit_identical(
             stopped = start(few, tiny_weights, tmp_path / f"stopped-{steps}", settings)
         assert (stopped.status, stopped.exit_code) == ("terminated", 143)
         assert list((stopped.run / "resume").glob("state-*"))
+        with monkeypatch.context() as patch:
+            stop_after(patch, 1)
+            assert resumed(stopped.run).status == "terminated"
         again = resumed(stopped.run)
 
         assert again.status == "finished"
         assert outcome(again.run) == outcome(whole.run), steps
         assert not (again.run / "resume").exists()
-
-
-@pytest.mark.long
-def test_a_run_stopped_again_and_again_is_bit_identical(
-    few: Path, tiny_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = start(few, tiny_weights, tmp_path / "whole", EVERYTHING)
-
-    with monkeypatch.context() as patch:
-        stop_after(patch, 1)
-        result = start(few, tiny_weights, tmp_path / "stopped", EVERYTHING)
-    rounds = 0
-    while result.status != "finished":
-        with monkeypatch.context() as patch:
-            stop_after(patch, 2)
-            result = resumed(result.run)
-        rounds += 1
-
-    assert rounds > 3
-    assert outcome(result.run) == outcome(whole.run)
 
 
 def test_a_crash_loses_only_the_steps_after_the_last_state(

@@ -15,7 +15,7 @@ from tests.support.training_data import (
 )
 from vitft.config import config_from_table
 from vitft.features import HeadMethod
-from vitft.training import LayerSettings, Trial, hold_out, pooled, tempered_losses
+from vitft.training import LayerSettings, Trial, hold_out, tempered_losses
 
 CONFIG = config_from_table({"train": {"budget": "10m", "seed": 3}})
 
@@ -62,21 +62,3 @@ def test_the_results_are_those_of_the_best_fraction_of_the_trained_weights() -> 
     assert (found["epochs"], found["folds"], found["seconds"]) == (4, 1, 9.0)
     assert (found["images"], found["held_out"]) == (30 - len(y), len(y))
     assert found["final_seconds"] == pytest.approx(trial.final_seconds(4))
-
-
-def test_combined_accuracies_are_those_of_all_held_out_images() -> None:
-    def results(held_out: int, top1: float, head: float, folds: int) -> Any:
-        own = {"top1": top1, "loss": 0.5, "error": 0.1}
-        return {
-            **own, "layers": "all", "epochs": 3, "folds": folds, "images": 10, "head_loss": 0.7,
-            "held_out": held_out, "head_top1": head, "seconds": 1.0, "final_seconds": 2.0,
-            "interpolation": 0.5, "tried": [{**own, "fraction": 0.5}],
-        }  # fmt: skip
-
-    both = pooled(results(30, 0.9, 0.6, 2), results(10, 0.5, 0.8, 1))
-
-    assert both["top1"] == pytest.approx(0.8)
-    assert both["head_top1"] == pytest.approx(0.65)
-    assert both["head_loss"] == pytest.approx(0.7)
-    assert (both["folds"], both["held_out"], both["interpolation"]) == (3, 40, 0.5)
-    assert both["images"] == 10

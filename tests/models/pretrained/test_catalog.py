@@ -15,11 +15,14 @@ from timm.models import get_pretrained_cfg
 from vitft.data import CROP_MODES
 from vitft.models import (
     CatalogEntry,
+    Provenance,
+    Recommendation,
     VisionTransformer,
     ViTConfig,
     architecture_config,
     catalog_entries,
     check_weights_name,
+    descended,
     find_entry,
 )
 from vitft.system import WeightsError
@@ -143,3 +146,30 @@ def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("licence", ["cc-by-nc-4.0", "dinov3-license"])
+def test_a_licence_travels_through_two_fine_tunings(licence: str) -> None:
+    base: Provenance = {"name": "timm:base", "licence": licence}
+
+    once = descended({"name": "run", "source": "run"}, base)
+    twice = descended({"name": "run-2", "source": "run-2"}, once)
+
+    assert (twice["licence"], twice["from"]) == (licence, "timm:base")
+
+
+@pytest.mark.parametrize(
+    ("images", "gmacs", "speed", "seconds"),
+    [
+        (6_000, 3.0, 100.0, 300),
+        (6_000, 1.0, 100.0, 100),
+        (1, 0.6, 1.0, 1),
+        (1, 0.6, 3000.0, 1 / 3e3),
+    ],
+)
+def test_a_model_runs_at_60_percent_of_the_speed_of_a_product(
+    images: int, gmacs: float, speed: float, seconds: float
+) -> None:
+    weights = Recommendation(name="any", tier="fast", megabytes=1, gmacs=gmacs)
+
+    assert weights.seconds(images, speed) == pytest.approx(seconds)
