@@ -137,10 +137,6 @@ def _read_npz_arrays(path: Path) -> _LoadedArrays:
 
     Labels are numbers or class names. An array named in `_NPZ_CLASSES` has the names of numbered
     classes. Arrays of Python objects are refused.
-
-    Raises:
-        DataError: The file has no pair of image and label arrays with these names, or an array
-            contains Python objects.
     """
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
@@ -311,12 +307,7 @@ def _pickles_in(folder: Path) -> Path | None:
 
 
 def _read_torchvision(name: str, root: Path) -> _LoadedArrays:
-    """Read the train and test subsets of a torchvision dataset, downloading missing files.
-
-    Raises:
-        DataError: The dataset is not supported or, unless its size may be assumed, cannot be
-            fetched.
-    """
+    """Read the train and test subsets of a torchvision dataset, downloading missing files."""
     if name not in PUBLISHED_SIZES:
         raise DataError(
             f"torchvision:{name} is not supported",

@@ -168,12 +168,7 @@ def wrong_member_reason(path: str) -> str:
 
 
 def _find_member(path: str) -> tuple[str, ArrayPart, int] | None:
-    """Find the image of an array dataset that a path names by subset and index.
-
-    Returns:
-        The path with the image's own class, its subset and its index; None if there is no image
-        with this index.
-    """
+    """Find the image of an array dataset that a path names by subset and index."""
     match = _MEMBER.fullmatch(path)
     try:
         arrays = None if match is None else find_arrays(Path(match["root"]))
@@ -215,10 +210,6 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
     """Read and validate a dataset.
 
     The result is cached because every lookup of an image by path needs the dataset.
-
-    Raises:
-        DataError: The files cannot be read or fetched, or are not a valid dataset of labelled
-            images.
     """
     read = array_files.read_arrays(Path(source))
     by_name = {part.name: part for part in read.parts}

@@ -323,11 +323,7 @@ def _fix_problem(
 
 
 def _without_empty_classes(folder: Folder) -> Folder:
-    """Return the folder without its empty classes, with a note that lists them.
-
-    Raises:
-        DataError: Fewer than two classes are left.
-    """
+    """Return the folder without its empty classes, with a note that lists them."""
     used = sorted({file.label for file in folder.files})
     if len(used) == len(folder.classes):
         return folder

@@ -127,11 +127,7 @@ def _has_wide_header(source: str | bytes) -> bool:
 
 
 def _open_header(source: str | bytes) -> BinaryIO:
-    """Open an image file, or an image in a local copy, of which only the header is needed.
-
-    Raises:
-        OSError, ImageError: The file cannot be read.
-    """
+    """Open an image file, or an image in a local copy, of which only the header is needed."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
     try:

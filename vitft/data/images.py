@@ -393,11 +393,7 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
 
 
 def _find_decoder(kind: str, name: str) -> _Decoder:
-    """Return the decoder for a supported format.
-
-    Raises:
-        ImageError: The decoder is not installed; the message explains how to install it.
-    """
+    """Return the decoder for a supported format."""
     if kind == "HEIC":
         try:
             require_extra("heic", feature="HEIC")

@@ -87,11 +87,7 @@ class LabelledRow(NamedTuple):
 def _label_places(
     reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
 ) -> tuple[int, ...]:
-    """Return the indices of the label columns or, for `*`, of those that may be one by their name.
-
-    Raises:
-        DataError: `data.label` names a column that does not exist or already has another role.
-    """
+    """Return the indices of the label columns or, for `*`, of those that may be one by their name."""
     if not is_several(spec.label):
         return (roles["label"],)
     names, used = [cell.strip() for cell in header], {*roles.values()}
@@ -144,9 +140,6 @@ def _read_labels(
     `names` are the names of the label columns. A single column contains the class or the labels of
     each image in one cell. Of several columns, each column of flags represents one label, and the
     cells of any other column contain values that become labels of the form `name=value`.
-
-    Raises:
-        DataError: A name or a cell is invalid; the message names the line and the column.
     """
     columns = [
         _LabelColumn(name, [row.cells[i].strip() for row in rows]) for i, name in enumerate(names)
@@ -219,11 +212,7 @@ class _LabelParser:
         self.add(column)
 
     def read_columns(self, columns: Sequence[_LabelColumn]) -> None:
-        """Read several columns: flags, of which each represents a label, and attributes.
-
-        Raises:
-            DataError: A cell is neither, or may be either.
-        """
+        """Read several columns: flags, of which each represents a label, and attributes."""
         flags = [column for column in columns if column.is_flag]
         texts = [column for column in columns if column.values and not column.is_flag]
         fix = "write 1 if the image has the label, otherwise 0"
@@ -271,11 +260,7 @@ class _LabelParser:
             labels += found.get(cell, ())
 
     def labels_in(self, column: _LabelColumn, cell: str) -> list[str]:
-        """Return the labels in a cell.
-
-        Raises:
-            DataError: The cell contains an invalid list.
-        """
+        """Return the labels in a cell."""
         if _looks_like_list(cell):
             if (found := _list_in(cell)) is not None:
                 return found
@@ -286,12 +271,7 @@ class _LabelParser:
         return [part for part in map(str.strip, parts) if part]
 
     def check_sets(self) -> None:
-        """Check the labels of all rows, which are classes if each row has exactly one.
-
-        Raises:
-            DataError: Each image must have one class, but one has more or none; or a label contains
-                the character that joins the labels of a set.
-        """
+        """Check the labels of all rows, which are classes if each row has exactly one."""
         if self.spec.labels == "auto" and self.several and all(len(own) == 1 for own in self.sets):
             self.several = False
             self.notes.append(
@@ -538,10 +518,6 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
     """Return the column index of each role; the split and the group may be missing.
 
     The label is also missing if `spec` names several columns for it.
-
-    Raises:
-        DataError: A column named in the settings does not exist, the path or the label has no
-            column, or several columns are candidates for the same role.
     """
     wanted = {
         "path": spec.path_column,
@@ -621,12 +597,7 @@ class _RowParser:
     """Label of each image, and how `vitft label` chose it (see `data.chosen`)."""
 
     def add(self, cells: Sequence[str]) -> None:
-        """Check a row and add it.
-
-        Raises:
-            DataError: A cell is missing or invalid, the path is empty, or an earlier row for the
-                same path differs.
-        """
+        """Check a row and add it."""
         if len(cells) != len(self.header):
             raise self.reader.error(
                 f"found {count(len(cells), 'cell')} instead of {len(self.header)}",

@@ -117,11 +117,7 @@ def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
 
 
 def _choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
-    """Return the subset to evaluate: `subset` or, by default, val if it exists and test otherwise.
-
-    Raises:
-        UsageError: The data does not have the requested subset.
-    """
+    """Return the subset to evaluate: `subset` or, by default, val if it exists and test otherwise."""
     chosen = subset or ("val" if "val" in present else "test")
     if len(present) > 1 and chosen not in present:
         raise UsageError(
@@ -132,13 +128,7 @@ def _choose_part(present: Collection[str], subset: str | None, source: Path) -> 
 
 
 def _from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[LabelledImages, bool]:
-    """Return the labelled images of a folder, and whether the folder is divided into subsets.
-
-    Raises:
-        DataError: There are no labelled images, the folders do not look like classes (unless
-            `any_names` is set), or a folder cannot be read.
-        UsageError: The folder does not have the requested subset.
-    """
+    """Return the labelled images of a folder, and whether the folder is divided into subsets."""
     walk = Walk(os.fspath(root))
     parts = split_folders(walk, walk.folders_of("")[0])
     part = parts.get(_choose_part(parts, subset, root), "")
@@ -169,13 +159,7 @@ def _from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[La
 
 
 def _from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
-    """Return the labelled images of a table, and whether the table divides them into subsets.
-
-    Raises:
-        DataError: The table cannot be read, is invalid, or lists no images that exist.
-        UsageError: The table does not have the requested subset, or it is a Parquet file and
-            pyarrow is not installed.
-    """
+    """Return the labelled images of a table, and whether the table divides them into subsets."""
     table = read_label_table(source, spec)
     table, _ = find_files(table, allow_bad=True)
     parts = table.parts if len(table.parts) > 1 else ()

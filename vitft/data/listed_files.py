@@ -85,9 +85,6 @@ def _with_common_root(table: LabelTable) -> LabelTable:
     """Return the table with paths relative to the folder that contains all of its images.
 
     This is another folder than before only if existing images are outside that one.
-
-    Raises:
-        DataError: Two paths lead to the same file.
     """
     if not any(leads_outside(row.path) for row in table.rows):  # the usual case
         return table

@@ -105,13 +105,7 @@ def _refuse_measured(folder: Folder) -> None:
 
 
 def _scan_table(source: Path, spec: DataSpec) -> Folder:
-    """Return the classes and images that a table lists.
-
-    Raises:
-        DataError: The table is invalid, has fewer than two classes, no labels or no training
-            images, or lists files that are missing.
-        UsageError: The table is a Parquet file, and pyarrow is not installed.
-    """
+    """Return the classes and images that a table lists."""
     table = read_label_table(source, spec)
     classes, rows, parts = table.classes, table.rows, table.parts
     index = {name: number for number, name in enumerate(classes)}
@@ -164,9 +158,6 @@ def _with_groups(folder: Folder, pattern: str) -> Folder:
     `pattern` is a regular expression whose first group captures the name of the group.
 
     A file whose path does not match belongs to no group.
-
-    Raises:
-        DataError: No path matches.
     """
     expression, files = re.compile(pattern), []
     for file in folder.files:

@@ -129,11 +129,7 @@ def expand(inputs: Sequence[str]) -> Iterator[str]:
 
 
 def _folder_images(root: str) -> Iterator[ImageSource]:
-    """Return the images in and below a folder, sorted by path.
-
-    Raises:
-        DataError: The folder contains no images or cannot be read, or it is a run.
-    """
+    """Return the images in and below a folder, sorted by path."""
     refuse_run(root)
     images = _walk_and_log(walk := Walk(root.rstrip("/") or "/"))
     first = next(images, None)
@@ -232,10 +228,6 @@ def _from_list(name: str) -> Iterable[ImageSource]:
 
     Relative paths are resolved against the list's folder or, if the first path exists only relative
     to the current folder, against the current folder.
-
-    Raises:
-        DataError: The list cannot be read or is empty.
-        UsageError: The list is a table without a recognisable path column.
     """
     entries = _list_entries(name)
     first = next(entries, None)
@@ -269,12 +261,7 @@ def _list_folder(name: str) -> str:
 
 
 def _list_entries(name: str) -> Iterator[str]:
-    """Yield the entries of a list, skipping empty lines and, in text files, comments (#).
-
-    Raises:
-        DataError: The list cannot be read.
-        UsageError: The list is a table without a recognisable path column.
-    """
+    """Yield the entries of a list, skipping empty lines and, in text files, comments (#)."""
     if Path(name).suffix.lower() in TABLE_SUFFIXES:
         table = TableReader(Path(name), missing=_LIST_FIX, fix=_LIST_FIX)
         yield from _table_paths(iter(table), name)
@@ -293,11 +280,7 @@ def _list_entries(name: str) -> Iterator[str]:
 
 
 def _table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
-    """Yield the cells in the path column of a table; a single column needs no header.
-
-    Raises:
-        UsageError: The table has several columns but no known header.
-    """
+    """Yield the cells in the path column of a table; a single column needs no header."""
     header = next(rows, [])
     known = [cell.strip().lower() for cell in header]
     column = next((known.index(title) for title in _LIST_COLUMNS if title in known), None)
@@ -321,9 +304,6 @@ def _from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
     """Return the image on standard input, or the images in a list of paths on standard input.
 
     The paths are separated by newlines or by NULs (as with find -print0).
-
-    Raises:
-        DataError: Standard input is empty.
     """
     head = b""
     while len(head) < _HEAD and (piece := _read_some(stdin, _HEAD - len(head))):

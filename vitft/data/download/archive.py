@@ -67,11 +67,7 @@ class ArchiveRefusedError(Exception):
 
 
 def _archive_kind(file: BinaryIO) -> _ArchiveKind:
-    """Return the archive's kind, detected from its first bytes, which are read.
-
-    Raises:
-        ArchiveRefusedError: The file is not an archive of a supported kind.
-    """
+    """Return the archive's kind, detected from its first bytes, which are read."""
     head = file.read(_TAR_BLOCK)
     if head[:2] == b"\x1f\x8b":
         return "tar.gz"
@@ -327,12 +323,7 @@ def _as_data_error(name: str) -> Iterator[None]:
 def _accepted_entries(
     entries: Iterator[_ArchiveEntry], packed: int, limits: ArchiveLimits
 ) -> Iterator[tuple[_ArchiveEntry, tuple[str, ...]]]:
-    """Yield each entry with the parts of its path, skipping macOS resource forks.
-
-    Raises:
-        ArchiveRefusedError: An entry is refused (see `parts_of`), occurs twice or is inside a file,
-            or the archive exceeds the limits.
-    """
+    """Yield each entry with the parts of its path, skipping macOS resource forks."""
     content = 0
     files: set[tuple[str, ...]] = set()
     folders: set[tuple[str, ...]] = {()}
@@ -408,13 +399,7 @@ def _contents_of(entries: Iterator[tuple[_ArchiveEntry, tuple[str, ...]]]) -> _A
 
 
 def _write_entry(entry: _ArchiveEntry, place: Path) -> None:
-    """Create the folder or file of an entry, never overwriting an existing file.
-
-    Raises:
-        ArchiveRefusedError: The file does not have the size given in the entry's header.
-        ResourceError: The disk is full.
-        RunError: The folder or file cannot be written.
-    """
+    """Create the folder or file of an entry, never overwriting an existing file."""
     with writing(place, option="--to"):
         if entry.is_folder:
             place.mkdir(parents=True, exist_ok=True)

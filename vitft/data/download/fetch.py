@@ -104,9 +104,6 @@ def _locked_target(target: Path) -> Iterator[None]:
     """Lock the target against other processes, on systems that have fcntl.
 
     The lock is released even if the process that holds it is killed.
-
-    Raises:
-        LockedError: Another process holds the lock.
     """
     try:
         import fcntl
@@ -134,9 +131,6 @@ def _check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str
     """Check an archive's size and digest, and return the recorded digest of an earlier download.
 
     The result is empty if no digest was recorded, or if the archive has a known digest.
-
-    Raises:
-        DataError: The size is wrong, or the digest differs from the known or recorded one.
     """
     if archive.size not in (None, size):
         raise DataError(
@@ -170,11 +164,7 @@ def _read_record(record: Path) -> str:
 
 
 def _image_root(folder: Path, name: str) -> Path:
-    """Return the topmost image folder in an unpacked archive.
-
-    Raises:
-        DataError: The archive contains no image folder.
-    """
+    """Return the topmost image folder in an unpacked archive."""
     place, problem = folder, ""
     for _ in range(5):  # maximum number of nested folders to try
         try:
@@ -197,11 +187,7 @@ def _image_root(folder: Path, name: str) -> Path:
 
 
 def _folder_name(url: str) -> str:
-    """Return a folder name for an address: the last part of its path without the suffix.
-
-    Raises:
-        UsageError: The last part of the path does not yield a folder name.
-    """
+    """Return a folder name for an address: the last part of its path without the suffix."""
     last = PurePosixPath(unquote(urlsplit(url).path)).name
     name = re.sub(r"[^\w.-]+", "_", _ARCHIVE_SUFFIX.sub("", last)).strip("._")
     if not name:

@@ -112,14 +112,7 @@ def file_size(path: Path) -> int:
 
 
 def _attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
-    """Make one attempt to download the file, or the rest of it.
-
-    Raises:
-        BrokeOffError: The attempt failed, but another one may succeed.
-        DataError: The attempt failed, and another one would fail too.
-        ResourceError: There is not enough disk space.
-        RunError: The part cannot be written.
-    """
+    """Make one attempt to download the file, or the rest of it."""
     known = read_version(part, url)
     start = file_size(part) if known else 0
     if known and known.size is not None and start == known.size:
@@ -213,11 +206,7 @@ def _receive(
 
 
 def _body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Return the whole file's size (None if unknown) and the offset at which the body starts.
-
-    Raises:
-        BrokeOffError: The server sent a different range from the one requested.
-    """
+    """Return the whole file's size (None if unknown) and the offset at which the body starts."""
     announced = answer.headers.get("Content-Length", "")
     if answer.status != 206:
         return (int(announced) if announced.isdecimal() else None), 0

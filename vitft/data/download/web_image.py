@@ -201,11 +201,7 @@ def _split_login(address: str) -> tuple[str, str]:
 
 
 def _read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
-    """Read the body of a response within the limits.
-
-    Raises:
-        ImageError: The body is too large or incomplete.
-    """
+    """Read the body of a response within the limits."""
     announced = answer.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > limits.max_bytes:
         raise _image_too_large(url, limits)
@@ -312,12 +308,7 @@ class _DeadlineConnection(http.client.HTTPConnection):
         self.clock, self.check = clock, check
 
     def connect(self) -> None:
-        """Connect to the host.
-
-        Raises:
-            PrivateAddressError: The host has a private address, and `check` is set.
-            OSError: The connection fails.
-        """
+        """Connect to the host."""
         self.timeout = self.clock.left
         if self.check:
             check_public(self.host, self.port)

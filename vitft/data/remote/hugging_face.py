@@ -156,11 +156,7 @@ def _split_names(hub: _HubName, version: str) -> list[str]:
 
 
 def _chosen_splits(place: Place, hub: _HubName, names: list[str]) -> tuple[list[str], list[str]]:
-    """Return the splits to copy, and notes on the others.
-
-    Raises:
-        DataError: The requested split does not exist, or the splits have unusual names.
-    """
+    """Return the splits to copy, and notes on the others."""
     if hub.split:
         if hub.split not in names:
             raise DataError(

@@ -219,11 +219,7 @@ def list_shards(address: str) -> list[ShardPlace]:
 
 
 def _matching(path: str) -> list[str]:
-    """Return the files that match a path with `*` or `?`, sorted; other paths are returned as is.
-
-    Raises:
-        DataError: No file matches.
-    """
+    """Return the files that match a path with `*` or `?`, sorted; other paths are returned as is."""
     if os.path.lexists(path) or not any(sign in path for sign in "*?"):
         return [path]
     found = sorted(glob.glob(path))  # noqa: PTH207 - names as typed

@@ -90,13 +90,7 @@ def check_libraries(address: str) -> None:
 
 
 def _fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
-    """Download a file into `part`, resuming a partial download of the same version.
-
-    Raises:
-        DataError: The file does not exist or may not be read, or the download failed several times.
-        ResourceError: The disk is full or too small.
-        RunError: The part cannot be written.
-    """
+    """Download a file into `part`, resuming a partial download of the same version."""
     failures = 0
     while True:
         before = file_size(part)
@@ -123,13 +117,7 @@ def _fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
 
 
 def _attempt_file(address: str, part: Path, limits: DownloadLimits) -> None:
-    """Download the file, or the rest of it, once.
-
-    Raises:
-        DataError: The file is too large.
-        OSError: The file cannot be read, or ended early.
-        ResourceError: The disk is full or too small.
-    """
+    """Download the file, or the rest of it, once."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(address)
@@ -311,12 +299,7 @@ def _is_local(shard: ShardPlace) -> bool:
 
 
 def _ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> IndexedShard:
-    """Return a shard with its samples, after fetching and indexing it if necessary.
-
-    Raises:
-        DataError: The shard is missing, cannot be fetched, or is refused; a fetched shard that is
-            refused is removed.
-    """
+    """Return a shard with its samples, after fetching and indexing it if necessary."""
     kept = place.folder / "shards" / shard.name
     path = Path(shard.address) if _is_local(shard) else kept
     record = kept.with_name(f"{kept.name}.json")

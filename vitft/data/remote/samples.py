@@ -139,11 +139,7 @@ def _check_is_tar(head: bytes) -> None:
 def _collect_samples(
     file: IO[bytes], size: int, found: dict[str, _Sample], unused: Counter[str]
 ) -> None:
-    """Add the samples of an open tar file to `found`, and count members that are not used.
-
-    Raises:
-        ArchiveRefusedError: A member is refused, or the end marker is missing.
-    """
+    """Add the samples of an open tar file to `found`, and count members that are not used."""
     stream = _SeekingStream(file, size, _LIMITS)
     seen: set[str] = set()
     with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
@@ -186,9 +182,6 @@ def _json_fields(name: str, text: str) -> dict[str, str]:
     """Return the fields of a JSON object as text; lists of values are joined with `|`.
 
     Nested objects are left out. A value that is not an object is returned as the field `json`.
-
-    Raises:
-        ArchiveRefusedError: The text is not valid JSON.
     """
     try:
         value: Any = parse_json(text)
