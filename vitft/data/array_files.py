@@ -32,16 +32,13 @@ TORCHVISION = "torchvision:"
 
 
 class _PublishedSize(NamedTuple):
-    """Numbers of training and test images, shape of an image (H, W, C) and number of classes.
-
-    `argument` is the argument of torchvision's class that selects the subset.
-    """
+    """Numbers of training and test images and of classes, and the shape of an image (H, W, C)."""
 
     train: int
     test: int
     shape: tuple[int, int, int]
     classes: int = 10
-    argument: str = "train"
+    argument: str = "train"  # argument of torchvision's class that selects the subset
 
 
 PUBLISHED_SIZES: Mapping[str, _PublishedSize] = {
@@ -117,7 +114,15 @@ def read_arrays(source: Path) -> _LoadedArrays:
         if source.suffix.lower() == ".npz":
             return _read_npz_arrays(source)
         if files := _idx_files(source):
-            return _read_idx(files)
+            pairs = {part: (f"{part}-images", f"{part}-labels") for part in ("train", "test")}
+            arrays = {name: _idx_array(path) for name, path in files.items()}
+            return _LoadedArrays(
+                tuple(
+                    ArrayPart(part, _channels_last(arrays[images]), arrays[labels])
+                    for part, (images, labels) in pairs.items()
+                    if images in arrays and labels in arrays
+                )
+            )
         if records := _records_in(source):
             return _read_records(*records)
         found = _pickles_in(source)
@@ -133,11 +138,7 @@ def read_arrays(source: Path) -> _LoadedArrays:
 
 
 def _read_npz_arrays(path: Path) -> _LoadedArrays:
-    """Read the labelled images of an .npz file from the arrays named in `_NPZ_NAMES`.
-
-    Labels are numbers or class names. An array named in `_NPZ_CLASSES` has the names of numbered
-    classes. Arrays of Python objects are refused.
-    """
+    """Read the labelled images of an .npz file; labels are numbers, class names or one-hot."""
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
@@ -240,16 +241,6 @@ def _idx_files(folder: Path) -> dict[str, Path]:
     return {}
 
 
-def _read_idx(files: Mapping[str, Path]) -> _LoadedArrays:
-    """Read every subset of an IDX dataset that has both images and labels."""
-    parts = []
-    for name in ("train", "test"):
-        pair = files.get(f"{name}-images"), files.get(f"{name}-labels")
-        if pair[0] is not None and pair[1] is not None:
-            parts.append(ArrayPart(name, _channels_last(_idx_array(pair[0])), _idx_array(pair[1])))
-    return _LoadedArrays(tuple(parts))
-
-
 def _idx_array(path: Path) -> _Array:
     """Read an IDX file as an array with the shape given in its header.
 
@@ -266,11 +257,7 @@ def _idx_array(path: Path) -> _Array:
 
 
 def _records_in(folder: Path) -> tuple[Path, int, str] | None:
-    """Find CIFAR's binary files in a folder or in torchvision's subfolders.
-
-    The result contains the folder, the number of label bytes per record and the name of the file
-    that lists the classes. It is None if there are no such files.
-    """
+    """Return the folder of CIFAR's binary files, if any, and their entry in `_RECORDS`."""
     for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
         for first, (labels, names) in _RECORDS.items():
             if (place / first).is_file() and (place / names).is_file():
@@ -279,10 +266,7 @@ def _records_in(folder: Path) -> tuple[Path, int, str] | None:
 
 
 def _read_records(folder: Path, labels: int, names: str) -> _LoadedArrays:
-    """Read CIFAR's binary files.
-
-    Each record consists of the label bytes, the last of which is the class, and 3072 colour values.
-    """
+    """Read CIFAR's binary records: label bytes, the last being the class, and 3072 colours."""
     kinds = {"train": ("data_batch_*.bin", "train.bin"), "test": ("test_batch.bin", "test.bin")}
     parts = []
     for part, patterns in kinds.items():
@@ -373,12 +357,18 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
     except (OSError, RuntimeError) as error:  # no network, or the source has disappeared
         stated = re.search(r"<urlopen error ([^>]+)>", str(error))
         reason = stated[1] if stated else " ".join(str(error).split())[:120]
+        wanted = str(getattr(kind, "filename", "its files"))
+        if hasattr(kind, "resources"):
+            wanted = " and ".join(name for name, _ in kind.resources)
+        elif hasattr(kind, "split_list"):
+            entries = [v for v in kind.split_list.values() if isinstance(v, (list, tuple))]
+            wanted = " and ".join(str(entry[1]) for entry in entries[:2])
         size = PUBLISHED_SIZES.get(kind.__name__)
         other = f"--data demo --image-size {size.shape[0]}" if size else "--data demo"
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
             f"({reason})",
-            fix=f"put {_wanted_files(kind)} into {folder}, or set data.root to the folder that has "
+            fix=f"put {wanted} into {folder}, or set data.root to the folder that has "
             f"them; without them, try {other}",
         ) from error
     finally:
@@ -387,13 +377,3 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
             if place.is_relative_to(root):
                 with contextlib.suppress(OSError):
                     place.rmdir()  # only succeeds on an empty folder
-
-
-def _wanted_files(kind: Any) -> str:  # noqa: ANN401 - a torchvision class
-    """Return the names of the files that torchvision expects, joined as text."""
-    if hasattr(kind, "resources"):
-        return " and ".join(name for name, _ in kind.resources)
-    if hasattr(kind, "split_list"):
-        entries = [v for v in kind.split_list.values() if isinstance(v, (list, tuple))]
-        return " and ".join(str(entry[1]) for entry in entries[:2])
-    return str(getattr(kind, "filename", "its files"))

@@ -54,7 +54,6 @@ class ArraySet:
 
     @property
     def splits(self) -> bool:
-        """Whether the dataset has its own split."""
         return len(self.parts) > 1
 
     def listing(self) -> list[tuple[str, int, _Split]]:
@@ -207,10 +206,7 @@ def sizes_assumed() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=4)
 def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
-    """Read and validate a dataset.
-
-    The result is cached because every lookup of an image by path needs the dataset.
-    """
+    """Read and validate a dataset; cached, because every lookup of an image by path needs it."""
     read = array_files.read_arrays(Path(source))
     by_name = {part.name: part for part in read.parts}
     order = ("all",) if "all" in by_name else ("train", "val", "test")

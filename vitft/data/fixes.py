@@ -12,7 +12,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,12 +40,13 @@ _MOST_MISSING_NAMED = 3
 """Maximum number of missing files named in the warning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fix:
     """An action for one image."""
 
     path: str  # path relative to the data folder, with slashes
     action: str  # one of `_ACTIONS`; `move` means to `new_label`
+    _: KW_ONLY
     label: str = ""
     new_label: str = ""
     """New class. Unless the action is `move`, it is only a suggestion."""
@@ -86,7 +87,11 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
     known = {file.path: folder.classes[file.label] for file in folder.files}
     known |= {name: "" for name, _ in folder.bad}
     found = read_decisions(table, known, folder.classes)
-    unexplained = [path for path in folder.empty.content if not _explains(found.missing, path)]
+    # An empty class folder is explained if the table moves or drops the images that it contained
+    unexplained = []
+    for name in folder.empty.content:
+        gone = {act for file, act in found.missing.items() if file.startswith(f"{name}/")}
+        unexplained += [name] * (not gone or not gone <= {"move", "drop"})
     if unexplained:
         raise folder.empty.error(folder.root, unexplained)
     later = _later_table(path, known)
@@ -118,10 +123,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
 
 
 def _later_table(path: Path, known: Container[str]) -> Path | None:
-    """Return the newest table that `vitft check` wrote beside `path` after it, e.g. fixes-2.csv.
-
-    The result is None if that table lists none of the `known` paths.
-    """
+    """Return the newest table that `vitft check` wrote beside `path` later, for `known` paths."""
     numbered = re.compile(re.escape(re.sub(r"-\d+$", "", path.stem)) + r"-\d+")
     with contextlib.suppress(OSError, DataError):
         tables = [one for one in path.parent.glob("*.csv") if numbered.fullmatch(one.stem)]
@@ -219,15 +221,6 @@ def replaces(proposed: Fix, earlier: str) -> bool:
     return proposed.action != UNDECIDED and earlier != "keep"
 
 
-def _explains(missing: Mapping[str, str], folder: str) -> bool:
-    """Return whether the table moves or drops the images that an empty class folder contained.
-
-    `missing` maps the missing files in the table to their actions.
-    """
-    actions = {action for path, action in missing.items() if path.startswith(f"{folder}/")}
-    return bool(actions) and actions <= {"move", "drop"}
-
-
 class Decisions(NamedTuple):
     """Decisions read from a table."""
 
@@ -300,10 +293,7 @@ def read_decisions(
 
 
 def _unescaped(cell: str, known: Container[str]) -> str:
-    """Return a cell without the leading apostrophe that escapes formulas in spreadsheets.
-
-    The apostrophe is removed only if this turns an unknown name into a known one.
-    """
+    """Return a cell without the apostrophe that escapes formulas, if that makes it a known name."""
     return cell[1:] if cell.startswith("'") and cell not in known and cell[1:] in known else cell
 
 
@@ -412,11 +402,18 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
         if group["kind"] == "exact":
             fixes += identical_file_fixes(group["members"], group.get("probabilities", {}))
         else:
-            fixes += _near_duplicate_fixes(group["members"])
+            first, *others = group["members"]
+            for member in others:
+                details = [f"label {first['label']}"] * (member["label"] != first["label"])
+                details += [_PARTS[first["split"]]] * (member["split"] != first["split"])
+                reason = f"nearly identical to {first['path']}"
+                reason += f" ({', '.join(details)})" * bool(details)
+                path, label = member["path"], member["label"]
+                fixes.append(Fix(path, UNDECIDED, label=label, reason=reason, kind="near"))
     fixes += [
         Fix(
-            path=entry["path"],
-            action=UNDECIDED,
+            entry["path"],
+            UNDECIDED,
             label=entry["label"],
             new_label=entry["suggested"],
             reason=f"probably {entry['suggested']}; set the action to move, keep or drop",
@@ -425,30 +422,34 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
         )
         for entry in audit["mislabels"]
     ]
-    fixes += [
-        Fix(
-            path=entry["path"],
-            action=UNDECIDED,
-            label=entry.get("label", ""),
-            reason=entry["reason"],
-            kind="odd",
-        )
-        for entry in audit["odd"]
-    ]
+    for entry in audit["odd"]:
+        path, label, reason = entry["path"], entry.get("label", ""), entry["reason"]
+        fixes.append(Fix(path, UNDECIDED, label=label, reason=reason, kind="odd"))
 
     def order(fix: Fix) -> tuple[int, int, float, str]:
-        kind = _KIND_ORDER.index(fix.kind)
+        rest = (-(fix.confidence or 0), fix.path)
         if fix.kind == "mislabel":  # in the order of the audit
-            return -_ACTIONS.index(fix.action), kind, 0.0, ""
-        return -_ACTIONS.index(fix.action), kind, -(fix.confidence or 0), fix.path
+            rest = 0.0, ""
+        return -_ACTIONS.index(fix.action), _KIND_ORDER.index(fix.kind), *rest
 
-    return sorted(_merge_fixes(fixes), key=order)
+    # One fix per path, with the strongest action and all reasons for that path
+    by_path: dict[str, list[Fix]] = {}
+    for fix in fixes:
+        by_path.setdefault(fix.path, []).append(fix)
+    merged = []
+    for same in by_path.values():
+        strongest = max(same, key=lambda f: (_ACTIONS.index(f.action), -_KIND_ORDER.index(f.kind)))
+        reasons = [strongest.reason, *(fix.reason for fix in same if fix is not strongest)]
+        label = next((fix.label for fix in same if fix.label), "")
+        merged.append(replace(strongest, label=label, reason="; ".join(reasons)))
+    return sorted(merged, key=order)
 
 
 def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabilities) -> list[Fix]:
     """Return fixes that keep one file per label in a group of identical files.
 
-    If one label is clearly the most probable, only one file with that label is kept. Files in the
+    If one label is the most probable class and 30 times as probable as the other labels, only one
+    file with that label is kept. Files in the
     validation set are kept in preference to others so that the set changes as little as possible,
     then files whose name is not that of a copy (`_COPY_MARK`), then files with a short name.
     """
@@ -461,7 +462,11 @@ def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabiliti
 
     ordered = sorted(members, key=order)
     first = {member["label"]: member for member in reversed(ordered)}
-    right = _most_probable_label(list(first), known)
+    right = ""
+    if len(first) > 1 and {*first} <= known.keys():
+        best, second, *_ = sorted(first, key=lambda label: -known[label])
+        if known[best] == max(known.values()) and known[best] >= 30 * known[second]:
+            right = best
     fixes = []
     for member in ordered:
         label, kept = member["label"], first[member["label"]]
@@ -477,49 +482,3 @@ def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabiliti
             doubt = replace(drop, action=UNDECIDED, kind="two labels", confidence=None)
             fixes.append(replace(doubt, reason=reason))
     return fixes
-
-
-def _most_probable_label(labels: Sequence[str], probabilities: _ClassProbabilities) -> str:
-    """Return the label that is at least 30 times as probable as every other label.
-
-    The result is an empty string if there is no such label, or if a class that is not among the
-    labels is more probable.
-    """
-    if len(labels) < 2 or not {*labels} <= probabilities.keys():
-        return ""
-    best, second, *_ = sorted(labels, key=lambda label: -probabilities[label])
-    is_best = probabilities[best] == max(probabilities.values())
-    is_clear = probabilities[best] >= 30 * probabilities[second]
-    return best if is_best and is_clear else ""
-
-
-def _near_duplicate_fixes(members: Sequence[CopyMember]) -> list[Fix]:
-    """Return undecided fixes with a remark for all near-duplicates but the first."""
-    first, *others = members
-    fixes = []
-    for member in others:
-        reason = f"nearly identical to {first['path']}"
-        details = []
-        if member["label"] != first["label"]:
-            details.append(f"label {first['label']}")
-        if member["split"] != first["split"]:
-            details.append(_PARTS[first["split"]])
-        if details:
-            reason += f" ({', '.join(details)})"
-        path, label = member["path"], member["label"]
-        fixes.append(Fix(path=path, action=UNDECIDED, label=label, reason=reason, kind="near"))
-    return fixes
-
-
-def _merge_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return one fix per path, with the strongest action and all reasons for that path."""
-    by_path: dict[str, list[Fix]] = {}
-    for fix in fixes:
-        by_path.setdefault(fix.path, []).append(fix)
-    merged = []
-    for same in by_path.values():
-        strongest = max(same, key=lambda f: (_ACTIONS.index(f.action), -_KIND_ORDER.index(f.kind)))
-        reasons = [strongest.reason, *(fix.reason for fix in same if fix is not strongest)]
-        label = next((fix.label for fix in same if fix.label), "")
-        merged.append(replace(strongest, label=label, reason="; ".join(reasons)))
-    return merged

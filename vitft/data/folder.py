@@ -388,10 +388,7 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
 
 
 def _check_class_count(walk: Walk, root: Path, folder: str) -> None:
-    """Raise a DataError if `folder` contains fewer than two classes.
-
-    If the classes seem to be one folder deeper, the fix suggests that folder.
-    """
+    """Raise a DataError if `folder` contains fewer than two classes."""
     names, loose = walk.folders_of(folder)
     if len(names) >= 2:
         return

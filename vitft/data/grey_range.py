@@ -109,8 +109,7 @@ def measure_grey_range(
 def _has_wide_header(source: str | bytes) -> bool:
     """Return whether a header declares a PNG or TIFF with more than 8 bits per channel.
 
-    The result is False for damaged and unreadable files, which are reported when the images are
-    inspected.
+    The result is False for damaged and unreadable files: the inspection reports them.
     """
     silence_pillow()
     try:

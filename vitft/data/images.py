@@ -151,10 +151,7 @@ def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> _Greys:
 
 
 def _bits_of(image: Image.Image) -> int:
-    """Return the bits per pixel of an integer image for which `is_wide` is True.
-
-    For a TIFF, this is the number in the header, limited to 8..16; for other formats, it is 16.
-    """
+    """Return the bits per pixel (8 to 16) of an integer image for which `is_wide` is True."""
     if not isinstance(image, TIFF):
         return 16
     sample = image.tag_v2.get(_BITS_PER_SAMPLE, 16)
@@ -217,17 +214,6 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
         if is_separate and is_wrong:
             raise ValueError("unsupported separate planes")
     return raw != lost and re.fullmatch(r"(RGB|RGBA|RGBX|LA|R);16[LBN]", raw) is not None
-
-
-def _read_lower_bits(image: ImageFile.ImageFile) -> Image.Image:
-    """Load an opened image with the lower 8 bits of each value in place of the upper ones."""
-    if _change_raw_mode(image) == "LA;16B":  # read as four bytes: grey and alpha, upper bits first
-        _change_raw_mode(image, lambda _: "RGBA")
-        _, grey, _, alpha = image.split()
-        return Image.merge("RGBA", (grey, grey, grey, alpha))
-    _change_raw_mode(image, lambda raw: raw[:-1] + _OTHER_BYTE[raw[-1]])
-    image.load()
-    return image
 
 
 # safe decoding of untrusted image files to upright RGB images -------------------------------------
@@ -443,10 +429,18 @@ def _decode_as(
     image = decoder(io.BytesIO(data), "")
     _check_size(image.size, name, max_pixels)
     rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
-    lower = None
+    lower: Image.Image | None = None
     if correct_raw_mode(image):
         correct_raw_mode(again := decoder(io.BytesIO(data), ""))
-        lower = _read_lower_bits(again)
+        # The lower 8 bits of each value in place of the upper ones
+        if _change_raw_mode(again) == "LA;16B":  # read as four bytes: grey and alpha, upper first
+            _change_raw_mode(again, lambda _: "RGBA")
+            _, grey, _, alpha = again.split()
+            lower = Image.merge("RGBA", (grey, grey, grey, alpha))
+        else:
+            _change_raw_mode(again, lambda raw: raw[:-1] + _OTHER_BYTE[raw[-1]])
+            again.load()
+            lower = again
     image.load()
 
     odd = decoding_remarks(kind, image, name)
@@ -531,8 +525,17 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
         return f"truncated (ends after {len(data)} bytes)"
     what = "the image"
     if kind == "TIFF" and _UNKNOWN_SAMPLES.match(text):
-        bands, text = _describe_samples(data)
-        what = "three bands" if bands > 3 else what
+        text = "unsupported samples"
+        with contextlib.suppress(*DECODER_ERRORS):
+            tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if 43 in data[2:4] else 8])
+            stream = io.BytesIO(data)
+            stream.seek(tags.next)
+            tags.load(stream)
+            bands, bits = tags.get(SAMPLES_PER_PIXEL, 1), tags[_BITS_PER_SAMPLE][0]
+            kinds = {2: "signed integers", 3: "floats"}
+            values = kinds.get(tags.get(SAMPLE_FORMAT, (1,))[0], "integers")
+            text = f"unsupported: {count(bands, 'band')} of {bits}-bit {values}"
+            what = "three bands" if bands > 3 else what
     elif kind == "TIFF" and text.isdigit():
         text = f"unsupported compression {text}"
     is_sound = _UNSUPPORTED.search(text) is not None
@@ -542,17 +545,3 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
         return f"{state} {kind} ({text[:50]}): save {what} as 8-bit PNG"
     has_detail = text and not isinstance(error.__cause__ or error, _INTERNAL_ERRORS)
     return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
-
-
-def _describe_samples(data: bytes) -> tuple[int, str]:
-    """Return the number of bands of a TIFF file, and why its samples are unsupported."""
-    try:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if 43 in data[2:4] else 8])
-        stream = io.BytesIO(data)
-        stream.seek(tags.next)
-        tags.load(stream)
-        bands, bits = tags.get(SAMPLES_PER_PIXEL, 1), tags[_BITS_PER_SAMPLE][0]
-        kind = {2: "signed integers", 3: "floats"}.get(tags.get(SAMPLE_FORMAT, (1,))[0], "integers")
-    except DECODER_ERRORS:
-        return 1, "unsupported samples"
-    return bands, f"unsupported: {count(bands, 'band')} of {bits}-bit {kind}"

@@ -158,11 +158,7 @@ def overlapped(
 
 
 def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
-    """Return the result for an item, logging messages during a long wait.
-
-    The first message is logged after `PATIENCE_S`, and another each time the waiting time doubles.
-    Without these messages, the program would appear to hang on a slow disk or lost network share.
-    """
+    """Return the result for an item; after `PATIENCE_S`, log a message each time that doubles."""
     waited, step = 0.0, PATIENCE_S
     while True:
         try:
@@ -172,14 +168,11 @@ def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
                 return future.result()
             waited += step
             step = waited
-            log.info(f"still waiting for {_first_path(item)} after {waited:.0f} s")
-
-
-def _first_path(item: object) -> str:
-    """Return the path of an item, or of the first item in a batch."""
-    while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
-        item = next((part for part in item if not isinstance(part, int)), "")  # skips the index
-    return str(getattr(item, "path", "") or item)
+            first = item  # of a batch
+            while isinstance(first, Sequence) and not isinstance(first, str) and len(first):
+                first = next((part for part in first if not isinstance(part, int)), "")
+            name = getattr(first, "path", "") or first
+            log.info(f"still waiting for {name} after {waited:.0f} s")
 
 
 class _ImageBatch(NamedTuple):
@@ -222,30 +215,23 @@ _MAX_SIDE_RATIO = 20
 
 
 def _decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
-    """Return the RGB pixels (H, W, 3) of an upright, undamaged YCbCr JPEG, or None for other data.
-
-    The result is also None if the image has more than `max_pixels` pixels or an aspect ratio above
-    `_MAX_SIDE_RATIO`.
-    """
+    """Return the RGB pixels (H, W, 3) of an ordinary undamaged JPEG, or None for other data."""
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         usual = colours == "YCbCr" and max(height, width) <= _MAX_SIDE_RATIO * min(height, width)
-        if not usual or height * width > max_pixels or _is_rotated(data):
+        place = data.find(b"Exif\0\0")
+        odd = place > 65536 or b"tiff:Orientation" in data  # left to Pillow
+        if not usual or odd or height * width > max_pixels:
             return None
+        if place >= 0:
+            with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
+                if image.getexif().get(ORIENTATION, 1) != 1:
+                    return None
         return simplejpeg.decode_jpeg(data, strict=True)
     except DECODER_ERRORS:
         return None
-
-
-def _header_oddities(data: bytes, name: str) -> tuple[str, ...]:
-    """Return the notes of `images.decode` for a JPEG decoded by `_decode_upright`."""
-    try:
-        with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
-            return tuple(decoding_remarks("JPEG", image, name))
-    except DECODER_ERRORS:  # damaged metadata: the pixels were decoded without an error
-        return ()
 
 
 def fast_view(
@@ -263,17 +249,6 @@ def fast_view(
 def can_resize(transform: EvalTransform) -> bool:
     """Return whether `resized` can apply the transform."""
     return transform.interpolation in ("bilinear", "bicubic") and transform.channels == 3
-
-
-def _is_rotated(data: bytes) -> bool:
-    """Return whether the metadata specifies, or may specify, a rotation."""
-    place = data.find(b"Exif\0\0")
-    if place > 65536 or b"tiff:Orientation" in data:  # unusual, left to Pillow
-        return True
-    if place < 0:
-        return False
-    with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
-        return image.getexif().get(ORIENTATION, 1) != 1
 
 
 def resized(image: Pixels, transform: EvalTransform) -> Pixels:
@@ -373,7 +348,13 @@ class OpenedImage:
             (width, height), odd = self.decoded.image.size, self.decoded.odd
         else:
             height, width = self.jpeg.shape[:2]
-            odd = _header_oddities(self.data, self.file.path)
+            odd = ()
+            # Damaged metadata are no remark: the pixels were decoded without an error
+            with (
+                contextlib.suppress(*DECODER_ERRORS),
+                JpegImagePlugin.JpegImageFile(io.BytesIO(self.data)) as image,
+            ):
+                odd = tuple(decoding_remarks("JPEG", image, self.file.path))
         file = self.file
         return inspected_file(file, self.sha256, (width, height), odd)
 
@@ -450,9 +431,16 @@ def collect(
     total = len(good) + len(bad)
     if not allow_bad and len(bad) > max(10, total / 10):
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
+        fix = "repair or remove them, or ignore them with --set data.allow_bad=true"
+        commands = (missing_library_command(reason) for _, reason in bad)
+        ways = (reason.partition("): ")[2] for _, reason in bad if "unsupported" in reason)
+        if command := next(filter(None, commands), ""):
+            fix = f"run {command}, or {fix}"
+        elif way := next(filter(None, ways), ""):
+            fix = f"{way}, or {fix}"
         raise DataError(
             f"{len(bad):,} of {total:,} files in {folder.source} are unreadable ({examples})",
-            fix=_remedy(bad),
+            fix=fix,
         )
     odd = Counter(remark for file in good for remark in file.odd)
     return InspectedFolder(folder, tuple(good), tuple(bad), dict(odd.most_common()))
@@ -471,17 +459,6 @@ def merge_inspections(
         results |= {file.path: file for file in shard.good}
         results |= {path: ImageError(path, reason) for path, reason in shard.bad}
     return collect(folder, (results[file.path] for file in folder.files), allow_bad=allow_bad)
-
-
-def _remedy(bad: Iterable[tuple[str, str]]) -> str:
-    """Return the fix to suggest for unreadable files, given their paths and the reasons."""
-    usual = "repair or remove them, or ignore them with --set data.allow_bad=true"
-    for _, reason in bad:
-        if command := missing_library_command(reason):
-            return f"run {command}, or {usual}"
-        if "unsupported" in reason and "): " in reason:
-            return f"{reason.rpartition('): ')[2]}, or {usual}"
-    return usual
 
 
 def readable_now(folder: Folder, paths: Collection[str], *, max_pixels: int) -> list[str]:

@@ -87,7 +87,7 @@ class LabelledRow(NamedTuple):
 def _label_places(
     reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
 ) -> tuple[int, ...]:
-    """Return the indices of the label columns or, for `*`, of those that may be one by their name."""
+    """Return the indices of the label columns; for `*`, of those that may be one by their name."""
     if not is_several(spec.label):
         return (roles["label"],)
     names, used = [cell.strip() for cell in header], {*roles.values()}
@@ -132,33 +132,6 @@ def _box_columns(header: Sequence[str]) -> list[str]:
     return [name for name in names if _BOX.search(name)] or plain * (len(plain) == 4)
 
 
-def _read_labels(
-    reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
-) -> "_LabelParser":
-    """Read the labels of each row.
-
-    `names` are the names of the label columns. A single column contains the class or the labels of
-    each image in one cell. Of several columns, each column of flags represents one label, and the
-    cells of any other column contain values that become labels of the form `name=value`.
-    """
-    columns = [
-        _LabelColumn(name, [row.cells[i].strip() for row in rows]) for i, name in enumerate(names)
-    ]
-    if spec.label == "*":
-        images = len({row.path for row in rows})
-        columns = [one for one in columns if one.name and not one.is_index(images)]
-    if not columns:
-        raise reader.error("no column is left for data.label=*", line=1, fix="add label columns")
-    names = [column.name for column in columns]
-    parser = _LabelParser(reader=reader, spec=spec, names=names, lines=[row.line for row in rows])
-    if len(columns) > 1:
-        parser.read_columns(columns)
-    else:
-        parser.read_cells(columns[0])
-    parser.check_sets()
-    return parser
-
-
 class _LabelColumn:
     """A column of labels; its cells have no blanks around them."""
 
@@ -181,21 +154,39 @@ class _LabelColumn:
         return differs and not self.is_flag and not self.has_fractions
 
 
-@dataclass(slots=True, kw_only=True)
 class _LabelParser:
-    """Parser for the label columns of a table."""
+    """Labels of each row of a table.
 
-    reader: TableReader
-    spec: DataSpec
-    names: Sequence[str]
-    """Names of the label columns."""
-    lines: Sequence[int]
-    """Line of each row."""
-    sets: list[list[str]] = field(default_factory=list)
-    """Labels of each row."""
-    several: bool = True
-    """Whether an image may have any number of labels."""
-    notes: list[str] = field(default_factory=list)
+    A single column contains the class or the labels of each image in one cell. Of several columns,
+    each column of flags represents one label, and the cells of any other column contain values that
+    become labels of the form `name=value`.
+    """
+
+    def __init__(
+        self,
+        reader: TableReader,
+        names: Sequence[str],
+        rows: Sequence[LabelledRow],
+        spec: DataSpec,
+    ) -> None:
+        cells = zip(*([cell.strip() for cell in row.cells] for row in rows), strict=True)
+        columns = [_LabelColumn(name, own) for name, own in zip(names, cells, strict=True)]
+        if spec.label == "*":
+            images = len({row.path for row in rows})
+            columns = [one for one in columns if one.name and not one.is_index(images)]
+        if not columns:
+            fix = "add label columns"
+            raise reader.error("no column is left for data.label=*", line=1, fix=fix)
+        self.reader, self.spec = reader, spec
+        self.names, self.lines = [one.name for one in columns], [row.line for row in rows]
+        self.sets: list[list[str]] = [[] for _ in rows]  # labels of each row
+        self.several = True  # whether an image may have any number of labels
+        self.notes: list[str] = []
+        if len(columns) > 1:
+            self.read_columns(columns)
+        else:
+            self.read_cells(columns[0])
+        self.check_sets()
 
     def read_cells(self, column: _LabelColumn) -> None:
         """Read a single column, which contains all labels of an image in one cell."""
@@ -255,15 +246,23 @@ class _LabelParser:
             else [normal_form(prefix + label) for label in self.labels_in(column, cell)]
             for cell, flag in column.values.items()
         }
-        self.sets = self.sets or [[] for _ in self.lines]
         for labels, cell in zip(self.sets, column.cells, strict=True):
             labels += found.get(cell, ())
 
     def labels_in(self, column: _LabelColumn, cell: str) -> list[str]:
         """Return the labels in a cell."""
-        if _looks_like_list(cell):
-            if (found := _list_in(cell)) is not None:
-                return found
+        if _looks_like_list(cell):  # in JSON, Python or NumPy
+            value: Any = None
+            if _LIST.fullmatch(cell):
+                value = [re.sub("^(['\"])(.*)\\1$", r"\2", one) for one in re.findall(_ITEM, cell)]
+            with contextlib.suppress(ValueError):
+                value = parse_json(cell)
+            if isinstance(value, dict) and len(value) == 1:  # as Label Studio writes it
+                value = next(iter(value.values()))
+            if isinstance(value, list) and all(type(label) in (str, int) for label in value):
+                found = [str(label).strip() for label in value]
+                if len({*found}) == len(found) and "" not in found:
+                    return found
             if self.spec.labels != "one":
                 fix = "write the labels as a|b, or read the cells as text: --set data.labels=one"
                 raise self.error(f"{cell[:40]} is not a list of labels", column, cell, fix=fix)
@@ -322,24 +321,6 @@ def number_in(cell: str) -> float | None:
 def _looks_like_list(cell: str) -> bool:
     """Return whether a cell looks like a list, or like an object in JSON."""
     return cell[:1] + cell[-1:] in ("[]", "{}") or cell[:2] in ("('", '("', "()")
-
-
-def _list_in(cell: str) -> list[str] | None:
-    """Return the labels in a list in JSON, Python or NumPy, or None if it is not a list of labels.
-
-    In an object with a single value, as Label Studio writes it, the value is the list.
-    """
-    value: Any = None
-    if _LIST.fullmatch(cell):
-        value = [re.sub("^(['\"])(.*)\\1$", r"\2", item) for item in re.findall(_ITEM, cell)]
-    with contextlib.suppress(ValueError):
-        value = parse_json(cell)
-    if isinstance(value, dict) and len(value) == 1:
-        value = next(iter(value.values()))
-    if not isinstance(value, list) or any(type(label) not in (str, int) for label in value):
-        return None
-    labels = [str(label).strip() for label in value]
-    return labels if len({*labels}) == len(labels) and "" not in labels else None
 
 
 def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
@@ -476,7 +457,8 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             f"the table {source} lists no images", fix="add rows with a path and a label"
         )
     notes = [*(copy.notes if copy else ()), *rows.leave_out_unlabelled()]
-    labels = _read_labels(reader, [header[i].strip() for i in places], rows.listed, spec)
+    names = [header[i].strip() for i in places]
+    labels = _LabelParser(reader, names, rows.listed, spec)
     sets: dict[str, set[str]] = {}
     for row, own in zip(rows.listed, labels.sets, strict=True):
         sets.setdefault(row.path, set()).update(own)
@@ -497,8 +479,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         notes=(
             *notes,
             *labels.notes,
-            *_notes_on_table(rows, columns),
-            *_notes_on_columns(rows, labels.names),
+            *_notes_on_table(rows, columns, labels.names),
         ),
     )
     fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
@@ -693,8 +674,10 @@ class _RowParser:
         return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
 
 
-def _notes_on_table(rows: _RowParser, columns: Mapping[str, str]) -> list[str]:
-    """Return notes on groups and on rows that are left out."""
+def _notes_on_table(
+    rows: _RowParser, columns: Mapping[str, str], labels: Sequence[str]
+) -> list[str]:
+    """Return notes on groups, and on rows and columns left out; `labels` names label columns."""
     notes = []
     if groups := len({row.group for row in rows.by_path.values() if row.group}):
         notes.append(f"{count(groups, 'group')} of images in the column {columns['group'].strip()}")
@@ -706,12 +689,8 @@ def _notes_on_table(rows: _RowParser, columns: Mapping[str, str]) -> list[str]:
         notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
     if "split" not in columns and (note := note_on_chosen(rows.chosen)):
         notes.append(note)
-    return notes
-
-
-def _notes_on_columns(rows: _RowParser, labels: Sequence[str]) -> list[str]:
-    """Return notes on columns that are not used, given the names of the label columns."""
-    notes, spec, header = [], rows.spec, [cell.strip() for cell in rows.header]
+    # Columns that are not used
+    spec, header = rows.spec, [cell.strip() for cell in rows.header]
     used = {*(header[place] for place in rows.roles.values()), *labels}
     rest = [name for name in header if name and name not in used]
     if spec.label == "*" and rest:
@@ -736,6 +715,6 @@ def _notes_on_columns(rows: _RowParser, labels: Sequence[str]) -> list[str]:
         notes.append(
             f"not used: the boxes in {listing(boxes)} (vitft classifies whole images: crop first)"
         )
-    if weights := [name for name in rest if name.lower() in _WEIGHT_COLUMNS]:
-        notes.append(f"not used: the column {weights[0]} (sample weights are not supported)")
+    weights = (name for name in rest if name.lower() in _WEIGHT_COLUMNS)
+    notes += [f"not used: the column {name} (sample weights are not supported)" for name in weights]
     return notes

@@ -117,7 +117,7 @@ def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
 
 
 def _choose_part(present: Collection[str], subset: str | None, source: Path) -> Part:
-    """Return the subset to evaluate: `subset` or, by default, val if it exists and test otherwise."""
+    """Return the subset to evaluate: `subset` or, by default, val if it exists, otherwise test."""
     chosen = subset or ("val" if "val" in present else "test")
     if len(present) > 1 and chosen not in present:
         raise UsageError(

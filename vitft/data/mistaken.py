@@ -3,6 +3,7 @@
 Does not import torch, and reads at most the list of arrays in a .npz file.
 """
 
+import contextlib
 import os
 import zipfile
 from pathlib import Path
@@ -47,7 +48,11 @@ def mistaken_data(path: Path) -> MistakenData | None:
     if not path.is_file():
         return None
     if suffix == ".npz":
-        return MistakenData("a data set of labelled images", train) if _is_data_set(path) else None
+        names = []
+        damaged = (OSError, ValueError, zipfile.BadZipFile, NotImplementedError)
+        with contextlib.suppress(*damaged), zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+        return MistakenData("a data set of labelled images", train) if npz_subsets(names) else None
     if suffix in TABLE_SUFFIXES:
         return MistakenData("a table", f"if it lists images, train on them {command}")
     if suffix in FORMAT_BY_SUFFIX:
@@ -59,21 +64,8 @@ def mistaken_data(path: Path) -> MistakenData | None:
     return None
 
 
-def _is_data_set(path: Path) -> bool:
-    """Return whether a .npz file contains labelled images, judging by the names of its arrays."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return False
-    return bool(npz_subsets(names))
-
-
 def _contains_images(folder: Path, *, depth: int = 2) -> bool:
-    """Return whether a folder, or the first of its subfolders, contains a file named as an image.
-
-    At most `depth` levels of subfolders are entered. A folder that cannot be read has no images.
-    """
+    """Return whether a folder, or the first in it (to `depth` levels), has a file named so."""
     first = None
     try:
         with os.scandir(folder) as entries:

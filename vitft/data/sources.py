@@ -159,13 +159,10 @@ def _walk_and_log(walk: Walk) -> Iterator[ImageSource]:
 
 
 def _walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
-    """Yield all image files in and below a folder, sorted by path as a string.
+    """Yield all files in and below a folder that may be images, sorted by path as a string.
 
-    Files that may be images despite their suffix are included, as are entries with an image suffix
-    that are not regular files. If one of them cannot be opened later, it becomes an error row.
-    Documents, videos, archives and hidden entries are only counted. A folder without read
-    permission becomes one error row, and circular links are not followed. Only the names in the
-    current folder and in the folders above it are held in memory.
+    A folder without read permission becomes one error row, and circular links are not followed.
+    Only the names in the current folder and in the folders above it are held in memory.
     """
     identity = walk.identity(walk.full(folder))
     if identity in above:
@@ -209,26 +206,16 @@ def _named_sources(name: str, path: str) -> Iterable[ImageSource]:
 
 
 def _is_list(name: str) -> bool:
-    """Return whether a text or CSV file among the arguments is a list of images.
-
-    The first entry must exist or be a web address, so that a text file among photos does not
-    produce many error rows.
-    """
-    try:
-        first = next(iter(_list_entries(name)), None)
-    except (DataError, UsageError):
-        return False
-    if first is None:
-        return False
-    return is_url(first) or any(os.path.lexists(home + first) for home in (_list_folder(name), ""))
+    """Return whether the first line of a text or CSV file exists or is a web address."""
+    with contextlib.suppress(DataError, UsageError):
+        first = next(_list_entries(name), None)
+        homes = (_list_folder(name), "") if first is not None else ()
+        return any(is_url(str(first)) or os.path.lexists(f"{home}{first}") for home in homes)
+    return False
 
 
 def _from_list(name: str) -> Iterable[ImageSource]:
-    """Return the images in a list.
-
-    Relative paths are resolved against the list's folder or, if the first path exists only relative
-    to the current folder, against the current folder.
-    """
+    """Return the images in a list, whose paths are relative to its folder or the current one."""
     entries = _list_entries(name)
     first = next(entries, None)
     if first is None:
@@ -301,10 +288,7 @@ def _table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
 
 
 def _from_stdin(stdin: BinaryIO) -> Iterable[ImageSource]:
-    """Return the image on standard input, or the images in a list of paths on standard input.
-
-    The paths are separated by newlines or by NULs (as with find -print0).
-    """
+    """Return the image on standard input, or those of a list, separated by newlines or NULs."""
     head = b""
     while len(head) < _HEAD and (piece := _read_some(stdin, _HEAD - len(head))):
         head += piece
@@ -330,10 +314,8 @@ def _read_some(stdin: BinaryIO, most: int) -> bytes:
 
 
 def _is_image(head: bytes) -> bool:
-    """Return whether the first bytes belong to an image or another file, not to a list of names.
-
-    The BMP signature alone is not enough, because a path may also begin with the letters BM.
-    """
+    """Return whether the first bytes belong to an image or another file, not to a list of names."""
+    # A path may also begin with the letters BM, the signature of a BMP file
     has_signature = not identify_format(head).startswith("not an image")
     if b"\0\0" in head or (len(head) > 2 and not head.startswith(b"BM") and has_signature):
         return True
@@ -365,34 +347,29 @@ def with_fetched(
     Images are fetched ahead, and at most `others` sources are held in memory. Local files are
     yielded unchanged.
     """
+
+    def fetched(item: ImageSource) -> ImageSource:
+        try:
+            return replace(item, data=fetch_image(item.url, limits))
+        except ImageError as error:
+            return replace(item, error=error.reason)
+
     waiting: deque[Future[ImageSource]] = deque()
     with contextlib.ExitStack() as stack:
         pool: ThreadPoolExecutor | None = None
         for item in items:
-            is_local = not item.url
-            if is_local and not waiting:
-                yield item
-                continue
-            if is_local:
+            if not item.url:
                 waiting.append(Future())
                 waiting[-1].set_result(item)
             else:
                 if pool is None:
                     pool = ThreadPoolExecutor(FETCHING, thread_name_prefix="vitft-fetch")
                     stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-                waiting.append(pool.submit(_with_bytes, item, limits))
+                waiting.append(pool.submit(fetched, item))
             while waiting and (len(waiting) >= others or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _with_bytes(item: ImageSource, limits: WebLimits | None) -> ImageSource:
-    """Return a web source with its fetched bytes, or with the reason why fetching failed."""
-    try:
-        return replace(item, data=fetch_image(item.url, limits))
-    except ImageError as error:
-        return replace(item, error=error.reason)
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:

@@ -117,9 +117,8 @@ def _ordered_groups(
 ) -> list[list[InspectedFile]]:
     """Return the files of each group; identical files are always in one group.
 
-    If `spec.split` is `content`, groups are ordered by a hash of the seed and one name per group:
-    the name of the user's group or, outside the user's groups, the smallest digest. The size of a
-    group therefore does not affect its position. Otherwise, groups are in the order of the files.
+    If `spec.split` is `content`, groups are ordered by a hash of the seed and one name per group,
+    so that the size of a group does not affect its position.
     """
     members: dict[str, list[InspectedFile]] = {}
     for file in files:
@@ -175,11 +174,8 @@ def _undivided(members: Sequence[Sequence[InspectedFile]]) -> Set[int]:
 def _keep_groups_together(members: Sequence[Sequence[InspectedFile]], drawn: Set[str]) -> set[str]:
     """Move each group to the side of its first image, and return the validation paths.
 
-    A group is thus assigned to validation with the same probability as a single image, except that
-    a group with all images of a class is used for training. If all images of a class are then on
-    one side, the first suitable group with an image of that class is moved to the other side. A
-    group is suitable if the side that it leaves keeps at least one image of each class in the
-    group, and if the group is not already assigned to `val`.
+    A group with all images of a class is used for training. If all images of a class are then on
+    one side, the first group that the side can spare is moved to the other.
     """
     alone = _undivided(members)
     side = [  # True: validation
@@ -320,13 +316,7 @@ def stratify(
 def _draw_by_labels(
     folder: Folder, members: Sequence[Sequence[InspectedFile]], spec: DataSpec
 ) -> set[str]:
-    """Draw the validation images of multi-label data, and return their paths.
-
-    Approximately the fraction `spec.val_rate` of the images with each label is drawn; the target is
-    at least one image. Each group in `members` stays together. The groups are processed in the
-    given order, which is shuffled with the seed unless `spec.split` is `content`. Groups already
-    assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
-    """
+    """Draw whole groups of multi-label data by `stratify`, and return the paths of their images."""
     has = membership(folder.classes, folder.labels).astype(np.int64)
     counts = np.stack([has[[file.label for file in unit]].sum(axis=0) for unit in members])
     side = {"val": 0, "train": 1}
@@ -614,11 +604,7 @@ def check_folder_classes(folder: Folder) -> str:
 
 
 def _lacking_classes(have: Mapping[tuple[str, str], int], folder: Folder) -> list[str]:
-    """Return the classes without enough images, each with its numbers of images.
-
-    If the split is drawn here, a class may have a training image only, but two other classes then
-    need validation images.
-    """
+    """Return the classes without enough images, each with its numbers of images."""
     numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs}
     if folder.layout == "split":
         return [
@@ -626,6 +612,7 @@ def _lacking_classes(have: Mapping[tuple[str, str], int], folder: Folder) -> lis
             for name, (train, val) in numbers.items()
             if not (train and val)
         ]
+    # A class may have training images only, if two other classes have validation images
     measured = sum(val > 0 for _, val in numbers.values())
     enough = folder.reference or measured >= min(2, len(numbers))
     return [f"{n} ({t + v:,})" for n, (t, v) in numbers.items() if not (t and (v or enough))]

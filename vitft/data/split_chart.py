@@ -1,7 +1,6 @@
 """Log messages about a split: a chart of the images per class, and warnings about leaks."""
 
 import logging
-from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 
@@ -32,7 +31,10 @@ def log_split(manifest: Manifest) -> None:
     parts = [f"{len(manifest.train):,} for training", f"{len(manifest.val):,} for validation"]
     if manifest.test:
         parts.append(f"{len(manifest.test):,} for the final test")
-    log.info(labelled("Split", f"{listing(parts)}{_sizes(counts)}"))
+    sizes = sorted(map(sum, counts.values()))
+    range_ = f", {sizes[0]:,} to {sizes[-1]:,} images a class"
+    range_ *= sizes[-1] >= _UNEVEN * sizes[0]
+    log.info(labelled("Split", f"{listing(parts)}{range_}"))
     shown = list(counts)
     if len(shown) > MOST_CLASSES:
         shown = sorted(sorted(shown, key=lambda name: sum(counts[name]))[:FEWEST_CLASSES])
@@ -56,11 +58,3 @@ def log_split(manifest: Manifest) -> None:
         if groups:
             example = " and ".join(groups[0][:2])
             log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")
-
-
-def _sizes(counts: Mapping[str, Sequence[int]]) -> str:
-    """Return e.g. `, 12 to 300 images a class` if the sizes of the classes differ much."""
-    sizes = sorted(map(sum, counts.values()))
-    return (
-        f", {sizes[0]:,} to {sizes[-1]:,} images a class" if sizes[-1] >= _UNEVEN * sizes[0] else ""
-    )

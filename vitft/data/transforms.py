@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from PIL import Image
@@ -126,15 +126,17 @@ class EvalTransform:
         Odd margins are rounded as in torchvision's CenterCrop (half to even), and odd borders as in
         timm.
         """
-        rows, columns = (
-            _centred(old, new) for old, new in zip(resized.shape[:2], self.image_size, strict=True)
-        )
-        part = resized[rows.source, columns.source]
+        sides = list(zip(resized.shape[:2], self.image_size, strict=True))
+        left_out = [round(max(0, old - new) / 2) for old, new in sides]
+        borders = [max(0, new - old) // 2 for old, new in sides]
+        (top, left), (height, width) = left_out, self.image_size
+        part = resized[top : top + height, left : left + width]
         if part.shape[:2] == self.image_size:
             return np.array(part)  # a writable copy
         view = np.empty((*self.image_size, 3), np.uint8)
         view[:] = self.border
-        view[rows.target, columns.target] = part
+        (top, left), (height, width) = borders, part.shape[:2]
+        view[top : top + height, left : left + width] = part
         return view
 
     @property
@@ -211,24 +213,6 @@ class EvalTransform:
         """Create a transform from the output of `to_json`; JSON lists become tuples."""
         tuples: dict[str, Any] = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
         return cls(**{**fields, **tuples})
-
-
-class _Overlap(NamedTuple):
-    """Rows or columns that a resized image and the view have in common."""
-
-    source: slice
-    """Position in the resized image."""
-    target: slice
-    """Position in the view."""
-
-
-def _centred(old: int, new: int) -> _Overlap:
-    """Return the overlap of a side of `old` pixels centred on a side of `new` pixels."""
-    if old >= new:
-        first = round((old - new) / 2)
-        return _Overlap(slice(first, first + new), slice(0, new))
-    first = (new - old) // 2
-    return _Overlap(slice(0, old), slice(first, first + old))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,6 @@ _DOCUMENT_NAMES = frozenset({
 })  # fmt: skip
 """Names of documents without a suffix, in lower case."""
 _KIND_BY_SUFFIX = {suffix: kind for kind in _UNUSED_KINDS for suffix in kind.suffixes}
-_DOCUMENTS = _UNUSED_KINDS[-1]
 
 
 def suffix_of(name: str) -> str:
@@ -102,14 +101,13 @@ def suffix_of(name: str) -> str:
 def _kind_of(suffix: str) -> _UnusedKind:
     """Return the kind of the files with a suffix, as returned by `suffix_of`."""
     if suffix.lower() in _DOCUMENT_NAMES:
-        return _DOCUMENTS
+        return _UNUSED_KINDS[-1]
     return _KIND_BY_SUFFIX.get(suffix, _OTHER_SUFFIX)
 
 
 def is_surely_no_image(name: str) -> bool:
     """Return whether the suffix belongs to a document, a data file, a video or an archive."""
-    kind = _kind_of(suffix_of(name))
-    return kind in (*_UNUSED_KINDS[2:], _DOCUMENTS)
+    return _kind_of(suffix_of(name)) in _UNUSED_KINDS[2:]
 
 
 def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
@@ -139,13 +137,6 @@ def unused_notes(counts: Mapping[str, int]) -> list[str]:
 def by_suffix(entries: Iterable[UnusedFiles]) -> str:
     """Return the number of files with each suffix as text, e.g. `3 .cr2 and 1 .nef`."""
     return listing((f"{e['files']:,} {e['suffix']}" for e in entries), _MOST_KINDS)
-
-
-def _sub_folder_note(nested: Mapping[str, int]) -> str:
-    """Return a note on images in subfolders, given the number of them in each class folder."""
-    found = [f"{count(n, 'image')} in subfolders of {name}" for name, n in nested.items()]
-    verb = "is" if sum(nested.values()) == 1 else "are"
-    return f"{listing(found, _MOST_KINDS)} {verb} used" if found else ""
 
 
 # listing of a data folder: image files, entries that are not regular files, and unused entries ----
@@ -212,11 +203,12 @@ class Walk:
             for entry in self.entries(folder):
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 is_image = self.has_image_name(entry.name)
-                if is_image and (self.reference or (self.is_used(entry) and _is_file(entry))):
+                is_used = not self.reference and not self.is_hidden(entry.name)
+                if is_image and (self.reference or (is_used and _is_file(entry))):
                     found.append(path)
-                elif self.is_used(entry) and is_folder(entry):
+                elif is_used and is_folder(entry):
                     waiting.append(path)
-                elif is_image and self.is_used(entry):
+                elif is_image and is_used:
                     link = entry.is_symlink()
                     self.bad.append(
                         (path, "dangling symbolic link" if link else "not a regular file")
@@ -228,10 +220,6 @@ class Walk:
         if nested := sum(path.count("/") > depth for path in found):
             self.nested[start] = nested
         return sorted(found)
-
-    def is_used(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry is visible and the reference script's rules do not apply."""
-        return not self.reference and not self.is_hidden(entry.name)
 
     def kind_of(self, entry: os.DirEntry[str]) -> str:
         """Return the suffix of an unused entry, or `HIDDEN`, `FOLDER` or `IMAGE`."""
@@ -267,7 +255,9 @@ class Walk:
             fix = "move them into a class folder to use them"
             notes.append(f"not used: {count(number, 'image')} outside the class folders ({fix})")
         if self.nested:
-            notes.append(_sub_folder_note(self.nested))
+            found = [f"{count(n, 'image')} in subfolders of {m}" for m, n in self.nested.items()]
+            verb = "is" if sum(self.nested.values()) == 1 else "are"
+            notes.append(f"{listing(found, _MOST_KINDS)} {verb} used")
         if self.loops:
             notes.append(f"{count(self.loops, 'circular link')} not followed")
         return notes

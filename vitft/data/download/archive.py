@@ -19,8 +19,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import IO, BinaryIO, Literal, NamedTuple, cast
+from typing import IO, BinaryIO, Literal, cast
 
 from vitft.system import console
 from vitft.system.errors import DataError, ResourceError
@@ -66,29 +67,22 @@ class ArchiveRefusedError(Exception):
     """Error with the reason for refusing an archive; `archive.unpack` turns it into a DataError."""
 
 
-def _archive_kind(file: BinaryIO) -> _ArchiveKind:
-    """Return the archive's kind, detected from its first bytes, which are read."""
-    head = file.read(_TAR_BLOCK)
-    if head[:2] == b"\x1f\x8b":
-        return "tar.gz"
-    if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return "zip"
-    if head[257:262] == b"ustar":
-        return "tar"
-    seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
-    raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
-
-
 def _open_entries(
     file: BinaryIO, kind: _ArchiveKind, packed: int, limits: ArchiveLimits
 ) -> Generator[_ArchiveEntry, None, None]:
-    """Yield every entry, in the order of the tar file or of the zip file's central directory.
-
-    The contents of an entry can be read only until the next entry is yielded.
-    """
+    """Yield every entry, whose contents can be read only until the next one is yielded."""
     file.seek(0)
     if kind == "zip":
-        if _directory_size(file) > 120 * limits.entries:  # zipfile reads the whole directory
+        # zipfile reads the whole central directory, whose size is at the end of the file (PKWARE's
+        # APPNOTE.TXT, sections 4.3.14 to 4.3.16)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 2**17))
+        tail = file.read()
+        at, large = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
+        size = struct.unpack_from("<L", tail, at + 12)[0] if 0 <= at <= len(tail) - 22 else 0
+        if 0 <= large <= len(tail) - 56:
+            size = max(size, struct.unpack_from("<Q", tail, large + 40)[0])
+        file.seek(0)
+        if size > 120 * limits.entries:
             raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
@@ -185,24 +179,6 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> _ArchiveEntry:
 # zip --------------------------------------------------------------------------------------------
 
 
-def _directory_size(file: BinaryIO) -> int:
-    """Return the size in bytes of a zip file's central directory.
-
-    Source: PKWARE's APPNOTE.TXT, sections 4.3.14 to 4.3.16.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 2**17))
-    tail = file.read()
-    at, large = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
-    file.seek(0)
-    sizes = [0]
-    if 0 <= at <= len(tail) - 22:
-        sizes.append(struct.unpack_from("<L", tail, at + 12)[0])
-    if 0 <= large <= len(tail) - 56:
-        sizes = [sizes[0], struct.unpack_from("<Q", tail, large + 40)[0]]
-    return max(sizes)
-
-
 def _zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> _ArchiveEntry:
     """Convert a `ZipInfo` to an `_ArchiveEntry`."""
     kind = stat.S_IFMT(info.external_attr >> 16)
@@ -237,17 +213,7 @@ ARCHIVE_ERRORS = (
 )  # fmt: skip
 
 
-class _ArchiveContents(NamedTuple):
-    """Number of files, their total size in bytes, and the outer folders that contain them all."""
-
-    files: int
-    content: int
-    wrapper: tuple[str, ...]
-
-
-def unpack(
-    archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None
-) -> _ArchiveContents:
+def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None) -> None:
     """Unpack an archive into an empty folder, stripping outer folders that contain all files.
 
     The archive must be a tar, gzipped tar or zip file; its suffix is ignored. Messages refer to the
@@ -262,33 +228,41 @@ def unpack(
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     with archive.open("rb") as file, _as_data_error(name):
-        packed, kind = os.fstat(file.fileno()).st_size, _archive_kind(file)
+        packed, head = os.fstat(file.fileno()).st_size, file.read(_TAR_BLOCK)
+        is_zip = head[:4] in (b"PK\x03\x04", b"PK\x05\x06")
+        kind: _ArchiveKind = "tar.gz" if head[:2] == b"\x1f\x8b" else "zip" if is_zip else "tar"
+        if kind == "tar" and head[257:262] != b"ustar":
+            seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
+            raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
         megabytes = max(1, round(packed / 1e6))
         with (
             contextlib.closing(_open_entries(file, kind, packed, limits)) as entries,
             console.Progress(f"checking {label}", megabytes, unit="MB") as read,
         ):
-            inside = _contents_of(
-                _accepted_entries(counted(entries, file, read, megabytes), packed, limits)
-            )
-        if not inside.files:
+            checked = _accepted_entries(counted(entries, file, read, megabytes), packed, limits)
+            files = [(parts, entry.size) for entry, parts in checked if not entry.is_folder]
+        if not files:
             raise ArchiveRefusedError("it contains no files")
-        free = shutil.disk_usage(folder).free
-        if inside.content > free:
+        content, free = sum(size for _, size in files), shutil.disk_usage(folder).free
+        if content > free:
             raise ResourceError(
-                f"{name} would take up {inside.content / 1e9:.1f} GB when unpacked, but only "
+                f"{name} would take up {content / 1e9:.1f} GB when unpacked, but only "
                 f"{free / 1e9:.1f} GB is free in {folder.parent}",
                 fix="free some disk space, or choose a folder on another disk with --to",
             )
+        # The outer folders that contain all files
+        folders = [parts[:-1] for parts, _ in files]
+        pairs = zip(min(folders), max(folders), strict=False)
+        outer = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        wrapper = folders[0][:outer]
         with (
             contextlib.closing(_open_entries(file, kind, packed, limits)) as entries,
-            console.Progress(f"unpacking {label}", inside.files, unit="files") as written,
+            console.Progress(f"unpacking {label}", len(files), unit="files") as written,
         ):
             for entry, parts in _accepted_entries(entries, packed, limits):
                 written.advance(not entry.is_folder)
-                if parts[: len(inside.wrapper)] == inside.wrapper:  # skip empty folders outside
-                    _write_entry(entry, folder.joinpath(*parts[len(inside.wrapper) :]))
-    return inside
+                if parts[:outer] == wrapper:  # skip empty folders outside
+                    _write_entry(entry, folder.joinpath(*parts[outer:]))
 
 
 def counted(
@@ -380,22 +354,6 @@ def parts_of(entry: _ArchiveEntry) -> tuple[str, ...]:
         shown = name if len(name) <= 200 else f"{name[:200]}..."
         raise ArchiveRefusedError(f"the entry '{shown}' {why}")
     return parts
-
-
-def _contents_of(entries: Iterator[tuple[_ArchiveEntry, tuple[str, ...]]]) -> _ArchiveContents:
-    """Consume all entries and return a summary of their contents."""
-    files = content = 0
-    wrapper: tuple[str, ...] | None = None
-    for entry, parts in entries:
-        if entry.is_folder:
-            continue
-        files, content = files + 1, content + entry.size
-        above = parts[:-1]
-        if wrapper is None:
-            wrapper = above
-        while wrapper != above[: len(wrapper)]:
-            wrapper = wrapper[:-1]
-    return _ArchiveContents(files, content, wrapper or ())
 
 
 def _write_entry(entry: _ArchiveEntry, place: Path) -> None:

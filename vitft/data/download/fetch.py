@@ -101,10 +101,7 @@ def _check_target(target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked_target(target: Path) -> Iterator[None]:
-    """Lock the target against other processes, on systems that have fcntl.
-
-    The lock is released even if the process that holds it is killed.
-    """
+    """Lock the target against other processes, on systems that have fcntl."""
     try:
         import fcntl
     except ImportError:  # a system without fcntl
@@ -128,10 +125,7 @@ def _locked_target(target: Path) -> Iterator[None]:
 
 
 def _check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str:
-    """Check an archive's size and digest, and return the recorded digest of an earlier download.
-
-    The result is empty if no digest was recorded, or if the archive has a known digest.
-    """
+    """Check an archive's size and digest, and return the digest recorded before, if needed."""
     if archive.size not in (None, size):
         raise DataError(
             f"{archive.url} has {size:,} bytes instead of {archive.size:,}; nothing was kept",
@@ -186,17 +180,6 @@ def _image_root(folder: Path, name: str) -> Path:
     )
 
 
-def _folder_name(url: str) -> str:
-    """Return a folder name for an address: the last part of its path without the suffix."""
-    last = PurePosixPath(unquote(urlsplit(url).path)).name
-    name = re.sub(r"[^\w.-]+", "_", _ARCHIVE_SUFFIX.sub("", last)).strip("._")
-    if not name:
-        raise UsageError(
-            f"cannot derive a folder name from {url}", fix="choose a folder with --out DIR"
-        )
-    return name
-
-
 def select_archive(
     name: str | None,
     *,
@@ -233,7 +216,12 @@ def select_archive(
         archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)
     else:
         assert url is not None
-        archive = Archive(name=folder or _folder_name(url), url=url)
+        last = PurePosixPath(unquote(urlsplit(url).path)).name
+        folder = folder or re.sub(r"[^\w.-]+", "_", _ARCHIVE_SUFFIX.sub("", last)).strip("._")
+        if not folder:
+            fix = "choose a folder with --out DIR"
+            raise UsageError(f"cannot derive a folder name from {url}", fix=fix)
+        archive = Archive(name=folder, url=url)
     if sha256 is None:
         return archive
     if not re.fullmatch(r"[0-9a-f]{64}", sha256.lower()):

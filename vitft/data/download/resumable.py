@@ -127,7 +127,13 @@ def _attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> 
                 _receive(answer, url, part, size, start, limits, clock)
         except urllib.error.HTTPError as error:
             with error:  # close the connection
-                raise _error_for_status(url, part, error) from error
+                status = status_line(error)
+            if error.code == 416:  # the remote file is shorter than the part
+                remove_part(part)
+                raise _BrokeOffError(f"{status} (restarting from the beginning)") from error
+            if error.code in (408, 425, 429) or error.code >= 500:
+                raise _BrokeOffError(status) from error
+            raise DataError(f"cannot fetch {url}: {status}", fix="check the address") from error
         except PrivateAddressError as error:
             raise DataError(
                 f"cannot fetch {url}: {error}",
@@ -142,21 +148,6 @@ def _attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> 
             raise _BrokeOffError(reason) from error
 
 
-def _error_for_status(url: str, part: Path, error: urllib.error.HTTPError) -> Exception:
-    """Return the error for a response with an error status.
-
-    The error is a BrokeOffError if another attempt may succeed, and a DataError otherwise. If the
-    remote file is shorter than the part, the part is removed.
-    """
-    status = status_line(error)
-    if error.code == 416:  # the remote file is shorter than the part
-        remove_part(part)
-        return _BrokeOffError(f"{status} (restarting from the beginning)")
-    if error.code in (408, 425, 429) or error.code >= 500:
-        return _BrokeOffError(status)
-    return DataError(f"cannot fetch {url}: {status}", fix="check the address")
-
-
 def _receive(
     answer: Any,  # noqa: ANN401 - urllib's response
     url: str,
@@ -167,7 +158,15 @@ def _receive(
     clock: Deadline,
 ) -> None:
     """Append the body of a response to the part, or overwrite a part that cannot be resumed."""
-    total, start = _body_range(answer, start)
+    announced = answer.headers.get("Content-Length", "")
+    total = int(announced) if announced.isdecimal() else None
+    if answer.status == 206:
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        if match is None or int(match[1]) != start:
+            raise _BrokeOffError("the server sent a different range from the one requested")
+        total = int(match[2])
+    else:
+        start = 0
     if size is not None and total not in (None, size):
         raise DataError(
             f"{url} has {total:,} bytes instead of {size:,}",
@@ -203,17 +202,6 @@ def _receive(
         write_atomically(version_file(part), json.dumps(asdict(version) | {"size": done}))
     elif done < total:
         raise _BrokeOffError(f"the connection was closed after {done:,} of {total:,} bytes")
-
-
-def _body_range(answer: Any, start: int) -> tuple[int | None, int]:  # noqa: ANN401
-    """Return the whole file's size (None if unknown) and the offset at which the body starts."""
-    announced = answer.headers.get("Content-Length", "")
-    if answer.status != 206:
-        return (int(announced) if announced.isdecimal() else None), 0
-    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-    if match is None or int(match[1]) != start:
-        raise _BrokeOffError("the server sent a different range from the one requested")
-    return int(match[2]), start
 
 
 def _copy_body(

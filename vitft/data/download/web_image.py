@@ -57,17 +57,6 @@ def _check_address(host: str, address: str) -> None:
         raise PrivateAddressError(host, address)
 
 
-def _check_name(host: str) -> None:
-    """Raise PrivateAddressError for localhost or a private IP address, without resolving names."""
-    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
-        raise PrivateAddressError(host, host)
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return
-    _check_address(host, host)
-
-
 def is_public(address: str) -> bool:
     """Return whether a numeric address belongs to the public internet."""
     ip = ipaddress.ip_address(address.partition("%")[0])  # without the zone, e.g. %eth0
@@ -156,7 +145,18 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     with Deadline(limits.seconds) as clock:
         try:
             with contextlib.closing(open_url(url, limits, clock)) as answer:
-                return _read_body(url, answer, limits, clock)
+                announced = answer.headers.get("Content-Length", "")
+                too_large = f"larger than {limits.max_bytes / 2**20:g} MB"
+                if announced.isdigit() and int(announced) > limits.max_bytes:
+                    raise ImageError(url, too_large)
+                data = bytearray()
+                while not clock.is_up and (piece := answer.read1(2**16)):
+                    data += piece
+                    if len(data) > limits.max_bytes:
+                        raise ImageError(url, too_large)
+                if announced.isdigit() and len(data) != int(announced):
+                    raise ImageError(url, f"incomplete ({len(data)} of {announced} bytes)")
+                return bytes(data)
         except ImageError as error:
             reason = error.reason
         except urllib.error.HTTPError as error:
@@ -173,7 +173,9 @@ def open_url(
     url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
 ) -> Any:  # noqa: ANN401 - urllib's response
     """Open an address and return the response without reading its body."""
-    address, login = _split_login(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
+    parts = urlsplit(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
+    login, _, host = parts.netloc.rpartition("@")
+    address = parts._replace(netloc=host).geturl()
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -185,41 +187,10 @@ def open_url(
         opener.add_handler(handler)
     request = urllib.request.Request(address, headers={"User-Agent": "vitft", **(headers or {})})
     if login:
-        token = base64.b64encode(login.encode()).decode()
+        user, _, password = (unquote(part) for part in login.partition(":"))
+        token = base64.b64encode(f"{user}:{password}".encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")
     return opener.open(request, timeout=clock.left)
-
-
-def _split_login(address: str) -> tuple[str, str]:
-    """Return an address without its login, and the login as `user:password` or an empty string."""
-    parts = urlsplit(address)
-    login, _, host = parts.netloc.rpartition("@")
-    if not login:
-        return address, ""
-    user, _, password = login.partition(":")
-    return parts._replace(netloc=host).geturl(), f"{unquote(user)}:{unquote(password)}"
-
-
-def _read_body(url: str, answer: Any, limits: WebLimits, clock: Deadline) -> bytes:  # noqa: ANN401
-    """Read the body of a response within the limits."""
-    announced = answer.headers.get("Content-Length", "")
-    if announced.isdigit() and int(announced) > limits.max_bytes:
-        raise _image_too_large(url, limits)
-    data = bytearray()
-    while piece := answer.read1(2**16):
-        data += piece
-        if len(data) > limits.max_bytes:
-            raise _image_too_large(url, limits)
-        if clock.is_up:
-            break
-    if announced.isdigit() and len(data) != int(announced):
-        raise ImageError(url, f"incomplete ({len(data)} of {announced} bytes)")
-    return bytes(data)
-
-
-def _image_too_large(url: str, limits: WebLimits) -> ImageError:
-    """Return the error for a response that exceeds the size limit."""
-    return ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
 
 
 def status_line(error: urllib.error.HTTPError) -> str:
@@ -289,13 +260,17 @@ class _DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     ) -> "Callable[..., _DeadlineConnection]":
         """Return a function that creates the connection for a request.
 
-        The address of a proxy is not checked because the user has chosen it. The proxy resolves
-        host names itself, so for proxied requests, only the name can be checked.
+        A proxy, which the user has chosen, resolves host names itself: only names can be checked.
         """
         parts = urlsplit(req.full_url)
         is_proxied = req.host != unquote(parts.netloc)
         if is_proxied and not self.allow_private:
-            _check_name(parts.hostname or "")
+            host = (parts.hostname or "").lower()
+            is_private = host.rstrip(".") == "localhost" or host.endswith(".localhost")
+            with contextlib.suppress(ValueError):  # a name, which the proxy resolves
+                is_private = is_private or not is_public(host)
+            if is_private:
+                raise PrivateAddressError(host, host)
         check = not (is_proxied or self.allow_private)
         return functools.partial(kind, clock=self.clock, check=check)
 

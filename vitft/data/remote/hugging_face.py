@@ -99,7 +99,13 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
                 progress = {"version": version, "splits": {}}
                 write_json(place.folder / _PROGRESS, progress)
             if "all" not in progress:
-                progress["all"] = _split_names(hub, "" if local else version)
+                import datasets
+
+                options = _load_arguments(hub, "" if local else version)
+                progress["all"] = ["train"]
+                if "data_files" not in options:
+                    options["config_name"] = options.pop("name")
+                    progress["all"] = list(datasets.get_dataset_split_names(**options))
             names, notes = _chosen_splits(place, hub, progress["all"])
             shards = []
             for split in names:
@@ -142,17 +148,6 @@ def _load_arguments(hub: _HubName, version: str) -> dict[str, Any]:
         return {"path": "parquet", "data_files": hub.name}
     revision = {} if os.path.exists(hub.name) else {"revision": version}  # noqa: PTH110
     return {"path": hub.name, "name": hub.config or None, **revision}
-
-
-def _split_names(hub: _HubName, version: str) -> list[str]:
-    """Return the names of all splits of a dataset."""
-    import datasets
-
-    options = _load_arguments(hub, version)
-    if "data_files" in options:
-        return ["train"]
-    name = options.pop("name")
-    return list(datasets.get_dataset_split_names(options.pop("path"), name, **options))
 
 
 def _chosen_splits(place: Place, hub: _HubName, names: list[str]) -> tuple[list[str], list[str]]:
@@ -229,10 +224,7 @@ def _copy_split(place: Place, hub: _HubName, split: str, progress: dict[str, Any
 
 
 def _image_columns(features: Mapping[str, Any]) -> list[str]:
-    """Return the columns of images, beginning with the one that has a usual name.
-
-    Columns of bytes with a usual name, and of objects with `bytes` and `path`, are included.
-    """
+    """Return the columns of images or their bytes, beginning with the one of a usual name."""
     import datasets
 
     found = []

@@ -148,13 +148,11 @@ def _local_path(address: str) -> str:
 
 
 def _texts_in_braces(inside: str) -> Sequence[str] | None:
-    """Return the texts for which a pair of braces stands, or None if there are none.
-
-    Numbers have leading zeros if one of the limits has.
-    """
+    """Return the texts for which a pair of braces stands, or None if there are none."""
     if numbers := _NUMBERS.fullmatch(inside):
         limits = numbers.groups()
         first, last = map(int, limits)
+        # Numbers have leading zeros if one of the limits has
         width = max(map(len, limits)) if any(n[0] == "0" and len(n) > 1 for n in limits) else 0
         step = 1 if last >= first else -1
         every = range(first, last + step, step)
@@ -219,7 +217,7 @@ def list_shards(address: str) -> list[ShardPlace]:
 
 
 def _matching(path: str) -> list[str]:
-    """Return the files that match a path with `*` or `?`, sorted; other paths are returned as is."""
+    """Return the sorted files that match a path with `*` or `?`, or any other path itself."""
     if os.path.lexists(path) or not any(sign in path for sign in "*?"):
         return [path]
     found = sorted(glob.glob(path))  # noqa: PTH207 - names as typed

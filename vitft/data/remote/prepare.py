@@ -250,13 +250,10 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
 
 
 def _is_complete(copy: LocalCopy | None, place: Place, shards: Sequence[ShardPlace]) -> bool:
-    """Return whether a copy has all shards, and none has changed since it was indexed.
-
-    For a Hugging Face dataset, which has no list of shards, local files must not have changed.
-    """
+    """Return whether a copy has all shards, and none has changed since it was indexed."""
     if copy is None or not all(file.is_unchanged(place.folder) for file in copy.shards):
         return False
-    if place.kind == "hf":
+    if place.kind == "hf":  # no list of shards
         name = parse_name(place.address).name
         return not os.path.exists(name) or copy.version == local_version(name)  # noqa: PTH110
     return [file.name for file in copy.shards] == [shard.name for shard in shards]
@@ -322,13 +319,12 @@ def _ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Ind
         with writing(path, option=COPY_OPTION):
             part.replace(path)
         remove_part(part)
-    shown = shard.address
     try:
-        contents = read_samples(path, shown=shown)
+        contents = read_samples(path, shown=shard.address)
         state = path.stat()
     except OSError as error:
         raise DataError(
-            f"cannot read the shard {shown}: {describe_os_error(error)}",
+            f"cannot read the shard {shard.address}: {describe_os_error(error)}",
             fix="check the path and its permissions",
         ) from error
     except DataError:
@@ -345,10 +341,7 @@ def _ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Ind
 
 @contextlib.contextmanager
 def _locked_copy(place: Place) -> Iterator[None]:
-    """Lock a copy, waiting as long as another process holds the lock.
-
-    The lock of a dead process is released by the system. On Windows, there is no lock.
-    """
+    """Lock a copy, waiting as long as another process holds the lock; no lock on Windows."""
     folder = place.folder
     with writing(folder, option=COPY_OPTION):
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import posixpath
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -105,7 +105,16 @@ def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
     unused: Counter[str] = Counter()
     try:
         with shard.open("rb") as file:
-            _check_is_tar(file.read(tarfile.BLOCKSIZE))
+            head = file.read(tarfile.BLOCKSIZE)
+            if head[257:262] != b"ustar":
+                compressed = "it is compressed, and only uncompressed shards are read"
+                kinds = (
+                    (not head, "it is empty"),
+                    (head[:2] == b"\x1f\x8b", compressed),
+                    (head.lstrip()[:1] == b"<", "it is not a tar file (it looks like a web page)"),
+                    (True, "it is not a tar file"),
+                )
+                raise ArchiveRefusedError(next(kind for is_kind, kind in kinds if is_kind))
             file.seek(0)
             _collect_samples(file, os.fstat(file.fileno()).st_size, found, unused)
     except ArchiveRefusedError as refusal:
@@ -120,20 +129,6 @@ def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
             fix="write or fetch the shard again",
         ) from error
     return _ShardSamples(found, unused)
-
-
-def _check_is_tar(head: bytes) -> None:
-    """Raise an ArchiveRefusedError if the first block is not that of an uncompressed tar file."""
-    if head[257:262] == b"ustar":
-        return
-    kind = "it is not a tar file"
-    if head[:2] == b"\x1f\x8b":
-        kind = "it is compressed, and only uncompressed shards are read"
-    elif head.lstrip()[:1] == b"<":
-        kind = "it is not a tar file (it looks like a web page)"
-    elif not head:
-        kind = "it is empty"
-    raise ArchiveRefusedError(kind)
 
 
 def _collect_samples(
@@ -179,10 +174,7 @@ def _collect_samples(
 
 
 def _json_fields(name: str, text: str) -> dict[str, str]:
-    """Return the fields of a JSON object as text; lists of values are joined with `|`.
-
-    Nested objects are left out. A value that is not an object is returned as the field `json`.
-    """
+    """Return the fields of a JSON object, or another value as `json`, as text; nothing nested."""
     try:
         value: Any = parse_json(text)
     except ValueError as error:
@@ -225,8 +217,12 @@ class IndexTable:
             self.without += not sample.images
             has_main = has_main and (not sample.images or len(_main_images(sample)) == 1)
         self.fields = tuple(fields)
-        parts = () if "split" in fields else _parts_of_names(shards)
-        self.parts = dict(zip(shards, parts, strict=False))
+        # The subset that each shard's name contains as a word, e.g. `train-00.tar`
+        words = (re.split(r"[^A-Za-z]+", name) for name in shards)
+        found = [{*map(part_named, own)} - {""} for own in words]
+        parts = [str(min(own)) for own in found if len(own) == 1 and "split" not in fields]
+        is_split = len(parts) == len(shards) and "train" in parts and len({*parts}) > 1
+        self.parts = dict(zip(shards, parts, strict=True)) if is_split else {}
         self.components = tuple(
             sorted(name for name in components if not (has_main and "." not in name))
         )
@@ -274,18 +270,6 @@ def _main_images(sample: _Sample) -> list[str]:
     if len(sample.images) == 1:
         return [*sample.images]
     return [name for name in sample.images if "." not in name]
-
-
-def _parts_of_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the subset that each shard's name contains as a word, e.g. `train-00.tar`.
-
-    The result is empty unless every name contains one, and there are training images and others.
-    """
-    words = [{*map(part_named, re.split(r"[^A-Za-z]+", name))} - {""} for name in names]
-    if not all(len(found) == 1 for found in words):
-        return ()
-    parts = tuple(str(next(iter(found))) for found in words)
-    return parts if "train" in parts and len({*parts}) > 1 else ()
 
 
 class IndexReader(TableReader):
