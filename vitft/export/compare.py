@@ -64,18 +64,23 @@ class ExportComparison:
     @property
     def cost(self) -> str:
         """Effect on the accuracy as text; empty for noise images or if no prediction changes."""
-        if not self.images or not self.changed:
-            return ""
-        return f"--{self.name}: {self.accuracy}"
+        return f"--{self.name}: {self.accuracy}" if self.images and self.changed else ""
 
     @property
     def accuracy(self) -> str:
         """Clause about the accuracy on validation images, compared with the original."""
-        before, after = (number / self.images for number in self.correct)
-        several = self.several_labels
         return export_accuracy(
-            before, after, self.interval, self.compared_on, several_labels=several
+            self.correct[0] / self.images,
+            self.correct[1] / self.images,
+            self.interval,
+            self.compared_on,
+            several_labels=self.several_labels,
         )
+
+    @property
+    def form(self) -> str:
+        """Format to which the export belongs; an 8-bit graph can be a part of another format."""
+        return self.name.removesuffix(", int8")
 
     @property
     def is_eight_bits(self) -> bool:
@@ -107,12 +112,9 @@ def compare_exports(
 ) -> list[ExportComparison]:
     """Return one comparison per export, in order.
 
-    Args:
-        original: Model of the run.
-        exports: Opened exports by name.
-        samples: Images with their labels.
-        sizes: Size of each export in bytes (see `ExportComparison.size`).
-        done: Function that is called with the number of images after each batch.
+    `exports` and their `sizes` (see `ExportComparison.size`) are given by name, and `done` is
+    called with the number of images of each batch. The first batch is predicted twice, and only the
+    second pass is timed.
 
     Raises:
         RunError: Some logits of the original are not finite, or an export and the run have
@@ -128,7 +130,13 @@ def compare_exports(
         labels += [sample.label for sample in batch]
         units += [sample.group for sample in batch]
         for name in order:
-            _predict_batch(models[name], batch, logs[name])
+            model, log = models[name], logs[name]
+            inputs = [model.prepare(sample.image) for sample in batch]
+            if not log.logits:
+                model.predict(inputs)  # excludes initialisation from the timing
+            started = time.perf_counter()
+            log.logits.append(model.predict(inputs))
+            log.seconds.append((time.perf_counter() - started) / len(batch))
         done(len(batch))
         order = [*order[1:], order[0]]  # varies the order of the models
     if not all(np.isfinite(logits).all() for logits in logs[""].logits):
@@ -152,19 +160,6 @@ def compare_exports(
         )
         for name in exports
     ]
-
-
-def _predict_batch(model: OpenedModel, batch: list[LabelledImage], log: PredictionLog) -> None:
-    """Predict a batch, and record its logits and time.
-
-    The first batch is predicted twice, and only the second pass is timed.
-    """
-    inputs = [model.prepare(sample.image) for sample in batch]
-    if not log.logits:
-        model.predict(inputs)  # excludes initialisation from the timing
-    started = time.perf_counter()
-    log.logits.append(model.predict(inputs))
-    log.seconds.append((time.perf_counter() - started) / len(batch))
 
 
 def comparison_row(
@@ -225,19 +220,17 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
         f"the predictions of the --{row.name} export differ from the run's: logits by up to "
         f"{row.difference:.2g}, predicted classes on {row.changed} {on}; the export was removed"
     )
-    if row.name.endswith("int8"):
+    if row.is_eight_bits:
         if not row.images:
             raise RunError(
                 f"the accuracy of --{row.name} cannot be measured because the validation images no "
                 "longer exist",
                 fix="restore them at data.path (see the run's config.toml), or remove "
-                f"--{row.name.removesuffix(', int8')}",
+                f"--{row.form}",
             )
         if row.changed > max(1, _MAX_CHANGED * row.images) or not np.isfinite(row.difference):
             raise RunError(
-                problem,
-                fix=f"remove --{row.name.removesuffix(', int8')}, because 8 bits are too few for "
-                "this model",
+                problem, fix=f"remove --{row.form}, because 8 bits are too few for this model"
             )
     elif row.difference > max_error * max(1.0, row.largest):
         raise RunError(problem, fix="report this as a bug, and keep the run directory")

@@ -1,11 +1,9 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
-import contextlib
-import importlib
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from vitft.export.facts import is_from_scratch, pretrained_licence
 from vitft.export.formats import formats_of
 from vitft.export.formats.base import ExportFormat, OpenedModel, open_module
 from vitft.export.formats.html import MAX_ERROR_ROUNDED
-from vitft.export.formats.onnx import OPSET
+from vitft.export.formats.onnx import OPSET, open_onnx
 from vitft.export.formats.onnx_resize import view_difference
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import ExportPlan, format_options, plan_export
@@ -43,10 +41,6 @@ from vitft.system.text import count, percent, shell_quote
 log = logging.getLogger(__name__)
 
 
-_TABLES_ONLY = ("preprocessing",)
-"""Formats without a model, and thus without a model card and a licence of it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     """Folder written by an export, and the comparison of each format with the run."""
@@ -55,9 +49,6 @@ class Exported:
     """Folder with the files of a single format, or with one subfolder per format."""
     rows: tuple[ExportComparison, ...]
     notes: tuple[str, ...] = ()
-    narrow: tuple[str, ...] = ()
-    """Formats whose head reads only the last block, unlike that of the run; they are compared with
-    the run's model with this head."""
     refused: tuple[RunError, ...] = ()
     """One error for each format that was removed, because its predictions differ from the run's."""
 
@@ -112,38 +103,31 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             with console.Progress(f"comparing {which}with the run", total) as progress:
                 rows += compare_exports(original, group, images, sizes, done=progress.advance)
         refused = _remove_refused(rows, plan, fresh)
-        rows = [row for row in rows if _format_of(row) not in refused]
-        plan = replace(plan, formats=tuple(n for n in plan.formats if n not in refused))
-        notes = _export_notes(trained, plan, rows)
-        notes += [note for n, each in formats.items() if n not in refused for note in each.notes()]
-        notes += _licence_note(trained, plan)
+        rows = [row for row in rows if row.form not in refused]
+        kept = {name: one for name, one in formats.items() if name not in refused}
+        notes = _export_notes(trained, plan, rows, kept)
         named = {row.name: row for row in rows}
-        for row in rows:
-            if row.name in formats and formats[row.name].is_model:
-                folder = fresh if len(formats) == 1 else fresh / row.name
-                source = formats[row.name].source(trained)
-                write_readme(source, folder, row, plan, second=named.get(f"{row.name}, int8"))
+        for name, one in kept.items():
+            if one.is_model:
+                folder, second = fresh if len(formats) == 1 else fresh / name, f"{name}, int8"
+                write_readme(
+                    one.source(trained), folder, named[name], plan, second=named.get(second)
+                )
     return Exported(
         folder=plan.out,
         rows=tuple(rows),
         notes=tuple(notes),
-        narrow=_narrow_formats(trained, plan),
         refused=tuple(refused.values()),
     )
-
-
-def _format_of(row: ExportComparison) -> str:
-    """Return the format to which a comparison belongs; 8-bit graphs may be part of another."""
-    return row.name.removesuffix(", int8")
 
 
 def _remove_refused(
     rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path
 ) -> dict[str, RunError]:
-    """Remove the formats whose predictions differ from the run's, and return the errors.
+    """Remove the formats whose predictions differ from the run's; raise an error if none is left.
 
-    Raises:
-        RunError: No format is left.
+    Returns:
+        The errors by format.
     """
     refused: dict[str, RunError] = {}
     for row in rows:
@@ -152,8 +136,8 @@ def _remove_refused(
         try:
             check_comparison(row, max_error=MAX_ERROR_ROUNDED if row.name == "html" else limit)
         except RunError as error:
-            refused.setdefault(_format_of(row), error)
-    if refused and len(refused) == len({_format_of(row) for row in rows}):
+            refused.setdefault(row.form, error)
+    if refused and len(refused) == len({row.form for row in rows}):
         raise next(iter(refused.values()))
     for name in refused:
         with writing(fresh):
@@ -177,17 +161,22 @@ def _write_formats(
                 folder.mkdir(exist_ok=True)
             each.write(each.source(trained), folder)
             opened[name] = each.open(folder)
-            small = each.open_int8(folder)
-        sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
-        if small:
-            opened[f"{name}, int8"] = small
-            whole, graphs = sizes[name], each.graph_sizes(folder)
-            sizes[name], sizes[f"{name}, int8"] = (whole - graphs[i] for i in (1, 0))
+            sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
+            if each.graphs:
+                exact, small = (folder / graph for graph in each.graphs)
+                opened[f"{name}, int8"] = open_onnx(small)
+                sizes[f"{name}, int8"] = sizes[name] - exact.stat().st_size
+                sizes[name] -= small.stat().st_size
     return opened, sizes
 
 
-def _export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportComparison]) -> list[str]:
-    """Return notes for the user on a verified export.
+def _export_notes(
+    trained: TrainedRun,
+    plan: ExportPlan,
+    rows: Sequence[ExportComparison],
+    formats: Mapping[str, ExportFormat],
+) -> list[str]:
+    """Return notes for the user on the verified `formats` of an export.
 
     Raises:
         RunError: Images resized by the graph differ too much from those resized by vitft.
@@ -198,15 +187,16 @@ def _export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompar
             f"the run has not finished (status: {status}); to export the finished model, run "
             f"`{resume_command(trained.run)}` first"
         )
-    if narrow := _narrow_formats(trained, plan):
+    narrow = [name for name, one in formats.items() if one.reads_last_block]
+    if narrow and trained.of_last_block is not trained:
         notes.append(
             f"the head of {format_options(narrow)} reads only the last block, "
             f"{last_block_reason(trained.run)}; the other formats keep the run's head"
         )
     reason = timm_obstacle(trained.of_last_block.card)
-    if "safetensors" in plan.formats and reason:
+    if "safetensors" in formats and reason:
         notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
-    if "transformers" in plan.formats:
+    if "transformers" in formats:
         notes.append(
             "transformers needs timm to open the folder, because only the image processor for timm "
             "models reproduces the run's transform"
@@ -214,33 +204,23 @@ def _export_notes(trained: TrainedRun, plan: ExportPlan, rows: list[ExportCompar
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
         with console.timed_step("comparing the images that the graph resizes"):
-            found = view_difference(trained.card.transform, images, OPSET)
+            levels, fraction = view_difference(trained.card.transform, images, OPSET)
         notes.append(
             "images resized by the graph differ from those resized by vitft by at most "
-            f"{count(found.levels, 'grey level')} (out of 255), in {percent(found.fraction, 2)} "
-            "of the values"
+            f"{count(levels, 'grey level')} (out of 255), in {percent(fraction, 2)} of the values"
+        )
+    notes += [note for each in formats.values() for note in each.notes]
+    weights = trained.card.weights
+    has_model = any(one.is_model for one in formats.values())
+    if has_model and not plan.licence and not pretrained_licence(weights):
+        reason = "vitft does not know that of the weights"
+        if is_from_scratch(weights):
+            reason = "the model was trained without pretrained weights, so the choice is yours"
+        notes.append(
+            f"no licence is stated, because {reason}; to state one, export again with --licence "
+            "NAME, e.g. --licence apache-2.0"
         )
     return notes
-
-
-def _narrow_formats(trained: TrainedRun, plan: ExportPlan) -> tuple[str, ...]:
-    """Return the formats whose head reads only the last block, if that of the run reads more."""
-    if trained.of_last_block is trained:
-        return ()
-    return tuple(n for n, one in formats_of(plan, trained).items() if one.reads_last_block)
-
-
-def _licence_note(trained: TrainedRun, plan: ExportPlan) -> list[str]:
-    """Return a note if the README and the page of the export cannot state a licence."""
-    if plan.licence or pretrained_licence(trained.card.weights) or plan.formats == _TABLES_ONLY:
-        return []
-    reason = "vitft does not know that of the weights"
-    if is_from_scratch(trained.card.weights):
-        reason = "the model was trained without pretrained weights, so the choice is yours"
-    return [
-        f"no licence is stated, because {reason}; to state one, export again with --licence NAME, "
-        "e.g. --licence apache-2.0"
-    ]
 
 
 def export_safetensors(run: str | None, out: Path) -> Exported:
@@ -262,10 +242,12 @@ def push(done: Exported, plan: ExportPlan) -> str:
         WeightsError: The hub rejected the upload or could not be reached; the folder is kept.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     api = HfApi()
+    disable_progress_bars()
     try:
-        with plain_http(), _hidden_progress_bars():
+        with plain_http():
             api.create_repo(plan.repo, private=plan.private or None, exist_ok=True)
             if plan.revision:
                 api.create_branch(plan.repo, branch=plan.revision, exist_ok=True)
@@ -287,17 +269,3 @@ def push(done: Exported, plan: ExportPlan) -> str:
             else f"upload it later: hf upload {plan.repo} {folder}",
         ) from error
     return str(commit.commit_url)
-
-
-@contextlib.contextmanager
-def _hidden_progress_bars() -> Iterator[None]:
-    """Hide the progress bars of huggingface_hub inside the `with` block."""
-    bars = importlib.import_module("huggingface_hub.utils")
-    if bars.are_progress_bars_disabled():
-        yield
-        return
-    bars.disable_progress_bars()
-    try:
-        yield
-    finally:
-        bars.enable_progress_bars()

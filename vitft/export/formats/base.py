@@ -50,6 +50,10 @@ class ExportFormat(ABC):
     """Whether this format requires a head that reads only the last block."""
     is_model: bool = True
     """Whether the folder contains a model, which is described by a model card."""
+    graphs: tuple[str, str] | None = None
+    """Files of the float32 and the 8-bit graph, if the folder contains both."""
+    notes: Sequence[str] = ()
+    """Notes for the user on the files that `write` has written."""
 
     def source(self, trained: TrainedRun) -> TrainedRun:
         """Return the run to export, with a head that reads only the last block if required."""
@@ -66,18 +70,6 @@ class ExportFormat(ABC):
     @abstractmethod
     def open(self, folder: Path) -> OpenedModel:
         """Use the format's target tool to open a folder written by `write`."""
-
-    def notes(self) -> list[str]:
-        """Return notes for the user on the files that `write` has written."""
-        return []
-
-    def open_int8(self, folder: Path) -> OpenedModel | None:  # noqa: ARG002 - for subclasses
-        """Open the 8-bit graph in the folder, or return None if the format does not include one."""
-        return None
-
-    def graph_sizes(self, folder: Path) -> tuple[int, int]:  # noqa: ARG002 - for subclasses
-        """Return the sizes in bytes of the float32 and the 8-bit graph, if there are both."""
-        return 0, 0
 
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:

@@ -8,14 +8,13 @@ test pattern with NumPy's.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.facts import (
@@ -66,55 +65,43 @@ _TYPES: Mapping[Bits, str] = {8: "i8", 16: "f16"}
 _DTYPES: Mapping[str, str] = {"f32": "<f4", "f16": "<f2", "i8": "i1"}
 
 
-class _StoredTensor(TypedDict):
-    """Description of a tensor in the page."""
-
-    name: str
-    shape: list[int]
-    type: str
-    """Type of the stored numbers: `f32`, `f16` or `i8`."""
-    block: int
-    """Number of weights that share a scale; 0 for float32, which has no scales."""
-
-
 class _StoredTensors(NamedTuple):
     """Tensors as bytes, one after the other, with their descriptions."""
 
-    described: list[_StoredTensor]
+    described: list[dict[str, Any]]
+    """Name, shape, type (`f32`, `f16` or `i8`) and block of each tensor: the number of weights that
+    share a scale, or 0 for float32, which has no scales."""
     data: bytes
 
 
-def _store_tensors(
-    tensors: Mapping[str, Float32Array], bits: Bits, *, exact: Sequence[str] = ()
+def store_model(
+    weights: Mapping[str, Float32Array], reference: Reference | None, bits: Bits
 ) -> _StoredTensors:
     """Store matrices in 8 or 16 bits, and vectors and position embeddings in float32.
 
-    Args:
-        tensors: Tensors by name.
-        bits: Bits per weight of a matrix.
-        exact: Names of matrices that are always stored in 16 bits.
+    The statistics for out-of-distribution notes are stored in 16 bits.
     """
-    described, parts = list[_StoredTensor](), list[bytes]()
-    for name, tensor in tensors.items():
+    statistics = {} if reference is None else {
+        f"reference.{name}": array
+        for name, array in reference.arrays().items()
+        if array.ndim  # the numbers are in the description
+    }  # fmt: skip
+    described, parts = list[dict[str, Any]](), list[bytes]()
+    for name, tensor in {**weights, **statistics}.items():
         is_matrix = tensor.ndim > 1 and len(tensor) > 1
-        kind = _TYPES[16 if name in exact else bits] if is_matrix else "f32"
+        kind = _TYPES[16 if name in statistics else bits] if is_matrix else "f32"
         columns = tensor[0].size
         block = (_BLOCK if columns % _BLOCK == 0 else columns) if is_matrix else 0
         described.append({"name": name, "shape": [*tensor.shape], "type": kind, "block": block})
-        parts += stored(np.asarray(tensor, np.float32), kind, block)
+        values = np.asarray(tensor, np.float32)
+        if block:
+            values = values.reshape(-1, block)
+            largest = np.float32(127 if kind == "i8" else 1)
+            scales = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-30) / largest
+            values = np.rint(values / scales) if kind == "i8" else values / scales
+            parts.append(scales.astype("<f4").tobytes())
+        parts.append(values.astype(_DTYPES[kind]).tobytes())
     return _StoredTensors(described, b"".join(parts))
-
-
-def stored(tensor: Float32Array, kind: str, block: int) -> list[bytes]:
-    """Return the scales and the rounded weights of a tensor as bytes."""
-    if not block:
-        return [tensor.astype(_DTYPES[kind]).tobytes()]
-    blocks = tensor.reshape(-1, block)
-    largest = 127 if kind == "i8" else 1
-    scales = np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-30) / np.float32(largest)
-    scaled = blocks / scales
-    rounded = np.rint(scaled) if kind == "i8" else scaled
-    return [scales.astype("<f4").tobytes(), rounded.astype(_DTYPES[kind]).tobytes()]
 
 
 def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[str, Float32Array]:
@@ -168,35 +155,23 @@ its own copy of the model.
 _SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, benchmarks/notebook/exports.md)."""
 _IMAGES_AT_ONCE = 8
-_PROGRAM_LICENCE = f"vitft {version('vitft')}, Apache-2.0"
-
-
-@dataclass(frozen=True, slots=True)
-class _Precision:
-    """Number of bits per weight, and the measurement that led to it."""
-
-    bits: Bits
-    reason: str
 
 
 class HtmlFormat(ExportFormat):
-    """The file index.html.
-
-    Args:
-        images: Number of validation images on which 8-bit weights are tested.
-        licence: Licence of the model; if empty, the licence of the pretrained weights is used.
-    """
+    """The file index.html; 8-bit weights are tested on `images` validation images."""
 
     def __init__(self, images: int, licence: str) -> None:
         self.images, self.licence = images, licence
-        self.written: list[str] = []
 
     def obstacle(self, card: Card) -> str:
         shape = card.architecture
         if not isinstance(shape, ViTConfig):
             return "the page can only run vitft's own Vision Transformer, not a timm model"
-        others = [f for f in fields(shape) if f.name not in _KNOWN_FIELDS]
-        unknown = [f.name for f in others if getattr(shape, f.name) != f.default]
+        unknown = [
+            f.name
+            for f in fields(shape)
+            if f.name not in _KNOWN_FIELDS and getattr(shape, f.name) != f.default
+        ]
         interpolation = card.transform.interpolation
         return first_unsupported(
             {
@@ -220,17 +195,22 @@ class HtmlFormat(ExportFormat):
         _refuse_large(size, "even with 8-bit weights")
         reference = read_reference(trained.run, config.feature_size, config)
         try:
-            precision = _choose_precision(trained, weights, self.images)
-            content = store_model(weights, reference, precision.bits)
-            _refuse_large(4 * len(content.data) / 3, precision.reason)
-            meta = {
-                **_page_facts(trained, reference, precision, self.licence),
-                **engine_input(trained.card, reference, content),
-            }
+            bits, reason = _choose_precision(trained, weights, self.images)
+            content = store_model(weights, reference, bits)
+            _refuse_large(4 * len(content.data) / 3, reason)
+            meta = _page_facts(trained, reference, reason, self.licence)
+            meta |= engine_input(trained.card, reference, content)
         except FloatingPointError as error:
             raise not_finite() from error
         write_atomically(folder / PAGE_FILE, exported_page(meta, content.data))
-        self.written = [f"--html: {precision.reason}", _speed_note(config)]
+        tokens, width = config.num_prefix + math.prod(config.grid), config.width
+        layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
+        products = config.depth * (layers + 2 * tokens**2 * width)
+        self.notes = [
+            f"--html: {reason}",
+            f"--html: an image takes {products / 1e9:.1f} billion multiply-adds, about "
+            f"{max(0.1, products / _SPEED):.1f} s in a browser on one core of a laptop",
+        ]
 
     def open(self, folder: Path) -> OpenedModel:
         meta, data = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
@@ -243,17 +223,9 @@ class HtmlFormat(ExportFormat):
             by=f"NumPy {np.__version__}",
             classes=tuple(meta["classes"]),
             thresholds=tuple(meta["thresholds"]),
-            prepare=lambda image: _normalised_view(transform, image),
+            prepare=lambda image: normalise(transform.pixels(image), transform),
             logits=lambda inputs: np.asarray(scores(model, inputs)),
         )
-
-    def notes(self) -> list[str]:
-        return self.written
-
-
-def _normalised_view(transform: EvalTransform, image: Image.Image) -> Float32Array:
-    """Return an image as input to the model: float32 (S, S, channels)."""
-    return normalise(transform.pixels(image), transform)
 
 
 def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
@@ -281,27 +253,25 @@ def _refuse_large(size: float, how: str) -> None:
 
 def _choose_precision(
     trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
-) -> _Precision:
+) -> tuple[Bits, str]:
     """Choose 8 bits if predictions stay the same and probabilities hardly change, or else 16 bits.
 
-    Raises:
-        FloatingPointError: The computation overflows.
-        RunError: The run's config.toml or split.csv is damaged.
+    The second result is the measurement that led to the choice.
     """
     config = trained.card.architecture
     assert isinstance(config, ViTConfig)
-    rounded = read_tensors(*_store_tensors(weights, 8))
+    rounded = read_tensors(*store_model(weights, None, 8))
     models = NumpyModel(config, weights), NumpyModel(config, rounded)
-    samples, targets = comparison_images(trained, images), list[int | Flags]()
+    view, samples = trained.card.transform, comparison_images(trained, images)
+    targets = list[int | Flags]()
     found = list[NumericArray]()
     while batch := list(islice(samples, _IMAGES_AT_ONCE)):
         targets += [sample.label for sample in batch if np.min(sample.label) >= 0]
-        views = [_normalised_view(trained.card.transform, sample.image) for sample in batch]
-        inputs = np.stack(views)
+        inputs = np.stack([normalise(view.pixels(sample.image), view) for sample in batch])
         found.append(np.stack([scores(model, inputs) for model in models]))
     if len(targets) < MIN_TRIED:
         few = f"testing 8 bits requires more than {count(len(targets), 'validation image')}"
-        return _Precision(16, f"16-bit weights, because {few}")
+        return 16, f"16-bit weights, because {few}"
     # Logits (2, n, C), with exact and with 8-bit weights, and classes (n,) or label flags (n, C).
     logits, thresholds = np.concatenate(found, axis=1), trained.card.thresholds
     truth = np.array(targets)
@@ -322,34 +292,11 @@ def _choose_precision(
         why = f"logits would change by up to {percent(error)} of the largest one, and {limit}"
     else:
         text = f"no prediction changes, and probabilities change by up to {moved:.3g}"
-        return _Precision(8, f"8-bit weights: {text} {measured}")
-    return _Precision(16, f"16-bit weights: with 8 bits, {why} {measured}")
-
-
-def _speed_note(config: ViTConfig) -> str:
-    """Return a note on the time that the engine takes for one image."""
-    tokens, width = config.num_prefix + math.prod(config.grid), config.width
-    layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
-    products = config.depth * (layers + 2 * tokens**2 * width)
-    return (
-        f"--html: an image takes {products / 1e9:.1f} billion multiply-adds, about "
-        f"{max(0.1, products / _SPEED):.1f} s in a browser on one core of a laptop"
-    )
+        return 8, f"8-bit weights: {text} {measured}"
+    return 16, f"16-bit weights: with 8 bits, {why} {measured}"
 
 
 # contents of the page ----------------------------------------------------------------------------
-
-
-def store_model(
-    weights: Mapping[str, Float32Array], reference: Reference | None, bits: Bits
-) -> _StoredTensors:
-    """Store the weights and, in 16 bits, the statistics for out-of-distribution notes."""
-    statistics = {} if reference is None else {
-        f"reference.{name}": array
-        for name, array in reference.arrays().items()
-        if array.ndim  # the numbers are in the description
-    }  # fmt: skip
-    return _store_tensors({**weights, **statistics}, bits, exact=tuple(statistics))
 
 
 def engine_input(
@@ -370,9 +317,7 @@ def engine_input(
     view = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8).reshape(shape)
     logits = scores(model, normalise(view, card.transform))
     return {
-        "config": {
-            **asdict(config), "num_read": config.num_read, "num_prefix": config.num_prefix
-        },
+        "config": asdict(config) | {"num_read": config.num_read, "num_prefix": config.num_prefix},
         "transform": card.transform.to_json(),
         "classes": card.classes,
         "thresholds": card.thresholds,
@@ -381,36 +326,34 @@ def engine_input(
         "intermediate": 0 if reference is None else reference.intermediate_blocks,
         "self_test": logits[0].tolist(),
         "workers": max(1, min(MAX_WORKERS, WORKER_BYTES // size)),
-    }  # fmt: skip
+    }
 
 
 def _page_facts(
-    trained: TrainedRun, reference: Reference | None, precision: _Precision, licence: str
+    trained: TrainedRun, reference: Reference | None, precision: str, licence: str
 ) -> dict[str, Any]:
     """Return the facts that the page shows about the model."""
     card, results = trained.card, trained.results
     accuracy, clause = accuracy_text(results) or "Not measured.", chance_clause(results)
-    power = reference.power() if reference else ""
-    flagged = f"{power}.".capitalize() if power else (
-        "Flagged; how many images of unknown classes are flagged is not known."
-        if reference else "Not flagged: the run has no statistics of the training images."
-    )  # fmt: skip
+    flagged = "Not flagged: the run has no statistics of the training images."
+    if reference:
+        unknown = "flagged; how many images of unknown classes are flagged is not known"
+        flagged = f"{reference.power() or unknown}.".capitalize()
     licensed = licence_sentence(card, licence, str)
-    several = bool(card.thresholds)
-    names = ("label", "labels") if several else ("class", "classes")
-    classes = count(len(card.classes), *names)
+    names = ("label", "labels") if card.thresholds else ("class", "classes")
     return {
         "title": f"{results.data or 'images'}: image classifier",
-        "summary": f"{classes}: {listing(card.classes, 12)}. {accuracy}",
+        "summary": f"{count(len(card.classes), *names)}: {listing(card.classes, 12)}. {accuracy}",
         "caution": f"This model is at chance level: it {clause}." if clause else "",
-        "licence": f"Licence of the model: {licensed} Code of this page: {_PROGRAM_LICENCE}.",
+        "licence": f"Licence of the model: {licensed} Code of this page: vitft {version('vitft')}, "
+        "Apache-2.0.",
         "facts": [
             ("Model", model_sentence(card, str)),
             ("Images", view_sentence(card)),
             ("Data", data_sentence(trained, str)),
             ("Accuracy", accuracy),
             ("Images unlike the training images", flagged),
-            ("Weights", f"{precision.reason[0].upper()}{precision.reason[1:]}."),
+            ("Weights", f"{precision[0].upper()}{precision[1:]}."),
             ("Licence", licensed),
         ],
         "table_title": f"{names[1].capitalize()}, with validation results",

@@ -49,46 +49,39 @@ class Int8Format(ExportFormat):
     """Whether the graph accepts bytes and normalises them itself."""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        import onnx
-
-        exact = folder / "exact"
-        exact.mkdir()
-        OnnxFormat(takes_bytes=self.takes_bytes).write(trained, exact)
+        path = folder / ONNX_FILE
+        OnnxFormat(takes_bytes=self.takes_bytes).write(trained, folder)
         with writing(folder), silenced():
-            model = onnx.load(exact / ONNX_FILE)
-            size = _weight_bytes(model.graph)
-            del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
-            quantize_graph(model.graph)
-            # Without the digest of the exact graph.
-            onnx.helper.set_model_props(model, {"vitft": rounded_description(model)})
-            onnx.save(model, folder / ONNX_FILE)
-            add_graph_digest(folder / ONNX_FILE)
-        remaining = _weight_bytes(model.graph) / size
+            remaining = quantize_file(path, path)
+            path.with_name(f"{ONNX_FILE}.data").unlink(missing_ok=True)
         if remaining > _MAX_REMAINING:
             raise RunError(
                 f"--int8 would save little: the model would keep {percent(remaining, 0)} of its "
                 "size, because most of its weights are not in linear layers",
                 fix="use --onnx",
             )
-        for path in exact.iterdir():
-            path.unlink()
-        exact.rmdir()
 
     def open(self, folder: Path) -> OpenedModel:
-        return open_onnx(folder)
+        return open_onnx(folder / ONNX_FILE)
 
 
-def _weight_bytes(graph: Any) -> int:  # noqa: ANN401 - onnx's protobufs
-    """Return the size in bytes of all constants in a graph."""
-    return sum(len(tensor.raw_data) for tensor in graph.initializer)
+def quantize_file(exact: Path, small: Path) -> float:
+    """Write the graph in `exact` to `small` with int8 matrices; return the ratio of their sizes."""
+    import onnx
 
-
-def rounded_description(model: Any) -> str:  # noqa: ANN401 - onnx's protobufs
-    """Return a graph's description as JSON, which says that its accuracy is that of float32."""
+    model = onnx.load(exact)
+    del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
+    before = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    quantize_graph(model.graph)
+    after = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     facts = json.loads({entry.key: entry.value for entry in model.metadata_props}["vitft"])
     if "run" in facts:
-        facts["run"]["rounded"] = True
-    return json.dumps(facts, allow_nan=False)
+        facts["run"]["rounded"] = True  # its accuracy is that of float32
+    # Without the digest of the exact graph.
+    onnx.helper.set_model_props(model, {"vitft": json.dumps(facts, allow_nan=False)})
+    onnx.save(model, small)
+    add_graph_digest(small)
+    return after / before
 
 
 def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
@@ -103,7 +96,7 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
     builder = GraphBuilder("int8_", {})
     parts: dict[str, tuple[str, str]] = {}
-    zeros: dict[str, str] = {}  # onnxruntime warns of each tensor that no node reads
+    zeros: set[str] = set()  # onnxruntime warns of each tensor that no node reads
     for node in graph.node:
         tensor = matrices.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
         if tensor is None:
@@ -125,9 +118,11 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
             _integer_product(builder, node, rounded, scale)
             continue
         axis = 0 if is_rows else 1
-        if tensor.name not in zeros:
-            zeros[tensor.name] = _add_zero_points(graph, tensor.name, tensor.dims[axis])
-        zero = zeros[tensor.name]
+        zero = f"{tensor.name}_zero"
+        if zero not in zeros:
+            zeros.add(zero)
+            points = np.full(tensor.dims[axis], _ZERO, np.uint8)  # (F,)
+            graph.initializer.append(numpy_helper.from_array(points, zero))
         node.input[1] = builder.add("DequantizeLinear", rounded, scale, zero, axis=axis)
         builder.nodes.append(node)
     for name in parts:
@@ -135,15 +130,6 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     graph.initializer.extend(builder.tensors())
     del graph.node[:]
     graph.node.extend(builder.nodes)
-
-
-def _add_zero_points(graph: Any, name: str, outputs: int) -> str:  # noqa: ANN401 - onnx's protobufs
-    """Add the zero points (F,) of an 8-bit matrix to a graph, and return the tensor's name."""
-    from onnx import numpy_helper
-
-    zero = numpy_helper.from_array(np.full(outputs, _ZERO, np.uint8), f"{name}_zero")
-    graph.initializer.append(zero)
-    return str(zero.name)
 
 
 def _integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401

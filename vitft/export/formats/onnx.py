@@ -1,19 +1,20 @@
 """Export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size."""
 
 import contextlib
-import functools
 import io
 import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from vitft.data.transforms import EvalTransform
@@ -78,7 +79,6 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
     """Return a graph's classes, preprocessing, input and output as one line of ASCII JSON."""
     transform, shape = trained.card.transform, trained.card.architecture
     height, width = transform.image_size
-    colours = "greyscale, (value" if transform.channels == 1 else "RGB, (value"
     name = "pixels"
     if any_size and not takes_bytes:
         name = PLANES_INPUT
@@ -93,24 +93,17 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
         layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255; the graph normalises it"
     else:
         layout = (
-            f"float32 (batch, {shape.in_channels}, {height}, {width}): {colours} / 255 - "
-            "mean) / std per channel"
+            f"float32 (batch, {shape.in_channels}, {height}, {width}): "
+            f"{'greyscale' if transform.channels == 1 else 'RGB'}, (value / 255 - mean) / std per "
+            "channel"
         )
     link = "sigmoid" if trained.card.thresholds else "softmax"
     return json.dumps(
         {
             "classes": list(trained.card.classes),
             "transform": transform.to_json(),
-            "input": {
-                "name": name,
-                "layout": layout,
-                "bytes": takes_bytes,
-                "any_size": any_size,
-            },
-            "output": {
-                "name": "logits",
-                "layout": f"float32 (batch, classes), before the {link}",
-            },
+            "input": {"name": name, "layout": layout, "bytes": takes_bytes, "any_size": any_size},
+            "output": {"name": "logits", "layout": f"float32 (batch, classes), before the {link}"},
             "weights": dict(trained.card.weights),
             "split": trained.card.split,
             "made_by": f"vitft {version('vitft')}",
@@ -122,10 +115,7 @@ def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = F
 
 
 def _example_of(trained: TrainedRun, *, takes_bytes: bool) -> tuple[nn.Module, Tensor]:
-    """Return the module to trace and an example input of two images.
-
-    With an example of one image, the graph would accept no other batch size.
-    """
+    """Return the module to trace and an example input (one image would fix the batch size at 1)."""
     shape, transform = trained.card.architecture, trained.card.transform
     if takes_bytes:
         pixels = torch.zeros(2, *transform.image_size, 3, dtype=torch.uint8)
@@ -167,13 +157,19 @@ def _open_graph(
 ) -> OpenedModel:
     """Return a graph as an opened model, with the preprocessing given in its description."""
     transform = EvalTransform.from_json(described["transform"])
-    takes_bytes = described["input"]["bytes"]
+    takes_bytes, any_size = described["input"]["bytes"], described["input"]["any_size"]
+    prepare: Callable[[Image.Image], NumericArray]
+    if any_size:
+        prepare = rgb_bytes if takes_bytes else rgb_planes
+    else:
+        prepare = transform.pixels if takes_bytes else partial(normalised_input, transform)
     return OpenedModel(
         by=by,
         classes=tuple(described["classes"]),
         thresholds=tuple(described.get("thresholds", ())),
-        prepare=transform.pixels if takes_bytes else functools.partial(normalised_input, transform),
+        prepare=prepare,
         logits=logits,
+        one_by_one=any_size,
     )
 
 
@@ -192,10 +188,10 @@ class TorchExportFormat(ExportFormat):
                 program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
         except RuntimeError as error:
             raise _export_error("torch.export", error) from error
-        for module in program.graph_module.modules():
-            if isinstance(module, torch.fx.GraphModule):
-                for node in module.graph.nodes:
-                    node.meta.pop("stack_trace", None)  # contains local paths
+        modules = program.graph_module.modules()
+        for module in (each for each in modules if isinstance(each, torch.fx.GraphModule)):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)  # contains local paths
         text = describe_graph(trained, takes_bytes=self.takes_bytes)
         content = io.BytesIO()  # torch's writer does not report a full disk as such
         with silenced():
@@ -243,16 +239,12 @@ class OnnxFormat(ExportFormat):
             add_graph_digest(folder / ONNX_FILE)
 
     def open(self, folder: Path) -> OpenedModel:
-        return open_onnx(folder)
+        return open_onnx(folder / ONNX_FILE)
 
 
-@functools.lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
+@lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
 def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
-    """Convert the model to an ONNX graph for any batch size, and remove local paths from it.
-
-    Raises:
-        RunError: torch cannot export the model.
-    """
+    """Convert the model to an ONNX graph for any batch size, and remove local paths from it."""
     model, example = _example_of(trained, takes_bytes=takes_bytes)
     try:
         with silenced():
@@ -270,14 +262,11 @@ def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401
         raise _export_error("ONNX", error) from error
     assert program is not None
     graph = program.model.graph
-    for part in (graph, *graph, *graph.inputs, *graph.initializers.values()):
+    outputs = (value for node in graph for value in node.outputs)
+    inside = (node for function in program.model.functions.values() for node in function)
+    inputs = (*graph.inputs, *graph.initializers.values())
+    for part in (graph, *graph, *inputs, *outputs, *inside):
         part.metadata_props.clear()  # contains file paths and source lines
-    for node in graph:
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for function in program.model.functions.values():
-        for node in function:
-            node.metadata_props.clear()
     program.model.metadata_props["vitft"] = describe_graph(trained, takes_bytes=takes_bytes)
     return program
 
@@ -287,7 +276,7 @@ def parameter_bytes(trained: TrainedRun) -> int:
     return sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
 
 
-def open_onnx(folder: Path, name: str = ONNX_FILE) -> OpenedModel:
+def open_onnx(path: Path) -> OpenedModel:
     """Open a graph with onnxruntime, using the input described in its metadata."""
     import onnxruntime
 
@@ -296,24 +285,12 @@ def open_onnx(folder: Path, name: str = ONNX_FILE) -> OpenedModel:
     options.log_severity_level = 3  # errors only
     # Otherwise, idle threads would keep the cores busy while another model is timed.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(
-        folder / name, options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
     source = described["input"]["name"]
 
-    def logits(inputs: NumericArray) -> NumericArray:
-        return np.asarray(session.run(["logits"], {source: inputs})[0])
-
-    opened = _open_graph(described, logits, by=f"onnxruntime {onnxruntime.__version__}")
-    if not described["input"]["any_size"]:
-        return opened
-    prepare = rgb_bytes if described["input"]["bytes"] else rgb_planes
-    return OpenedModel(
-        by=opened.by,
-        classes=opened.classes,
-        thresholds=opened.thresholds,
-        prepare=prepare,
-        logits=logits,
-        one_by_one=True,
+    return _open_graph(
+        described,
+        lambda inputs: np.asarray(session.run(["logits"], {source: inputs})[0]),
+        by=f"onnxruntime {onnxruntime.__version__}",
     )

@@ -16,7 +16,7 @@ it that affects the view, H and W for the resized image, and S for the view.
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -79,17 +79,14 @@ _MAX_GREY_LEVELS = 2
 If the first pass rounds a value near a boundary differently, the second pass can amplify the
 difference.
 """
-"""Whether Pillow applies the row filter first to some images (see `_two_passes`)."""
 _GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
 
 def resize_obstacle(card: Card) -> str:
     """Return why a graph cannot resize like the model's transform, or "" if it can."""
-    transform = card.transform
-    if transform.interpolation not in RESIZED:
-        return f"the graph cannot resize with {transform.interpolation} interpolation"
-    return ""
+    how = card.transform.interpolation
+    return "" if how in RESIZED else f"the graph cannot resize with {how} interpolation"
 
 
 def resize_graph(
@@ -110,7 +107,7 @@ def resize_graph(
     old = add("Slice", add("Shape", source), axes[:1], [axes[1] + 1])  # h, w
     new = _resized_sides(graph, transform, old)  # H, W
     window = _crop_window(graph, transform, old, new)
-    planes = add("Slice", source, window.first, window.end, axes)
+    planes = add("Slice", source, *window[2:], axes)
     if not is_planes:
         planes = add("Transpose", planes, perm=[0, 3, 1, 2])
         planes = add("Cast", planes, to=TensorProto.FLOAT)  # (B, 3, h', w')
@@ -118,11 +115,17 @@ def resize_graph(
         weighted = add("ReduceSum", add("Mul", planes, _GREY), [1])
         planes = add("Floor", add("Div", add("Add", weighted, 32768.0), 65536.0))  # (B, 1, h', w')
     by_row, by_column = (
-        _filter_matrix(graph, transform, axis, old, new, window) for axis in (0, 1)
+        _filter_matrix(graph, transform.interpolation, axis, old, new, *window) for axis in (0, 1)
     )  # (S, h') and (w', S)
     view = _two_passes(graph, planes, by_row, by_column, old, new)
     if transform.fit == "pad":
-        view = _padded(graph, transform, view)
+        sides = add("Slice", add("Shape", view), [2], [4])  # of the partial view (B, C, h, w)
+        missing = add("Sub", [*transform.image_size], sides)
+        before = add("Div", missing, 2)
+        none = add("Identity", [0, 0])
+        pads = add("Concat", none, before, none, add("Sub", missing, before), axis=0)
+        colour = [[[float(value)]] for value in transform.border[: transform.channels]]
+        view = add("Add", add("Pad", add("Sub", view, colour), pads, 0.0), colour)
     view = add("Cast", view, to=TensorProto.UINT8)
     view = add("Transpose", view, perm=[0, 2, 3, 1])
     if transform.channels == 1:
@@ -163,28 +166,22 @@ def _resized_sides(graph: GraphBuilder, transform: EvalTransform, old: str) -> s
     return add("Max", new, [1, 1] if transform.fit == "pad" else limits)
 
 
-class _Window(NamedTuple):
-    """Names of the values that describe the centre crop; each value has one number per axis."""
+def _crop_window(
+    graph: GraphBuilder, transform: EvalTransform, old: str, new: str
+) -> tuple[str, str, str, str]:
+    """Add nodes for the position of the view, the centre crop; each has one number per axis.
 
-    corner: str
-    """First row and column of the view within the resized image; 0 along a side that is padded."""
-    last: str
-    """End row and column (exclusive) of the view within the resized image."""
-    first: str
-    """First row and column of the original image on which the view depends."""
-    end: str
-    """End row and column (exclusive) of the original image on which the view depends."""
-
-
-def _crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: str) -> _Window:
-    """Add nodes for the position of the view in the resized image and in the original image."""
+    Returns:
+        The names of the first and end row and column (exclusive) of the view in the resized image,
+        then of those of the part of the original image on which the view depends.
+    """
     from onnx import TensorProto
 
     add, view = graph.add, [*transform.image_size]
     margin = add("Mul", add("Cast", add("Sub", new, view), to=TensorProto.FLOAT), 0.5)
     corner = add("Cast", add("Round", margin), to=TensorProto.INT64)  # half to even, as in Pillow
     last = add("Add", corner, view)
-    if transform.fit == "pad":
+    if transform.fit == "pad":  # a side that is shorter than the view starts at 0
         corner = add("Max", corner, 0)
         last = add("Min", add("Add", corner, view), new)
     # A filter reaches at most 3 pixels, or 3 times the factor by which the image is reduced.
@@ -192,25 +189,20 @@ def _crop_window(graph: GraphBuilder, transform: EvalTransform, old: str, new: s
     begin = add("Div", add("Mul", corner, old), new)
     end = add("Div", add("Mul", last, old), new)
     first = add("Max", add("Sub", begin, reach), 0)
-    return _Window(corner, last, first, add("Min", add("Add", end, reach), old))
+    return corner, last, first, add("Min", add("Add", end, reach), old)
 
 
-def _filter_matrix(
-    graph: GraphBuilder, transform: EvalTransform, axis: int, old: str, new: str, window: _Window
-) -> str:
-    """Add nodes for the weight of each image pixel in each pixel of the view, along one axis.
+def _filter_matrix(graph: GraphBuilder, interpolation: str, axis: int, *values: str) -> str:
+    """Add nodes for the matrix of the filter's weights, (S, h') for axis 0 or (w', S) for axis 1.
 
     Pixel i of the image contributes to pixel j of the resized image with the filter's weight at the
     distance between their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)). The numerator
     is an exact integer.
-
-    Returns:
-        The name of a matrix (S, h') for rows (axis 0) or (w', S) for columns (axis 1).
     """
     from onnx import TensorProto
 
     add = graph.add
-    old, new, corner, last, first, end = (add("Gather", n, axis) for n in (old, new, *window))
+    old, new, corner, last, first, end = (add("Gather", name, axis) for name in values)
     inner, outer = ([1, -1], [-1, 1]) if axis == 0 else ([-1, 1], [1, -1])
 
     def centres(begin: str, stop: str, shape: list[int]) -> str:
@@ -221,43 +213,30 @@ def _filter_matrix(
     far = add("Mul", centres(corner, last, outer), old)
     scale = add("Cast", add("Mul", add("Max", old, new), 2), to=TensorProto.FLOAT)
     distance = add("Div", add("Cast", add("Sub", near, far), to=TensorProto.FLOAT), scale)
-    weights = _filter_values(graph, transform.interpolation, add("Abs", distance))
-    return add("Div", weights, add("ReduceSum", weights, [1 - axis]))
-
-
-def _filter_values(graph: GraphBuilder, interpolation: str, x: str) -> str:
-    """Add nodes for the values of Pillow's filter at the distances `x`, before normalisation."""
-    add = graph.add
+    x = add("Abs", distance)
     if interpolation == "bilinear":
-        return add("Max", add("Sub", 1.0, x), 0.0)
-    if interpolation == "lanczos":
-        return add(
-            "Where", add("Less", x, 3.0), add("Mul", _sinc(graph, x, 1), _sinc(graph, x, 3)), 0.0
-        )
-    square = add("Mul", x, x)  # bicubic with a = -0.5
-    near = add("Add", add("Mul", add("Sub", add("Mul", x, 1.5), 2.5), square), 1.0)
-    far = add("Mul", add("Sub", add("Mul", add("Sub", 5.0, x), x), 8.0), x)
-    far = add("Mul", add("Add", far, 4.0), 0.5)
-    rest = add("Where", add("Less", x, 2.0), far, 0.0)
-    return add("Where", add("Less", x, 1.0), near, rest)
-
-
-def _sinc(graph: GraphBuilder, x: str, scale: int) -> str:
-    """Add nodes for sin(y) / y, where y = pi x / `scale`."""
-    y = graph.add("Max", graph.add("Mul", x, np.pi / scale), 1e-6)  # sin(y) / y is 1 there
-    return graph.add("Div", graph.add("Sin", y), y)
+        weights = add("Max", add("Sub", 1.0, x), 0.0)
+    elif interpolation == "lanczos":
+        angles = [add("Max", add("Mul", x, np.pi / scale), 1e-6) for scale in (1, 3)]
+        sincs = [add("Div", add("Sin", y), y) for y in angles]  # 1 at an angle of 0
+        weights = add("Where", add("Less", x, 3.0), add("Mul", *sincs), 0.0)
+    else:  # bicubic with a = -0.5
+        square = add("Mul", x, x)
+        near = add("Add", add("Mul", add("Sub", add("Mul", x, 1.5), 2.5), square), 1.0)
+        far = add("Mul", add("Sub", add("Mul", add("Sub", 5.0, x), x), 8.0), x)
+        far = add("Mul", add("Add", far, 4.0), 0.5)
+        rest = add("Where", add("Less", x, 2.0), far, 0.0)
+        weights = add("Where", add("Less", x, 1.0), near, rest)
+    return add("Div", weights, add("ReduceSum", weights, [1 - axis]))
 
 
 def _two_passes(
     graph: GraphBuilder, planes: str, by_row: str, by_column: str, old: str, new: str
 ) -> str:
-    """Add nodes that apply the row and column filters, each followed by rounding to bytes.
+    """Add nodes that apply both filters with rounding to bytes: the views (B, C, S, S) in float32.
 
     Like Pillow 13, the graph applies the column filter first, unless resizing removes at least one
     row and more than twice as many rows as columns.
-
-    Returns:
-        The name of the views (B, C, S, S), float32 with integer values.
     """
     from onnx import TensorProto, helper
 
@@ -273,11 +252,7 @@ def _two_passes(
         inner = GraphBuilder(prefix, graph.constants)
         view = planes
         for is_rows in (rows_first, not rows_first):
-            view = (
-                inner.add("MatMul", by_row, view)
-                if is_rows
-                else inner.add("MatMul", view, by_column)
-            )
+            view = inner.add("MatMul", *((by_row, view) if is_rows else (view, by_column)))
             view = inner.add("Clip", inner.add("Floor", inner.add("Add", view, 0.5)), 0.0, 255.0)
         end = helper.make_tensor_value_info(view, TensorProto.FLOAT, None)
         return helper.make_graph(inner.nodes, prefix, [], [end])
@@ -290,31 +265,12 @@ def _two_passes(
     )
 
 
-def _padded(graph: GraphBuilder, transform: EvalTransform, part: str) -> str:
-    """Add nodes that centre a partial view, float32 (B, C, h, w), in the view (B, C, S, S)."""
-    add = graph.add
-    sides = add("Slice", add("Shape", part), [2], [4])  # h, w
-    missing = add("Sub", [*transform.image_size], sides)
-    before = add("Div", missing, 2)
-    none = add("Identity", [0, 0])
-    pads = add("Concat", none, before, none, add("Sub", missing, before), axis=0)
-    colour = [[[float(value)]] for value in transform.border[: transform.channels]]
-    return add("Add", add("Pad", add("Sub", part, colour), pads, 0.0), colour)
-
-
-class _ViewDifference(NamedTuple):
-    """Difference between views computed by a graph and by vitft."""
-
-    levels: int
-    """Maximum difference in grey levels."""
-    fraction: float
-    """Fraction of the values that differ."""
-
-
 def view_difference(
     transform: EvalTransform, samples: Iterable[LabelledImage], opset: int
-) -> _ViewDifference:
+) -> tuple[int, float]:
     """Return the difference between views computed by onnxruntime and by Pillow.
+
+    It is the maximum in grey levels, and the fraction of the values that differ.
 
     Raises:
         RunError: The views differ by more than `_MAX_GREY_LEVELS` grey levels.
@@ -341,7 +297,7 @@ def view_difference(
             "removed",
             fix="use --with-preprocessing instead, and resize the images with Pillow",
         )
-    return _ViewDifference(levels, differing / max(1, values))
+    return levels, differing / max(1, values)
 
 
 def rgb_planes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
@@ -362,10 +318,7 @@ def add_resize(
     is_big: bool,
     source: str = RESIZE_INPUT,
 ) -> None:
-    """Prepend nodes that resize the input `source` to the graph in a file.
-
-    The description in the metadata of the graph is replaced.
-    """
+    """Prepend nodes that resize the input `source` to a graph, and replace its description."""
     import onnx
 
     model = onnx.load(path)

@@ -98,6 +98,8 @@ def timm_obstacle(card: Card) -> str:
     shape = card.architecture
     if isinstance(shape, TimmConfig):
         return ""
+    is_rms, eva = shape.norm_layer == "rmsnorm", _is_eva(shape)
+    uses_gelu = not shape.gated_mlp or shape.pool == "map"
     odd = first_unsupported(
         {
             "pre_logits": shape.pre_logits,
@@ -108,30 +110,22 @@ def timm_obstacle(card: Card) -> str:
             and shape.norm_eps == 1e-5,
             "a non-standard ResNet stem": shape.stem not in (None, *_HYBRIDS),
             "a convolutional stem": bool(shape.convs),
-            **_later_obstacles(shape),
+            "RMSNorm without SwiGLU or with an eps other than 1e-5": is_rms
+            and not (shape.gated_mlp and shape.norm_eps == 1e-5),
+            "RMSNorm and attention pooling": is_rms and shape.pool == "map",
+            "RMSNorm and rotary position embeddings": is_rms and eva,
+            "a norm after the patch projection without RMSNorm": shape.patch_norm and not is_rms,
+            "a patch projection with a norm but without a bias": shape.patch_norm
+            and shape.embed_norm,
+            "rotary position embeddings or SwiGLU in layers without biases": eva
+            and not shape.proj_bias,
+            f"rotary position embeddings or SwiGLU and the activation {shape.activation}": eva
+            and uses_gelu
+            and shape.activation != "gelu",
+            "neither learned nor rotary position embeddings": not (shape.positions or shape.rope),
         }
     )
-    return f"the model has {odd}, which the timm format does not support" if odd else ""
-
-
-def _later_obstacles(shape: ViTConfig) -> dict[str, bool]:
-    """Return which combinations of newer components timm cannot build, by description."""
-    is_rms, eva = shape.norm_layer == "rmsnorm", _is_eva(shape)
-    uses_gelu = not shape.gated_mlp or shape.pool == "map"
-    return {
-        "RMSNorm without SwiGLU or with an eps other than 1e-5": is_rms
-        and not (shape.gated_mlp and shape.norm_eps == 1e-5),
-        "RMSNorm and attention pooling": is_rms and shape.pool == "map",
-        "RMSNorm and rotary position embeddings": is_rms and eva,
-        "a norm after the patch projection without RMSNorm": shape.patch_norm and not is_rms,
-        "a patch projection with a norm but without a bias": shape.patch_norm and shape.embed_norm,
-        "rotary position embeddings or SwiGLU in layers without biases": eva
-        and not shape.proj_bias,
-        f"rotary position embeddings or SwiGLU and the activation {shape.activation}": eva
-        and uses_gelu
-        and shape.activation != "gelu",
-        "neither learned nor rotary position embeddings": not (shape.positions or shape.rope),
-    }
+    return odd and f"the model has {odd}, which the timm format does not support"
 
 
 def _is_eva(shape: ViTConfig) -> bool:
@@ -151,10 +145,21 @@ def _timm_config(trained: TrainedRun) -> dict[str, Any]:
     card, shape, model = trained.card, trained.card.architecture, trained.model
     ours: dict[str, Any] = {"classifier": "head"}
     if isinstance(shape, ViTConfig):
-        name = _timm_name(shape)
-        arguments = _eva_arguments(shape) if _is_eva(shape) else _vit_arguments(shape)
+        name, pool = _timm_name(shape), {"global_pool": timm_pool(shape)}
+        arguments = {
+            "img_size": list(shape.image_size),
+            "patch_size": list(shape.patch_size),
+            "in_chans": shape.in_channels,
+            "embed_dim": shape.width,
+            "depth": shape.depth,
+            "num_heads": shape.heads,
+            "mlp_ratio": shape.mlp_ratio,
+            "qkv_bias": shape.qkv_bias,
+            "no_embed_class": not shape.prefix_positions,
+            **pool,
+            **(_eva_arguments(shape) if _is_eva(shape) else _vit_arguments(shape)),
+        }
         ours |= {"pool_size": None, "first_conv": shape.first_conv}
-        pool = {"global_pool": arguments["global_pool"]}
     else:
         size = {"img_size": list(shape.image_size)} if shape.sized else {}
         name, arguments, pool = shape.timm, {"in_chans": shape.in_channels, **size}, {}
@@ -190,27 +195,12 @@ def timm_preprocessing(transform: EvalTransform, channels: int) -> dict[str, Any
     }
 
 
-def _common_arguments(shape: ViTConfig) -> dict[str, Any]:
-    """Return the arguments that timm's `VisionTransformer` and `Eva` share."""
-    return {
-        "img_size": list(shape.image_size),
-        "patch_size": list(shape.patch_size),
-        "in_chans": shape.in_channels,
-        "embed_dim": shape.width,
-        "depth": shape.depth,
-        "num_heads": shape.heads,
-        "mlp_ratio": shape.mlp_ratio,
-        "qkv_bias": shape.qkv_bias,
-        "no_embed_class": not shape.prefix_positions,
-        "global_pool": timm_pool(shape),
-    }
-
-
 def _vit_arguments(shape: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of timm's `VisionTransformer` that describe this architecture."""
-    arguments = _common_arguments(shape)
-    arguments["patch_size"] = [side // shape.stride for side in shape.patch_size]  # in stem cells
-    arguments |= {"reg_tokens": shape.registers}
+    """Return the arguments of timm's `VisionTransformer` only, not of `Eva`."""
+    arguments: dict[str, Any] = {
+        "patch_size": [side // shape.stride for side in shape.patch_size],  # in stem cells
+        "reg_tokens": shape.registers,
+    }
     arguments |= {"pre_norm": False} if _is_clip_like(shape) else {}
     arguments |= {"pre_norm": True} if shape.embed_norm else {}
     arguments |= {"act_layer": shape.activation} if shape.activation != "gelu" else {}
@@ -229,8 +219,8 @@ def _vit_arguments(shape: ViTConfig) -> dict[str, Any]:
 
 
 def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of timm's `Eva` that describe this architecture."""
-    arguments = _common_arguments(shape) | {
+    """Return the arguments of timm's `Eva` only, not of `VisionTransformer`."""
+    arguments: dict[str, Any] = {
         "attn_type": "rope",  # the only type with a key bias
         "swiglu_mlp": shape.gated_mlp,
         "swiglu_align_to": 0,
@@ -249,11 +239,8 @@ def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
         "attn_pool_mlp_ratio": shape.mlp_ratio,
     }
     rope = shape.rope
-    return (
-        arguments
-        if rope is None
-        else arguments
-        | {
+    if rope is not None:
+        arguments |= {
             "rope_type": "dinov3" if rope.unit else "cat",
             "rope_temperature": rope.base,
             "rope_grid_offset": rope.offset,
@@ -261,7 +248,7 @@ def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
             "rope_rotate_half": rope.halves,
             "ref_feat_shape": None if rope.grid is None else list(rope.grid),
         }
-    )
+    return arguments
 
 
 def _timm_name(shape: ViTConfig) -> str:

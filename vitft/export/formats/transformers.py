@@ -17,7 +17,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
-from vitft.export.formats.int8 import quantize_graph, rounded_description
+from vitft.export.formats.int8 import quantize_file
 from vitft.export.formats.onnx import (
     MAX_INLINE_BYTES,
     describe_graph,
@@ -61,7 +61,6 @@ _HF_ACTIVATIONS: Mapping[Activation, str] = {
     "quick_gelu": "quick_gelu",
 }
 """Mapping from vitft's names of activation functions to the names in transformers."""
-_PROCESSOR = "TimmWrapperImageProcessor"
 
 
 class TransformersFormat(ExportFormat):
@@ -95,22 +94,40 @@ class TransformersFormat(ExportFormat):
                 "a convolutional stem": bool(shape.convs),
             }
         )
-        if not odd:
-            return ""
-        return f"the model has {odd}, which ViTForImageClassification does not support"
+        return odd and f"the model has {odd}, which ViTForImageClassification does not support"
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         card, shape = trained.card, trained.card.architecture
         assert isinstance(shape, ViTConfig)
         processor: dict[str, Any] = {
-            "image_processor_type": _PROCESSOR,
+            "image_processor_type": "TimmWrapperImageProcessor",
             "architecture": "vit",
             "pretrained_cfg": timm_preprocessing(card.transform, shape.in_channels),
         }
         if card.transform.grey_range:  # only vitft reads it
             processor["pretrained_cfg"]["grey_range"] = [*card.transform.grey_range]
+        config = {
+            "architectures": ["ViTForImageClassification"],
+            "model_type": "vit",
+            "hidden_size": shape.width,
+            "num_hidden_layers": shape.depth,
+            "num_attention_heads": shape.heads,
+            "intermediate_size": int(shape.width * shape.mlp_ratio),
+            "hidden_act": _HF_ACTIVATIONS[shape.activation],
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "layer_norm_eps": shape.norm_eps,  # transformers' default is 1e-12
+            "image_size": _side_or_sides(shape.image_size),
+            "patch_size": _side_or_sides(shape.patch_size),
+            "num_channels": shape.in_channels,
+            "qkv_bias": shape.qkv_bias,
+            **_labels_of(card),
+            "dtype": "float32",
+            **({THRESHOLDS: list(card.thresholds)} if card.thresholds else {}),
+            **({RUN_KEY: card.run.to_json()} if card.run else {}),
+        }
         # If a folder is opened by its path, transformers reads the processor from config.json.
-        write_json(folder / "config.json", _hf_config(card, shape) | processor)
+        write_json(folder / "config.json", config | processor)
         write_json(folder / "preprocessor_config.json", processor)
         tensors = {name: tensor.contiguous() for name, tensor in hf_tensors(trained.state).items()}
         write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
@@ -127,7 +144,6 @@ class TransformersFormat(ExportFormat):
             ).eval()
         names = model.config.id2label
         mode = "L" if model.config.num_channels == 1 else "RGB"
-
         return OpenedModel(
             by=f"transformers {transformers.__version__}",
             classes=tuple(names[i] for i in range(len(names))),
@@ -138,29 +154,12 @@ class TransformersFormat(ExportFormat):
         )
 
 
-def _hf_config(card: Card, shape: ViTConfig) -> dict[str, Any]:
-    """Return the fields of transformers' ViTConfig."""
+def _labels_of(card: Card) -> dict[str, Any]:
+    """Return the fields of transformers' configurations that describe the classes."""
     return {
-        "architectures": ["ViTForImageClassification"],
-        "model_type": "vit",
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.depth,
-        "num_attention_heads": shape.heads,
-        "intermediate_size": int(shape.width * shape.mlp_ratio),
-        "hidden_act": _HF_ACTIVATIONS[shape.activation],
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": shape.norm_eps,  # transformers' default is 1e-12
-        "image_size": _side_or_sides(shape.image_size),
-        "patch_size": _side_or_sides(shape.patch_size),
-        "num_channels": shape.in_channels,
-        "qkv_bias": shape.qkv_bias,
         "id2label": {str(i): name for i, name in enumerate(card.classes)},
         "label2id": {name: i for i, name in enumerate(card.classes)},
         "problem_type": SEVERAL if card.thresholds else "single_label_classification",
-        "dtype": "float32",
-        **({THRESHOLDS: list(card.thresholds)} if card.thresholds else {}),
-        **({RUN_KEY: card.run.to_json()} if card.run else {}),
     }
 
 
@@ -205,9 +204,6 @@ def _silenced_transformers() -> Iterator[None]:
 
 # export format --transformers-js: a folder for image classification with transformers.js ----------
 
-_GRAPHS = "onnx"
-"""Folder in which transformers.js looks for graphs."""
-_QUANTIZED_FILE = "model_quantized.onnx"
 _PROCESSOR_SETTINGS: Mapping[str, Any] = {
     "image_processor_type": "ViTImageProcessor",
     "do_convert_rgb": True,
@@ -218,6 +214,8 @@ _PROCESSOR_SETTINGS: Mapping[str, Any] = {
 class TransformersJsFormat(ExportFormat):
     """The files config.json, preprocessor_config.json and two graphs in onnx/."""
 
+    graphs = (f"onnx/{ONNX_FILE}", "onnx/model_quantized.onnx")
+
     def obstacle(self, card: Card) -> str:
         if card.thresholds:
             return (
@@ -227,46 +225,24 @@ class TransformersJsFormat(ExportFormat):
         return resize_obstacle(card)
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        import onnx
-
         if parameter_bytes(trained) > MAX_INLINE_BYTES:
             raise RunError(
                 "the model is too large for transformers.js, which reads a graph from one file of "
                 "up to 2 GB",
                 fix="use --onnx",
             )
-        names = trained.card.classes
-        config = {
-            "model_type": "vit",
-            "architectures": ["ViTForImageClassification"],
-            "id2label": {str(i): name for i, name in enumerate(names)},
-            "label2id": {name: i for i, name in enumerate(names)},
-            "problem_type": "single_label_classification",
-        }
-        write_json(folder / "config.json", config)
+        config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
+        write_json(folder / "config.json", config | _labels_of(trained.card))
         write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))
-        graphs = folder / _GRAPHS
         text = describe_graph(trained, takes_bytes=False, any_size=True)
         program = onnx_program(trained, True)
         with writing(folder), silenced():
-            graphs.mkdir()
-            path = graphs / ONNX_FILE
+            path = folder / self.graphs[0]
+            path.parent.mkdir()
             program.save(path)
             add_resize(path, trained.card.transform, text, is_big=False, source=PLANES_INPUT)
-            model = onnx.load(path)
-            del model.graph.value_info[:]  # these shapes conflict with those of quantised nodes
-            quantize_graph(model.graph)
-            onnx.helper.set_model_props(model, {"vitft": rounded_description(model)})
-            onnx.save(model, graphs / _QUANTIZED_FILE)
-            for name in (ONNX_FILE, _QUANTIZED_FILE):
-                add_graph_digest(graphs / name)
+            add_graph_digest(path)
+            quantize_file(path, folder / self.graphs[1])
 
     def open(self, folder: Path) -> OpenedModel:
-        return open_onnx(folder / _GRAPHS)
-
-    def open_int8(self, folder: Path) -> OpenedModel | None:
-        return open_onnx(folder / _GRAPHS, _QUANTIZED_FILE)
-
-    def graph_sizes(self, folder: Path) -> tuple[int, int]:
-        sizes = [(folder / _GRAPHS / name).stat().st_size for name in (ONNX_FILE, _QUANTIZED_FILE)]
-        return sizes[0], sizes[1]
+        return open_onnx(folder / self.graphs[0])
