@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -20,13 +20,9 @@ from vitft.config.run import checked_run_config
 from vitft.data.fixes import is_leak, settled_paths
 from vitft.export.compare import ExportComparison
 from vitft.export.facts import (
-    GRAPH_LIBRARIES,
-    GraphInput,
-    Snippet,
     catalog_origin,
     class_figures,
     data_sentence,
-    graph_snippets,
     licence_sentence,
     model_sentence,
     pretrained_licence,
@@ -34,19 +30,15 @@ from vitft.export.facts import (
     view_sentence,
 )
 from vitft.export.formats.timm import timm_obstacle
-from vitft.export.plan import ExportPlan
-from vitft.export.trained import (
-    TrainedRun,
-    last_block_reason,
-    unchanged_images,
-)
+from vitft.export.plan import CLOSED_FORMATS, ExportPlan
+from vitft.export.trained import TrainedRun, last_block_reason, unchanged_images
 from vitft.features.reference import REFERENCE_FILE
 from vitft.messages.results import accuracy_text, chance_clause, measured_on, weak_text
 from vitft.metrics.results import AuditResults, Interval, RunResults, class_pair_counts
-from vitft.models.card import Card, Provenance
+from vitft.models.card import Card
 from vitft.system.files import write_atomically
 from vitft.system.rundir import read_run_json
-from vitft.system.text import count, interval, is_measurable, not_calibrated, shell_quote
+from vitft.system.text import interval, is_measurable, not_calibrated, shell_quote
 
 # section "Intended use and limits" of a model card, written from the results of the run -----------
 
@@ -56,42 +48,12 @@ _MOST_MENTIONED = 3
 """Maximum number of confusions in the text."""
 
 
-class _ClassPair(NamedTuple):
-    """A true class, the class predicted instead, and the number of images confused in this way."""
-
-    true: int
-    predicted: int
-    images: int
-    of: int
-    """Number of validation images of the true class."""
-
-
-def _most_confused(results: RunResults) -> list[_ClassPair]:
-    """Return the most frequent confusions, of at least two images each, in descending order."""
-    counts, totals = class_pair_counts(results), Counter[int]()
-    for (true, _), number in counts.items():
-        totals[true] += number
-    pairs = [
-        _ClassPair(i, j, number, totals[i])
-        for (i, j), number in counts.items()
-        if i != j and number > 1
-    ]
-    return sorted(pairs, key=lambda pair: -pair.images)[:_MOST_MENTIONED]
-
-
 def _limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
     """Return Markdown sentences about the intended use of the model and its limits.
 
     Problems of the data are those that the audit of the run found, without the labels that its
-    fixes keep.
-
-    Args:
-        trained: The exported run. With a head that reads fewer blocks than the run's head, the
-            results by class, the confusions and the calibration are left out.
-        names: Class names, escaped for Markdown, in the order of the model's outputs.
-
-    Raises:
-        RunError: A file of the run is damaged.
+    fixes keep. `names` are the class names, escaped for Markdown. With a head that reads fewer
+    blocks than the run's head, results by class, confusions and calibration are left out.
     """
     run, results, by_class = trained.run, trained.measured, not trained.is_narrow
     audit = read_run_json(run / "audit.json", AuditResults) if results else None
@@ -105,6 +67,15 @@ def _limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
     literal = dict(zip(trained.card.classes, names, strict=True))
     if results and by_class:
         few = sum(row["images"] < _FEW_PER_CLASS for row in results["per_class"].values())
+    # The most frequent confusions, of at least two images each.
+    pairs, totals = class_pair_counts(results or {}), Counter[int]()
+    for (true, _), number in pairs.items():
+        totals[true] += number
+    confused = [
+        {"true": i, "predicted": j, "images": number, "of": totals[i]}
+        for (i, j), number in sorted(pairs.items(), key=lambda pair: -pair[1])
+        if i != j and number > 1
+    ]
     text = program(
         "limits",
         names=names,
@@ -120,7 +91,7 @@ def _limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
         weak_text=weak_text,
         few=few,
         few_per_class=_FEW_PER_CLASS,
-        confused=_most_confused(results) if results else [],
+        confused=confused[:_MOST_MENTIONED],
         too_few=not_calibrated(results) if results and results.get("calibration") else "",
         is_measurable=is_measurable,
         leaks=leaks,
@@ -144,11 +115,10 @@ MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
 
 
 def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
-    """Return the confusion matrix as a PNG.
+    """Return the confusion matrix as a PNG, or None for multi-label models and too many classes.
 
-    The result is None for multi-label models and for models with too many classes. Rows are true
-    classes and columns are predictions. The larger its fraction of the row, the darker a cell is:
-    correct predictions in green, others in orange.
+    Rows are true classes and columns are predictions. The larger its fraction of the row, the
+    darker a cell is: correct predictions in green, others in orange.
     """
     matrix, size = results["confusion"], len(classes)
     if size > _MOST_DRAWN or "labels" in results:
@@ -170,20 +140,8 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
                 place = left + cell / 2, top + cell / 2
                 ink = PAPER if fraction > 0.3 else INK
                 canvas.text(place, str(number), ink, font, anchor="mm")
-    if is_named:
-        _draw_names(picture, classes)
-    buffer = io.BytesIO()
-    picture.save(buffer, "png", optimize=True)
-    return buffer.getvalue()
-
-
-def _draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
-    """Write the names beside the rows and, rotated to read upwards, above the columns.
-
-    Long names are shortened, and the number of the class replaces a name that is not ASCII.
-    """
-    font = ImageFont.load_default(FONT_PX)
-    for i, name in enumerate(classes):
+    # The names are beside the rows and, rotated to read upwards, above the columns.
+    for i, name in enumerate(classes if is_named else ()):
         text = name if name.isascii() and name.isprintable() else f"class {i}"
         while font.getlength(text) > NAME_WIDTH - 12:
             text = text.removesuffix("...")[:-1] + "..."
@@ -193,23 +151,24 @@ def _draw_names(picture: Image.Image, classes: Sequence[str]) -> None:
         picture.paste(label, (0, NAME_WIDTH + i * CELL))
         ImageDraw.Draw(above).text((0, CELL / 2), text, INK, font, anchor="lm")
         picture.paste(above.transpose(Image.Transpose.ROTATE_90), (NAME_WIDTH + i * CELL, 0))
+    buffer = io.BytesIO()
+    picture.save(buffer, "png", optimize=True)
+    return buffer.getvalue()
 
 
 def _example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
     """Return a JPEG grid of at most one validation image per class, and the class names in order.
 
-    The JPEG has no metadata. The result is None for multi-label models, and if the validation
-    images cannot be found.
+    The result is None for multi-label models, and if the validation images cannot be found.
     """
     if trained.card.thresholds:
         return None
     found: dict[int, Image.Image] = {}
-    wanted = min(MOST_EXAMPLES, len(trained.card.classes))
-    for sample in unchanged_images(trained.run, trained.card, 20 * len(trained.card.classes)):
-        side = (EXAMPLE_SIDE, EXAMPLE_SIDE)
+    classes, side = trained.card.classes, (EXAMPLE_SIDE, EXAMPLE_SIDE)
+    for sample in unchanged_images(trained, 20 * len(classes)):
         if (label := int(sample.label)) not in found:
             found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
-        if len(found) == wanted:
+        if len(found) == min(MOST_EXAMPLES, len(classes)):
             break
     if not found:
         return None
@@ -221,7 +180,7 @@ def _example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
         sheet.paste(found[label], place)
     buffer = io.BytesIO()
     sheet.save(buffer, "jpeg", quality=90)
-    return buffer.getvalue(), [trained.card.classes[label] for label in sorted(found)]
+    return buffer.getvalue(), [classes[label] for label in sorted(found)]
 
 
 # model card of an exported folder: a README.md generated from the files of a run ------------------
@@ -270,17 +229,10 @@ def write_readme(
     """Write the model card of an exported folder, with programs that open the folder.
 
     If the plan has a hub repository, the programs open the repository instead, and pictures are
-    written for its page. huggingface_hub validates the metadata.
-
-    Args:
-        trained: The exported run.
-        folder: Folder that contains the export.
-        row: Comparison of the export with the run.
-        plan: Options of the export.
-        second: Comparison of the folder's additional 8-bit graph, if it has one.
+    written for its page. huggingface_hub validates the metadata. `row` compares the export with the
+    run, and `second` compares the folder's additional 8-bit graph, if it has one.
     """
     card, results, found = trained.card, trained.results, trained.measured
-    small = row if row.is_eight_bits else second
     transform, classes, several = card.transform, card.classes, bool(card.thresholds)
     by_class, data = not trained.is_narrow, results.data or "images"
     kind, kinds = ("label", "labels") if several else ("class", "classes")
@@ -290,7 +242,6 @@ def write_readme(
     examples = _example_images(trained) if plan.image_licence else None
     if examples is not None:
         write_atomically(folder / EXAMPLES_FILE, examples[0])
-    hidden = len(classes) - _MAX_CLASSES_LISTED
     metadata = _header_of(trained, row, data, plan)
     text = program(
         "readme",
@@ -302,30 +253,22 @@ def write_readme(
         model=model_sentence(card, markdown_text),
         at_chance=markdown_text(chance_clause(results)),
         view=view_sentence(card),
-        form=row.name,
         row=row,
         plan=plan,
-        eight_bits=small,
-        eight_bits_alone=small is row,
-        is_rounded=row.is_eight_bits,
+        eight_bits=row if row.is_eight_bits else second,
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
         snippets=_usage_snippets(card, row.name, plan),
         limits=_limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
         narrow_reason="" if by_class else last_block_reason(trained.run),
-        unfinished=results.status,
+        results=results,
         accuracy=accuracy_text(results),
         data=data_sentence(trained, markdown_text),
         table=[
             (markdown_text(name), cells[: 4 if found and by_class else 2])
             for name, *cells in class_figures(trained)[:_MAX_CLASSES_LISTED]
         ],
-        hidden=hidden,
-        hidden_text=count(hidden, f"more {kind}", f"more {kinds}"),
-        compared_on=row.compared_on
-        if row.images
-        else "random noise, because the validation images were missing",
-        changed=count(row.changed, "changed prediction"),
+        hidden=len(classes) - _MAX_CLASSES_LISTED,
         confusion_file=CONFUSION_FILE if confusion is not None else "",
         most_labelled=_MOST_LABELLED,
         examples_file=EXAMPLES_FILE if examples is not None else "",
@@ -350,8 +293,11 @@ def _header_of(
         library = "timm"
     licence = plan.licence or pretrained_licence(card.weights)
     is_known = licence.lower() in _LICENCES
-    name = plan.repo or f"{data} classifier"
-    base = _base_model(card.weights)
+    # Hub repository of the pretrained weights, if it is known.
+    source, entry = card.weights.get("source"), catalog_origin(card.weights)
+    base = entry.repo if entry else ""
+    if card.weights.get("revision") and source:
+        base = "/".join(source.split("/")[:2])
     data_of_card: Any = ModelCardData(
         library_name=library,
         pipeline_tag="image-classification",
@@ -360,27 +306,14 @@ def _header_of(
         tags=["image-classification", "vision-transformer", "vitft", library],
         base_model=base or None,
         base_model_relation="finetune" if base else None,
-        model_name=name if measured else None,
+        model_name=(plan.repo or f"{data} classifier") if measured else None,
         eval_results=measured or None,
     )
     return dict(data_of_card.to_dict())
 
 
-def _base_model(weights: Provenance) -> str:
-    """Return the hub repository of the pretrained weights, or an empty string if it is unknown."""
-    source = weights.get("source")
-    if weights.get("revision") and source:  # from the hub
-        return "/".join(source.split("/")[:2])
-    entry = catalog_origin(weights)
-    return entry.repo if entry else ""
-
-
 def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> list[Any]:
-    """Return the accuracies as `EvalResult` objects of huggingface_hub.
-
-    With 8-bit weights, only the accuracy measured by the export is known. If the exported head
-    reads fewer blocks than the run's head, only its top-1 accuracy is known.
-    """
+    """Return the accuracies that are known of the exported model, as `EvalResult` objects."""
     from huggingface_hub import EvalResult
 
     metrics: list[tuple[str, str, float | None, Interval | None]] = []
@@ -413,30 +346,40 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
     ]
 
 
-def _usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[Snippet]:
+def _usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[dict[str, str]]:
     """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
-    transform, repo, thresholds = card.transform, plan.repo, card.thresholds
-    run = shell_quote(f"hf:{repo}" if repo else ".")
-    own = Snippet("vitft", "", f"vitft predict --run {run} photo.jpg", "sh")
-    if form == "html":
-        return []
-    if form in GRAPH_LIBRARIES:
-        takes = GraphInput(plan.with_preprocessing or plan.with_resize, plan.with_resize)
-        found = graph_snippets(form, transform, takes, thresholds)
-        return found if form == "torch-export" else [*found, own]
-    if form == "transformers-js":
-        code = program("transformers_js", transform=transform, repo=repo)
+    takes_bytes = plan.with_preprocessing or plan.with_resize
+    values: dict[str, Any] = {
+        "transform": card.transform,
+        "thresholds": card.thresholds,
+        "repo": plan.repo,
+        "takes": {"takes_bytes": takes_bytes, "any_size": plan.with_resize},
+    }
+
+    def snippet(title: str, install: str, template: str, **more: Any) -> dict[str, str]:  # noqa: ANN401
+        source = re.sub(r"\n{3,}", "\n\n\n", program(template, **values | more).strip())
+        language = "js" if template == "transformers_js" else "python"
+        return {"title": title, "install": install, "source": source, "language": language}
+
+    found: list[dict[str, str]] = []
+    if form in ("onnx", "int8", "torch-export"):
+        both = (("onnxruntime", "onnxruntime"), ("OpenVINO", "openvino"))
+        for title, name in (("PyTorch", "torch"),) if form == "torch-export" else both:
+            found.append(snippet(title, f"pip install {name} numpy pillow", "graph", library=name))
+    elif form == "transformers-js":
         install = "npm install @huggingface/transformers"
-        node = Snippet("transformers.js", install, code, "js")
-        return [node] if repo else [node, own]  # on the hub, vitft reads model.safetensors
-    if form == "transformers":
-        labels = dict(zip(card.classes, thresholds, strict=False))
-        code = program("transformers", transform=transform, repo=repo, thresholds=labels)
-        return [Snippet("transformers", "pip install transformers timm torchvision", code), own]
-    if timm_obstacle(card):
-        return [own]
-    code = program("timm", transform=transform, repo=repo, thresholds=thresholds)
-    return [Snippet("timm", "pip install timm", code), own]
+        found.append(snippet("transformers.js", install, "transformers_js"))
+    elif form == "transformers":
+        labels = dict(zip(card.classes, card.thresholds, strict=False))
+        install = "pip install transformers timm torchvision"
+        found.append(snippet("transformers", install, "transformers", thresholds=labels))
+    elif form != "html" and not timm_obstacle(card):
+        found.append(snippet("timm", "pip install timm", "timm"))
+    if form in CLOSED_FORMATS or (form == "transformers-js" and plan.repo):
+        return found  # on the hub, vitft reads model.safetensors
+    run = shell_quote(f"hf:{plan.repo}" if plan.repo else ".")
+    own = {"title": "vitft", "install": "", "language": "sh"}
+    return [*found, own | {"source": f"vitft predict --run {run} photo.jpg"}]
 
 
 def markdown_text(words: str) -> str:

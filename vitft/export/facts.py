@@ -5,15 +5,13 @@ argument `literal`: a function that converts a name to text that is displayed li
 """
 
 import functools
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vitft.data.split import run_manifest
-from vitft.data.transforms import EvalTransform
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card, Provenance, TimmConfig
 from vitft.models.pretrained.catalog import (
@@ -29,34 +27,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# programs that classify a photo, one per library, for the README of an exported folder ------------
-
 _PROGRAMS = Path(__file__).parent / "programs"
-
-
-class Snippet(NamedTuple):
-    """A program for one library."""
-
-    title: str
-    install: str
-    """Command that installs the requirements; empty if none is needed."""
-    code: str
-    """Program that classifies photo.jpg; it runs in the exported folder."""
-    language: str = "python"
-
-    @property
-    def source(self) -> str:
-        """The program without superfluous blank lines."""
-        return re.sub(r"\n{3,}", "\n\n\n", self.code.strip())
-
-
-class GraphInput(NamedTuple):
-    """Kind of input that a graph accepts."""
-
-    takes_bytes: bool = False
-    """Whether the graph accepts bytes and normalises them itself."""
-    any_size: bool = False
-    """Whether the graph accepts images of any size and resizes them itself."""
 
 
 @functools.cache
@@ -82,25 +53,6 @@ def program(name: str, **values: Any) -> str:  # noqa: ANN401 - any template val
     return _program_engine().get_template(f"{name}.j2").render(**values)
 
 
-GRAPH_LIBRARIES: Mapping[str, Mapping[str, str]] = {
-    "onnx": {"onnxruntime": "onnxruntime", "OpenVINO": "openvino"},
-    "int8": {"onnxruntime": "onnxruntime", "OpenVINO": "openvino"},
-    "torch-export": {"PyTorch": "torch"},
-}
-"""Titles and packages of the libraries for each format that contains the computation graph."""
-
-
-def graph_snippets(
-    form: str, transform: EvalTransform, takes: GraphInput, thresholds: Sequence[float] = ()
-) -> list[Snippet]:
-    """Return the programs for a format that contains the computation graph."""
-    values = {"transform": transform, "takes": takes, "thresholds": thresholds}
-    return [
-        Snippet(title, f"pip install {name} numpy pillow", program("graph", library=name, **values))
-        for title, name in GRAPH_LIBRARIES[form].items()
-    ]
-
-
 # facts about a run as sentences, for the README of an export and for exported pages ---------------
 
 _Literal = Callable[[str], str]
@@ -108,16 +60,12 @@ _Literal = Callable[[str], str]
 
 
 def _count_images(run: Path) -> dict[str, Counter[str]]:
-    """Count the images of each class in each split, and all images of a split under an empty name.
-
-    All counts are 0 if the split is unknown.
-    """
+    """Count the images of each class in each split, and all images of a split under ""."""
     found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
-    if (manifest := run_manifest(run)) is None:
-        return found
-    for row in manifest.rows:
-        found[row.split].update(manifest.names(row))
-        found[row.split][""] += 1  # no class has an empty name
+    if manifest := run_manifest(run):
+        for row in manifest.rows:
+            found[row.split].update(manifest.names(row))
+            found[row.split][""] += 1  # no class has an empty name
     return found
 
 

@@ -142,12 +142,7 @@ def format_options(names: Iterable[str]) -> str:
 
 
 def _check_push(plan: ExportPlan) -> None:
-    """Check the upload options before the export begins.
-
-    Raises:
-        UsageError: An option is invalid or incompatible with another one, HF_HUB_OFFLINE is set, or
-            there is no hub token.
-    """
+    """Check the upload options before the export begins."""
     repo = plan.repo
     if not repo:
         if plan.private or plan.revision or plan.dry_run or plan.image_licence or plan.image_credit:
@@ -185,19 +180,13 @@ def _check_push(plan: ExportPlan) -> None:
 
 
 def _check_image_licence(plan: ExportPlan) -> None:
-    """Check that the licence of the images permits publishing them, and that credit is given.
-
-    Raises:
-        UsageError: The licence is unknown or does not permit this, or the credit is missing.
-    """
+    """Check that the licence of the images permits publishing them, and that credit is given."""
     licence, credit = plan.image_licence, plan.image_credit
-    if not licence and not credit:
-        return
-    if licence not in _FREE_IMAGE_LICENCES + _CREDITED_IMAGE_LICENCES:
+    known = _FREE_IMAGE_LICENCES + _CREDITED_IMAGE_LICENCES
+    if (licence or credit) and licence not in known:
         raise UsageError(
             f"--image-licence {licence!r} is not known to permit publishing images",
-            fix=f"use {', '.join(_FREE_IMAGE_LICENCES + _CREDITED_IMAGE_LICENCES)}, or remove "
-            "--image-licence to publish no images",
+            fix=f"use {', '.join(known)}, or remove --image-licence to publish no images",
         )
     if licence in _CREDITED_IMAGE_LICENCES and not credit:
         raise UsageError(

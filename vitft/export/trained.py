@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +50,7 @@ class TrainedRun:
 
     @cached_property
     def measured(self) -> RunResults | None:
-        """Contents of the run's eval.json, measured with the run's head; None if there are none.
-
-        Raises:
-            RunError: The file is damaged.
-        """
+        """Contents of the run's eval.json, measured with the run's head; None if there are none."""
         return read_results(self.run / "eval.json")
 
     @property
@@ -108,9 +103,6 @@ def _with_results(card: Card, run: Path) -> Card:
     They are those of the exported head: if it reads fewer blocks than the run's head, only its
     accuracy on the validation images is known. A folder without results, such as an export that is
     exported again, keeps the numbers of its card.
-
-    Raises:
-        RunError: The file eval.json is damaged.
     """
     found = read_results(run / "eval.json")
     results = run_results(run, found, card.run)
@@ -139,10 +131,7 @@ def _with_results(card: Card, run: Path) -> Card:
 
 
 def _last_block_accuracy(card: Card, found: RunResults | None) -> float | None:
-    """Return the accuracy of an exported head that reads fewer blocks than the head of the run.
-
-    The result is None if the exported head is the run's head, with which all results were measured.
-    """
+    """Return the accuracy of an exported head that reads fewer blocks than the run's head."""
     shape, choice = card.architecture, found.get("head") if found else None
     if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
         return None
@@ -150,11 +139,7 @@ def _last_block_accuracy(card: Card, found: RunResults | None) -> float | None:
 
 
 def last_block_reason(run: Path) -> str:
-    """Return why an exported head reads fewer blocks than the head of a run, and what that costs.
-
-    Raises:
-        RunError: The file eval.json is damaged.
-    """
+    """Return why an exported head reads fewer blocks than the head of a run, and what it costs."""
     results = read_results(run / "eval.json")
     head = results.get("head") if results else None
     if not results or not head:
@@ -179,36 +164,31 @@ def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage
     Raises:
         RunError: The run's config.toml or split.csv is damaged.
     """
-    found = islice(unchanged_images(trained.run, trained.card, count), count)
-    first = next(found, None)
-    if first is None:
-        random = np.random.default_rng(0)
-        height, width = trained.card.transform.image_size
-        for i in range(_NUM_NOISE_IMAGES):  # of different heights, at least as large as the input
-            pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
-            yield LabelledImage(Image.fromarray(pixels), -1)
-        return
-    yield first
-    yield from found
+    is_empty = True
+    for sample in unchanged_images(trained, count):
+        is_empty = False
+        yield sample
+    random = np.random.default_rng(0)
+    height, width = trained.card.transform.image_size
+    # Noise images have different heights and are at least as large as the input.
+    for i in range(_NUM_NOISE_IMAGES if is_empty else 0):
+        pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
+        yield LabelledImage(Image.fromarray(pixels), -1)
 
 
 def num_comparison_images(trained: TrainedRun, count: int) -> int:
-    """Return the number of images that `comparison_images` yields unless files have changed.
-
-    Raises:
-        RunError: The run's config.toml or split.csv is damaged.
-    """
+    """Return the number of images that `comparison_images` yields unless files have changed."""
     manifest = run_manifest(trained.run)
     return _NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
 
 
-def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImage]:
+def unchanged_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
     """Sample `count` evenly spaced validation images, and yield those unchanged since the run.
 
     Raises:
         RunError: The run's config.toml or split.csv is damaged.
     """
-    manifest = run_manifest(run)
+    manifest, grey_range = run_manifest(trained.run), trained.card.transform.grey_range
     if manifest is None:
         return
     rows = evenly_spaced(manifest.val, count)
@@ -217,7 +197,7 @@ def unchanged_images(run: Path, card: Card, count: int) -> Iterator[LabelledImag
         path = manifest.locate(row)
         with contextlib.suppress(ImageError):
             if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
-                image = open_image(path, grey_range=card.transform.grey_range)
+                image = open_image(path, grey_range=grey_range)
                 yield LabelledImage(image, target, (row.group or row.sha256) * has_groups)
 
 

@@ -12,7 +12,6 @@ import json
 import re
 import runpy
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -168,8 +167,7 @@ _EQUALITY = (
 class PreprocessingFormat(ExportFormat):
     """The files preprocessing.json, preprocess.py, preprocess.mjs, preprocess.cpp and test vectors.
 
-    The folder contains no model. For the comparison with the run, the Python program prepares
-    the images, and the run's own model computes the logits.
+    For the comparison, the Python program prepares the images for the run's own model.
     """
 
     trained: TrainedRun
@@ -185,16 +183,41 @@ class PreprocessingFormat(ExportFormat):
         vectors = _draw_vectors(transform)
         with writing(folder):
             (folder / _VECTORS).mkdir()
-        digests = [write_vector(folder / _VECTORS, transform, vector) for vector in vectors]
-        write_json(folder / SPECIFICATION_FILE, specification(transform, vectors, digests))
-        for suffix, constants in _CONSTANT_WRITERS.items():
+            shutil.copyfile(resource("LICENSE"), folder / "LICENSE")
+        images = [
+            {
+                "file": vector.file,
+                "about": vector.about,
+                "sha256": write_vector(folder / _VECTORS, transform, vector),
+            }
+            for vector in vectors
+        ]
+        text = program(
+            "specification",
+            transform=transform,
+            made_by=f"vitft {version('vitft')}, Pillow {PIL.__version__}",
+            max_aspect=MAX_ASPECT,
+            max_pixels=MAX_RESIZED_PIXELS,
+            equality=_EQUALITY,
+            folder=_VECTORS,
+            images=images,
+        )
+        write_json(folder / SPECIFICATION_FILE, json.loads(text))
+        for suffix in (".py", ".mjs", ".cpp"):
             text = (_PROGRAMS / f"{_PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
             before, _, after = _CONSTANTS.split(text)
-            filled = before + constants(constants_of(transform)) + after
-            write_atomically(folder / f"{_PROGRAM_NAME}{suffix}", filled)
-        with writing(folder):
-            shutil.copyfile(resource("LICENSE"), folder / "LICENSE")
-        write_atomically(folder / "README.md", _readme(transform, vectors))
+            values = constants_of(transform).items()
+            filled = "".join(_constant_line(suffix, name, value) for name, value in values)
+            write_atomically(folder / f"{_PROGRAM_NAME}{suffix}", before + filled + after)
+        text = program(
+            "preprocessing_readme",
+            file=SPECIFICATION_FILE,
+            transform=transform,
+            folder=_VECTORS,
+            vectors=vectors,
+            equality=_EQUALITY,
+        )
+        write_atomically(folder / "README.md", text)
 
     def open(self, folder: Path) -> OpenedModel:
         program = runpy.run_path(str(folder / f"{_PROGRAM_NAME}.py"))
@@ -219,10 +242,7 @@ class PreprocessingFormat(ExportFormat):
 
 
 def write_vector(folder: Path, transform: EvalTransform, vector: Vector) -> dict[str, str]:
-    """Write the input and the expected output of a vector, and return the digests of its files.
-
-    The output is computed by vitft's own decoder and transform from the bytes of the image file.
-    """
+    """Write a vector, with the output of vitft's own transform, and return its files' digests."""
     image = read_image(vector.content, vector.file, grey_range=transform.grey_range)
     stem = Path(vector.file).stem
     contents = {
@@ -251,67 +271,16 @@ def constants_of(transform: EvalTransform) -> dict[str, Any]:
     }
 
 
-def _python_constants(values: Mapping[str, Any]) -> str:
-    """Return the constants as Python code."""
-    return "".join(f"{name} = {value!r}\n" for name, value in values.items())
-
-
-def _javascript_constants(values: Mapping[str, Any]) -> str:
-    """Return the constants as JavaScript code."""
-    return "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
-
-
-def _cpp_constants(values: Mapping[str, Any]) -> str:
-    """Return the constants as C++ code."""
-    lines = []
-    for name, value in values.items():
-        kind = {bool: "constexpr bool", int: "constexpr int", float: "constexpr double"}
-        if isinstance(value, tuple):
-            numbers = ", ".join(repr(float(each)) for each in value)
-            lines.append(f"const std::vector<double> {name} = {{{numbers}}};\n")
-        elif isinstance(value, str):
-            lines.append(f'const std::string {name} = "{value}";\n')
-        else:
-            lines.append(f"{kind[type(value)]} {name} = {json.dumps(value)};\n")
-    return "".join(lines)
-
-
-_CONSTANT_WRITERS = {
-    ".py": _python_constants,
-    ".mjs": _javascript_constants,
-    ".cpp": _cpp_constants,
-}
-"""Mapping from the suffix of a program to the function that returns its constants."""
-
-
-def specification(
-    transform: EvalTransform, vectors: Sequence[Vector], digests: Sequence[Mapping[str, str]]
-) -> dict[str, Any]:
-    """Return the content of preprocessing.json."""
-    images = [
-        {"file": vector.file, "about": vector.about, "sha256": dict(found)}
-        for vector, found in zip(vectors, digests, strict=True)
-    ]
-    text = program(
-        "specification",
-        transform=transform,
-        made_by=f"vitft {version('vitft')}, Pillow {PIL.__version__}",
-        max_aspect=MAX_ASPECT,
-        max_pixels=MAX_RESIZED_PIXELS,
-        equality=_EQUALITY,
-        folder=_VECTORS,
-        images=images,
-    )
-    return dict(json.loads(text))
-
-
-def _readme(transform: EvalTransform, vectors: Sequence[Vector]) -> str:
-    """Return the text of README.md."""
-    return program(
-        "preprocessing_readme",
-        file=SPECIFICATION_FILE,
-        transform=transform,
-        folder=_VECTORS,
-        vectors=vectors,
-        equality=_EQUALITY,
-    )
+def _constant_line(suffix: str, name: str, value: Any) -> str:  # noqa: ANN401 - any constant
+    """Return a constant as a line of Python, JavaScript or C++, depending on the suffix."""
+    if suffix == ".py":
+        return f"{name} = {value!r}\n"
+    if suffix == ".mjs":
+        return f"const {name} = {json.dumps(value)};\n"
+    if isinstance(value, tuple):
+        numbers = ", ".join(repr(float(each)) for each in value)
+        return f"const std::vector<double> {name} = {{{numbers}}};\n"
+    if isinstance(value, str):
+        return f'const std::string {name} = "{value}";\n'
+    kind = {int: "int", float: "double"}[type(value)]
+    return f"constexpr {kind} {name} = {json.dumps(value)};\n"

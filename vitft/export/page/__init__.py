@@ -38,7 +38,11 @@ def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
         "script": script,
         "meta": json.dumps(meta, allow_nan=False).replace("<", "\\u003c"),  # cannot end the block
         "engine": engine(),
-        "weights": "\n".join(weight_elements(data)),
+        "weights": "\n".join(
+            '<script class="weights" type="application/octet-stream">'
+            f"{base64.b64encode(data[i : i + PART_BYTES]).decode()}</script>"
+            for i in range(0, len(data), PART_BYTES)
+        ),
     }
     return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], read_asset(PAGE_FOLDER, "page.html"))
 
@@ -46,15 +50,6 @@ def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
 def engine() -> str:
     """Return the script of the worker."""
     return "".join(read_asset(PAGE_FOLDER, name) for name in ENGINE)
-
-
-def weight_elements(data: bytes) -> list[str]:
-    """Return the weights as script elements with base64 text."""
-    return [
-        '<script class="weights" type="application/octet-stream">'
-        f"{base64.b64encode(data[i : i + PART_BYTES]).decode()}</script>"
-        for i in range(0, len(data), PART_BYTES)
-    ]
 
 
 def read_page(page: str) -> tuple[dict[str, Any], bytes]:
