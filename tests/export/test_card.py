@@ -16,6 +16,13 @@ from vitft.export import ExportComparison, ExportPlan, load_trained, markdown_te
 from vitft.metrics import RunResults, read_results
 from vitft.models import Provenance
 
+HUB_WEIGHTS: Provenance = {
+    "name": "<script>alert(1)</script>",
+    "source": "google/vit-base/model.safetensors",
+    "revision": "c0ffee",
+    "licence": 'x"\n---\n- evil: yes',
+}
+
 
 def compared(**fields: Any) -> ExportComparison:
     usual: dict[str, Any] = {"name": "timm", "by": "timm 1.2", "images": 6, "difference": 1e-7}
@@ -33,13 +40,7 @@ def header(folder: Path) -> dict[str, Any]:
 
 
 def test_hostile_names_stay_text_in_the_model_card(tmp_path: Path) -> None:
-    hub_weights: Provenance = {
-        "name": "<script>alert(1)</script>",
-        "source": "google/vit-base/model.safetensors",
-        "revision": "c0ffee",
-        "licence": 'x"\n---\n- evil: yes',
-    }
-    kept = make_run(tmp_path, classes=HOSTILE, weights=hub_weights)
+    kept = make_run(tmp_path, classes=HOSTILE, weights=HUB_WEIGHTS)
 
     write_readme(load_trained(str(kept)), tmp_path, compared(), plan(repo="me/flowers"))
 
@@ -132,19 +133,13 @@ def results_of_run(run: Path, **changed: Any) -> RunResults:
 
 
 def test_the_hub_library_reads_the_metadata_without_complaint(tmp_path: Path) -> None:
-    weights: Any = {
-        "name": "vit",
-        "source": "google/vit-base/model.safetensors",
-        "revision": "c0ffee",
-        "licence": 'x"\n---\n- evil: yes',
-    }
-    run = make_run(tmp_path, classes=HOSTILE, weights=weights)
+    run = make_run(tmp_path, classes=HOSTILE, weights=HUB_WEIGHTS)
     results_of_run(run, top5=0.9, top5_interval=(0.7, 0.95))
 
     card: Any = ModelCard(page(run, tmp_path))  # raises an error for invalid evaluation results
 
     assert card.data.license == "other"
-    assert card.data.license_name == weights["licence"]
+    assert card.data.license_name == HUB_WEIGHTS["licence"]
     assert (card.data.base_model, card.data.base_model_relation) == ("google/vit-base", "finetune")
     assert card.data.model_name == "me/flowers"
     found = {one.metric_type: (one.metric_value, one.metric_name) for one in card.data.eval_results}

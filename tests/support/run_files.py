@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from safetensors.numpy import save
 
 from vitft.config import config_from_table, to_toml
 from vitft.data import EvalTransform, Manifest, Row, write_class_indices
-from vitft.metrics import wilson_interval
+from vitft.metrics import classification_metrics
 from vitft.models import Card, ViTConfig
 from vitft.predict import read_split, thumb_name
 from vitft.system import RunDir
@@ -126,36 +127,9 @@ EPOCHS = [
 
 def figures(logits: Any, truth: Any, classes: Sequence[str]) -> dict[str, Any]:
     """What evaluate writes, of the parts that pages read."""
-    guess = logits.argmax(axis=1)
-    per_class = {}
-    for i, name in enumerate(classes):
-        mine, named = truth == i, guess == i
-        right, images, of = int((mine & named).sum()), int(mine.sum()), int(named.sum())
-        per_class[name] = {
-            "images": images,
-            "recall": right / images if images else None,
-            "recall_interval": wilson_interval(right, images),
-            "precision": right / of if of else None,
-            "precision_interval": wilson_interval(right, of) if of else None,
-            "f1": 0.5,
-            "f1_interval": [0.2, 0.8],
-        }
-    confusion = np.zeros((len(classes), len(classes)), int)
-    np.add.at(confusion, (truth, guess), 1)
-    right, top1 = int((guess == truth).sum()), float((guess == truth).mean())
     return {
-        "images": len(truth),
-        "top1": top1,
-        "top1_interval": wilson_interval(right, len(truth)),
-        "top5": None,
-        "top5_interval": None,
-        "confusion": confusion.tolist(),
-        "balanced": top1,
-        "balanced_interval": wilson_interval(right, len(truth)),
-        "majority": 1 / len(classes),
-        "loss": 0.5,
+        **classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), classes),
         "loss_interval": [0.4, 0.6],
-        "per_class": per_class,
         "l2": 0.1,
         "best_epoch": 1,
         "epochs": 1,
