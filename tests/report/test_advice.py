@@ -3,10 +3,8 @@
 import math
 from dataclasses import replace
 
+from vitft.messages import compared_with_accuracy
 from vitft.metrics import ClassEstimate, wilson_interval
-from vitft.report import (
-    compared_with_accuracy,
-)
 
 # weak classes ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from vitft.cli import output
 from vitft.cli.parser import Parser, add_shared, add_threshold_options
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
-from vitft.messages.evaluation import (
+from vitft.messages.results import (
     CLASS_METRICS,
     class_table,
     evaluation_details,

@@ -5,8 +5,8 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.data.fixes import settled_paths
-from vitft.messages.finetune import detail_lines, result_rows
 from vitft.messages.results import chance_remedy
+from vitft.messages.training import detail_lines, result_rows
 from vitft.metrics.results import AuditResults, RunResults
 from vitft.predict.run_info import run_results
 from vitft.predict.validation import (

@@ -1,6 +1,7 @@
 """Public names of `vitft.messages`, imported on first use."""
 
-from .evaluation import class_table as class_table
+from .pages import compared_with_accuracy as compared_with_accuracy
+from .results import class_table as class_table
 from .results import accuracy_text as accuracy_text
 from .results import baseline_text as baseline_text
 from .results import chance_clause as chance_clause
@@ -8,7 +9,6 @@ from .results import chance_remedy as chance_remedy
 from .results import difference_text as difference_text
 from .results import distinguishes as distinguishes
 from .results import estimate_text as estimate_text
-from .results import growth_text as growth_text
 from .results import headline_text as headline_text
 from .results import how_measured as how_measured
 from .results import measured_on as measured_on

@@ -1,9 +1,9 @@
 """Sentences about compared runs, which are named by letters, A first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_uppercase
 
-from vitft.messages.results import chance_clause, estimate_text
+from vitft.messages.results import EXACT_LABELS, chance_clause, estimate_text
 from vitft.metrics.results import Interval
 from vitft.metrics.summary import Results
 from vitft.system.text import count, listing, p_equation, percent, points
@@ -149,7 +149,7 @@ def result_notes(
             text = estimate_text(test).removesuffix(", evaluated once")
             notes.append(f"The test images of {letter} are not compared: {text}.")
     if any(run.exact for run in runs):
-        notes.append("An image counts as correct only if exactly its labels are predicted.")
+        notes.append(EXACT_LABELS)
         exact = [(letter, run.exact) for letter, run in labelled if run.exact]
         each = listing(f"{letter} has {percent(one.value)}" for letter, one in exact)
         if fitted:
@@ -167,3 +167,72 @@ def result_notes(
         for letter, run in labelled
         if (clause := chance_clause(run))
     ]
+
+
+# sentences about the accuracies of a study --------------------------------------------------------
+
+HEAD_NOTE = (
+    "every head reads the last block only; the head of vitft finetune may read several blocks and "
+    "then be more accurate, above all on pictures unlike photos"
+)
+"""What a user must know before comparing the accuracies with those of runs."""
+
+
+def study_heading(seeds: int, images: str, majority: float, *, has_tests: bool) -> str:
+    """Return a description of the accuracies, the test images and the baseline.
+
+    Args:
+        seeds: Number of seeds.
+        images: The test images as text, e.g. `40 test images`.
+        majority: Accuracy of always predicting the largest class.
+        has_tests: Whether the folder has its own validation or test set.
+    """
+    origin = "the folder's validation or test set" if has_tests else "all images that train no head"
+    return (
+        f"accuracy in % by number of training images per class, {_mean_of(seeds)}, with 95% "
+        f"intervals; {images} ({origin}); baseline (largest class): {percent(majority)}"
+    )
+
+
+def figure_heading(seeds: int, test_images: int) -> str:
+    """Return the line below the title of the figure."""
+    images = count(test_images, "test image")
+    return f"{_mean_of(seeds)}; bands: 95% intervals; {images}"
+
+
+def _mean_of(seeds: int) -> str:
+    """Return `1 seed` or, for 3 seeds, `mean of 3 seeds`."""
+    return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
+
+
+def known_images_note(name: str, trained: int, images: int) -> str:
+    """Return the note on a source whose backbone was trained on some of the images."""
+    return (
+        f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
+        "here tell nothing about new images"
+    )
+
+
+def lead_sentences(
+    first: str, leads: Mapping[str, Sequence[tuple[float, Interval]]], shots: Sequence[int]
+) -> Iterator[str]:
+    """Yield lines that compare the first source with every other one.
+
+    For each comparison, one line states the difference at the largest number of shots. Further
+    lines list the numbers of shots at which the other curve is significantly better, and the
+    numbers of shots at which the difference is not significant.
+    """
+    per_class = count(shots[-1], "image per class", "images per class")
+    for name, differences in leads.items():
+        mean, (low, high) = differences[-1]
+        yield (
+            f"{first} compared with {name} at {per_class}: {100 * mean:+.1f} points "
+            f"(95% CI {100 * low:+.1f} to {100 * high:+.1f})"
+        )
+        pairs = list(zip(shots, differences, strict=True))
+        behind = [str(s) for s, (_, (_, top)) in pairs if top < 0]
+        unclear = [str(s) for s, (_, (bottom, top)) in pairs if bottom <= 0 <= top]
+        if behind:
+            yield f"  images per class at which {name} is significantly better: {', '.join(behind)}"
+        if unclear:
+            yield f"  images per class without a significant difference: {', '.join(unclear)}"

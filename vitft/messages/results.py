@@ -1,16 +1,40 @@
-"""Sentences about the numbers of a run (`metrics.Results`)."""
+"""Sentences about the numbers of a run (`metrics.Results`), an evaluation or an export."""
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
-from vitft.metrics.results import Interval
-from vitft.metrics.summary import AtChance, ClassEstimate, Estimate, Results
-from vitft.system.text import count, days_and_hours, interval, percent, scored_images
+from vitft.metrics.results import Interval, RunResults, mostly_taken_for
+from vitft.metrics.summary import ClassEstimate, Estimate, Results
+from vitft.system.text import (
+    count,
+    days_and_hours,
+    interval,
+    is_measurable,
+    is_scaled,
+    not_calibrated,
+    percent,
+    percent_or_bound,
+    scored_images,
+)
 
 WIDE = 0.05
 """Length of an interval from which a value has no decimals where space is scarce."""
+EXACT_LABELS = "An image counts as correct only if exactly its labels are predicted."
+Rows = list[tuple[str, str]]
+"""Labels and the texts beside them; an empty label continues the row before."""
+
+
+def sentence(text: str) -> str:
+    """Return a clause as a sentence, with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def within(bounds: Interval | None, digits: int = 1) -> str:
+    """Return e.g. ` (95% CI 92.9 to 95.5%)`, which can follow a value, or "" without bounds."""
+    return f" (95% CI {interval(bounds, digits)})" if bounds else ""
 
 
 def measured_on(one: Estimate) -> str:
@@ -21,8 +45,7 @@ def measured_on(one: Estimate) -> str:
 
 def estimate_text(one: Estimate) -> str:
     """Return e.g. `accuracy 94.3% (95% CI 92.9 to 95.5%), cross-validated on 1,200 images`."""
-    within = f" (95% CI {interval(one.interval)})" if one.interval else ""
-    return f"{one.measure} {percent(one.value)}{within}{how_measured(one)}"
+    return f"{one.measure} {percent(one.value)}{within(one.interval)}{how_measured(one)}"
 
 
 def how_measured(one: Estimate) -> str:
@@ -47,22 +70,14 @@ def headline_text(results: Results) -> str:
     one = results.headline
     if one is None or (clause := chance_clause(results)):
         return f"At chance level: this model {clause}." if one else ""
-    within = f" (95% CI {rough_interval(one)})" if one.interval else ""
-    what = "of new images are classified correctly" if not results.exact else one.measure
-    text = f"{rough_percent(one)} {what}{within}{how_measured(one)}."
+    bounds = within(one.interval, rough_digits(one))
+    text = f"{rough_percent(one)} {quoted_measure(one)}{bounds}{how_measured(one)}."
     return f"{text} {difference_text(results)}".strip()
 
 
-def growth_text(gain: Interval | None) -> str:
-    """Return e.g. `0.2 to 1.1 points higher (95% CI, extrapolated)`, or "" if unknown.
-
-    This is the accuracy with twice as many images. It is given even if the interval contains 0:
-    otherwise, only gains that seem large by chance would be shown.
-    """
-    if gain is None:
-        return ""
-    low, high = (100 * max(0.0, end) for end in gain)  # more images do no harm
-    return f"{low:.1f} to {high:.1f} points higher (95% CI, extrapolated)"
+def quoted_measure(one: Estimate) -> str:
+    """Return what follows the value of the number to quote."""
+    return "of new images are classified correctly" if one.measure == "accuracy" else one.measure
 
 
 def weak_text(one: ClassEstimate) -> str:
@@ -71,19 +86,31 @@ def weak_text(one: ClassEstimate) -> str:
     if one.kind == "cross-validation":
         on = f"{count(one.images, 'image')} in cross-validation"
     also = f", mostly taken for {one.taken_for}" if one.taken_for else ""
-    within = f" (95% CI {interval(one.interval, 0)})" if one.interval else ""
-    return f"{one.measure} {percent(one.value)}{within} on {on}{also}"
+    return f"{one.measure} {percent(one.value)}{within(one.interval, 0)} on {on}{also}"
+
+
+def weakest_sentence(results: Results, classes: int) -> str:
+    """Return a sentence that names the weakest of the classes, or why there is none, or ""."""
+    one = results.estimate("validation")
+    if one is None or results.at_chance or classes < 2:
+        return ""
+    if results.weakest:
+        kind, worst = "label" if results.exact else "class", results.weakest[0]
+        return f"The weakest {kind} is {worst.name}: {weak_text(worst)}."
+    if results.exact:
+        return "On the validation images, the average precision of each label is 100%."
+    return f"None of the {measured_on(one)} was misclassified, so no class is called the weakest."
+
+
+def rough_digits(one: Estimate) -> int:
+    """Return the number of decimals of a value: none if its interval is wide."""
+    low, high = one.interval or (0.0, 1.0)
+    return int(high - low <= WIDE)
 
 
 def rough_percent(one: Estimate) -> str:
     """Return the value, without decimals if its interval is wide."""
-    low, high = one.interval or (0.0, 1.0)
-    return percent(one.value, 0 if high - low > WIDE else 1)
-
-
-def rough_interval(one: Estimate) -> str:
-    """Return the interval with as many decimals as `rough_percent`."""
-    return interval(one.interval, int("." in rough_percent(one)))
+    return percent(one.value, rough_digits(one))
 
 
 def chance_clause(results: Results) -> str:
@@ -130,15 +157,18 @@ def accuracy_text(results: Results) -> str:
     """Return all estimates as sentences, with the baseline, or "" if nothing was measured."""
     if not (one := results.headline):
         return ""
-    sentences = [f"{text[0].upper()}{text[1:]}." for text in map(estimate_text, results.estimates)]
+    sentences = [sentence(text) for text in map(estimate_text, results.estimates)]
     if text := baseline_text(one):
-        sentences.append(f"{text[0].upper()}{text[1:]}.")
+        sentences.append(sentence(text))
     if results.selected_on_validation:
-        sentences.append(
-            "The epoch was selected on the validation images, so their result is slightly "
-            "optimistic."
-        )
+        sentences.append(selection_note("the epoch"))
     return " ".join(filter(None, [*sentences, difference_text(results)]))
+
+
+def selection_note(epoch: str) -> str:
+    """Return that the result of the images that selected the epoch is optimistic."""
+    text = "was selected on the validation images, so their result is slightly optimistic"
+    return sentence(f"{epoch} {text}")
 
 
 def distinguishes(model: str, classes: str, clause: str) -> str:
@@ -200,6 +230,55 @@ def using(results: Results, place: str, file_time: float) -> str:
     return text
 
 
+def metric_rows(
+    results: Results, found: RunResults
+) -> list[tuple[str, float, Interval | None, str]]:
+    """Return the name, the value, the interval and the meaning of each metric of a run."""
+    rows: list[tuple[str, float, Interval | None, str]] = [
+        (
+            f"{'test ' * (one.kind == 'test')}{one.measure}",
+            one.value,
+            one.interval,
+            how_measured(one).lstrip(", "),
+        )
+        for one in results.estimates
+    ]
+    name, meaning = "balanced accuracy", "mean recall of all classes"
+    if labels := found.get("labels"):
+        ends = labels["macro_f1_interval"]
+        rows.append(("mean F1", labels["macro_f1"], ends, "mean over the labels"))
+        name, meaning = "mean recall", "mean over the labels that occur"
+    elif (more := found.get("cross_validation")) and not results.estimate("cross-validation"):
+        head = "cross-validated accuracy of the head alone, before further training"
+        text = f"on {scored_images(more)}, each predicted by a head that was not trained on it"
+        rows.append((head, more["top1"], more["top1_interval"], text))
+    rows.append((name, found["balanced"], found["balanced_interval"], meaning))
+    if (calibration := found["calibration"]) and not not_calibrated(found):
+        ends, meaning = (
+            calibration["ece_interval"],
+            "mean difference between confidence and accuracy",
+        )
+        rows.append(("calibration error", calibration["ece"], ends, meaning))
+    return rows
+
+
+def calibration_text(found: Mapping[str, Any]) -> str:
+    """Return the calibration error in eval.json; one too small to be measured has no interval."""
+    if doubt := not_calibrated(found):
+        return doubt
+    calibration = found["calibration"]
+    bounds, before = calibration["ece_interval"], calibration["ece_before"]
+    error = f"calibration error {percent_or_bound(calibration['ece'], bounds)}"
+    if not is_measurable(calibration["ece"]):
+        return f"{error} (too small to be measured on these images)"
+    if before is None or not is_scaled(calibration["temperature"]):
+        return error + within(bounds)
+    shown = f"{percent(before)} before calibration"
+    if bounds[0] <= before < calibration["ece"]:
+        shown = "not measurably different before calibration"
+    return f"{error}{within(bounds)}, {shown}"
+
+
 def run_details(results: Results) -> str:
     """Return the name of a run and all its estimates, e.g. for `-v`."""
     return "; ".join([f"run {results.name}", *map(estimate_text, results.estimates)])
@@ -207,8 +286,8 @@ def run_details(results: Results) -> str:
 
 def accuracy_without_copies(value: float, bounds: Interval, images: str) -> str:
     """Return the accuracy on validation images that have no copies among the training images."""
-    where = f"{images} without copies among the training images"
-    return f"{percent(value)} (95% CI {interval(bounds)}) on the {where}"
+    on = f"on the {images} without copies among the training images"
+    return f"{percent(value)}{within(bounds)} {on}"
 
 
 def threshold_text(
@@ -226,62 +305,9 @@ def threshold_text(
     """
     also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
     return (
-        f"threshold {percent(value)}: precision {percent(precision)} "
-        f"(95% CI {interval(bounds)}) on {covered:,} of {images}{also}"
+        f"threshold {percent(value)}: precision {percent(precision)}{within(bounds)} on "
+        f"{covered:,} of {images}{also}"
     )
-
-
-# sentences that advise on an accuracy: whether to trust it, and what would raise it ---------------
-
-COPIES_WARNING = "Duplicates across training and validation can make the accuracy too high. "
-TEST_COPIES_WARNING = "Near-duplicates of test images can make the test accuracy too high. "
-
-
-def chance_reason(results: Results, found: AtChance) -> str:
-    """Return why a model must not be used yet."""
-    bounds, guessing = interval(found.interval), percent(found.guessing)
-    if results.exact:
-        return (
-            f"The 95% CI of its mean average precision ({bounds}) is not entirely above "
-            f"{guessing}, the value for random scores."
-        )
-    clause = f"It {chance_clause(results)}. " * bool(found.predicts)
-    where = " in cross-validation" if found.kind == "cross-validation" else ""
-    return (
-        f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
-        f"{guessing}, that of guessing."
-    )
-
-
-def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
-    """Return why and how to remove duplicates across training and validation.
-
-    Args:
-        groups: Number of groups of duplicates.
-        without: Accuracy without them as text; empty if unknown.
-        own_split: Whether the split is that of the data.
-    """
-    remedy = "the option --group-duplicates keeps each group on one side of the split."
-    if own_split:
-        remedy = (
-            "the split is that of your data: drop the copies on one side, or correct the split."
-        )
-    known = f" It is {without}." if without else ""
-    return (
-        f"{count(groups, 'group')} of identical or nearly identical images "
-        f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
-        f"accuracy may be too high.{known} vitft check lists them, and {remedy}"
-    )
-
-
-def growth_advice(gain: str) -> str:
-    """Return what twice as many images would bring, given the result of `growth_text`."""
-    return f"With twice as many images, the accuracy would be {gain}."
-
-
-def more_validation_images(needed: int) -> str:
-    """Return how many validation images a usual precision needs."""
-    return f"To measure the accuracy to within ±4 points, use about {needed:,} validation images."
 
 
 # sentences about the accuracy of exported models --------------------------------------------------
@@ -293,7 +319,7 @@ def export_accuracy(
     """Return a clause about the accuracy of an export on images, given that of the original."""
     measure = "the fraction of images with all labels right" if several_labels else "the accuracy"
     return (
-        f"{measure} is {percent(after)} (95% CI {interval(bounds)}) on {images}, compared with "
+        f"{measure} is {percent(after)}{within(bounds)} on {images}, compared with "
         f"{percent(before)} for the original"
     )
 
@@ -317,8 +343,100 @@ def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
     )
 
 
+def last_block_note(blocks: int, accuracy: float) -> str:
+    """Return the validation accuracy of a head on the last block beside one that reads more."""
+    return (
+        f"The head reads the last {blocks} blocks. A head that reads only the last block, as in "
+        f"exports for timm and transformers, classifies {percent(accuracy)} of the validation "
+        "images correctly."
+    )
+
+
 def few_images_accuracy(images: int, accuracies: Sequence[float]) -> str:
     """Return the accuracy on few images, and that with 8-bit weights if it differs."""
     own, other = map(percent, accuracies)
     also = f", and {other} with 8 bits" * (own != other)
     return f"(on only {count(images, 'validation image')}, the model's accuracy is {own}{also})"
+
+
+# what `vitft evaluate` shows: labelled rows, the details of -v, and a table of the classes --------
+
+_MOST_LISTED = 30
+"""Maximum number of classes in the table."""
+CLASS_METRICS = ("recall", "precision", "f1")
+_BOUNDS = "95% CI"
+
+
+def evaluation_rows(found: Mapping[str, Any]) -> Rows:
+    """Return the accuracy of an evaluation, given the contents of its eval.json."""
+    on, labels = f"on {scored_images(found)}", found.get("labels")
+    if labels:
+        rows = [("Mean AP", f"{_with_interval(labels, 'map')} {on}")]
+        rows.append(("", f"all labels are right for {percent(found['top1'])} of them"))
+    else:
+        rows = [("Accuracy", f"{_with_interval(found, 'top1')} {on}")]
+        if len({row["images"] for row in found["per_class"].values() if row["images"]}) > 1:
+            rows.append(("Balanced", f"{_with_interval(found, 'balanced')}, mean of the recalls"))
+    if kept := found.get("kept"):
+        part = f"{percent(kept['fraction'])} are kept at threshold {percent(kept['threshold'])}"
+        right = f", {_with_interval(kept, 'top1')} of them are right" if kept["images"] else ""
+        rows.append(("Kept", part + right))
+    return rows
+
+
+def evaluation_details(found: Mapping[str, Any]) -> list[str]:
+    """Return the other metrics of an evaluation, one a line."""
+    lines = []
+    if labels := found.get("labels"):
+        lines.append(f"random scores: mean average precision {percent(labels['chance_map'])}")
+        lines.append(f"mean F1 of the labels: {_with_interval(labels, 'macro_f1')}")
+        lines.append(f"F1 over all decisions: {_with_interval(labels, 'micro_f1')}")
+    else:
+        lines.append(f"always predicting the largest class: {percent(found['majority'])}")
+        if found["top5"] is not None:
+            lines.append(f"top-5 accuracy: {_with_interval(found, 'top5')}")
+    bounds = found["loss_interval"]
+    ends = f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
+    lines.append(f"log-loss: {found['loss']:.3f} nats ({ends})")
+    return [*lines, calibration_text(found)]
+
+
+def class_table(
+    found: Mapping[str, Any], *, details: bool
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the headings and rows of a table of the classes that have images.
+
+    If there are more than `_MOST_LISTED`, it has those of the lowest recall. With `details`, each
+    metric has its interval, otherwise each class its most frequent wrong prediction.
+    """
+    occurring = [(name, row) for name, row in found["per_class"].items() if row["images"]]
+    if len(occurring) > _MOST_LISTED:
+        occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:_MOST_LISTED]
+    if details:
+        headings = ("class", "images", "recall", _BOUNDS, "precision", _BOUNDS, "F1", _BOUNDS)
+        rows = [
+            (name, str(row["images"]), *(c for m in CLASS_METRICS for c in _cells(row, m)))
+            for name, row in occurring
+        ]
+        return headings, rows
+    also, others = () if found.get("labels") else ("mostly mistaken for",), mostly_taken_for(found)
+    return ("class", "images", "recall", "precision", "F1", *also), [
+        (
+            name,
+            str(row["images"]),
+            *(_cells(row, metric)[0] for metric in CLASS_METRICS),
+            *([others.get(name, "")] if also else ()),
+        )
+        for name, row in occurring
+    ]
+
+
+def _with_interval(found: Mapping[str, Any], name: str) -> str:
+    """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
+    return percent(found[name]) + within(found[f"{name}_interval"])
+
+
+def _cells(row: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return a metric of a class and its interval, or two empty strings if it is undefined."""
+    value = row[name]
+    return ("", "") if value is None else (percent(value), interval(row[f"{name}_interval"]))

@@ -1,19 +1,38 @@
-"""Sentences about the epochs, the layers and the trials of a run."""
+"""What `vitft finetune` tells of a run: its epochs, layers and trials, and its final screen."""
 
 import math
 from collections.abc import Sequence
 
 from vitft.config.sections import layers_text
+from vitft.messages.results import (
+    WIDE,
+    Rows,
+    baseline_text,
+    calibration_text,
+    chance_clause,
+    difference_text,
+    estimate_text,
+    how_measured,
+    rough_digits,
+    rough_percent,
+    sentence,
+    within,
+)
 from vitft.metrics.results import (
     BudgetResults,
     HeadCandidate,
     RunResults,
     SkippedTrial,
     StartTrial,
-    StartTrials,
     TrialResults,
 )
-from vitft.system.text import count, format_size, listing, percent
+from vitft.metrics.summary import ClassEstimate, Estimate, Results
+from vitft.system.text import (
+    count,
+    format_size,
+    listing,
+    percent,
+)
 
 BEST_RULE = (
     "the lowest loss among the epochs whose accuracy is at most one standard error below the "
@@ -38,11 +57,6 @@ def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
     if not number:
         return "the fitted head"
     return f"epoch {number}{f' of {planned * stages}' if planned else ''}{after}"
-
-
-def start_trials(found: StartTrials) -> list[StartTrial]:
-    """Return the trials of other starts, in the order in which they were run."""
-    return [trial for trial in (found.get("size"), found.get("weights")) if trial]
 
 
 def needed_budget(seconds: float) -> str:
@@ -140,9 +154,133 @@ def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> st
         found = f"cross-validated on the training images: {own}; the last block alone: {other}"
         return f"{reads} ({found})"
     error = chosen.get("cv_gain_error")
-    within = "" if error is None else f"; standard error of the difference {error:.3f}"
+    doubt = "" if error is None else f"; standard error of the difference {error:.3f}"
     return (
         f"{reads}, because its probabilities are better: cross-validated loss "
-        f"{chosen['cv_loss']:.3f}, of the last block alone {last['cv_loss']:.3f}{within} (accuracy "
+        f"{chosen['cv_loss']:.3f}, of the last block alone {last['cv_loss']:.3f}{doubt} (accuracy "
         f"{own} and {other})"
+    )
+
+
+# what `vitft finetune` shows at the end of a run: labelled rows, and the details of -v ------------
+
+
+def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy: str = "") -> Rows:
+    """Return the numbers of a run that everybody needs: one to quote, one beside it, findings.
+
+    Args:
+        results: Numbers of the run.
+        budget: What a run with a time budget tried.
+        remedy: Advice for a model at chance level.
+    """
+    one, clause = results.headline, chance_clause(results)
+    if one is None:
+        return []
+    texts = [f"at chance level: the model {clause}. {sentence(remedy)}"] if clause else []
+    bounds = within(one.interval, rough_digits(one))
+    texts.append(f"{rough_percent(one)}{bounds}{_on(one)}")
+    if results.exact:
+        texts.append(f"all labels are right for {rough_percent(results.exact)} of the images")
+    elif results.supporting:
+        texts.append(f"{rough_percent(results.supporting[0])}{_on(results.supporting[0])}")
+    texts.append(difference_text(results))
+    if results.selected_on_validation and one.kind == "validation":
+        texts.append("slightly optimistic, because the epoch was selected on these images")
+    label = "Mean AP" if results.exact else "Accuracy"
+    rows = [("" if number else label, text) for number, text in enumerate(filter(None, texts))]
+    if budget and budget["chosen"]:
+        rows.append(("Trained", chosen_layers(budget)))
+    if results.weakest and not clause:
+        rows.append(("Weakest", _weakest(results.weakest[0], results)))
+    if results.growth:
+        low, high = (100 * end for end in results.growth)
+        digits = 0 if high - low > 100 * WIDE else 1
+        gain = f"{low:.{digits}f} to {high:.{digits}f} points"
+        rows.append(("More data", f"twice as many would add {gain}"))
+    return rows
+
+
+def detail_lines(results: Results, found: RunResults, layers: str, planned: int) -> list[str]:
+    """Return all that the report has on the accuracy of a run, one fact a line.
+
+    Args:
+        results: Numbers of the run.
+        found: Contents of its eval.json.
+        layers: Trained layers.
+        planned: Number of epochs of each stage.
+    """
+    lines = [estimate_text(one) for one in results.estimates]
+    if results.headline and (text := baseline_text(results.headline)):
+        lines.append(text)
+    if labels := found.get("labels"):
+        ends = within(labels["macro_f1_interval"])
+        lines.append(f"mean F1 of the labels {percent(labels['macro_f1'])}{ends}")
+    if (top1 := found.get("knn_top1")) is not None:
+        lines.append(f"nearest neighbours on the validation images: accuracy {percent(top1)}")
+    if found["selected_on_validation"]:
+        lines.append(f"saved: {selected_epoch(found, layers, planned)}")
+    if (calibration := found["calibration"]) and calibration["temperature"] != 1:
+        lines.append(calibration_text(found))
+    lines += [f"weak: {_weakest(one, results)}" for one in results.weakest[1:]]
+    test = found.get("test")
+    if test and test["left_out"]:
+        lines.append(
+            f"excluded from the test set: {count(test['left_out'], 'image')} identical to a "
+            "training or validation image"
+        )
+    if (own := found.get("cross_validation")) and not results.estimate("cross-validation"):
+        lines.append(f"the head alone, cross-validated: accuracy {percent(own['top1'])}")
+    return [*lines, *budget_lines(found.get("budget"))]
+
+
+def _on(one: Estimate) -> str:
+    """Return on which images a number was measured, to follow it."""
+    return how_measured(one).removesuffix(", evaluated once")
+
+
+def _weakest(one: ClassEstimate, results: Results) -> str:
+    """Return e.g. `tulips: 88% recall, mostly predicted as roses`."""
+    measure = "average precision" if results.exact else "recall"
+    also = f", mostly predicted as {one.taken_for}" if one.taken_for else ""
+    return f"{one.name}: {percent(one.value, 0)} {measure}{also}"
+
+
+def chosen_layers(budget: BudgetResults) -> str:
+    """Return which layers a run with a time budget trained."""
+    if budget["chosen"] == "head":
+        if budget["trials"]:
+            return "only the head, because no trial of more layers was clearly better"
+        if skipped := budget["skipped"]:
+            needed = needed_budget(min(one["seconds_needed"] for one in skipped))
+            return f"only the head, because training more layers needs {needed}"
+        return "only the head, because there are too few images for a trial of more layers"
+    part = describe_interpolation(budget)
+    return (
+        f"{layers_text(budget['chosen'] or 'head')} for {count(budget['epochs'], 'epoch')}"
+        f"{f', {part}' if part else ''}"
+    )
+
+
+def budget_lines(budget: BudgetResults | None) -> list[str]:
+    """Return what a run with a time budget tried, and what it skipped."""
+    if budget is None:
+        return []
+    starts = [trial for trial in (budget.get("size"), budget.get("weights")) if trial]
+    return [
+        *map(describe_start, starts),
+        *map(describe_trial, budget["trials"]),
+        *map(describe_skipped, budget["skipped"]),
+    ]
+
+
+def describe_trial(found: TrialResults) -> str:
+    """Return the layers of a trial, and its results on held-out images beside those of a head."""
+    folds, part = found.get("folds", 1), describe_interpolation(found)
+    again = f", {folds} times, each with other images held out" if folds > 1 else ""
+    return (
+        f"a trial trained {layers_text(found['layers'])} for {count(found['epochs'], 'epoch')} on "
+        f"{found['images']:,} of the training images{again}{f', {part}' if part else ''}: "
+        f"accuracy {percent(found['top1'])} on {count(found['held_out'], 'held-out image')} (head "
+        f"alone: {percent(found['head_top1'])}), mean loss, which decides, {found['loss']:.3f} "
+        f"(head alone: {found['head_loss']:.3f})"
     )

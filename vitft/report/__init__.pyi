@@ -1,6 +1,5 @@
 """Public names of `vitft.report`, imported on first use."""
 
-from .advice import compared_with_accuracy as compared_with_accuracy
 from .chart_sections import epochs_section as epochs_section
 from .comparison import RunComparison as RunComparison
 from .comparison import SharedImage as SharedImage

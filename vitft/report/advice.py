@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vitft.data.fixes import is_leak, paths_settled_by
-from vitft.messages.results import (
+from vitft.messages.pages import (
     chance_reason,
-    chance_remedy,
+    compared_with_accuracy,
     copies_reason,
-    growth_advice,
-    growth_text,
+    growth_sentence,
     more_validation_images,
-    weak_text,
 )
-from vitft.metrics.intervals import binomial_tail, sample_size
-from vitft.metrics.summary import ClassEstimate, own_cross_validation
+from vitft.messages.results import chance_remedy, weak_text
+from vitft.metrics.intervals import sample_size
+from vitft.metrics.summary import own_cross_validation
 from vitft.predict.validation import accuracy_without_copies, mistakes
 from vitft.report.decisions import former_fixes
 from vitft.report.reproduce import command_of, effective_settings
@@ -60,7 +59,6 @@ def advise(run: Run) -> list[_Advice]:
 
 
 def _no_better_than_guessing(run: Run) -> _Advice | None:
-    """Warn if the model may be no better than guessing."""
     found = run.results.at_chance
     if found is None:
         return None
@@ -108,10 +106,10 @@ def _confused_pair(run: Run) -> _Advice | None:
     """Report two classes whose confusion accounts for at least a quarter of all mistakes."""
     wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
-    if len(wrong) < 4 or len(run.classes) < 3 or run.several:
+    if not wrong or len(run.classes) < 3 or run.several:
         return None
     (first, second), times = pairs.most_common(1)[0]
-    if times < 4 or times < len(wrong) / 4:
+    if times < max(4, len(wrong) / 4):
         return None
     return _Advice(
         f"Compare images of {first} and {second}.",
@@ -127,14 +125,13 @@ def _weakest_class(run: Run) -> _Advice | None:
     """
     if advice := _small_classes(run):
         return advice
-    train = _training_images(run)
-    known = [one for one in run.results.weakest if train[one.name]]
+    known = [one for one in run.results.weakest if run.train_counts[one.name]]
     if not known or len(run.classes) < 2:
         return None
     worst, overall = known[0], run.results.estimate(known[0].kind)
     kind, how = "label" if run.several else "class", ""
     if overall and worst.measure == "recall":
-        classes = sum(number > 0 for number in train.values())
+        classes = len(run.train_counts)
         if worst.kind == "validation":
             classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
         how = f" {compared_with_accuracy(worst, overall.value, classes)}"
@@ -142,27 +139,6 @@ def _weakest_class(run: Run) -> _Advice | None:
         f"If you collect more images, start with {worst.name}.",
         f"It is the weakest {kind}: {weak_text(worst)}.{how}",
     )
-
-
-def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) -> str:
-    """Return whether the lowest of the recalls of all classes is more than bad luck, as a sentence.
-
-    With many classes, one of them has a low recall by chance. The exact probability of a recall as
-    low as this at the overall accuracy is therefore multiplied by the number of classes
-    (Bonferroni's correction).
-    """
-    if worst.interval is None or worst.interval[1] >= accuracy:
-        return "Its interval is so wide that this may be due to chance."
-    wrong = worst.images - round(worst.value * worst.images)
-    if classes * binomial_tail(wrong, worst.images, 1 - accuracy) < 0.05:
-        return "This is clearly below the overall accuracy."
-    return f"The lowest of {classes} recalls can be as low as this by chance."
-
-
-def _training_images(run: Run) -> Counter[str]:
-    """Return the number of training images of each class or label."""
-    own = (run.split.names(row) for row in run.rows if row.split == "train")
-    return Counter(name for names in own for name in names)
 
 
 def _small_classes(run: Run) -> _Advice | None:
@@ -193,11 +169,8 @@ def _more_images(run: Run) -> _Advice | None:
     more = own_cross_validation(run.measured)
     if not more or len(more["curve"]) < 3:
         return None
-    if gain := growth_text(run.results.growth):
-        return _Advice(
-            growth_advice(gain),
-            "The learning curve below may level off.",
-        )
+    if gain := growth_sentence(run.results.growth):
+        return _Advice(gain, "The learning curve below may level off.")
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
         return None
     return _Advice(

@@ -6,25 +6,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from vitft.messages.results import growth_text
-from vitft.messages.training import BEST_RULE, selected_epoch
-from vitft.metrics.results import SEVERAL_BLOCKS, LogLine
+from vitft.messages.pages import confidence_text, learning_text, penalty_text
+from vitft.messages.results import sentence
+from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch
+from vitft.metrics.results import LogLine
 from vitft.report import charts
 from vitft.report.charts import HEIGHT, WIDTH
 from vitft.report.html import LIGHT
 from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder
-from vitft.system.text import (
-    count,
-    interval,
-    is_measurable,
-    is_scaled,
-    not_calibrated,
-    percent,
-    points,
-    scored_images,
-)
+from vitft.system.text import count, interval, percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +42,7 @@ def epochs_section(run: Run) -> _ChartSection | None:
     top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
     parts = ("training", "validation")
     text = f"The run trained for {count(len(log), 'epoch')}."
-    stages = [s for s in str(run.setting("train", "layers") or "").split(",") if s != "head"]
+    stages = [stage for stage in run.layers.split(",") if stage != "head"]
     planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
     is_finished = run.environment.get("status") == "finished"
     if is_finished and run.setting("optim", "patience") and len(log) < planned:
@@ -58,11 +50,16 @@ def epochs_section(run: Run) -> _ChartSection | None:
         text = f"The run stopped early, after {len(log)} of {planned} epochs: no improvement in "
         text += f"{patience}."
     if run.measured.get("best_epoch"):
-        layers = str(run.setting("train", "layers") or "")
-        text += f" The saved weights come from {selected_epoch(run.measured, layers)}"
+        text += f" The saved weights come from {selected_epoch(run.measured, run.layers)}"
         how = f", the best on the validation images: {BEST_RULE}"
         text += f"{how if run.measured.get('selected_on_validation') else ''}."
-        text += _remeasured(run, log, layers)
+        precision = str(run.environment.get("precision", "fp32"))
+        index = run.measured["best_epoch"] - 1 - run.layers.startswith("head,")
+        is_measured_again = precision != "fp32" and "seconds" in run.measured and not run.several
+        if is_measured_again and 0 <= index < len(log):
+            final, during = run.measured["top1"], log[index]["val_top1"]
+            if again := confirmed_in_float32(final, during, precision):
+                text += f" {sentence(again)}"
     return _ChartSection(
         title="Training curves",
         text=text,
@@ -93,24 +90,9 @@ def penalty_section(run: Run) -> _ChartSection | None:
         return None
     best, label = run.measured.get("l2", 0.0), "Cross-validated accuracy by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
-    chosen = f"the L2 penalty with the highest accuracy, and of equals the lowest loss: {best:g}"
-    if run.several:
-        chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
-    scores = "These scores are those of quick fits before calibration"
-    if run.measured.get("head"):
-        scores += (
-            "; those by which the blocks of the head are chosen are of complete fits after "
-            "calibration, so they differ"
-        )
-    if some := log[0].get("cv_classes"):
-        scores = (
-            f"It was applied to {some:,} of the {len(run.classes):,} classes only, because it "
-            f"would take too long otherwise; with fewer classes the accuracy is higher. {scores}"
-        )
     return _ChartSection(
         title="How the head was fitted",
-        text=f"{_fitted_head(run)} Cross-validation on the training images selected {chosen}. "
-        f"{scores}.",
+        text=penalty_text(run.measured, len(run.classes), log[0].get("cv_classes")),
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
         columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
         rows=[
@@ -119,82 +101,21 @@ def penalty_section(run: Run) -> _ChartSection | None:
     )
 
 
-def _fitted_head(run: Run) -> str:
-    """Return how the head was fitted, in one or two sentences."""
-    head = run.measured.get("head")
-    if not head or head["blocks"] == 1:
-        return "The head was fitted to convergence by L-BFGS."
-    discriminant = f"linear discriminant analysis on the last {head['blocks']} blocks"
-    if head["reads"] == SEVERAL_BLOCKS:
-        return (
-            f"The head was fitted by {discriminant}. Logistic regression on the last block was "
-            "fitted for comparison, to convergence by L-BFGS."
-        )
-    return (
-        "The head is a weighted sum of logistic regression on the last block, fitted to "
-        f"convergence by L-BFGS, and {discriminant}."
-    )
-
-
-def _remeasured(run: Run, log: Sequence[LogLine], layers: str) -> str:
-    """Return a sentence if the saved epoch's accuracy differs from the final one, or "".
-
-    `log` contains the lines of the epochs.
-    """
-    precision = str(run.environment.get("precision", "fp32"))
-    index = run.measured["best_epoch"] - 1 - layers.startswith("head,")
-    if (
-        run.several
-        or precision == "fp32"
-        or not 0 <= index < len(log)
-        or "seconds" not in run.measured
-    ):
-        return ""
-    during, final = percent(log[index]["val_top1"]), percent(run.measured["top1"])
-    if during == final:
-        return ""
-    return (
-        f" After training, it was validated again in float32, with an accuracy of {final}; during "
-        f"training, in {precision}, it was {during}."
-    )
-
-
-def _range_text(low: float, high: float) -> str:
-    """Return e.g. `47 to 98%`, with as many digits as distinguish the ends, but at most two."""
-    digits = next((d for d in (0, 1) if percent(low, d) != percent(high, d)), 2)
-    return interval((low, high), digits)
-
-
 def confidence_section(run: Run) -> _ChartSection | None:
     """Return the section on calibration, or None if the calibration error is unknown."""
     calibration = run.measured.get("calibration")
     bins = [b for b in calibration["bins"] if b["images"]] if calibration else []
     if not calibration or not bins:
         return None
-    error, bounds = calibration["ece"], interval(calibration["ece_interval"])
-    text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
-    if not is_measurable(error):
-        text = "No difference between confidence and accuracy could be measured"
-    text += f" (95% interval: {bounds})." if bounds else "."
-    text += " Chance alone makes the bins below differ, too: it has been subtracted."
-    if doubt := not_calibrated(run.measured):
-        text = f"{doubt.capitalize()}."
-    before, temperature = calibration["ece_before"], calibration["temperature"]
-    if before is not None and temperature is not None and is_scaled(temperature):
-        text += (
-            f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-            "the validation images"
-        )
-        if more := calibration.get("cross_validated"):
-            text += f" and the cross-validated predictions for {count(more, 'training image')}"
-        shown = f"the difference was {points(before).lstrip('+')}"
-        if not is_measurable(before):
-            shown = "no difference could be measured"
-        without = f"; without it, {shown}."
-        text += "." if doubt else without
+    rows = list[list[str | int]]()
+    for one in bins:
+        ends = (one["low"], one["high"])  # with as many digits as distinguish them, at most two
+        digits = next((d for d in (0, 1) if len({percent(end, d) for end in ends}) > 1), 2)
+        values = percent(one.get("confidence")), percent(one.get("accuracy"))
+        rows.append([interval(ends, digits), one["images"], *values])
     return _ChartSection(
         title="Is the confidence reliable?",
-        text=text,
+        text=confidence_text(run.measured),
         charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
         caption="Points above the diagonal: underconfident. Points below: overconfident.",
         columns=[
@@ -203,15 +124,7 @@ def confidence_section(run: Run) -> _ChartSection | None:
             "mean confidence",
             "accuracy",
         ],
-        rows=[
-            [
-                _range_text(b["low"], b["high"]),
-                b["images"],
-                percent(b.get("confidence")),
-                percent(b.get("accuracy")),
-            ]
-            for b in bins
-        ],
+        rows=rows,
     )
 
 
@@ -220,34 +133,14 @@ def learning_section(run: Run) -> _ChartSection | None:
     more = run.measured.get("cross_validation")
     if not more or len(more["curve"]) < 2:
         return None
-    curve, gain = more["curve"], more["gain_from_twice"]
-    measured = [(point["images"], point["top1"]) for point in curve]
-    bounds = [point["top1_interval"] for point in curve]
-    last = measured[-1]
+    gain, measured = more["gain_from_twice"], [(p["images"], p["top1"]) for p in more["curve"]]
+    bounds, last = [point["top1_interval"] for point in more["curve"]], measured[-1]
     extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
-    text = (
-        "The chart shows the cross-validated accuracy of heads fitted to subsets of the images. "
-        f"Every point was measured on the same {scored_images(more)}."
-    )
-    if run.several:
-        text += " An image is right if exactly its labels have a probability of at least 50%."
-    if known := growth_text(more["gain_interval"]):
-        text += f" With twice as many images, the accuracy would be {known}."
-    elif all(b["top1"] <= a["top1"] for a, b in pairwise(curve[-3:])):
-        text += " The curve has stopped rising."
-    else:
-        text += " How much more images would help cannot be told from these points."
+    label = "Accuracy by number of training images"
     return _ChartSection(
         title="Would more images help?",
-        text=text,
-        charts=[
-            charts.learning_curve_chart(
-                "Accuracy by number of training images",
-                measured,
-                extrapolated,
-                bounds=bounds,
-            )
-        ],
+        text=learning_text(more, several=run.several),
+        charts=[charts.learning_curve_chart(label, measured, extrapolated, bounds=bounds)],
         columns=["training images", "accuracy", "95% interval"],
         rows=[
             [f"{images:,}", percent(top1), interval(ends)]
@@ -284,17 +177,14 @@ def write_charts(run: Path, folder: Path) -> list[str]:
             f"{run} has no charts: it has neither finished epochs nor results",
             fix="choose a finished run with --run",
         )
+    names = []
     with atomic_folder(folder) as new:
         for chart in charts:
-            (new / _chart_file_name(chart)).write_text(_standalone(chart))
-    return [_chart_file_name(chart) for chart in charts]
-
-
-def _chart_file_name(chart: str) -> str:
-    """Return the name of a chart's file, made of its title, e.g. `loss_by_epoch.svg`."""
-    title = re.search(r'aria-label="([^"]*)"', chart)
-    assert title is not None
-    return re.sub(r"\W+", "_", title[1].lower()) + ".svg"
+            title = re.search(r'aria-label="([^"]*)"', chart)
+            assert title is not None
+            names.append(re.sub(r"\W+", "_", title[1].lower()) + ".svg")
+            (new / names[-1]).write_text(_standalone(chart))
+    return names
 
 
 def _standalone(chart: str) -> str:

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.pictures import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
-from vitft.messages.results import headline_text
+from vitft.messages.results import headline_text, weakest_sentence
 from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
 from vitft.report.html import DARK, LIGHT, TEMPLATES, colour_classes, css_variables, template_engine
 from vitft.report.run_files import Thumbnails, read_run
-from vitft.report.run_page import weakest_sentence
 from vitft.report.summary import cautions, key_figures
 from vitft.system.text import listing, shell_quote
 
@@ -118,14 +117,14 @@ def result_card(folder: Path) -> str:
     wrong, page = mistakes(run.predictions), folder / "report.html"
     has_results = bool(run.results.headline)
     with_classes = has_results and not run.several
-    texts = [weakest_sentence(run) if with_classes else "", cautions(run)]
+    weakest = weakest_sentence(run.results, len(run.classes)) if with_classes else ""
     sections = (epochs_section(run) or penalty_section(run), learning_section(run))
     return _notebook_part(
         "result",
         name=run.name,
         lead=headline_text(run.results) if with_classes else "",
         figures=key_figures(run),
-        texts=[text for text in texts if text],
+        texts=[text for text in (weakest, cautions(run)) if text],
         call=f'vitft.load({str(folder)!r}).predict("photo.jpg")' if has_results else "",
         page=str(page) if page.is_file() else f"vitft report --run {shell_quote(str(folder))}",
         mistakes=wrong[:MAX_MISTAKES],

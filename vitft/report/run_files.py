@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -119,6 +120,17 @@ class Run:
     def several(self) -> bool:
         """Whether the run is multi-label, i.e. an image may have any number of labels."""
         return bool(self.split.labels)
+
+    @property
+    def layers(self) -> str:
+        """Trained layers, in the notation of `train.layers`; empty if unknown."""
+        return str(self.setting("train", "layers") or "")
+
+    @cached_property
+    def train_counts(self) -> Counter[str]:
+        """Number of training images of each class or label."""
+        own = (self.split.names(row) for row in self.rows if row.split == "train")
+        return Counter(name for names in own for name in names)
 
     @property
     def data_name(self) -> str:

@@ -4,20 +4,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitft.config.sections import layers_text
 from vitft.data.inspection import describe_counts
 from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text
 from vitft.features.reference import power_text
-from vitft.messages.results import chance_clause, distinguishes, how_measured
-from vitft.messages.training import (
-    describe_interpolation,
-    describe_skipped,
-    describe_start,
-    selected_epoch,
-    start_trials,
+from vitft.messages.results import (
+    EXACT_LABELS,
+    chance_clause,
+    distinguishes,
+    last_block_note,
+    metric_rows,
+    selection_note,
+    sentence,
 )
-from vitft.metrics.results import Interval
+from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
 from vitft.models.pretrained.catalog import weights_name
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
@@ -27,10 +27,8 @@ from vitft.system.text import (
     duration,
     interval,
     listing,
-    not_calibrated,
     percent,
     percent_or_bound,
-    scored_images,
 )
 
 _WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
@@ -55,10 +53,15 @@ class _KeyFigure:
 
 def summary_sentences(run: Run) -> list[str]:
     """Return the non-empty paragraphs on data, model, time budget, flagged images and limits."""
+    tried = list[str]()
+    if budget := run.measured.get("budget"):
+        tried = [f"the run had a time budget of {duration(budget['seconds'])}"]
+        tried += budget_lines(budget)
+        tried += [f"the run trained {chosen_layers(budget)}"] * bool(budget["chosen"])
     paragraphs = (
         _describe_data(run),
         _describe_model(run),
-        _describe_budget(run),
+        " ".join(map(sentence, tried)),
         _describe_unlike(run),
         cautions(run),
     )
@@ -104,7 +107,7 @@ def _describe_model(run: Run) -> str:
     if name == "none" or name.startswith("random:"):
         origin = "was initialised at random"
     trained = []  # a clause for each stage
-    for stage in filter(None, str(run.setting("train", "layers") or "").split(",")):
+    for stage in filter(None, run.layers.split(",")):
         number = stage.removeprefix("blocks:")
         if number != stage:
             last = "its last block" if number == "1" else f"its last {number} blocks"
@@ -115,42 +118,9 @@ def _describe_model(run: Run) -> str:
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
     view = run.audit.get("view")
     if view:
-        text = describe_view(view)
-        inputs += f" {text[0].upper()}{text[1:]}."
+        inputs += f" {sentence(describe_view(view))}"
     training = f"; {', then '.join(filter(None, trained))}" if any(trained) else ""
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
-
-
-def _describe_budget(run: Run) -> str:
-    """Return sentences about the trials of a run with a time budget, or "" for other runs."""
-    budget = run.measured.get("budget")
-    if not budget:
-        return ""
-    text = f"The run had a time budget of {duration(budget['seconds'])}."
-    for start in start_trials(budget):
-        sentence = describe_start(start)
-        text += f" {sentence[0].upper()}{sentence[1:]}."
-    for trial in budget["trials"]:
-        folds = trial.get("folds", 1)
-        part = describe_interpolation(trial)
-        again = f", {folds} times, each with other images held out" if folds > 1 else ""
-        text += (
-            f" A trial trained {layers_text(trial['layers'])} for "
-            f"{count(trial['epochs'], 'epoch')} on {trial['images']:,} of the training "
-            f"images{again}{f', {part}' if part else ''}. The accuracy on the "
-            f"{trial['held_out']:,} held-out images was "
-            f"{percent(trial['top1'])}, compared with {percent(trial['head_top1'])} for the head "
-            f"alone, and the mean loss, which decides, {trial['loss']:.3f}, compared with "
-            f"{trial['head_loss']:.3f}."
-        )
-    if budget["chosen"] == "head" and budget["trials"]:
-        text += (
-            " Only the head was trained, because no trial was clearly better than the head alone."
-        )
-    for skipped in budget["skipped"]:
-        sentence = describe_skipped(skipped)
-        text += f" {sentence[0].upper()}{sentence[1:]}."
-    return text
 
 
 def _describe_unlike(run: Run) -> str:
@@ -184,62 +154,23 @@ def cautions(run: Run) -> str:
     elif status != "finished":
         texts.append(f"The status of the run is “{status}”: the results may be incomplete.")
     if run.several:
-        texts.append(
-            "On this page, including in the accuracy, an image counts as correct only if exactly "
-            "its labels are predicted."
-        )
+        texts.append(EXACT_LABELS)
     if run.measured.get("selected_on_validation"):
         planned = int(run.setting("optim", "epochs") or 0)
-        selected = selected_epoch(run.measured, str(run.setting("train", "layers") or ""), planned)
-        texts.append(
-            f"{selected[0].upper()}{selected[1:]} was selected on the validation images, so the "
-            "accuracy is slightly optimistic."
-        )
+        texts.append(selection_note(selected_epoch(run.measured, run.layers, planned)))
     if (head := run.measured.get("head")) and head["last_block_top1"] is not None:
-        texts.append(
-            f"The head reads the last {head['blocks']} blocks. A head that reads only the last "
-            "block, as in exports for timm and transformers, classifies "
-            f"{percent(head['last_block_top1'])} of the validation images correctly."
-        )
+        texts.append(last_block_note(head["blocks"], head["last_block_top1"]))
     return " ".join(texts)
 
 
 def key_figures(run: Run) -> list[_KeyFigure]:
     """Return the metrics of a run, or an empty list if the run has no results."""
-    results = run.measured
-    if not results:
+    if not run.measured:
         return []
-    fractions: list[tuple[str, float, Interval | None, str]] = [
-        (
-            f"{'test ' * (one.kind == 'test')}{one.measure}",
-            one.value,
-            one.interval,
-            how_measured(one).lstrip(", "),
-        )
-        for one in run.results.estimates
-    ]
-    if found := results.get("labels"):
-        fractions.append(
-            ("mean F1", found["macro_f1"], found["macro_f1_interval"], "mean over the labels")
-        )
-    if (more := results.get("cross_validation")) and not (
-        run.several or run.results.estimate("cross-validation")
-    ):
-        name = "cross-validated accuracy of the head alone, before further training"
-        text = f"on {scored_images(more)}, each predicted by a head that was not trained on it"
-        fractions.append((name, more["top1"], more["top1_interval"], text))
-    name, meaning = "balanced accuracy", "mean recall of all classes"
-    if run.several:
-        name, meaning = "mean recall", "mean over the labels that occur"
-    fractions.append((name, results["balanced"], results["balanced_interval"], meaning))
-    figures = [
-        _KeyFigure(name, percent(v), interval(ends), text, score_bar(name, v, ends, None))
-        for name, v, ends, text in fractions
-    ]
-    calibration = results["calibration"]
-    if calibration and not not_calibrated(results):
-        bounds = calibration["ece_interval"]
-        value = percent_or_bound(calibration["ece"], bounds)
-        meaning = "mean difference between confidence and accuracy"
-        figures.append(_KeyFigure("calibration error", value, interval(bounds), meaning))
+    figures = []
+    for name, value, ends, meaning in metric_rows(run.results, run.measured):
+        text, bar = percent(value), score_bar(name, value, ends, None)
+        if name == "calibration error":
+            text, bar = percent_or_bound(value, ends), ""
+        figures.append(_KeyFigure(name, text, interval(ends), meaning, bar))
     return figures

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitft.export.facts import program
-from vitft.messages.study import (
+from vitft.messages.comparison import (
     HEAD_NOTE,
     figure_heading,
     known_images_note,

@@ -26,7 +26,7 @@ from vitft.features.folds import CV_FOLDS
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.penalty import choose_penalty
 from vitft.features.pipeline import inspect_dataset
-from vitft.messages.study import known_images_note
+from vitft.messages.comparison import known_images_note
 from vitft.metrics.intervals import Groups
 from vitft.study.features import BackboneFeatures, baseline_features
 from vitft.study.plan import Plan, fitting_shots, most_shots, too_few_images

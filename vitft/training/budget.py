@@ -16,13 +16,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from vitft.config.run import Config, to_toml
-from vitft.config.sections import layers_text
 from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
+from vitft.messages.training import describe_trial
 from vitft.metrics.results import BudgetResults, StartTrials, TrialResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
-from vitft.system.text import count, percent
+from vitft.system.text import count
 from vitft.training.head_stage import of_last_block, read_last_block
 from vitft.training.stages import RunContext
 from vitft.training.state import read_budget, write_budget
@@ -266,11 +266,7 @@ class _Search:
             trials[place] = trial
         self.found["used"] = _used_seconds(self.context)
         write_budget(self.context.run, self.found)
-        log.info(
-            f"trained {layers_text(trial['layers'])} for {count(trial['epochs'], 'epoch')}: "
-            f"{percent(trial['top1'])} of {trial['held_out']:,} held-out training images correct "
-            f"(with the head alone: {percent(trial['head_top1'])})"
-        )
+        log.info(describe_trial(trial))
 
 
 def _used_seconds(context: RunContext) -> float:
