@@ -60,6 +60,10 @@ def json_fields(folder: Path) -> None:
     write(folder, 0, samples(folder, lambda name: ("json", json.dumps({"species": name}).encode())))
 
 
+def texts(folder: Path) -> None:
+    write(folder, 0, samples(folder, lambda name: ("txt", name.encode())))
+
+
 def numbers(folder: Path) -> None:
     write(folder, 0, samples(folder, lambda name: ("cls", str(int(name == "dog")).encode())))
 

@@ -47,7 +47,7 @@ def test_parquet_files_are_the_folder_they_were_made_of(
 
     train(str(images), tiny_weights, tmp_path / "folder")
     capsys.readouterr()
-    train(f"hf:{parquet}", tiny_weights, tmp_path / "hf")
+    train(f"hf:{parquet}", tiny_weights, tmp_path / "hf", "-v")
 
     assert "features from the cache: 24 of 24" in capsys.readouterr().err
     assert split_by_digest(tmp_path / "hf") == split_by_digest(tmp_path / "folder")
@@ -117,7 +117,7 @@ def test_an_interrupted_copy_continues_with_the_next_row(
 ) -> None:
     images = draw_folder(tmp_path / "data", per_class=8)
     data = f"hf:{write_parquet(tmp_path / 'parquet', images)}"
-    monkeypatch.setattr(hugging_face, "SHARD_ROWS", 5)
+    monkeypatch.setattr(hugging_face, "_SHARD_ROWS", 5)
     read: list[Any] = []
     image_bytes = hugging_face.image_bytes
 
