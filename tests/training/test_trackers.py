@@ -136,3 +136,22 @@ def test_mlflow_has_one_run_after_a_stop_and_a_resume(
     assert [point.step for point in losses] == [10, 20]
     assert run.data.params["optim.epochs"] == "3"
     assert run.data.metrics["final.top1"] == done.figures["top1"]
+
+
+@installed("wandb")
+def test_wandb_works_offline_and_keeps_its_id(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 14)
+        stopped = start(few, tiny_weights, tmp_path / "run", told_by("wandb"))
+    done = resumed(stopped.run)
+
+    key = json.loads((done.run / "trackers.json").read_text())["wandb"]["id"]
+    written = list((done.run / "wandb").glob(f"offline-run-*-{key}/run-{key}.wandb"))
+    assert done.status == "finished"
+    assert len(written) == 2  # what `wandb sync` puts together by the id
