@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from vitft.models.vit import Attention, Block, VisionTransformer, attention_weig
 from vitft.models.vit_config import ViTConfig
 from vitft.system.device import BatchLimit, exact_float32
 from vitft.system.errors import RunError, UsageError
+from vitft.system.text import percent
 
 # attribution maps of timm models: gradient times activation on a feature map of the network -------
 
@@ -73,13 +74,12 @@ def _find_layout(
     """Return the layout of a tensor of this shape, or None if it cannot be determined.
 
     Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The positions
-    must have about the same aspect ratio as the image. `prefixes` are the possible numbers of
-    tokens before the positions.
+    must have about the same aspect ratio as the image.
     """
     aspect = image_size[0] / image_size[1]
 
-    def error(grid: tuple[int, int]) -> float:
-        ratio = grid[0] / grid[1] / aspect
+    def error(layout: _Layout) -> float:
+        ratio = layout.grid[0] / layout.grid[1] / aspect
         return max(ratio, 1 / ratio)
 
     layouts: list[_Layout] = []
@@ -91,10 +91,8 @@ def _find_layout(
             rows = max(1, round(math.sqrt(max(0, count) * aspect)))
             if count > 0 and count % rows == 0:
                 layouts.append(_Layout(2, prefix, (rows, count // rows)))
-    errors = [error(layout.grid) for layout in layouts]
-    if not errors or min(errors) > _MAX_ASPECT_ERROR:
-        return None
-    return layouts[errors.index(min(errors))]
+    best = min(layouts, key=error, default=None)
+    return best if best and error(best) <= _MAX_ASPECT_ERROR else None
 
 
 def feature_relevance(
@@ -159,14 +157,11 @@ _FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attribution:
-    """Attribution maps and logits of a batch of images."""
+class _Attribution(NamedTuple):
+    """Attribution maps (B, gh, gw), non-negative, and logits (B, C), or features without a head."""
 
     values: NDArray[np.float32]
-    """Non-negative attribution maps (B, gh, gw)."""
     logits: NDArray[np.float32]
-    """Logits (B, C), or the features of a model without a head."""
 
 
 def relevance_map(
@@ -174,13 +169,8 @@ def relevance_map(
 ) -> NDArray[np.float32]:
     """Return the relevance of each patch for a class, scaled to [0, 1] within each image.
 
-    Args:
-        model: A model with a head, in eval mode. It is not modified.
-        pixels: Normalised images (B, channels, S, S), on the same device as the model.
-        target: Class indices (B,), or None for the predicted class of each image.
-
-    Returns:
-        Relevance maps (B, gh, gw), all zero if no patch is relevant to the class.
+    `pixels` are normalised images (B, channels, S, S), and `target` contains class indices (B,), or
+    is None for the predicted classes. A map (gh, gw) is zero if no patch is relevant to the class.
 
     Raises:
         UsageError: The model has no classes, or its structure does not support attribution maps.
@@ -229,10 +219,17 @@ def explain(
 
 
 def map_title(model: nn.Module, method: Method) -> str:
-    """Return the name of a model's map, with the block and the head that it shows, if any."""
-    if not isinstance(model, VisionTransformer):
-        return method.title(0)
-    return method.title(model.config.depth, attention_title(model.config))
+    """Return the name of a model's map, e.g. "attention of the class token, block 11, head 2"."""
+    if method.name == "relevance" or not isinstance(model, VisionTransformer):
+        return "relevance"
+    parts = [method.name]
+    if method.name == "attention":
+        block = model.config.depth - 1 if method.block is None else method.block
+        parts = [attention_title(model.config), f"block {block}"]
+    parts.append(f"{method.fusion} of heads" if method.head is None else f"head {method.head}")
+    if method.discard:
+        parts.append(f"{percent(method.discard, 0)} discarded")
+    return ", ".join(parts)
 
 
 def attention_title(config: ViTConfig) -> str:
@@ -243,29 +240,22 @@ def attention_title(config: ViTConfig) -> str:
 
 
 def _check_method(model: Model, method: Method) -> None:
-    """Check that the model has the attention layers, block, head and classes that the method needs.
-
-    Raises:
-        UsageError: The model lacks one of them.
-    """
-    config = model.config
-    if method.name == "relevance" and not config.num_classes:
+    """Check that the model has the attention layers, block, head and classes that are needed."""
+    if method.name != "relevance":
+        config = require_vit(model, f"the method {method.name}").config
+        wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
+        for part, number, count in wanted:
+            if number is not None and not 0 <= number < count:
+                raise UsageError(
+                    f"the model has no {part} {number}", fix=f"use a {part} from 0 to {count - 1}"
+                )
+    elif not model.config.num_classes:
         raise UsageError(
             "relevance needs a model with classes, but these weights have none",
             fix="fine-tune the weights first"
             if isinstance(model, TimmModel)
             else "use the method rollout or attention, or fine-tune the weights first",
         )
-    if method.name == "relevance":
-        return
-    config = require_vit(model, f"the method {method.name}").config
-    wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
-    for part, number, count in wanted:
-        if number is not None and not 0 <= number < count:
-            raise UsageError(
-                f"the model has no {part} {number}",
-                fix=f"use a {part} from 0 to {count - 1}",
-            )
 
 
 def _attribute_patches(
@@ -286,7 +276,7 @@ def _attribute_patches(
                 maps = traced[-1 if method.block is None else method.block][0]  # (B, H, N, N)
                 head = method.head
                 matrix = _FUSE_HEADS[method.fusion](maps) if head is None else maps[:, head]
-                outputs = _read_outputs(model.config, [after for _, after in traced])
+                outputs = [after for _, after in traced]
             logits = model.classify(_pool_explicitly(model, pooling, outputs))
             # The rows (B, N, N) of the tokens that the head reads are averaged: (B, N). Attention
             # pooling weights them by the mean over the heads of its attention (B, H, 1, N).
@@ -298,18 +288,10 @@ def _attribute_patches(
 
 
 def attention_maps(model: VisionTransformer, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the attention maps (B, H, N, N) of each block and the logits (B, C).
-
-    Each row of a map sums to 1.
-    """
+    """Return the attention maps (B, H, N, N) of each block, whose rows sum to 1, and the logits."""
     steps = list(trace_attention(model, model.embed(pixels)))
-    outputs = _read_outputs(model.config, [tokens for _, tokens in steps])
-    return [maps for maps, _ in steps], model.classify(_pool_explicitly(model, [], outputs))
-
-
-def _read_outputs(config: ViTConfig, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Given the outputs (B, N, D) of all blocks, return the ones that the head reads."""
-    return outputs[-config.read_blocks :]
+    pooled = _pool_explicitly(model, [], [tokens for _, tokens in steps])
+    return [maps for maps, _ in steps], model.classify(pooled)
 
 
 def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -324,25 +306,21 @@ def trace_attention(model: VisionTransformer, tokens: Tensor) -> Iterator[tuple[
 def _attend_explicitly(
     attention: Attention | AttentionPool, maps: list[Tensor], x: Tensor
 ) -> Tensor:
-    """Compute the attention output for tokens (B, N, D); append the attention weights to `maps`.
-
-    The output is (B, N, D) with weights (B, H, N, N), or (B, 1, D) with weights (B, H, 1, N) for
-    attention pooling.
-    """
+    """Compute the attention output for tokens (B, N, D); append the attention weights to `maps`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
-    weights = attention_weights(q, k)  # (B, H, N, N), as in `Attention.maps`
+    weights = attention_weights(q, k)  # (B, H, N, N), or (B, H, 1, N) for attention pooling
     maps.append(weights)
-    return attention.join_heads(weights @ values)  # (B, N, D)
+    return attention.join_heads(weights @ values)  # (B, N, D) or (B, 1, D)
 
 
 def _pool_explicitly(
     model: VisionTransformer, maps: list[Tensor], outputs: Sequence[Tensor]
 ) -> Tensor:
-    """Compute `model.pool` for the outputs (B, N, D) of the blocks that the head reads.
+    """Compute `model.pool` for the outputs (B, N, D) of all blocks.
 
     With attention pooling, its attention weights (B, H, 1, N) are appended to `maps`.
     """
-    *earlier, last = outputs
+    *earlier, last = outputs[-model.config.read_blocks :]
     if model.attn_pool is None:
         return model.pool(last, earlier)
     mixed = _attend_explicitly(model.attn_pool, maps, model.norm(last))  # (B, 1, D)
@@ -368,7 +346,7 @@ def rollout(
         both = fused + torch.eye(fused.shape[-1], device=fused.device)
         mixing = both / both.sum(dim=-1, keepdim=True)
         product = mixing if product is None else mixing @ product  # (B, N, N)
-        outputs = _read_outputs(model.config, [*outputs, after])
+        outputs = [*outputs, after][-model.config.read_blocks :]
     assert product is not None, "a model has at least one block"
     return product, outputs
 
@@ -410,25 +388,33 @@ def relevance(
         steps = list(trace_attention(model, tokens))
         maps = [weights for weights, _ in steps]
         # Gradients of these views come only from the head, not from later blocks.
-        read = [x.view_as(x) for x in _read_outputs(model.config, [tokens for _, tokens in steps])]
+        read = [tokens.view_as(tokens) for _, tokens in steps[-model.config.read_blocks :]]
         pooling: list[Tensor] = []
         logits = model.classify(_pool_explicitly(model, pooling, read))  # (B, C)
         wanted = logits.argmax(dim=-1) if target is None else target
         score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
         gradients = torch.autograd.grad(score, [*maps, *(pooling or read)])
-    count = len(maps)
-    initial = [
-        _weight_by_gradient(x.detach(), gradient)
-        if pooling
-        else _initial_rows(model.config, x.detach(), gradient)
-        for x, gradient in zip(pooling or read, gradients[count:], strict=True)
-    ]  # one (B, 1, N) for each block that the head reads
+    # The relevance is the product of an initial row and one matrix (B, N, N) per block. Starting at
+    # the last block, each step multiplies a vector by a matrix. The paper starts at the first block
+    # and must therefore multiply matrices.
+    count, config = len(maps), model.config
+    is_another_layer = config.pool != "cls" or config.read_blocks > 1
+    initial: list[Tensor] = []  # one (B, 1, N) for each block that the head reads
+    for x, gradient in zip(pooling or read, gradients[count:], strict=True):
+        if pooling:
+            initial.append(_weight_by_gradient(x.detach(), gradient))
+        elif is_another_layer:
+            pooled = (x.detach() * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
+            initial.append(pooled[:, None].float())
+        else:
+            initial.append(torch.zeros((len(x), 1, x.shape[1]), device=x.device))
+            initial[0][..., : config.num_read] = 1 / config.num_read
     rows = torch.zeros_like(initial[-1])
     for i in reversed(range(count)):
         if i >= count - len(initial):
             rows = rows + initial[i - count]
         rows = rows + rows @ _weight_by_gradient(maps[i].detach(), gradients[i])
-    if not _weights_reads(model.config):
+    if not is_another_layer:
         rows = rows - initial[0]  # the identity in equation 3
     return rows[:, 0], logits.detach()
 
@@ -436,27 +422,6 @@ def relevance(
 def _weight_by_gradient(maps: Tensor, gradient: Tensor) -> Tensor:
     """Return the positive part of maps (B, H, M, N) times gradient, averaged over the heads."""
     return (maps * gradient).clamp(min=0).float().mean(dim=1)  # (B, M, N)
-
-
-def _weights_reads(config: ViTConfig) -> bool:
-    """Return whether reading a block's output is treated as another attention layer."""
-    return config.pool != "cls" or config.read_blocks > 1
-
-
-def _initial_rows(config: ViTConfig, output: Tensor, gradient: Tensor) -> Tensor:
-    """Return the pooling weights (B, 1, N) of the output tokens (B, N, D) of a block.
-
-    The relevance is the product of this row and one matrix (B, N, N) per block. Starting at the
-    last block, each step multiplies a vector by a matrix. The paper starts at the first block and
-    must therefore multiply matrices. The gradient (B, N, D) with respect to the output is used only
-    if `_weights_reads` returns True.
-    """
-    if _weights_reads(config):
-        pooling = (output * gradient).sum(dim=-1).clamp(min=0)  # weight times gradient
-        return pooling[:, None].float()
-    rows = torch.zeros((len(output), 1, output.shape[1]), device=output.device)
-    rows[..., : config.num_read] = 1 / config.num_read
-    return rows
 
 
 def scale_maps(values: NDArray[np.float32]) -> NDArray[np.float32]:

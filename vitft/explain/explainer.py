@@ -35,7 +35,8 @@ from vitft.explain.heatmaps import (
     with_legend,
 )
 from vitft.explain.model import ExplainedModel
-from vitft.models.timm_model import TimmModel, require_vit
+from vitft.models.vit import VisionTransformer
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.engine import Engine, decode_view, notes_on
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.rows import Prediction
@@ -143,13 +144,10 @@ class Explainer:
         *,
         notes: tuple[str, ...] = (),
     ) -> ExplainedImage:
-        """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores.
-
-        The notes on its file are added to those on its prediction.
-        """
+        """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
         stem = picture_stem(number, path)
         file = self.out / f"{stem}.png"
-        result = self.result_for(path, file, pixels, scores)
+        result = replace(self.result_for(path, pixels, scores), file=file)
         result = replace(result, notes=(*result.notes, *notes))
         picture = enlarged(Image.fromarray(pixels), self.size)
         blended = overlay(picture, scale_maps(heat[None])[0])
@@ -165,27 +163,29 @@ class Explainer:
                 "about": result.shown if result.shown != result.answer else "",
             }
             self.tiles.append({**asdict(result), **tile})
+        arrays = {"heat": heat, "logits": scores.logits[0]}
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
-        has_attention = not isinstance(self.model.net, TimmModel)
-        wanted = has_attention and (is_overview or self.arrays)
-        maps = self.attention(pixels) if wanted else None
-        if is_overview and maps is not None:
-            name = attention_title(require_vit(self.model.net, "an attention map").config)
-            heads = heads_sheet(head_maps(self.model, maps), name, self.size, legend=self.legend)
-            result = replace(result, heads=self.out / f"{stem}-heads.png")
-            self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
+        vit = self.model.net
+        if isinstance(vit, VisionTransformer) and (is_overview or self.arrays):
+            with torch.no_grad():
+                blocks, _ = attention_maps(vit, self.model.inputs(pixels[None]))
+            arrays["attention"] = torch.cat(blocks).float().cpu().numpy()  # (L, H, N, N)
+            if is_overview:
+                maps, name = head_maps(vit.config, arrays["attention"]), attention_title(vit.config)
+                heads = heads_sheet(maps, name, self.size, legend=self.legend)
+                result = replace(result, heads=self.out / f"{stem}-heads.png")
+                self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
         if self.arrays:
             buffer = io.BytesIO()
-            arrays = {"heat": heat, "logits": scores.logits[0]}
-            np.savez(buffer, **(arrays if maps is None else {**arrays, "attention": maps}))
+            np.savez(buffer, **arrays)
             self.write(self.out / f"{stem}.npz", buffer.getvalue())
         return result
 
-    def result_for(self, path: str, file: Path, pixels: Pixels, scores: Scores) -> ExplainedImage:
-        """Return the explanation of an image (H, W, 3), given its map's path and its scores."""
+    def result_for(self, path: str, pixels: Pixels, scores: Scores) -> ExplainedImage:
+        """Return the prediction for an image (H, W, 3)."""
         classes = self.model.classes
         if not classes:
-            return ExplainedImage(path=path, file=file)
+            return ExplainedImage(path=path)
         view = self.model.transform.without_border(pixels)
         (prediction,) = self.postprocess([path], scores, views=[view])
         explained = prediction.classes[0] if self.target is None else classes[self.target]
@@ -195,15 +195,7 @@ class Explainer:
             probability=prediction.probability,
             notes=prediction.notes,
             shown=explained if self.method.name == "relevance" else "",
-            file=file,
         )
-
-    @torch.no_grad()
-    def attention(self, pixels: Pixels) -> NDArray[np.float32]:
-        """Return the attention maps (L, H, N, N) of all blocks and heads for one image."""
-        vit = require_vit(self.model.net, "an attention map")
-        maps, _ = attention_maps(vit, self.model.inputs(pixels[None]))
-        return torch.cat(maps).float().cpu().numpy()
 
     def write(self, file: Path, content: bytes) -> None:
         """Write a file, creating the folder if it does not exist."""
@@ -228,15 +220,11 @@ class Explainer:
         return sheet
 
 
-def head_maps(model: ExplainedModel, maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the attention to each patch, averaged over the tokens that the classifier reads.
+def head_maps(config: ViTConfig, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the attention (L, H, gh, gw) to each patch, each map scaled to [0, 1].
 
-    `maps` (L, H, N, N) contains the attention map of each block and head.
-
-    Returns:
-        Maps (L, H, gh, gw), each scaled to [0, 1].
+    `maps` (L, H, N, N) are averaged over the tokens that the classifier reads.
     """
-    config = require_vit(model.net, "an attention map").config
     rows = slice(config.num_read) if config.pool == "cls" else slice(config.num_prefix, None)
     patches = maps[:, :, rows].mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
     flat = patches.reshape(-1, *config.grid)
@@ -249,10 +237,7 @@ def picture_stem(number: int, path: str) -> str:
 
 
 def safe_stem(path: str) -> str:
-    """Return at most 50 characters of a file's stem, with unsafe characters replaced by `_`.
-
-    Letters, digits, `_`, `.` and `-` are safe.
-    """
+    """Return at most 50 characters of a file's stem, with unsafe characters replaced by `_`."""
     return re.sub(r"[^\w.-]+", "_", Path(path).stem)[:50]
 
 

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -13,7 +13,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option, suggest
-from vitft.system.text import percent
 
 # attribution methods of `vitft explain` and their options -----------------------------------------
 
@@ -75,22 +74,6 @@ class Method:
                 f"invalid discard {self.discard}",
                 fix="use a number of at least 0 and less than 1, e.g. 0.9",
             )
-
-    def title(self, depth: int, attention: str = "attention") -> str:
-        """Return the name of the map of a model with `depth` blocks, such as "relevance".
-
-        For rollout and attention it names what the map shows, e.g. "attention of the class token,
-        block 11, head 2", where `attention` are its first words.
-        """
-        if self.name == "relevance":
-            return self.name
-        parts = [attention if self.name == "attention" else self.name]
-        if self.name == "attention":
-            parts.append(f"block {depth - 1 if self.block is None else self.block}")
-        parts.append(f"{self.fusion} of heads" if self.head is None else f"head {self.head}")
-        if self.discard:
-            parts.append(f"{percent(self.discard, 0)} discarded")
-        return ", ".join(parts)
 
 
 class MethodOptions(TypedDict, total=False):
@@ -169,9 +152,7 @@ OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
 def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
     """Return an image with a heat map on top: dark where the map is 0, bright where it is 1.
 
-    Args:
-        image: The RGB image as received by the model, after resizing and cropping.
-        heat: Heat map (gh, gw), one value from 0 to 1 per patch.
+    `image` is as the model receives it, and `heat` (gh, gw) has a value from 0 to 1 per patch.
     """
     pixels = np.asarray(image.convert("RGB"), np.float32)  # (S, S, 3)
     small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
@@ -245,66 +226,37 @@ def heads_sheet(
     of_row, of_column = "block", "head"
     if len(maps) > maps.shape[1]:
         maps, of_row, of_column = maps.swapaxes(0, 1), of_column, of_row
-    natural = _SheetLayout.of(maps.shape, 1.0)
-    layout = _SheetLayout.of(maps.shape, max(1.0, side_px / min(natural.size)))
-    sheet = Image.new("RGB", layout.size, BACKGROUND)
-    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(layout.font)
-    fitting = min(1.0, sheet.width / font.getlength(title))
-    small = font if fitting == 1 else ImageFont.load_default(int(fitting * layout.font))
-    canvas.text((sheet.width // 2, layout.top // 4), title, TEXT_COLOUR, small, anchor="mm")
-    for y, row in enumerate(maps):
-        for x, values in enumerate(row):
-            left, top = layout.corner(y, x)
-            if y == 0:
-                middle = left + layout.cell[0] // 2
-                names = f"{of_column} {x}"
-                canvas.text((middle, 3 * top // 4), names, TEXT_COLOUR, font, anchor="mm")
-            if x == 0:
-                middle = top + layout.cell[1] // 2
-                canvas.text((left // 2, middle), f"{of_row} {y}", TEXT_COLOUR, font, anchor="mm")
-            colours = apply_colour_map(values).round().astype(np.uint8)
-            scaled = Image.fromarray(colours).resize(layout.cell, Image.Resampling.NEAREST)
-            sheet.paste(scaled, (left, top))
-    name = "attention, on a scale of its own for each map"
-    return with_legend(sheet, name, layout.font) if legend else sheet
+    rows, columns, grid_height, grid_width = maps.shape
+    height = min(112, max(56, SHEET_WIDTH // columns))  # of a map
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SheetLayout:
-    """Lengths on an overview of attention heads, in pixels."""
-
-    cell: tuple[int, int]
-    """Width and height of a map; every patch of it is a square of whole pixels."""
-    gap: int
-    left: int
-    """Width of the names of the rows."""
-    top: int
-    """Height of the title and the names of the columns."""
-    font: int
-    size: tuple[int, int]
-    """Width and height of the sheet."""
-
-    @classmethod
-    def of(cls, shape: Sequence[int], scale: float) -> "_SheetLayout":
-        """Return the layout for maps (rows, columns, gh, gw), enlarged by `scale`."""
-        rows, columns, grid_height, grid_width = shape
-        height = min(112, max(56, SHEET_WIDTH // columns))
-        patch = math.ceil(math.ceil(height / grid_height) * scale)
+    def lengths(scale: float) -> tuple[tuple[int, int], int, int, int, tuple[int, int]]:
+        """Return the size of a map, the gap, the place of the first map and the sheet's size."""
+        patch = math.ceil(math.ceil(height / grid_height) * scale)  # a square of whole pixels
         cell = patch * grid_width, patch * grid_height
         gap, left, top = (math.ceil(length * scale) for length in (4, 66, 2 * TEXT_HEIGHT))
-        return cls(
-            cell=cell,
-            gap=gap,
-            left=left,
-            top=top,
-            font=round(12 * scale),
-            size=(left + columns * (cell[0] + gap), top + rows * (cell[1] + gap)),
-        )
+        size = left + columns * (cell[0] + gap), top + rows * (cell[1] + gap)
+        return cell, gap, left, top, size
 
-    def corner(self, row: int, column: int) -> tuple[int, int]:
-        """Return the place of the upper left corner of a map."""
-        width, height = self.cell
-        return self.left + column * (width + self.gap), self.top + row * (height + self.gap)
+    scale = max(1.0, side_px / min(lengths(1.0)[-1]))
+    cell, gap, left, top, size = lengths(scale)
+    sheet, font_px = Image.new("RGB", size, BACKGROUND), round(12 * scale)
+    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(font_px)
+    fitting = min(1.0, sheet.width / font.getlength(title))
+    small = font if fitting == 1 else ImageFont.load_default(int(fitting * font_px))
+    canvas.text((sheet.width // 2, top // 4), title, TEXT_COLOUR, small, anchor="mm")
+    for x in range(columns):
+        place = left + x * (cell[0] + gap) + cell[0] // 2, 3 * top // 4
+        canvas.text(place, f"{of_column} {x}", TEXT_COLOUR, font, anchor="mm")
+    for y, row in enumerate(maps):
+        above = top + y * (cell[1] + gap)
+        place = left // 2, above + cell[1] // 2
+        canvas.text(place, f"{of_row} {y}", TEXT_COLOUR, font, anchor="mm")
+        for x, values in enumerate(row):
+            colours = apply_colour_map(values).round().astype(np.uint8)
+            scaled = Image.fromarray(colours).resize(cell, Image.Resampling.NEAREST)
+            sheet.paste(scaled, (left + x * (cell[0] + gap), above))
+    name = "attention, on a scale of its own for each map"
+    return with_legend(sheet, name, font_px) if legend else sheet
 
 
 def png_bytes(picture: Image.Image) -> bytes:

@@ -85,7 +85,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         name=folder.name if path.name == "model.safetensors" else path.stem,
         net=net,
         transform=card.transform,
-        classes=_output_names(net.config.num_classes, card.classes),
+        classes=card.classes or _indices(net.config.num_classes),
         run=folder,
         thresholds=card.thresholds,
         results=card.run,
@@ -122,13 +122,13 @@ def load_weights_model(
         name=Path(source.origin).parent.name if source.name == "model" else source.name,
         net=net.to(pick_device(device)),
         transform=source.transform,
-        classes=_output_names(config.num_classes, source.classes),
+        classes=source.classes or _indices(config.num_classes),
     )
 
 
-def _output_names(number: int, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of `number` classes, or their indices if unnamed."""
-    return classes or tuple(str(i) for i in range(number))
+def _indices(number: int) -> tuple[str, ...]:
+    """Return names for `number` unnamed classes."""
+    return tuple(map(str, range(number)))
 
 
 def validation_files(run: Path | None) -> list[str]:
@@ -139,10 +139,6 @@ def validation_files(run: Path | None) -> list[str]:
     Raises:
         RunError: The run's config.toml or split.csv is damaged.
     """
-    if run is None:
-        return []
-    manifest = run_manifest(run)
-    if manifest is None:
-        return []
-    names = map(manifest.locate, manifest.val)
+    manifest = None if run is None else run_manifest(run)
+    names = map(manifest.locate, manifest.val) if manifest else ()
     return [name for name in names if Path(name).is_file() or array_member(name) is not None]

@@ -7,8 +7,8 @@ Source: Dosovitskiy et al. 2021, figure 7 and appendix D.7, https://arxiv.org/ab
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ _MAX_DISTANCE_IMAGES = 128
 """Maximum number of images for averaging the attention distance, as in the paper."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelFigures:
+class _ModelFigures(NamedTuple):
     """Names of the figures written, and errors for the images that could not be read."""
 
     names: tuple[str, ...]
@@ -90,10 +89,9 @@ def patch_filters(
     to mean 0 and variance 1, as in the forward pass.
 
     Returns:
-        The components as images (n, kernel, kernel, 3), and the fraction of the variance that each
-        one explains, (n,). Every image is scaled to [0, 1], and is grey unless the model has three
-        input channels. n is `count` (default: as in the paper), or less if the convolution has too
-        few filters or too few values per filter.
+        Up to `count` components as images (n, kernel, kernel, 3), and the fraction of the variance
+        that each one explains, (n,). Every image is scaled to [0, 1], and is grey unless the model
+        has three input channels.
     """
     first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
     kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
@@ -113,10 +111,7 @@ def patch_filters(
 
 @torch.no_grad()
 def position_similarity(config: ViTConfig, positions: Tensor) -> NDArray[np.float32]:
-    """Return the cosine similarities (gh, gw, gh, gw) of all pairs of position embeddings.
-
-    `positions` contains the position embeddings, (1, N, D) or (1, P, D).
-    """
+    """Return the cosine similarities (gh, gw, gh, gw) of position embeddings (1, N or P, D)."""
     first = config.num_prefix if config.prefix_positions else 0
     rows = F.normalize(positions[0, first:].float().cpu(), dim=-1)  # (P, D)
     return (rows @ rows.T).unflatten(1, config.grid).unflatten(0, config.grid).numpy()

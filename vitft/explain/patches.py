@@ -50,12 +50,9 @@ def patch_tokens(model: VisionTransformer, pixels: torch.Tensor) -> PatchTokens:
 def patch_figure(
     net: nn.Module, inputs: Callable[[Pixels], torch.Tensor], view: Pixels, title: str
 ) -> bytes:
-    """Return a PNG that shows how a model turns a preprocessed image (S, S, 3) into tokens.
+    """Return a PNG that shows how a model, not from timm, turns an image (S, S, 3) into tokens.
 
     `inputs` normalises images (B, S, S, 3) for the model.
-
-    Raises:
-        UsageError: The model is a timm model.
     """
     vit = require_vit(net, "a picture of the patches")
     return patches_png(view, patch_tokens(vit, inputs(view[None])), title)
