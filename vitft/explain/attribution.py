@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitft.explain.heatmaps import Method
-from vitft.models.attention_pool import AttentionPool
+from vitft.models.layers import AttentionPool
 from vitft.models.timm_model import Model, TimmModel, require_vit
 from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig

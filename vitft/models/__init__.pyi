@@ -20,6 +20,7 @@ from .freeze import freeze_model as freeze_model
 from .freeze import frozen_blocks as frozen_blocks
 from .initial import fitted as fitted
 from .initial import sinusoidal_positions as sinusoidal_positions
+from .layers import DropPath as DropPath
 from .lora import adapted_layers as adapted_layers
 from .lora import add_adapters as add_adapters
 from .lora import merge_adapters as merge_adapters
@@ -55,7 +56,6 @@ from .registry import architecture_config as architecture_config
 from .registry import architecture_names as architecture_names
 from .registry import create_model as create_model
 from .rope import Rotary as Rotary
-from .stem import DropPath as DropPath
 from .stem import StdConv2d as StdConv2d
 from .stem import pad_same as pad_same
 from .timm_model import TimmModel as TimmModel

@@ -47,9 +47,8 @@ def config_beside(path: Path) -> dict[str, Any]:
 def foreign_thresholds(path: Path) -> tuple[float, ...]:
     """Return the threshold of each label of a multi-label model, or () for any other model.
 
-    `path` is the weight file. The thresholds are read from the config.json next to it; each one is
-    0.5 if the file does not state valid thresholds. Without a readable config.json, the result
-    is ().
+    They are read from the config.json next to the weight file `path`; each one is 0.5 if the file
+    states no valid thresholds.
     """
     config = config_beside(path)
     labels: Any = config.get("id2label")
@@ -215,8 +214,7 @@ def parse_card(text: str) -> Card:
     """Parse the JSON text of a card and check that every value has the type and range of its field.
 
     Raises:
-        ValueError: The text is too long or not JSON, a field is missing or unknown, or a value is
-            out of range or of the wrong type.
+        ValueError: The text is too long or not JSON, or a field is missing, unknown or invalid.
     """
     if len(text) > _MAX_CARD_CHARACTERS:
         raise StructureError(f"it is too long ({len(text):,} characters)")
@@ -229,24 +227,15 @@ def parse_card(text: str) -> Card:
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:
-    """Return the missing, unexpected and differing tensors as text, or "" if all match.
-
-    The text contains the first five names of each kind.
-    """
+    """Return the missing, unexpected and differing tensors as text, or "" if all match."""
+    pairs = [(name, found[name], facts) for name, facts in wanted.items() if name in found]
     lists = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],
-        "wrong shape": [
-            f"{name} {found[name].shape} instead of {facts.shape}"
-            for name, facts in wanted.items()
-            if name in found and found[name].shape != facts.shape
-        ],
-        "wrong type": [
-            f"{name} {found[name].dtype} instead of {facts.dtype}"
-            for name, facts in wanted.items()
-            if name in found and found[name].dtype != facts.dtype
-        ],
     }
+    for kind, fact in (("wrong shape", "shape"), ("wrong type", "dtype")):
+        values = [(name, getattr(one, fact), getattr(other, fact)) for name, one, other in pairs]
+        lists[kind] = [f"{name} {a} instead of {b}" for name, a, b in values if a != b]
     return "; ".join(f"{kind}: {first_five(names)}" for kind, names in lists.items() if names)
 
 

@@ -42,10 +42,7 @@ class CheckpointFile:
     """Bytes of each tensor in the memory-mapped file."""
 
     def digest(self) -> str:
-        """Return the digest of the card and the tensors, after reading the whole file.
-
-        See `checkpoint.state_digest`.
-        """
+        """Return the digest of the card and the tensors, after reading the whole file."""
         return content_digest(self.metadata["vitft.card"], self.tensors, self.data)
 
     def check_digest(self, digest: str) -> None:
@@ -56,7 +53,7 @@ class CheckpointFile:
                 card, the digest and the format.
         """
         if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
-            raise _changed_checkpoint(self.path)
+            raise _damaged_checkpoint(self.path)
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
@@ -86,16 +83,14 @@ def open_checkpoint(path: Path) -> CheckpointFile:
             fix="install the version of vitft that wrote the file",
         )
     try:
-        unknown = next((name for name, t in tensors.items() if t.dtype not in TORCH_TYPES), None)
-        if unknown is not None:
-            raise ValueError(
-                f"tensor {unknown[:100]} has unsupported type {tensors[unknown].dtype}"
-            )
+        for name, facts in tensors.items():
+            if facts.dtype not in TORCH_TYPES:
+                raise ValueError(f"tensor {name[:100]} has unsupported type {facts.dtype}")
         card = read_card(metadata["vitft.card"], tensors)
     except ValueError as error:
         digest = content_digest(metadata["vitft.card"], tensors, data)
         if metadata != checkpoint_metadata(metadata["vitft.card"], digest):
-            raise _changed_checkpoint(path) from error
+            raise _damaged_checkpoint(path) from error
         raise _damaged_checkpoint(path, f"its card is invalid: {error}") from error
     return CheckpointFile(path, card, metadata, tensors, data)
 
@@ -121,10 +116,7 @@ def content_digest(
 
 
 def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
-    """Return the complete metadata of a checkpoint.
-
-    Comparing this mapping with the metadata in a file detects any change to the file.
-    """
+    """Return the complete metadata of a checkpoint; any others show that a file has changed."""
     return {
         "format": "pt",
         "vitft.format": _FORMAT_VERSION,
@@ -133,14 +125,9 @@ def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
     }
 
 
-def _changed_checkpoint(path: Path) -> RunError:
-    """Return the error for a checkpoint whose contents do not match the recorded digest."""
-    reason = "the sha256 of the contents differs from the recorded one"
-    return _damaged_checkpoint(path, reason)
-
-
-def _damaged_checkpoint(path: Path, reason: str) -> RunError:
-    """Return the error for a checkpoint that cannot be used because of `reason`."""
+def _damaged_checkpoint(
+    path: Path, reason: str = "the sha256 of the contents differs from the recorded one"
+) -> RunError:
     return RunError(
         f"damaged checkpoint: {path} ({reason})",
         fix="copy the file again from its original location, or train the model again",

@@ -23,13 +23,10 @@ log = logging.getLogger(__name__)
 def load_classifier(
     path: Path, *, digest: Callable[[], str] | None = None
 ) -> tuple[Mapping[str, Tensor], Card]:
-    """Return the tensors and the card of a trained model.
+    """Return the tensors and the card of a trained model at a path from `find.find_model`.
 
-    The tensors of a timm model have timm's names; all others have vitft's names.
-
-    Args:
-        path: Path returned by `find.find_model`.
-        digest: As in `load_checkpoint`.
+    The tensors of a timm model have timm's names; all others have vitft's names. `digest` is as in
+    `load_checkpoint`.
 
     Raises:
         RunError: The file is missing, damaged or not supported, its class names are unknown, or
@@ -65,13 +62,11 @@ def load_classifier(
 
 def log_assumptions(weights: PretrainedWeights) -> None:
     """Log what was assumed, and why the classes have the names of ImageNet if they are unnamed."""
-    for note in weights.notes:
-        log.info(labelled("Note", note))
+    notes = [*weights.notes]
     if weights.label_set:
-        log.info(
-            labelled(
-                "Note",
-                f"the class names are those of {weights.label_set} in timm, because the weights "
-                f"are named {weights.published} and have {len(weights.classes):,} outputs",
-            )
+        notes.append(
+            f"the class names are those of {weights.label_set} in timm, because the weights are "
+            f"named {weights.published} and have {len(weights.classes):,} outputs"
         )
+    for note in notes:
+        log.info(labelled("Note", note))

@@ -27,6 +27,8 @@ ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 PAGE_FILE = "index.html"
 SPECIFICATION_FILE = "preprocessing.json"
+_USE_RUN = "use the run directory, or an export made with --onnx, --timm or --transformers"
+_FINETUNE = "use it as pretrained weights: vitft finetune --data DIR --weights FILE"
 _FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ".onnx": (
         "an ONNX graph, which only `vitft predict`, `evaluate` and `serve` can run",
@@ -38,24 +40,14 @@ _FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ),
     ".html": (
         "a web page, which is opened with a browser",
-        "open it in a browser; here, use the run directory, or an export made with --onnx, --timm "
-        "or --transformers",
+        f"open it in a browser; here, {_USE_RUN}",
     ),
-    SPECIFICATION_FILE: (
-        "the preprocessing of a model without the model",
-        "use the run directory, or an export made with --onnx, --timm or --transformers",
-    ),
+    SPECIFICATION_FILE: ("the preprocessing of a model without the model", _USE_RUN),
     **dict.fromkeys(
         PICKLE_SUFFIXES,
-        (
-            "a Python pickle, which does not contain class names",
-            "use it as pretrained weights: vitft finetune --data DIR --weights FILE --allow-pickle",
-        ),
+        ("a Python pickle, which does not contain class names", f"{_FINETUNE} --allow-pickle"),
     ),
-    ".npz": (
-        "a NumPy archive, which does not contain class names",
-        "use it as pretrained weights: vitft finetune --data DIR --weights FILE",
-    ),
+    ".npz": ("a NumPy archive, which does not contain class names", _FINETUNE),
 }
 """Description and fix for each kind of exported file that is not a checkpoint, keyed by suffix or
 name. In the fix, FILE stands for the path."""
@@ -75,10 +67,8 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
         spell: Function that spells the option in errors.
 
     Raises:
-        RunError: The run does not exist, contains no model or several folders with models, or the
-            file is of an unsupported kind.
-        WeightsError: The name of the repository is invalid, or its model file is damaged or cannot
-            be fetched.
+        RunError: The run has no model or several, or the file is of an unsupported kind.
+        WeightsError: The repository's name is invalid, or its file is damaged or not available.
         ResourceError: The disk is full.
     """
     if run is not None and (name := canonical_name(run)).startswith("hf:"):
@@ -143,18 +133,14 @@ def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Ru
         return _no_model_but_data(run, data, spell)
     near = [] if path.exists() else near_paths(path, os.DirEntry.is_dir)
     near = [found for found in near if model_files(found)]
-    return RunError(
-        f"no model in {run}",
-        fix=_choose_folder(inner, spell)
-        if inner
-        else f"did you mean {spell('run', str(near[0]))}?"
-        if near
-        else suggest_runs(
-            run,
-            otherwise=f"use a run directory that contains {MODEL}, or the file itself",
-            spell=spell,
-        ),
-    )
+    if inner:
+        fix = _choose_folder(inner, spell)
+    elif near:
+        fix = f"did you mean {spell('run', str(near[0]))}?"
+    else:
+        other = f"use a run directory that contains {MODEL}, or the file itself"
+        fix = suggest_runs(run, otherwise=other, spell=spell)
+    return RunError(f"no model in {run}", fix=fix)
 
 
 def _no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError:
@@ -166,10 +152,7 @@ def _no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunErro
 
 
 def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
-    """Return the folders in a folder that contain a model for vitft, such as those of exports.
-
-    Folders that contain only an ONNX graph are included with `graphs`.
-    """
+    """Return the folders in a folder that contain a model, with `graphs` also only a graph."""
     names = [f"*/{MODEL}", *[f"*/{ONNX_FILE}", f"*/onnx/{ONNX_FILE}"] * graphs]
     return sorted({path / file.relative_to(path).parts[0] for n in names for file in path.glob(n)})
 
@@ -177,11 +160,11 @@ def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
 def _choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
     """Return the fix that names the folders with models in a given folder."""
     *others, last = (spell("run", str(folder)) for folder in inner)
+    if not others:
+        return f"use the folder in it: {last}"
     if len(inner) > _MOST_SUGGESTED:
         return f"use one of the {len(inner):,} folders in it, e.g. {others[0]}"
-    return f"use {'one of the folders' if others else 'the folder'} in it: " + " or ".join(
-        [", ".join(others), last] if others else [last]
-    )
+    return f"use one of the folders in it: {', '.join(others)} or {last}"
 
 
 def model_files(folder: Path) -> list[str]:
@@ -201,10 +184,5 @@ def _begins_like_safetensors(path: Path) -> bool:
 
 @cache  # a command may call this both before and after importing torch
 def _fetch_model(name: str) -> Path:
-    """Return the path of a hub repository's model file, downloading it if it is not cached.
-
-    Raises:
-        WeightsError: The name is invalid, or the file cannot be fetched or is damaged.
-        ResourceError: The disk is full.
-    """
+    """Return the path of a hub repository's model file, downloading it if it is not cached."""
     return fetch(parse_hub_name(name)).path

@@ -3,6 +3,9 @@
 The freeze boundary separates the frozen first layers of a model from the trainable last layers.
 """
 
+import re
+from collections.abc import Collection
+
 from vitft.models.timm_model import Model, TimmModel
 from vitft.system.errors import UsageError
 from vitft.system.text import count
@@ -49,26 +52,16 @@ def freeze_model(model: Model, layers: str) -> list[str]:
             fix="use --train head, or load weights that have this layer and add --pre-logits keep",
         )
     frozen = frozen_blocks(layers, len(model.blocks))
+    trained: Collection[str]
     if isinstance(model, TimmModel) and layers.startswith("blocks:") and frozen is not None:
-        after = model.trained_after(frozen)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in after)
+        trained = model.trained_after(frozen)
     else:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(_is_trained(name, layers, frozen))
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def _is_trained(name: str, layers: str, frozen: int | None) -> bool:
-    """Return whether the parameter `name` is trained; `frozen` is the result of `frozen_blocks`."""
-    part, _, rest = name.partition(".")
-    if layers == "all":
-        return True
-    if layers == "lora":
-        return ".lora_" in name or part.startswith("head")
-    if layers in ("head", "pre_logits"):
-        return part.startswith("head") or (part == "pre_logits" and layers == "pre_logits")
-    assert frozen is not None
-    if part == "blocks":
-        return int(rest.partition(".")[0]) >= frozen
-    return part in ("norm", "fc_norm", "attn_pool", "pre_logits", "head", "head_dist")
+        last = "|".join(map(str, range(frozen or 0, len(model.blocks))))
+        after = rf"(blocks\.({last})|norm|fc_norm|attn_pool|pre_logits|head|head_dist)\."
+        others = {"all": "", "lora": r"head|.*\.lora_", "head": "head"}
+        others["pre_logits"] = r"head|pre_logits\."
+        pattern = re.compile(others.get(layers, after))
+        trained = {name for name, _ in model.named_parameters() if pattern.match(name)}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    return [name for name, _ in model.named_parameters() if name in trained]

@@ -35,7 +35,7 @@ _DIGEST_SIZE = len(_metadata_entry(DIGEST_KEY, "0" * 64))
 
 
 def _data_file(graph: Path) -> Path:
-    """Return the path of the file with the weights of a graph that is too large for one file."""
+    """Return the path of the file with the weights of a large graph."""
     return graph.with_name(f"{graph.name}.data")
 
 
@@ -43,10 +43,6 @@ def add_graph_digest(graph: Path) -> None:
     """Append the digest of a graph, and of its data file if there is one, to the file.
 
     The metadata must not contain these entries yet.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The file cannot be written.
     """
     content = graph.read_bytes()
     if _data_file(graph).is_file():
@@ -58,10 +54,7 @@ def add_graph_digest(graph: Path) -> None:
 def has_changed(graph: Path) -> bool:
     """Return whether a file ends with a digest that its contents do not match.
 
-    The file is not parsed. A file that does not end with a digest counts as unchanged.
-
-    Raises:
-        OSError: The file cannot be read.
+    A file that does not end with a digest counts as unchanged.
     """
     found = recorded_digest(graph)
     if found is None:
@@ -88,9 +81,6 @@ def contradicts_metadata(graph: Path, metadata: Mapping[str, str]) -> bool:
 
     This finds what `has_changed` cannot: a digest that is no longer at the end of the file, because
     another tool has written the graph again, and a damaged data file.
-
-    Raises:
-        OSError: A file cannot be read.
     """
     if DIGEST_KEY in metadata and recorded_digest(graph) != metadata[DIGEST_KEY].encode():
         return True

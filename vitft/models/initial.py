@@ -15,6 +15,7 @@ from vitft.config.sections import ModelSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
+from vitft.models.pretrained.adapt import check_statistics
 from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.pretrained.report import LoadReport
@@ -40,22 +41,19 @@ def load_initial_model(
     keep_head: bool = False,
     announce: bool = True,
 ) -> tuple[Model, LoadReport]:
-    """Return the initial model and its load report.
+    """Return the initial model and its load report; `announce` logs them.
 
     The head is initialised to zero. With `keep_head`, a head in the file for the same classes is
     kept.
 
-    If the name of the weights is `none`, `shape` describes the architecture of a new model;
-    otherwise, `shape` is ignored. If the name is `random:NAME`, the model has the architecture and
-    transform of NAME, but random weights: a baseline that shows the effect of pretraining. If
-    `announce` is set, the model is logged. Images with more than `max_pixels` pixels are not read.
+    If the name of the weights is `none`, `shape` describes the architecture of a new model for the
+    images, of which those with more than `max_pixels` pixels are not read. If the name is
+    `random:NAME`, the model has the architecture and transform of NAME, but random weights.
 
     Raises:
         WeightsError: The weights cannot be found, fetched or loaded.
         DataError: A new model cannot be built for these images.
-        UsageError: The image size, the channel statistics or another setting does not suit the
-            model.
-        ResourceError: The disk is full.
+        UsageError: A setting does not suit the model.
     """
     model: Model
     if weights.name == "none":
@@ -114,17 +112,15 @@ def _new_model(
     drop_path: float,
     seed: int,
 ) -> tuple[VisionTransformer, LoadReport]:
-    """Return a randomly initialised model for the images of a folder, and its report.
+    """Return a randomly initialised model for the images of a folder, and its report."""
 
-    Raises:
-        DataError: No sampled image can be read, the input size cannot be derived from the images,
-            or the number of mean or std values differs from the number of channels.
-        UsageError: The image size is not a multiple of the patch size, or other settings are
-            invalid.
-    """
+    def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
+        red, green, blue = (channel.tobytes() for channel in opened.image.split())
+        return (opened.image.height, opened.image.width), red == green == blue
+
     # Up to 63 images show the common size, and whether all are grey
     files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
-    found = [inspect_file(root, file, _size_and_grey, max_pixels=max_pixels) for file in files]
+    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
     readable = [each for each in found if not isinstance(each, ImageError)]
     if not readable:
         reasons = [each.reason for each in found if isinstance(each, ImageError)]
@@ -140,31 +136,25 @@ def _new_model(
     shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
     shape["in_channels"] = shape.pop("channels") or (1 if is_grey else 3)
     waves = shape.pop("positions") == "waves"
-    image_size = weights.image_size
-    if not image_size:
+    image_size = weights.image_size or own_size
+    if image_size is None or (not weights.image_size and max(image_size) > 256):
         reason = "differ in size, so a new model needs an input size"
-        if own_size is not None:
-            reason = (
-                f"are {own_size[1]}x{own_size[0]} pixels, which is too large for the default input "
-                "size of a new model"
-            )
-        if own_size is None or max(own_size) > 256:
-            fix = "set an input size, e.g. --image-size 64"
-            raise DataError(f"the images in {folder.root} {reason}", fix=fix)
-        image_size = own_size
+        if image_size is not None:
+            reason = f"are {image_size[1]}x{image_size[0]} pixels, which is too large for the "
+            reason += "default input size of a new model"
+        fix = "set an input size, e.g. --image-size 64"
+        raise DataError(f"the images in {folder.root} {reason}", fix=fix)
     check_patches(image_size, spec.patch_size)
-    config = ViTConfig(
-        image_size=image_size,
-        num_classes=len(folder.outputs),
-        drop_path=drop_path,
-        **shape,
-    )
+    classes = len(folder.outputs)
+    config = ViTConfig(image_size=image_size, num_classes=classes, drop_path=drop_path, **shape)
+    given = check_statistics(weights.mean, weights.std, config.in_channels)
+    half = (0.5,) * config.in_channels
+    mean, std = given or (half, half)
     torch.manual_seed(seed)
     model = VisionTransformer(config).eval()
     if waves and model.pos_embed is not None:
         with torch.no_grad():
             model.pos_embed[0, config.num_prefix :] = sinusoidal_positions(config.grid, spec.width)
-    is_given = weights.mean is not None
     return model, LoadReport(
         source="none: random initialisation",
         flavour="vitft",
@@ -175,11 +165,11 @@ def _new_model(
         transform=EvalTransform(
             image_size=config.image_size,
             crop=1.0,  # the whole image
-            mean=_checked_statistics(weights.mean, config.in_channels),
-            std=_checked_statistics(weights.std, config.in_channels),
+            mean=mean,
+            std=std,
         ),
         statistics_source="given by --mean and --std"
-        if is_given
+        if given
         else "default; change with --mean and --std",
         provenance={"name": "none"},
     )
@@ -197,27 +187,3 @@ def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
     y, x = rows.flatten()[:, None] * frequencies, columns.flatten()[:, None] * frequencies
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
-
-
-def _size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
-    """Return the height and width of an image, and whether its three channels are equal."""
-    image = opened.image
-    red, green, blue = (channel.tobytes() for channel in image.split())
-    return (image.height, image.width), red == green == blue
-
-
-def _checked_statistics(values: tuple[float, ...] | None, channels: int) -> tuple[float, ...]:
-    """Return the channel statistics given by the user, or 0.5 for each channel by default.
-
-    Raises:
-        DataError: The number of values differs from the number of channels.
-    """
-    if values is None:
-        return (0.5,) * channels
-    if len(values) != channels:
-        raise DataError(
-            f"got {count(len(values), 'mean or std value')}, but the model has "
-            f"{count(channels, 'channel')}",
-            fix="pass one value per channel with --mean and --std, or set model.channels",
-        )
-    return values

@@ -25,8 +25,8 @@ from vitft.system.imports import require_extra
 def add_adapters(model: Model, spec: TrainSpec) -> None:
     """Add an adapter to each linear layer named in `spec.lora_targets`, in place.
 
-    No adapters are added to the head or the pre_logits layer. New adapters have no effect, so the
-    outputs of the model do not change. A model that already has adapters is left unchanged.
+    The head and the pre_logits layer get none. New adapters do not change the outputs of the model.
+    A model that already has adapters is left unchanged.
 
     Raises:
         UsageError: peft is not installed, the model has none of these layers, or `spec` requests an
@@ -88,19 +88,14 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
 def write_adapter(
     folder: Path, matrices: Mapping[str, Tensor], model: nn.Module, spec: TrainSpec, *, base: str
 ) -> None:
-    """Write adapters and heads to a new folder that `peft.PeftModel` can load.
+    """Write the adapters from `merge_adapters` and the heads of the saved model to a new folder.
 
-    `matrices` is the return value of `merge_adapters`, `model` is the saved model with its
-    calibrated head, and `base` is the name of the pretrained weights.
-
-    Raises:
-        RunError: The folder is not writable, or it already exists and is not empty.
-        ResourceError: The disk is full.
+    `peft.PeftModel` can load it. `base` is the name of the pretrained weights.
     """
     from peft import LoraConfig
 
-    heads = {n: t for n, t in model.state_dict().items() if n.startswith("head")}
-    tensors = {**matrices, **{name: tensor.detach().cpu() for name, tensor in heads.items()}}
+    state = model.state_dict()
+    heads = {name: tensor.cpu() for name, tensor in state.items() if name.startswith("head")}
     config = LoraConfig(
         r=spec.lora_rank,
         lora_alpha=spec.lora_alpha,
@@ -111,6 +106,7 @@ def write_adapter(
     )
     with atomic_folder(folder) as fresh:
         config.save_pretrained(str(fresh))
-        named = {f"base_model.model.{n}": t.contiguous() for n, t in sorted(tensors.items())}
+        tensors = sorted({**matrices, **heads}.items())
+        named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors}
         content = to_safetensors(named, metadata={"format": "pt"})  # save_file ignores the umask
         write_atomically(fresh / "adapter_model.safetensors", content)

@@ -61,13 +61,10 @@ class NumpyModel:
     def __init__(
         self, config: ViTConfig, weights: Mapping[str, Float32Array], *, threads: int = 1
     ) -> None:
-        self.threads = threads
+        self.threads, self.config, self.weights = threads, config, weights
         self.helpers = ThreadPoolExecutor(threads, thread_name_prefix="vitft-tokens")
-        self.config, self.weights = config, weights
-        self.width, self.depth = config.width, config.depth
-        self.heads, self.eps = config.heads, config.norm_eps
+        self.width, self.depth, self.heads = config.width, config.depth, config.heads
         self.num_read, self.num_prefix = config.num_read, config.num_prefix
-        self.read_blocks = config.read_blocks
         self.turns = _rotations(config) if config.rope else None
 
     @property
@@ -88,7 +85,7 @@ class NumpyModel:
         for i in range(self.depth):
             is_last = i == self.depth - 1 and self.config.pool == "cls"
             x = self.block(x, f"blocks.{i}.", self.num_read if is_last else x.shape[1])
-            if self.depth - self.read_blocks <= i < self.depth - 1:
+            if self.depth - self.config.read_blocks <= i < self.depth - 1:
                 earlier.append(self.summarise(x))
             if i + 1 == intermediate:
                 more.append(self.intermediate_feature(x))
@@ -103,10 +100,7 @@ class NumpyModel:
         return np.concatenate(parts, axis=1) if len(parts) > 1 else last
 
     def intermediate_feature(self, x: Float32Array) -> Float32Array:
-        """Return the normalised class token or mean patch token: (B, N, D) to (B, D).
-
-        It is the equivalent of `VisionTransformer.intermediate_feature`.
-        """
+        """Return the normalised class token or mean patch token: (B, N, D) to (B, D)."""
         if self.config.pool == "cls":
             return self.norm_if_there(x[:, 0], "norm.")
         mean = x[:, self.num_prefix :].mean(axis=1)
@@ -117,10 +111,9 @@ class NumpyModel:
 
         With mean pooling, only the mean patch token is returned, (B, D).
         """
-        mean = x[:, self.num_prefix :].mean(axis=1, keepdims=True)
         if self.config.pool == "mean":
-            return self.norm_if_there(self.norm_if_there(mean, "norm."), "fc_norm.")[:, 0]
-        both = np.concatenate([x[:, :1], mean], axis=1)
+            return self.intermediate_feature(x)
+        both = np.stack([x[:, 0], x[:, self.num_prefix :].mean(axis=1)], axis=1)
         return self.norm_if_there(both, "norm.").reshape(len(x), -1)
 
     def attention_pool(self, x: Float32Array) -> Float32Array:
@@ -134,10 +127,7 @@ class NumpyModel:
         return (pooled + self.mlp(hidden, "attn_pool.mlp.", is_gated=False))[:, 0]
 
     def embed(self, pixels: Float32Array) -> Float32Array:
-        """Convert normalised pixels to tokens with position embeddings (equation 1).
-
-        Shapes: (B, S, S, channels) to (B, N, D).
-        """
+        """Convert normalised pixels (B, S, S, channels) to tokens (B, N, D) (equation 1)."""
         kernel = self["patch_embed.proj.weight"]  # (D, channels, p, p)
         down, across = kernel.shape[2:]
         height, width, channels = pixels.shape[1:]
@@ -161,9 +151,8 @@ class NumpyModel:
         if self.config.norm == "post":
             mixed = self.scaled(self.attention(x, name, rows), f"{name}ls1.")
             kept = self.norm(kept + mixed, f"{name}norm1.")
-            return self.norm(
-                kept + self.scaled(self.mlp(kept, f"{name}mlp."), f"{name}ls2."), f"{name}norm2."
-            )
+            hidden = self.scaled(self.mlp(kept, f"{name}mlp."), f"{name}ls2.")
+            return self.norm(kept + hidden, f"{name}norm2.")
         mixed = self.attention(self.norm(x, f"{name}norm1."), name, rows)
         kept = kept + self.scaled(mixed, f"{name}ls1.")
         hidden = self.mlp(self.norm(kept, f"{name}norm2."), f"{name}mlp.")
@@ -214,11 +203,7 @@ class NumpyModel:
     def each(
         self, function: Callable[[Float32Array], Float32Array], x: Float32Array
     ) -> Float32Array:
-        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads.
-
-        Raises:
-            FloatingPointError: A result is not finite.
-        """
+        """Apply a function of tokens (n, D) to all tokens (B, N, D), in parallel threads."""
         function = strictly(function)
         flat = x.reshape(-1, x.shape[-1])
         if self.threads == 1 or len(flat) < 2 * _ROWS:
@@ -238,17 +223,13 @@ class NumpyModel:
         return self.norm(x, name) if f"{name}weight" in self.weights else x
 
     def norm(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the LayerNorm or RMSNorm `name` over the last axis.
-
-        Raises:
-            FloatingPointError: The variance of a token is not finite.
-        """
+        """Apply the LayerNorm or RMSNorm `name` over the last axis."""
         is_rms = self.config.norm_layer == "rmsnorm"
         centred = x.copy() if is_rms else x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
         if not np.isfinite(variance).all():  # dividing by infinity would hide an overflow
             raise FloatingPointError("the variance of a token overflows")
-        centred /= np.sqrt(variance + np.float32(self.eps))
+        centred /= np.sqrt(variance + np.float32(self.config.norm_eps))
         return centred * self[f"{name}weight"] + self.weights.get(f"{name}bias", np.float32(0))
 
     def scaled(self, x: Float32Array, name: str) -> Float32Array:
@@ -311,10 +292,7 @@ def _sigmoid_gelu(x: Float32Array) -> Float32Array:
 
 
 def _swiglu(hidden: Float32Array) -> Float32Array:
-    """Return silu(gate) * value, where gate and value are the halves of the last axis.
-
-    silu(x) = x sigmoid(x); with tanh, it cannot overflow.
-    """
+    """Return silu(gate) * value; silu(x) = x sigmoid(x), which with tanh cannot overflow."""
     gate, value = np.split(hidden, 2, axis=-1)
     return _as_floats(np.float32(0.5) * gate * (1 + np.tanh(np.float32(0.5) * gate)) * value)
 
@@ -356,7 +334,7 @@ _GELUS: Mapping[str, Callable[[Float32Array], Float32Array]] = {
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": _sigmoid_gelu,
 }
-"""NumPy versions of the functions in `activations`."""
+"""NumPy versions of the activation functions in `layers`."""
 
 
 def normalise(views: _Uint8Array, transform: EvalTransform) -> Float32Array:

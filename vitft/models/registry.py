@@ -18,13 +18,11 @@ from vitft.system.text import count, format_size
 def architecture_config(name: str) -> ViTConfig:
     """Return the configuration for a name such as `vit_base_patch16_224` or `vit_base_r50_s16_224`.
 
-    Any other name, e.g. `vit_base_patch14_reg4_dinov2`, is looked up in timm, which is then
-    imported.
+    The last number is the side of the image in pixels. Any other name, e.g.
+    `vit_base_patch14_reg4_dinov2`, is looked up in timm, which is then imported.
 
     Raises:
-        UsageError: The name is unknown, contains an unsupported image size, or names a timm model
-            that vitft's own model does not support. The message suggests similar names or states
-            the reason.
+        UsageError: The name is unknown, or vitft's own model does not support this architecture.
     """
     match = re.fullmatch(r"vit_([a-z]+)_(?:patch(\d+)|(r\d*_s\d+(?:_p8)?))_(\d+)", name)
     size = SIZES.get(match[1]) if match else None
@@ -60,10 +58,9 @@ def create_model(
 ) -> VisionTransformer:
     """Return an untrained model of a named architecture, in float32 on the default device.
 
-    The name is a model name from a paper, or a timm architecture that vitft's own model supports.
-    The last number in a name from a paper is the side of the image in pixels; `image_size`, a side
-    or (height, width), overrides it. `fields` sets other fields of `ViTConfig`, e.g. num_classes=5
-    or pool="mean".
+    The name is as in `architecture_config`. `image_size`, a side or (height, width) in pixels,
+    overrides the size in the name. `fields` sets other fields of `ViTConfig`, e.g. num_classes=5 or
+    pool="mean".
 
     Raises:
         UsageError: The name or a field is unknown or not supported, or a value is invalid or
@@ -87,9 +84,10 @@ def describe_vit(config: ViTConfig) -> str:
     """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
     named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
     name = named.get((config.width, config.depth, config.heads))
-    size = f"-{SIZE_LETTERS[name]}" if name else ""
-    extras = [] if name else [count(config.depth, "block"), f"width {config.width}"]
-    extras += [] if name else [count(config.heads, "head")]
+    size, extras = f"-{SIZE_LETTERS[name]}" if name else "", list[str]()
+    if not name:
+        extras += [count(config.depth, "block"), f"width {config.width}"]
+        extras.append(count(config.heads, "head"))
     if config.stem is not None:
         extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
     if config.convs:

@@ -48,9 +48,17 @@ class Rotary(nn.Module):
         super().__init__()
         self.halves, size = rope.halves, config.width // config.heads
         # The angles of the patches: (P, K / 2)
-        rows, columns = (_axis_coordinates(i, config.grid, rope) for i in (0, 1))
-        pair = torch.meshgrid(rows, columns, indexing="ij")  # each (rows, columns)
-        coordinates = torch.stack(pair[::-1] if rope.x_first else pair, dim=-1)
+        axes: list[Tensor] = []
+        for axis, number in enumerate(config.grid):
+            places = torch.arange(number, dtype=torch.float32, device="cpu")
+            if rope.unit:
+                axes.append(2 * math.pi * (2 * ((places + 0.5) / number) - 1))
+            elif rope.grid is None:
+                axes.append(places + rope.offset)
+            else:
+                axes.append((places + rope.offset) / number * rope.grid[axis])
+        both = torch.meshgrid(*axes, indexing="ij")  # each (rows, columns)
+        coordinates = torch.stack(both[::-1] if rope.x_first else both, dim=-1)
         exponents = torch.arange(size // 4, dtype=torch.float32, device="cpu") / (size // 4)
         frequencies = 1 / rope.base**exponents  # (K / 4,)
         # (rows, columns, 2, K / 4): the pairs of the first coordinate precede those of the second
@@ -59,15 +67,9 @@ class Rotary(nn.Module):
         angles = torch.cat([prefix, angles])  # (N, K / 2)
         cos, sin = angles.cos(), angles.sin()
         # (a, b) * (cos t, cos t) + (b, a) * (-sin t, sin t), element by element, for all pairs
-        if rope.halves:
-            tables = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-        else:
-            tables = (
-                torch.stack([cos, cos], -1).flatten(-2),
-                torch.stack([-sin, sin], -1).flatten(-2),
-            )
         device = torch.get_default_device()  # on "meta", weights are assigned later; tables are not
-        for name, table in zip(("cos", "sin"), tables, strict=True):
+        for name, pair in (("cos", (cos, cos)), ("sin", (-sin, sin))):
+            table = torch.cat(pair, -1) if rope.halves else torch.stack(pair, -1).flatten(-2)
             table = table if device.type == "meta" else table.to(device)
             self.register_buffer(name, table, persistent=False)
 
@@ -78,12 +80,3 @@ class Rotary(nn.Module):
         else:
             swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return x * self.cos[:count] + swapped * self.sin[:count]
-
-
-def _axis_coordinates(axis: int, grid: tuple[int, int], rope: RopeConfig) -> Tensor:
-    """Return the coordinates of the rows (axis 0) or columns (axis 1) of a grid of patches."""
-    numbers = torch.arange(grid[axis], dtype=torch.float32, device="cpu")
-    if rope.unit:
-        return 2 * math.pi * (2 * ((numbers + 0.5) / grid[axis]) - 1)
-    numbers = numbers + rope.offset
-    return numbers if rope.grid is None else numbers / grid[axis] * rope.grid[axis]

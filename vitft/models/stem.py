@@ -1,18 +1,14 @@
-"""Components that later models add to the plain Vision Transformer in `vit`.
+"""Convolutions before the patch projection: their feature map is cut into patches, not the image.
 
-- The ResNet of a hybrid, whose feature map is cut into patches. It consists of weight-standardised
-  convolutions with GroupNorm and TensorFlow's SAME padding, under timm's names
-  (`patch_embed.backbone.*`).
-- A convolutional stem: a few such convolutions without a ResNet, for models trained from random
-  weights.
-- LayerScale and stochastic depth for the residual branches of a block.
+- The ResNet of a hybrid: weight-standardised convolutions with GroupNorm and TensorFlow's SAME
+  padding, under timm's names.
+- A convolutional stem: a few such convolutions, for models trained from random weights.
 
-Notation: B images, S image side in pixels (the height and width may differ), N tokens, D width,
-F feature channels, h and w sides of a feature map.
+Notation: B images, S image side in pixels (the height and width may differ), F feature channels,
+h and w sides of a feature map.
 
 Sources: Kolesnikov et al. 2020 (BiT), https://arxiv.org/abs/1912.11370; Qiao et al. 2019 (weight
-standardisation), 1903.10520; Huang et al. 2016 (stochastic depth), 1603.09382; Touvron et al. 2021
-(LayerScale), 2103.17239; Xiao et al. 2021 (convolutional stems), 2106.14881;
+standardisation), 1903.10520; Xiao et al. 2021 (convolutional stems), 2106.14881;
 google-research/vision_transformer.
 """
 
@@ -53,10 +49,7 @@ class StdConv2d(nn.Conv2d):
 
 
 class _Root(nn.Module):
-    """Start of a ResNet: 7x7 convolution, GroupNorm, ReLU and max pooling.
-
-    It maps pixels (B, channels, S, S) to (B, 64, S/4, S/4).
-    """
+    """Start of a ResNet: pixels (B, channels, S, S) to (B, 64, S/4, S/4)."""
 
     def __init__(self, in_channels: int) -> None:
         super().__init__()
@@ -88,74 +81,35 @@ class _Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(branch)) + self.downsample(x))
 
 
-def _build_resnet(in_channels: int, stages: tuple[int, ...]) -> nn.Sequential:
-    """Return a ResNet that maps pixels (B, channels, S, S) to a feature map (B, F, h, w).
-
-    `stages` contains the number of bottlenecks in each stage. In every stage except the first, the
-    first bottleneck halves the sides of the feature map.
-    """
-    trunk, inputs = nn.Sequential(), 64
-    for i, depth in enumerate(stages):
-        outputs = 256 * 2**i
-        first = _Bottleneck(inputs, outputs, stride=1 if i == 0 else 2, is_first=True)
-        others = (_Bottleneck(outputs, outputs, 1, is_first=False) for _ in range(depth - 1))
-        trunk.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *others))))
-        inputs = outputs
-    return nn.Sequential(OrderedDict(stem=_Root(in_channels), stages=trunk))
-
-
-def _conv_norm(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Return a 3x3 convolution with GroupNorm and ReLU.
-
-    It maps (B, `inputs`, h, w) to (B, `outputs`, ceil(h / `stride`), ceil(w / `stride`)).
-    """
-    conv = StdConv2d(inputs, outputs, 3, stride=stride)
-    groups = math.gcd(8, outputs, outputs // 2)  # at least two channels per group
-    norm = nn.GroupNorm(groups, outputs)
-    return nn.Sequential(OrderedDict(conv=conv, norm=norm, relu=nn.ReLU()))
-
-
 def build_stem(
     in_channels: int, stages: tuple[int, ...] | None, convs: tuple[int, ...], patch: tuple[int, int]
 ) -> tuple[nn.Module, int]:
     """Return the module that precedes the patch projection, and its number of output channels.
 
-    - If `stages` has values, the module is the ResNet of a hybrid.
+    It maps pixels (B, channels, S, S) to a feature map (B, F, h, w).
+
+    - If `stages` has values, the module is the ResNet of a hybrid: the number of bottlenecks in
+      each stage. Every stage except the first halves the sides of the feature map.
     - If `stages` is (), it is only the root of a ResNet. timm then omits `stem.` from the names.
-    - If `stages` is None, it is a stack of convolutions with the output channels `convs`, or the
-      identity if `convs` is empty.
+    - If `stages` is None, it is a stack of 3x3 convolutions with the output channels `convs`, or
+      the identity if `convs` is empty.
     """
+    if stages == ():
+        return _Root(in_channels), 64
     if stages is not None:
-        resnet = _build_resnet(in_channels, stages) if stages else _Root(in_channels)
-        return resnet, 256 * 2 ** (len(stages) - 1) if stages else 64
-    inputs, strides = (in_channels, *convs), conv_strides(convs, patch)
-    layers = [_conv_norm(*each) for each in zip(inputs, convs, strides, strict=False)]
-    return nn.Sequential(*layers) if layers else nn.Identity(), inputs[-1]
-
-
-class LayerScale(nn.Module):
-    """Learned factor for each of the D channels of a residual branch (B, N, D)."""
-
-    def __init__(self, width: int, initial: float) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.full((width,), initial))
-
-    def forward(self, branch: Tensor) -> Tensor:
-        return branch * self.gamma
-
-
-class DropPath(nn.Module):
-    """Stochastic depth: skips a residual branch (B, N, D) for random images during training.
-
-    Branches that are not skipped are scaled up so that the expected value does not change.
-    """
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return branch
-        kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate  # (B, 1, 1)
-        return branch * kept.to(branch.dtype) / (1 - self.rate)
+        trunk, inputs = nn.Sequential(), 64
+        for i, depth in enumerate(stages):
+            outputs = 256 * 2**i
+            first = _Bottleneck(inputs, outputs, stride=1 if i == 0 else 2, is_first=True)
+            others = (_Bottleneck(outputs, outputs, 1, is_first=False) for _ in range(depth - 1))
+            trunk.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *others))))
+            inputs = outputs
+        return nn.Sequential(OrderedDict(stem=_Root(in_channels), stages=trunk)), inputs
+    layers, inputs = nn.Sequential(), in_channels
+    for outputs, stride in zip(convs, conv_strides(convs, patch), strict=True):
+        conv = StdConv2d(inputs, outputs, 3, stride=stride)
+        groups = math.gcd(8, outputs, outputs // 2)  # at least two channels per group
+        norm = nn.GroupNorm(groups, outputs)
+        layers.append(nn.Sequential(OrderedDict(conv=conv, norm=norm, relu=nn.ReLU())))
+        inputs = outputs
+    return layers if convs else nn.Identity(), inputs

@@ -31,13 +31,12 @@ class _Visit:
     """Actions to perform at the blocks of a network during one forward pass."""
 
     at: nn.Module | None = None
-    """Block whose input is replaced, or at which the pass stops."""
     tokens: Tensor | None = None
     """New input to the block `at`; None to stop the pass at that block."""
-    outputs: list[Tensor] = field(default_factory=list)
-    """Outputs of all blocks that return a tensor, in the order of the calls."""
     calls: int = 0
     """Number of calls to the block `at`."""
+    outputs: list[Tensor] = field(default_factory=list)
+    """Outputs of all blocks that return a tensor, in the order of the calls."""
 
 
 _COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
@@ -45,11 +44,7 @@ _COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
 
 
 class _BlockReachedError(Exception):
-    """Signal that stops a pass at a block; `tokens` is the input to the block."""
-
-    def __init__(self, tokens: object) -> None:
-        super().__init__()
-        self.tokens = tokens
+    """Signal that stops a pass at a block; its argument is the input to the block."""
 
 
 _VISIT: ContextVar[_Visit | None] = ContextVar("visit", default=None)
@@ -83,34 +78,20 @@ def _block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
     return tuple(names)
 
 
-def _watch_blocks(net: nn.Module, names: tuple[str, ...]) -> None:
-    """Register the hooks through which a `_Visit` acts on the blocks."""
-    for name in names:
-        block = net.get_submodule(name)
-        block.register_forward_pre_hook(_on_call, with_kwargs=True)
-        block.register_forward_hook(_on_return)
-
-
 def _input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
-    """Run a network on pixels (B, channels, H, W) up to a block, and return the block's input.
-
-    The input is None if the network does not call the block.
-    """
+    """Return the input to a block for pixels (B, channels, H, W), or None if it is not called."""
     try:
         with _visiting(_Visit(at=block)):
             net(pixels)
     except _BlockReachedError as reached:
-        return reached.tokens
+        return reached.args[0]
     return None
 
 
 def _resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) -> tuple[Any, int]:
-    """Run a network with `tokens` (B, ...) as the input to a block.
+    """Return the output for `tokens` (B, ...) as the input to a block, and the block's calls.
 
     timm's code before the block runs on `pixels`, a single image of any content.
-
-    Returns:
-        The output of the network for `tokens`, and the number of calls to the block.
     """
     with _visiting(_Visit(at=block, tokens=tokens)) as visit:
         return net(pixels), visit.calls
@@ -119,24 +100,24 @@ def _resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor)
 def _parameters_after(net: nn.Module, block: nn.Module, pixels: Tensor) -> frozenset[str] | str:
     """Return the names of the parameters used only from a block on, or why no cut is possible.
 
-    Args:
-        net: A network in eval mode. It is not modified.
-        block: The block before which to cut the network.
-        pixels: Two images (2, channels, H, W) of any content.
-
-    Returns:
-        The names or, if the network cannot be cut there, the reason as a clause. Both are found by
-        using autograd to see what the output depends on if the block's input is a constant.
+    Autograd shows what the output depends on if the block's input is a constant. The network is in
+    eval mode, and `pixels` are two images (2, channels, H, W) of any content.
     """
     names, parameters = zip(*net.named_parameters(), strict=True)
-    with torch.inference_mode(False), torch.enable_grad(), _all_trained(parameters):
-        reached = _input_of(net, block, pixels)
-        if not isinstance(reached, Tensor):
-            return "the input to its blocks is not a single tensor"
-        before = _depends_on(reached, parameters)
-        dummy = torch.zeros_like(pixels).requires_grad_()
-        output, calls = _resume_at(net, block, reached.detach(), dummy)
-        after, (bypasses,) = _depends_on(output, parameters), _depends_on(output, [dummy])
+    were_trained = [parameter.requires_grad for parameter in parameters]
+    try:
+        net.requires_grad_(True)
+        with torch.inference_mode(False), torch.enable_grad():
+            reached = _input_of(net, block, pixels)
+            if not isinstance(reached, Tensor):
+                return "the input to its blocks is not a single tensor"
+            before = _depends_on(reached, parameters)
+            dummy = torch.zeros_like(pixels).requires_grad_()
+            output, calls = _resume_at(net, block, reached.detach(), dummy)
+            after, (bypasses,) = _depends_on(output, parameters), _depends_on(output, [dummy])
+    finally:
+        for parameter, was_trained in zip(parameters, were_trained, strict=True):
+            parameter.requires_grad_(was_trained)
     if calls != 1:
         return "its blocks are called more than once per pass"
     if bypasses:
@@ -156,19 +137,6 @@ def _depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
         return [False] * len(inputs)
     gradients = torch.autograd.grad(output.sum(), inputs, retain_graph=True, allow_unused=True)
     return [gradient is not None for gradient in gradients]
-
-
-@contextlib.contextmanager
-def _all_trained(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Make all parameters require gradients until the context ends."""
-    before = [parameter.requires_grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter, required in zip(parameters, before, strict=True):
-            parameter.requires_grad_(required)
 
 
 def _on_call(
@@ -238,7 +206,9 @@ class TimmModel(nn.Module):
         self.net.pretrained_cfg.pop("state_dict", None)  # drop a second copy of the weights
         self.block_names = _block_names(self.net)
         """Module paths of the network's blocks, in order; empty if timm does not list them."""
-        _watch_blocks(self.net, self.block_names)
+        for block in self.blocks:
+            block.register_forward_pre_hook(_on_call, with_kwargs=True)
+            block.register_forward_hook(_on_return)
         self.cuts: dict[int, frozenset[str]] = {}
         """Cached names of the network's parameters that are used only from a block on, by block."""
         self.pre_logits = nn.Identity()
@@ -251,20 +221,18 @@ class TimmModel(nn.Module):
         self.register_load_state_dict_pre_hook(_rename_from_timm)  # type: ignore[no-untyped-call]
 
     def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
-        """Return the pooled features of normalised pixels.
+        """Return pooled features: pixels (B, channels, height, width) to (B, `feature_size`).
 
-        Shapes: (B, channels, height, width) to (B, `feature_size`). There are no intermediate
-        features, so `intermediate` must be 0.
+        There are no intermediate features, so `intermediate` must be 0.
         """
         assert intermediate == 0, "timm models have no intermediate features"
         return self.net(pixels)
 
     def trace(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Run the network, and return its intermediate and final outputs for use with autograd.
+        """Return intermediate and final outputs for use with autograd.
 
-        Returns:
-            The outputs (B, ...) of all blocks that return a tensor and of timm's
-            `forward_features`, in order; and the logits (B, C).
+        These are the outputs (B, ...) of all blocks that return a tensor and of timm's
+        `forward_features`, in order; and the logits (B, C).
         """
         with _visiting(_Visit()) as visit:
             last = self.net.forward_features(pixels)
@@ -283,10 +251,7 @@ class TimmModel(nn.Module):
         return tokens
 
     def finish(self, tokens: Tensor, start: int, *, intermediate: int = 0) -> Tensor:
-        """Return pooled features (B, `feature_size`), given the input (B, ...) to block `start`.
-
-        As in `features`, `intermediate` must be 0.
-        """
+        """Return pooled features (B, `feature_size`), given the input (B, ...) to block `start`."""
         assert intermediate == 0, "timm models have no intermediate features"
         pooled, _ = _resume_at(self.net, self.blocks[start], tokens, self.blank(1))
         return pooled
@@ -297,9 +262,7 @@ class TimmModel(nn.Module):
         return next(self.net.parameters()).new_zeros(shape)
 
     def trained_after(self, start: int) -> frozenset[str]:
-        """Return the names of this model's parameters that are used only from a block on.
-
-        The names include those of the head's parameters.
+        """Return the names of the parameters that are used only from a block on, or in the head.
 
         Raises:
             UsageError: The network cannot be cut before this block.
@@ -328,14 +291,7 @@ class TimmModel(nn.Module):
 
 
 def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: float = 0.0) -> Any:  # noqa: ANN401 - timm's type
-    """Return timm's network in eval mode, including its classifier.
-
-    `source` contains timm's settings for loading pretrained weights. If it is empty, the weights
-    are random.
-
-    Raises:
-        UsageError: timm does not have this model, or cannot build it with these settings.
-    """
+    """Return timm's network in eval mode; `source` is where the weights are (random if empty)."""
     import timm  # takes seconds to import
 
     if not timm.is_model(config.timm):
@@ -379,12 +335,8 @@ def _classifier_of(net: Any) -> tuple[str, nn.Linear | nn.Conv2d | None]:  # noq
 def _strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return settings that make timm load all tensors or raise RuntimeError.
 
-    timm reports missing tensors only if the network and the weights have the same number of
-    classes; otherwise, it silently leaves these tensors random. The network is therefore built with
-    the number of classes in `tensors`, and `TimmModel` then removes the classifier.
-
-    Raises:
-        UsageError: As in `_create_timm`.
+    If the network and the weights differ in their number of classes, timm silently leaves missing
+    tensors random. The network is therefore built with the number of classes in `tensors`.
     """
     net, state = _create_timm(config, {}), dict(tensors)
     name, outer = _classifier_of(net)

@@ -42,13 +42,17 @@ _OTHER_NAMES = (
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a timm network's tensors under vitft's names and in vitft's layout.
 
-    Tensors with vitft's names are left unchanged. If one of the tensors to be
-    combined is missing, the others are also left unchanged and are reported later.
+    If one of the tensors to be combined is missing, the others are left unchanged and are reported
+    later.
     """
     result = {renamed(name): tensor for name, tensor in tensors.items()}
     for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
-        place, ending = name.rsplit(".attn.", 1)
-        _fuse_biases(result, f"{place}.attn.", ending)
+        place, ending = name.rsplit(".attn.q", 1)
+        key, value = f"{place}.attn.k{ending}", f"{place}.attn.v{ending}"
+        if value in result:  # the keys may have no biases
+            query = result.pop(name)
+            parts = query, result.pop(key, torch.zeros_like(query)), result.pop(value)
+            result[f"{place}.attn.qkv.bias"] = torch.cat(parts)
     groups = {
         "attn.q_proj.weight": ("attn.k_proj.weight", "attn.v_proj.weight", "attn.qkv.weight"),
         "mlp.fc1_g.weight": ("mlp.fc1_x.weight", "mlp.fc1.weight"),
@@ -73,8 +77,7 @@ def renamed(name: str) -> str:
 def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether timm's names suggest rotary position embeddings, which are not stored.
 
-    A model without learned position embeddings has rotary ones. The other signs are names and
-    layouts that occur almost exclusively in published models with rotary position embeddings.
+    The signs occur almost exclusively in published models with rotary position embeddings.
     """
     gated = {n for n in tensors if n.endswith((".mlp.fc1_g.weight", ".attn.q_proj.weight"))}
     first, last = (tensors.get(f"blocks.0.mlp.{n}.weight") for n in ("fc1", "fc2"))
@@ -88,19 +91,6 @@ def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
         or is_perception_encoder
         or "blocks.0.gamma_1" in tensors
     )
-
-
-def _fuse_biases(tensors: dict[str, Tensor], place: str, ending: str) -> None:
-    """Replace separate biases of queries and values with one bias for qkv, in place.
-
-    If the keys have no bias, zeros are used. The queries' bias has the name `place` + `ending`.
-    """
-    query, key, value = (place + letter + ending[1:] for letter in "qkv")
-    if value not in tensors:
-        return
-    zero = torch.zeros_like(tensors[query])
-    parts = tensors.pop(query), tensors.pop(key, zero), tensors.pop(value)
-    tensors[f"{place}qkv.bias"] = torch.cat(parts)
 
 
 def to_eva_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -251,6 +241,17 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
     rows = 0 if net.pos_embed is None else net.pos_embed.shape[1] - math.prod(patch.grid_size)
     first = getattr(attention, "qkv", None) or attention.q_proj
     pool_heads = 0 if pooling is None else pooling.num_heads
+    rope, turns = None, getattr(net, "rope", None)
+    if turns is not None:
+        grid = getattr(turns, "ref_feat_shape", None)
+        rope = RopeConfig(
+            unit=type(turns).__name__ == "RotaryEmbeddingDinoV3",
+            base=float(turns.temperature),
+            offset=float(turns.grid_offset),
+            grid=None if grid is None else as_pair(tuple(grid)),
+            x_first=turns.grid_indexing == "xy",
+            halves=attention.rotate_half,
+        )
     return ViTConfig(
         image_size=as_pair(patch.img_size),
         patch_size=as_pair(patch.patch_size),
@@ -266,7 +267,7 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         registers=0 if getattr(net, "reg_token", None) is None else net.reg_token.shape[1],
         prefix_positions=rows > 0 or net.pos_embed is None,  # without positions: no effect
         positions=net.pos_embed is not None,
-        rope=None if getattr(net, "rope", None) is None else _rope_config(net),
+        rope=rope,
         distilled=getattr(net, "dist_token", None) is not None,
         class_token=net.cls_token is not None,
         embed_norm=_is_module(net, "norm_pre"),
@@ -281,18 +282,4 @@ def network_config(net: Any) -> ViTConfig:  # noqa: ANN401
         pool_heads=0 if pool_heads == attention.num_heads else pool_heads,
         final_norm=_is_module(net, "norm") or _is_module(net, "fc_norm"),
         norm_before_pool=net.global_pool == "avg" and _is_module(net, "norm"),
-    )
-
-
-def _rope_config(net: Any) -> RopeConfig:  # noqa: ANN401
-    """Return the configuration of a timm network's rotary position embeddings."""
-    rope, attention = net.rope, net.blocks[0].attn
-    grid = getattr(rope, "ref_feat_shape", None)
-    return RopeConfig(
-        unit=type(rope).__name__ == "RotaryEmbeddingDinoV3",
-        base=float(rope.temperature),
-        offset=float(rope.grid_offset),
-        grid=None if grid is None else as_pair(tuple(grid)),
-        x_first=rope.grid_indexing == "xy",
-        halves=attention.rotate_half,
     )

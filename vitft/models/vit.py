@@ -2,7 +2,7 @@
 
 This module does not depend on file formats, on the origin of the weights or on training. Its
 parameter names are timm's, so `load_state_dict(strict=True)` works in both directions. Components
-of later models are in `stem`, `activations`, `norms`, `attention_pool`, `gated_mlp` and `rope`.
+of later models are in `layers`, `rope` and `stem`.
 
 Notation in the shape comments:
     B images, P patches, N tokens (prefix + P), D width, H heads, K head width (D / H),
@@ -28,11 +28,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitft.models.attention_pool import AttentionPool
-from vitft.models.gated_mlp import GatedMLP
-from vitft.models.layers import ACTIVATION_FUNCTIONS, build_norm, optional_norm
+from vitft.models.layers import (
+    MLP,
+    AttentionPool,
+    DropPath,
+    LayerScale,
+    build_norm,
+    optional_norm,
+)
 from vitft.models.rope import Rotary
-from vitft.models.stem import DropPath, LayerScale, build_stem
+from vitft.models.stem import build_stem
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
@@ -126,25 +131,6 @@ def _weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-class _MLP(nn.Module):
-    """Two linear layers with a GELU in between, applied to each token (B, N, D).
-
-    The GELU is the exact one (erf), unless the configuration names an approximation.
-    """
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.width, config.hidden, bias=config.proj_bias)
-        self.activation = ACTIVATION_FUNCTIONS[config.activation]
-        self.norm = optional_norm(
-            config, config.mlp_norm, config.hidden
-        )  # the identity in a plain ViT
-        self.fc2 = nn.Linear(config.hidden, config.width, bias=config.proj_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.norm(self.activation(self.fc1(x))))
-
-
 class Block(nn.Module):
     """Encoder layer: attention, then an MLP (equations 2 and 3)."""
 
@@ -155,7 +141,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ls1 = _layer_scale(config)
         self.norm2 = build_norm(config)
-        self.mlp = GatedMLP(config) if config.gated_mlp else _MLP(config)
+        self.mlp = MLP(config, is_gated=config.gated_mlp)
         self.ls2 = _layer_scale(config)
         self.drop_path = DropPath(drop_path)
 
@@ -211,7 +197,7 @@ class VisionTransformer(nn.Module):
         # The last LayerNorm comes before class-token pooling, but after most models' mean pooling.
         self.norm = optional_norm(config, config.last_norm == "norm")
         self.fc_norm = optional_norm(config, config.last_norm == "fc_norm")
-        self.attn_pool = AttentionPool(config, _MLP(config)) if config.pool == "map" else None
+        self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
             self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
@@ -300,9 +286,9 @@ class VisionTransformer(nn.Module):
 
         With `pool="mean"`, only the mean patch token is returned, (B, D).
         """
+        if self.config.pool == "mean":
+            return self.intermediate_feature(tokens)
         mean = tokens[:, self.config.num_prefix :].mean(dim=1, keepdim=True)
-        if self.config.pool == "mean":  # one of the norms is the identity
-            return self.fc_norm(self.norm(mean)).flatten(1)
         return self.norm(torch.cat([tokens[:, :1], mean], dim=1)).flatten(1)
 
     def intermediate_feature(self, tokens: Tensor) -> Tensor:
@@ -312,7 +298,7 @@ class VisionTransformer(nn.Module):
         output of the last block.
         """
         if self.config.pool == "cls":
-            return self.norm(tokens[:, 0])
+            return self.norm(tokens[:, 0])  # with other pooling, one of the norms is the identity
         return self.fc_norm(self.norm(tokens[:, self.config.num_prefix :].mean(dim=1)))
 
     def classify(self, pooled: Tensor) -> Tensor:

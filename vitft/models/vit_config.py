@@ -6,9 +6,8 @@ Sources: Dosovitskiy et al. 2021, table 1, https://arxiv.org/abs/2010.11929 (bas
 Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.10270 (tiny, small).
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
@@ -26,15 +25,13 @@ _MAX_PATCHES = 16384
 
 
 class _NamedSize(NamedTuple):
-    """Dimensions of a named model size.
-
-    `patches` contains the patch sides, in pixels, for which weights have been published.
-    """
+    """Dimensions of a named model size."""
 
     width: int
     depth: int
     heads: int
     patches: tuple[int, ...]
+    """Sides in pixels of the patches for which weights have been published."""
 
 
 SIZES: Mapping[str, _NamedSize] = {
@@ -327,142 +324,94 @@ def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, .
 
 # names and shapes of the tensors of a Vision Transformer, derived from its configuration ----------
 
-_Shape = tuple[int, ...]
+
+class _Shapes(dict[str, tuple[int, ...]]):
+    """Shapes of the tensors of a Vision Transformer, by name."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def layer(self, name: str, *weight: int, bias: bool = True) -> None:
+        self[f"{name}.weight"] = weight
+        if bias:
+            self[f"{name}.bias"] = weight[:1]
+
+    def norm(self, name: str, size: int, *, is_there: bool = True) -> None:
+        if is_there:
+            self.layer(name, size, bias=self.config.norm_layer == "layernorm")
+
+    def mlp(self, name: str, *, is_gated: bool = False) -> None:
+        width, hidden, bias = self.config.width, self.config.hidden, self.config.proj_bias
+        self.layer(f"{name}.fc1", 2 * hidden if is_gated else hidden, width, bias=bias)
+        self.norm(f"{name}.norm", hidden, is_there=self.config.mlp_norm)
+        self.layer(f"{name}.fc2", width, hidden, bias=bias)
+
+    def convolution(self, conv: str, group_norm: str, *kernel: int) -> None:
+        self.layer(conv, *kernel, bias=False)
+        self.layer(group_norm, kernel[0])
+
+    def patches(self) -> None:
+        """Add the layers from pixels to tokens."""
+        config, place, channels = self.config, "patch_embed.backbone", self.config.in_channels
+        if config.stem is not None:
+            root = f"{place}.stem" if config.stem else place
+            self.convolution(f"{root}.conv", f"{root}.norm", 64, channels, 7, 7)
+            channels = 64
+        for i, j in ((i, j) for i, depth in enumerate(config.stem or ()) for j in range(depth)):
+            unit, outputs, inner = f"{place}.stages.{i}.blocks.{j}", 256 * 2**i, 64 * 2**i
+            self.convolution(f"{unit}.conv1", f"{unit}.norm1", inner, channels, 1, 1)
+            self.convolution(f"{unit}.conv2", f"{unit}.norm2", inner, inner, 3, 3)
+            self.convolution(f"{unit}.conv3", f"{unit}.norm3", outputs, inner, 1, 1)
+            if j == 0:
+                down = f"{unit}.downsample"
+                self.convolution(f"{down}.conv", f"{down}.norm", outputs, channels, 1, 1)
+            channels = outputs
+        for i, outputs in enumerate(config.convs):
+            self.convolution(f"{place}.{i}.conv", f"{place}.{i}.norm", outputs, channels, 3, 3)
+            channels = outputs
+        kernel = (side // config.stride for side in config.patch_size)
+        bias = not config.embed_norm
+        self.layer("patch_embed.proj", config.width, channels, *kernel, bias=bias)
+        self.norm("patch_embed.norm", config.width, is_there=config.patch_norm)
 
 
 def vit_shapes(config: ViTConfig) -> dict[str, TensorFacts]:
     """Return the type and shape of each tensor of a Vision Transformer."""
-    return {name: TensorFacts("F32", shape) for name, shape in _named_shapes(config)}
-
-
-def _named_shapes(config: ViTConfig) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of a Vision Transformer."""
-    width = config.width
-    rows = config.num_prefix if config.prefix_positions else 0
-    if config.class_token:
-        yield "cls_token", (1, 1, width)
-    if config.distilled:
-        yield "dist_token", (1, 1, width)
-    if config.registers:
-        yield "reg_token", (1, config.registers, width)
+    shapes, width = _Shapes(config), config.width
+    names = ("cls_token", "dist_token", "reg_token")
+    tokens = zip(names, (config.class_token, config.distilled, config.registers), strict=True)
+    shapes |= {name: (1, int(number), width) for name, number in tokens if number}
     if config.positions:
-        yield "pos_embed", (1, rows + math.prod(config.grid), width)
-    yield from _patch_shapes(config)
-    if config.embed_norm:
-        yield from _model_norm(config, "norm_pre")
-    for i in range(config.depth):
-        yield from _block_shapes(config, f"blocks.{i}")
-    yield from _output_shapes(config)
-
-
-def _output_shapes(config: ViTConfig) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor after the last block."""
-    width = config.width
-    if config.final_norm:
-        yield from _model_norm(config, config.last_norm)
+        rows = config.num_prefix if config.prefix_positions else 0
+        shapes["pos_embed"] = 1, rows + math.prod(config.grid), width
+    shapes.patches()
+    shapes.norm("norm_pre", width, is_there=config.embed_norm)
+    for block in (f"blocks.{i}" for i in range(config.depth)):
+        shapes.norm(f"{block}.norm1", width)
+        shapes.layer(f"{block}.attn.qkv", 3 * width, width, bias=config.qkv_bias)
+        shapes.layer(f"{block}.attn.proj", width, width, bias=config.proj_bias)
+        shapes.norm(f"{block}.attn.norm", width, is_there=config.attn_norm)
+        shapes.norm(f"{block}.norm2", width)
+        shapes.mlp(f"{block}.mlp", is_gated=config.gated_mlp)
+        if config.layer_scale:
+            shapes |= {f"{block}.ls1.gamma": (width,), f"{block}.ls2.gamma": (width,)}
+    shapes.norm(config.last_norm, width, is_there=config.final_norm)
     if config.pool == "map":
-        yield "attn_pool.latent", (1, 1, width)
-        yield from linear("attn_pool.q", width, width)
-        yield from linear("attn_pool.kv", width, 2 * width)
-        yield from linear("attn_pool.proj", width, width)
-        yield from _model_norm(config, "attn_pool.norm")
-        yield from _mlp_shapes(config, "attn_pool.mlp", parts=1)
+        shapes["attn_pool.latent"] = 1, 1, width
+        for name, outputs in (("q", width), ("kv", 2 * width), ("proj", width)):
+            shapes.layer(f"attn_pool.{name}", outputs, width)
+        shapes.norm("attn_pool.norm", width)
+        shapes.mlp("attn_pool.mlp")
     if config.pre_logits:
-        yield from linear("pre_logits.fc", width, width)
-    if config.num_classes:
-        inputs = config.feature_size if config.read_blocks > 1 else width
-        yield from linear("head", inputs, config.num_classes)
-        if config.read_blocks > 1:
-            yield from linear("last_head", width, config.num_classes)
-        if config.distilled:
-            yield from linear("head_dist", width, config.num_classes)
-
-
-def _block_shapes(config: ViTConfig, name: str) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of the encoder layer `name`."""
-    width, bias = config.width, config.proj_bias
-    yield from _model_norm(config, f"{name}.norm1")
-    yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=config.qkv_bias)
-    yield from linear(f"{name}.attn.proj", width, width, bias=bias)
-    if config.attn_norm:
-        yield from _model_norm(config, f"{name}.attn.norm")
-    yield from _model_norm(config, f"{name}.norm2")
-    yield from _mlp_shapes(config, f"{name}.mlp", parts=2 if config.gated_mlp else 1)
-    if config.layer_scale:
-        yield f"{name}.ls1.gamma", (width,)
-        yield f"{name}.ls2.gamma", (width,)
-
-
-def _mlp_shapes(config: ViTConfig, name: str, *, parts: int) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of the MLP `name`.
-
-    `parts` is the number of hidden layers that the first matrix computes: 2 if there is a gate,
-    otherwise 1.
-    """
-    yield from linear(f"{name}.fc1", config.width, parts * config.hidden, bias=config.proj_bias)
-    if config.mlp_norm:
-        yield from _model_norm(config, f"{name}.norm", config.hidden)
-    yield from linear(f"{name}.fc2", config.hidden, config.width, bias=config.proj_bias)
-
-
-def _patch_shapes(config: ViTConfig) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of the layers that convert pixels to tokens."""
-    channels, place = config.in_channels, "patch_embed.backbone"
-    if config.stem is not None:
-        root = f"{place}.stem" if config.stem else place
-        yield f"{root}.conv.weight", (64, channels, 7, 7)
-        yield from _norm(f"{root}.norm", 64)
-        channels = 64
-        for i, depth in enumerate(config.stem):
-            for j in range(depth):
-                unit = f"{place}.stages.{i}.blocks.{j}"
-                yield from _bottleneck_shapes(unit, channels, 256 * 2**i, is_first=j == 0)
-                channels = 256 * 2**i
-    for i, outputs in enumerate(config.convs):
-        yield f"{place}.{i}.conv.weight", (outputs, channels, 3, 3)
-        yield from _norm(f"{place}.{i}.norm", outputs)
-        channels = outputs
-    kernel = (side // config.stride for side in config.patch_size)
-    yield "patch_embed.proj.weight", (config.width, channels, *kernel)
-    if not config.embed_norm:
-        yield "patch_embed.proj.bias", (config.width,)
-    if config.patch_norm:
-        yield from _model_norm(config, "patch_embed.norm")
-
-
-def _bottleneck_shapes(
-    name: str, inputs: int, outputs: int, *, is_first: bool
-) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of the ResNet residual block `name`."""
-    inner = outputs // 4
-    kernels = {"conv1": (inner, inputs, 1, 1), "conv2": (inner, inner, 3, 3)}
-    kernels["conv3"] = (outputs, inner, 1, 1)
-    for number, (conv, shape) in enumerate(kernels.items(), start=1):
-        yield f"{name}.{conv}.weight", shape
-        yield from _norm(f"{name}.norm{number}", shape[0])
-    if is_first:
-        yield f"{name}.downsample.conv.weight", (outputs, inputs, 1, 1)
-        yield from _norm(f"{name}.downsample.norm", outputs)
-
-
-def linear(
-    name: str, inputs: int, outputs: int, *, bias: bool = True
-) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of the linear layer `name`."""
-    yield f"{name}.weight", (outputs, inputs)
-    if bias:
-        yield f"{name}.bias", (outputs,)
-
-
-def _model_norm(
-    config: ViTConfig, name: str, size: int | None = None
-) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of a LayerNorm or RMSNorm (default size: D)."""
-    shapes = _norm(name, config.width if size is None else size)
-    yield from itertools.islice(shapes, 1) if config.norm_layer == "rmsnorm" else shapes
-
-
-def _norm(name: str, size: int) -> Iterator[tuple[str, _Shape]]:
-    """Yield the name and shape of each tensor of the normalisation layer `name`."""
-    yield f"{name}.weight", (size,)
-    yield f"{name}.bias", (size,)
+        shapes.layer("pre_logits.fc", width, width)
+    several = config.read_blocks > 1
+    heads = {
+        "head": config.feature_size if several else width,
+        "last_head": width * several,
+        "head_dist": width * config.distilled,
+    }
+    for name, inputs in heads.items():
+        if inputs and config.num_classes:
+            shapes.layer(name, config.num_classes, inputs)
+    return {name: TensorFacts("F32", shape) for name, shape in shapes.items()}

@@ -211,11 +211,7 @@ def check_statistics(
 
 
 def _adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConfig) -> list[str]:
-    """Adapt the kernels in `tensors` to the channels and patch size of `target`; return notes.
-
-    Raises:
-        UsageError: The convolutional stem does not support the patch size of `target`.
-    """
+    """Adapt the kernels in `tensors` to the channels and patch size of `target`; return notes."""
     notes = []
     if source.in_channels != target.in_channels:
         first = f"{source.first_conv}.weight"

@@ -196,11 +196,7 @@ def described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def _flavour_of(names: Iterable[str]) -> Flavour:
-    """Return the naming scheme of tensors.
-
-    Raises:
-        WeightsError: The names do not match any naming scheme, or there are no tensors.
-    """
+    """Return the naming scheme of tensors."""
     present = set(names)
     if "cls_token" in present or any(_VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
         return "timm"
@@ -245,11 +241,7 @@ def _our_name(name: str) -> str | None:
 
 
 def _convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Convert tensors from Google's layout; return them and the number of heads (None if unknown).
-
-    Raises:
-        WeightsError: As in `_rename_all` and `_fuse_qkv`.
-    """
+    """Convert tensors from Google's layout; return them and the number of heads, if known."""
     names = _rename_all(_unstacked(tensors))
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
@@ -309,11 +301,7 @@ def _tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> 
 
 
 def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under vitft's names.
-
-    Raises:
-        WeightsError: A name is unknown, or two tensors map to the same name.
-    """
+    """Return the tensors under vitft's names."""
     pairs = [(name, _our_name(name)) for name in tensors]
     _refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
@@ -328,11 +316,7 @@ def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the queries, keys and values of each block into one tensor, as in timm.
-
-    Raises:
-        WeightsError: One of the three is missing, or their shapes differ.
-    """
+    """Concatenate the queries, keys and values of each block into one tensor, as in timm."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         part = re.fullmatch(r"(blocks\.\d+\.attn\.)[qkv](\.weight|\.bias)", name)
@@ -355,11 +339,7 @@ def _fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refuse_unmapped(names: Iterable[str]) -> None:
-    """Refuse tensors that have no counterpart in vitft.
-
-    Raises:
-        WeightsError: `names` is not empty. The message states the likely cause, if known.
-    """
+    """Refuse tensors that have no counterpart in vitft."""
     unknown = sorted(names)
     if not unknown:
         return
@@ -372,11 +352,7 @@ def _refuse_unmapped(names: Iterable[str]) -> None:
 
 
 def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert all tensors to float32; contiguous float32 tensors are not copied.
-
-    Raises:
-        WeightsError: A tensor is not of a floating-point type.
-    """
+    """Convert all tensors to float32; contiguous float32 tensors are not copied."""
     whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if whole:
         raise WeightsError(

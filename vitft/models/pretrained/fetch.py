@@ -124,11 +124,6 @@ def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEn
     The weight file is model.safetensors, which is downloaded to check that it exists. If it does
     not exist and pickles are allowed, the weight file is pytorch_model.bin; its existence is not
     checked.
-
-    Raises:
-        WeightsError: There is no model.safetensors and pickles are not allowed, or
-            model.safetensors cannot be fetched.
-        ResourceError: The disk is full.
     """
     try:
         _cached_or_downloaded(entry)
@@ -149,9 +144,6 @@ def _fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
     """Fetch a repository's config.json and preprocessor_config.json from commit `revision`.
 
     Files that cannot be fetched are skipped, and damaged files are deleted.
-
-    Raises:
-        ResourceError: The disk is full.
     """
     for name in ("config.json", "preprocessor_config.json"):
         with contextlib.suppress(WeightsError):
@@ -173,12 +165,7 @@ def _log_leftovers(path: Path) -> None:
 
 
 def _cached_or_downloaded(entry: CatalogEntry) -> Path:
-    """Return the path of the cached file, downloading it if necessary; its content is not verified.
-
-    Raises:
-        WeightsError: The file is not in the cache and cannot be downloaded.
-        ResourceError: The disk is full.
-    """
+    """Return the path of the cached file, unverified, after downloading it if necessary."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -213,12 +200,7 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
 
 
 def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
-    """Return the path of the file in the cache, without network access.
-
-    Raises:
-        WeightsError: The file is not in the cache. The message includes `why`, the reason for not
-            using the hub.
-    """
+    """Return the path of the file in the cache, without network access."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -246,10 +228,6 @@ def _check_reachable(entry: CatalogEntry) -> str:
     """Return why the hub cannot be reached, or an empty string if it can.
 
     This requests the metadata of the file, with retries if the hub is busy.
-
-    Raises:
-        WeightsError: The server can be reached but refuses the request, stays busy, or is not a
-            Hugging Face hub.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 

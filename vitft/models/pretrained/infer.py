@@ -130,11 +130,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
 
 
 def _stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the number of bottlenecks in each stage of a hybrid's ResNet, or None for a plain ViT.
-
-    Raises:
-        WeightsError: A stage has no bottlenecks, or there are more than four stages.
-    """
+    """Return the number of bottlenecks per stage of a hybrid's ResNet, or None for a plain ViT."""
     place = re.compile(r"patch_embed\.backbone\.(?:stages\.(\d)\.blocks\.(\d{1,2})\.)?")
     found = [m for name in tensors if (m := place.match(name))]
     if not found:
@@ -151,11 +147,7 @@ def _stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
 
 
 def _shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """Return the shape of a required tensor, after checking its number of dimensions.
-
-    Raises:
-        WeightsError: The tensor is missing or empty, or has a different number of dimensions.
-    """
+    """Return the shape of a required tensor, after checking its number of dimensions."""
     shape = tuple(tensors[name].shape) if name in tensors else None
     if shape is None or len(shape) != dimensions or 0 in shape:
         raise WeightsError(
@@ -176,9 +168,6 @@ def _grid_of(
     In some models, only the patches have position embeddings; the number returned is then 0.
     If `image_size` does not match the number of position embeddings, it is ignored, and the grid
     must be square.
-
-    Raises:
-        WeightsError: The position embeddings match neither the image size nor a square grid.
     """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]

@@ -101,9 +101,6 @@ def _weights_in_folder(path: Path) -> Path:
 
     The file is model.safetensors or the only one of the best format. Weights in several parts count
     as one file, their index.
-
-    Raises:
-        WeightsError: The folder contains no weight file, or several.
     """
     with os.scandir(path) as found:
         entries = sorted(entry.name + "/" * entry.is_dir() for entry in found)
@@ -154,11 +151,7 @@ def canonical_name(name: str) -> str:
 
 
 def _parse_prefixed_name(name: str) -> CatalogEntry | None:
-    """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name.
-
-    Raises:
-        WeightsError: The name is invalid, its file is missing, or it means random weights.
-    """
+    """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name."""
     if name == "none" or name.startswith(RANDOM):
         usual = "a name from `vitft weights list`"
         other = "" if name == "none" else name.removeprefix(RANDOM)
@@ -195,11 +188,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
 
 
 def _parse_timm_name(name: str) -> CatalogEntry:
-    """Return a catalogue entry for timm:NAME[.TAG] or timm:NAME=FILE, without timm's metadata.
-
-    Raises:
-        WeightsError: The name is invalid, or the file is missing or of an unsupported kind.
-    """
+    """Return a catalogue entry for timm:NAME[.TAG] or timm:NAME=FILE, without timm's metadata."""
     model, has_file, file = name.partition("=")
     if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", model, re.ASCII):
         raise WeightsError(

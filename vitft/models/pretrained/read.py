@@ -214,9 +214,6 @@ def _check_published_digest(path: Path, digest: str) -> None:
     """Check the digest of a file that has the same name as a published file.
 
     The name of a published file contains the first 8 digits of its digest.
-
-    Raises:
-        WeightsError: The digest does not begin with the digits in the name.
     """
     published = {entry.was for entry in catalog_entries() if entry.was}
     digits = re.search(r"-([0-9a-f]{8})\.", path.name)
@@ -228,11 +225,7 @@ def _check_published_digest(path: Path, digest: str) -> None:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Return the memory-mapped tensors and the header's metadata of a safetensors file.
-
-    Raises:
-        WeightsError: The file is damaged, or a tensor has an unsupported type.
-    """
+    """Return the memory-mapped tensors and the header's metadata of a safetensors file."""
     try:
         header = read_header(path)
         for name, facts in header.tensors.items():
@@ -245,12 +238,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Return all tensors in a torch pickle, with the keys of nested dictionaries in their names.
-
-    Raises:
-        WeightsError: The installed torch reads pickles unsafely, or the file is damaged, needs code
-            or contains no named tensors.
-    """
+    """Return all tensors in a torch pickle, with the keys of nested dictionaries in their names."""
     if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 10):
         raise WeightsError(
             f"torch {torch.__version__} reads pickles unsafely (CVE-2026-24747)",
@@ -341,11 +329,7 @@ def _unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
 
 
 def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Check that no tensor contains NaN or infinity, which would affect every prediction.
-
-    Raises:
-        WeightsError: A tensor contains a value that is not finite.
-    """
+    """Check that no tensor contains NaN or infinity, which would affect every prediction."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
             continue  # any non-finite value would make the sum non-finite

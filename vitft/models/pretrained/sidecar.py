@@ -213,11 +213,7 @@ def read_table_file(path: Path) -> _JsonTable | None:
 
 
 def _named_architecture(config: _JsonTable) -> ViTConfig | None:
-    """Return the configuration of the architecture that timm's config.json names, if timm has it.
-
-    Raises:
-        WeightsError: vitft's own model does not support this architecture.
-    """
+    """Return the configuration of the architecture that timm's config.json names, if any."""
     name = config.text("architecture") or ""
     if name not in timm_modules():
         return None
@@ -337,9 +333,6 @@ def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
     """Return class names in the order of the head's outputs, or () if `key` is absent.
 
     The value of `key` is a list of names or {"0": name, ...}.
-
-    Raises:
-        WeightsError: The value has a different structure.
     """
     value = table.values.get(key)
     if value is None:
@@ -357,9 +350,6 @@ def _stated_activation(table: _JsonTable, key: str) -> Activation | None:
     """Return the activation function named in the file, or None if there is none.
 
     The function affects the outputs of the model but not the shapes of its tensors.
-
-    Raises:
-        WeightsError: vitft does not support this function.
     """
     name = table.text(key)
     if name is not None and name not in _ACTIVATION_NAMES:

@@ -207,12 +207,7 @@ def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
 
 
 def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> PretrainedWeights:
-    """Convert and check the content of a weight file, using known facts about the weights.
-
-    Raises:
-        WeightsError: The weights are damaged, contradict the facts, or do not belong to a supported
-            ViT.
-    """
+    """Convert and check the content of a weight file, using known facts about the weights."""
     if "vitft.card" in raw.metadata:
         # A checkpoint of vitft: its digest is verified, and its card describes the weights
         try:
@@ -335,10 +330,6 @@ def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eva
     """Return the evaluation transform given by `facts`, with timm's defaults for missing values.
 
     A missing mean or std is 0.5 for each channel.
-
-    Raises:
-        WeightsError: A value is invalid, or the number of mean or std values differs from the
-            number of channels.
     """
     half = (0.5,) * config.in_channels
     try:
