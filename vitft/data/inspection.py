@@ -349,7 +349,7 @@ class OpenedImage:
         else:
             height, width = self.jpeg.shape[:2]
             odd = ()
-            # Damaged metadata are no remark: the pixels were decoded without an error
+            # Damaged metadata are not a remark: the pixels were decoded without an error
             with (
                 contextlib.suppress(*DECODER_ERRORS),
                 JpegImagePlugin.JpegImageFile(io.BytesIO(self.data)) as image,
