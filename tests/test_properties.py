@@ -32,7 +32,7 @@ from vitft.models import (
     parse_card,
     vit_shapes,
 )
-from vitft.predict import Prediction, RowWriter
+from vitft.predict import Prediction, RowFormat, RowWriter
 from vitft.system import StructureError, UsageError, structured
 
 few = settings(
@@ -185,7 +185,7 @@ def test_any_name_survives_the_rows_of_predict_and_no_cell_is_a_formula(
     path: str, classes: list[str], style: str
 ) -> None:
     lines: list[str] = []
-    rows = RowWriter(style, 2, lines.append)
+    rows = RowWriter(RowFormat(style, 2), lines.append)
 
     rows.add(Prediction(path=path, classes=tuple(classes), probabilities=(0.75, 0.25)))
     rows.close()

@@ -14,7 +14,14 @@ import torch
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from tests.training.test_state import facts_of_step
 from vitft.features import Store, key_of, open_store
-from vitft.predict import Prediction, ProcessShard, ResumePoint, find_resume_point, open_rows
+from vitft.predict import (
+    Prediction,
+    ProcessShard,
+    ResumePoint,
+    RowFormat,
+    find_resume_point,
+    open_rows,
+)
 from vitft.system import ResourceError, RunDir, RunError, atomic_folder, write_atomically
 from vitft.training import (
     State,
@@ -128,8 +135,8 @@ def test_rows_that_were_written_are_continued(tmp_path: Path, how: str) -> None:
         left = iter(names)
         start = ResumePoint()
         if part.exists():
-            start = find_resume_point(part, "jsonl", 1, left, 1)
-        with open_rows(out, "jsonl", 1, shard, start) as rows:
+            start = find_resume_point(part, RowFormat("jsonl"), left, 1)
+        with open_rows(out, RowFormat("jsonl"), shard, start) as rows:
             for name in names[start.rows :]:
                 rows.add(Prediction(path=name, classes=("x",), probabilities=(0.5,)))
 

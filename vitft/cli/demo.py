@@ -4,7 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
-from vitft.predict.rows import RowWriter
+from vitft.predict.rows import RowFormat, RowWriter
 from vitft.system.imports import heavy_imports
 from vitft.system.text import count, interval, labelled, percent
 
@@ -21,7 +21,7 @@ def _demo_command(_: argparse.Namespace) -> int:
         from vitft.training.demo import run_demo
 
     done = run_demo()
-    rows = RowWriter("table", 2, output.exact)
+    rows = RowWriter(RowFormat("table", 2), output.exact)
     for prediction in done.predictions:
         rows.add(prediction)
     rows.close()

@@ -20,6 +20,7 @@ from .postprocess import set_probability as set_probability
 from .rows import NOT_SURE as NOT_SURE
 from .rows import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
 from .rows import Prediction as Prediction
+from .rows import RowFormat as RowFormat
 from .rows import RowWriter as RowWriter
 from .run_images import COPY_NOTE as COPY_NOTE
 from .run_images import GROUP_NOTE as GROUP_NOTE

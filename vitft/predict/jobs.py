@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -24,7 +24,6 @@ from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine, in_background
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
     RESUMABLE,
-    ProcessShard,
     ResumePoint,
     cannot_resume,
     check_output,
@@ -37,7 +36,7 @@ from vitft.predict.output import (
 )
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest, requested_thresholds
-from vitft.predict.rows import Prediction, RowWriter
+from vitft.predict.rows import Prediction, RowFormat, RowWriter
 from vitft.system import console
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
@@ -60,47 +59,25 @@ _KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
 def _job_options(
     request: PredictRequest, checkpoint: Path, threshold: float, thresholds: tuple[float, ...]
 ) -> _JobOptions:
-    """Return what decides the rows of a job besides its images, by the name shown to the user.
-
-    The result is empty for a job that cannot be resumed.
-    """
+    """Return what decides the rows of a job besides its images; {} if it cannot be resumed."""
     if request.out is None or request.style not in RESUMABLE:
         return {}
+    digest = ""  # the one that the model file contains, which engines check, or that of the file
+    if checkpoint.suffix.lower() == ".onnx":
+        digest = (recorded_digest(checkpoint) or b"").decode("ascii", "replace")
+    else:
+        with contextlib.suppress(ValueError):
+            digest = read_header(checkpoint).metadata.get(DIGEST_KEY, "")
+    if not digest:
+        with checkpoint.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "model": _model_digest(checkpoint),
+        "model": digest,
         "--top-k": request.top_k,
         "threshold": [threshold, *thresholds],
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
     }
-
-
-def _model_digest(path: Path) -> str:
-    """Return the digest that a checkpoint or graph contains, or that of the file if it has none.
-
-    Engines check a contained digest, so the contents are not hashed again.
-    """
-    recorded = ""
-    if path.suffix.lower() == ".onnx":
-        recorded = (recorded_digest(path) or b"").decode("ascii", "replace")
-    else:
-        with contextlib.suppress(ValueError):
-            recorded = read_header(path).metadata.get(DIGEST_KEY, "")
-    if recorded:
-        return recorded
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_record(part: Path, options: _JobOptions) -> None:
-    """Check that a file of rows was begun with the same options."""
-    begun = _read_options(part)
-    if begun is None:
-        return
-    changed = [key for key, value in options.items() if begun[key] != value]
-    differ = [_changed_option(key, begun[key], options[key]) for key in changed]
-    if differ:
-        raise cannot_resume(part, f"it was begun with {listing(differ)}")
 
 
 def _read_options(part: Path) -> _JobOptions | None:
@@ -120,11 +97,21 @@ def _read_options(part: Path) -> _JobOptions | None:
     return found
 
 
-def _changed_option(key: str, begun: object, now: object) -> str:
-    """Return what a job was begun with instead of the present value of an option."""
-    if isinstance(begun, bool):
-        return f"{key}, which is missing now" if begun else f"no {key}"
-    return f"another {key}" if key in ("model", "threshold") else f"{key} {begun}, not {now}"
+def _check_record(part: Path, options: _JobOptions) -> None:
+    """Check that a file of rows was begun with the same options."""
+    before, differ = _read_options(part) or options, []
+    for key, now in options.items():
+        begun = before[key]
+        if begun == now:
+            continue
+        if isinstance(begun, bool):
+            differ.append(f"{key}, which is missing now" if begun else f"no {key}")
+        elif key in ("model", "threshold"):
+            differ.append(f"another {key}")
+        else:
+            differ.append(f"{key} {begun}, not {now}")
+    if differ:
+        raise cannot_resume(part, f"it was begun with {listing(differ)}")
 
 
 # prediction jobs of `vitft predict`; small jobs on a CPU run in NumPy, without torch --------------
@@ -162,15 +149,19 @@ def run_prediction(
     web = WebLimits(allow_private=request.allow_private_addresses)
     images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
     engine, images = _choose_engine(request, checkpoint, images)
-    shard = replace(request.shard, chunk=engine.batch)
     if engine.thresholds and request.top_k > 1:
         raise UsageError(
             f"--top-k {request.top_k} has no effect: predictions of a multi-label model contain "
             "the probability of every label",
             fix="remove --top-k",
         )
-    request = replace(request, top_k=min(request.top_k, len(engine.classes)))
+    request = replace(
+        request,
+        top_k=min(request.top_k, len(engine.classes)),
+        shard=replace(request.shard, chunk=engine.batch),
+    )
     labels = engine.classes if engine.thresholds else ()
+    form = RowFormat(request.style, request.top_k, labels, bom=request.bom)
     threshold, thresholds = requested_thresholds(
         request.threshold, request.precision, checkpoint.parent, engine
     )
@@ -184,16 +175,16 @@ def run_prediction(
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
     options = _job_options(request, checkpoint, threshold, thresholds)
-    if (done := _finished_job(request, shard, images, labels, options)) is not None:
+    if (done := _finished_job(request, images, form, options)) is not None:
         return done
-    with _open_destination(request, shard, images, write, labels, options) as (rows, remaining):
-        if shard.rank == 0:
+    with _open_destination(request, images, form, options, write) as (rows, remaining):
+        if request.shard.rank == 0:
             postprocess.announce()
         predictions = pipeline.predict(remaining)
         if pictures is not None:
             predictions = illustrate(engine, predictions, pictures)
         resumed_rows = rows.count
-        shown = request.out is not None and shard.rank == 0
+        shown = request.out is not None and request.shard.rank == 0
         with (
             console.Progress("predicting", None) if shown else contextlib.nullcontext() as progress
         ):
@@ -229,15 +220,15 @@ def _check_destination(request: PredictRequest) -> None:
 def _log_summary(request: PredictRequest, rows: RowWriter, *, resumed: int) -> None:
     """Log the number of rows and, if they are in a file or too many to see, of classes and notes.
 
-    `resumed` is the number of rows that an earlier, interrupted job wrote. The rows of several
-    processes are not counted by class, because each process knows only its own.
+    `resumed` is the number of rows of an earlier job. Each of several processes knows only its own
+    classes, so they are not counted.
     """
     if request.out is not None:
         errors = f", including {count(rows.errors, 'error')}," if rows.errors else ""
         log.info(f"wrote {count(rows.count, 'row')}{errors} to {request.out}")
     if request.shard.world == 1 and (request.out is not None or rows.count > _SCREEN_ROWS):
         beginning = " after resuming" if resumed else ""
-        has_threshold = bool(request.threshold or request.precision) and not rows.labels
+        has_threshold = bool(request.threshold or request.precision) and not rows.form.labels
         for line in rows.tally.lines(beginning, has_threshold=has_threshold):
             log.info(line)
     if rows.errors and request.shard.world == 1 and not log.isEnabledFor(logging.INFO):
@@ -249,10 +240,8 @@ def _choose_engine(
 ) -> tuple[Engine, Iterator[ImageSource]]:
     """Return an engine and an iterator over all sources.
 
-    An ONNX graph runs in onnxruntime. A checkpoint runs in NumPy or torch, as selected by
-    `--engine`. By default, it runs in NumPy if the NumPy engine supports the model and the job is
-    small: one process, at most `FEW_IMAGES` images, not bf16, device `auto` or `cpu`, and no
-    overlays. In all other cases, it runs in torch.
+    An ONNX graph runs in onnxruntime. By default, a checkpoint runs in NumPy if the NumPy engine
+    supports the model and the job is small, and otherwise in torch.
     """
     if checkpoint.suffix.lower() == ".onnx":
         request.check_graph(checkpoint)
@@ -296,22 +285,20 @@ def _choose_engine(
 
 def _finished_job(
     request: PredictRequest,
-    shard: ProcessShard,
     images: Iterator[ImageSource],
-    labels: Sequence[str],
+    form: RowFormat,
     options: _JobOptions,
 ) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 
-    If this process has finished its shard but the output file does not exist yet, return 0. In this
-    case, the shards are merged if every process has finished.
+    The number is 0 if this process has finished its shard, but the output file does not exist yet.
     """
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)
     if out.exists():
         names = (image.name for image in images)
-        found = find_resume_point(out, request.style, request.top_k, names, 1, labels=labels)
+        found = find_resume_point(out, form, names, 1)
         if (more := next(names, None)) is not None:
             raise cannot_resume(
                 out,
@@ -325,10 +312,11 @@ def _finished_job(
             "options it was written is not known"
         )
         return found.errors
+    shard = request.shard
     for rank in range(shard.world):  # also those of processes that start later
         _check_record(part_path(out, replace(shard, rank=rank)), options)
     if finished_path(out, shard).exists():
-        merge_shards(out, request.style, shard)
+        merge_shards(out, form.style, shard)
         return 0
     return None
 
@@ -336,59 +324,44 @@ def _finished_job(
 @contextlib.contextmanager
 def _open_destination(
     request: PredictRequest,
-    shard: ProcessShard,
     images: Iterator[ImageSource],
-    write: Callable[[str], object],
-    labels: Sequence[str],
+    form: RowFormat,
     options: _JobOptions,
+    write: Callable[[str], object],
 ) -> Iterator[tuple[RowWriter, Iterator[ImageSource]]]:
     """Open the output; yield a writer for the rows and the sources that do not have a row yet."""
-    style, top_k = request.style, request.top_k
     if request.out is None:
-        rows = RowWriter(style, top_k, write, labels, bom=request.bom)
+        rows = RowWriter(form, write)
         yield rows, images
         rows.close()
         return
-    out, start = Path(request.out), ResumePoint()
-    own, part = images, part_path(out, shard)
+    out, shard, start = Path(request.out), request.shard, ResumePoint()
+    own, part, is_resumable = images, part_path(out, shard), form.style in RESUMABLE
     if shard.world > 1:
         numbered = enumerate(images)
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
+    remaining = own
     if request.resume and part.exists():
-        history = _SourceHistory(own, shard.chunk)
-        start = find_resume_point(part, style, top_k, history.names(), shard.chunk, labels=labels)
-        own = history.after(start.rows)
+        # The sources of the last chunk, whose rows may be incomplete, are read again
+        recent: deque[tuple[int, ImageSource]] = deque(maxlen=shard.chunk)
+
+        def names() -> Iterator[str]:
+            for number, source in enumerate(own):
+                recent.append((number, source))
+                yield source.name
+
+        start = find_resume_point(part, form, names(), shard.chunk)
+        remaining = chain([source for i, source in recent if i >= start.rows], own)
         log.info(f"resuming after {count(start.rows, 'row')}")
-    elif style in RESUMABLE:
+    elif is_resumable:
         _read_options(part)  # in place of those of a job that wrote no row
         write_atomically(record_path(part), json.dumps(options))
     try:
-        with open_rows(out, style, top_k, shard, start, labels=labels, bom=request.bom) as rows:
-            yield rows, own
+        with open_rows(out, form, shard, start) as rows:
+            yield rows, remaining
     except KeyboardInterrupt:  # Ctrl-C or another signal
-        if style in RESUMABLE and part.exists():
+        if is_resumable and part.exists():
             log.info(f"finished rows are in {part}; to continue, add --resume to the same command")
         raise
-    if style in RESUMABLE and shard.world == 1:  # otherwise, `merge_shards` removes the records
+    if is_resumable and shard.world == 1:  # otherwise, `merge_shards` removes the records
         record_path(part).unlink(missing_ok=True)
-
-
-class _SourceHistory:
-    """Iterator over sources that can repeat the last `size` sources."""
-
-    def __init__(self, images: Iterator[ImageSource], size: int) -> None:
-        self.images = images
-        self.recent: deque[ImageSource] = deque(maxlen=size)
-        self.count = 0
-
-    def names(self) -> Iterator[str]:
-        """Iterate over the sources and yield their names."""
-        for source in self.images:
-            self.recent.append(source)
-            self.count += 1
-            yield source.name
-
-    def after(self, count: int) -> Iterator[ImageSource]:
-        """Return the sources after the first `count`, repeating recent sources if necessary."""
-        again = list(self.recent)[len(self.recent) - (self.count - count) :]
-        return chain(again, self.images)

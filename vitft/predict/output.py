@@ -10,21 +10,13 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
-from vitft.predict.rows import (
-    BYTE_ORDER_MARK,
-    ParquetRowWriter,
-    Prediction,
-    RowWriter,
-    column_names,
-    utf8_cells,
-)
+from vitft.predict.rows import BYTE_ORDER_MARK, Prediction, RowFormat, RowWriter
 from vitft.system.console import visible
 from vitft.system.errors import RunError
 from vitft.system.files import temporary_file, writing
@@ -34,93 +26,139 @@ if TYPE_CHECKING:
     from openpyxl.cell import WriteOnlyCell
 
 
-# rows of predictions as an Excel worksheet that can be read, sorted and filtered at once ----------
+# rows of predictions as a Parquet file, or as an Excel worksheet that can be read, sorted and
+# filtered at once ---------------------------------------------------------------------------------
 
+_GROUP = 1024
+"""Number of rows that are written together; the first ones decide on the widths of the columns."""
 _EXCEL_ROWS = 2**20 - 1
 """Maximum number of rows of an Excel worksheet below its header."""
 _EXCEL_CELL = 32_767
 """Maximum number of characters in a cell of an Excel worksheet; the rest is left out."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Control characters that XML, and so an Excel file, cannot contain."""
-_ROWS_FOR_WIDTHS = 500
-"""Number of rows to which the widths of the columns are fitted; openpyxl writes widths first."""
-MIN_WIDTH, MAX_WIDTH = 10, 60
+_MIN_WIDTH, _MAX_WIDTH = 10, 60
 """Width of a column in characters; longer texts are wrapped."""
 _FILTER_WIDTH = 4
 """Characters of the header beside which the button of the filter fits."""
 _NOTES_WIDTH = 28
 """Minimum width of the notes, most of which are in rows that come later."""
 
+_Cell = str | float | None
 
-class _ExcelRowWriter(RowWriter):
-    r"""Writer of the rows of an Excel file, to a write-only worksheet of openpyxl.
 
-    Text that begins like a formula stays text, and control characters, which the format does not
-    allow, become escapes such as `\x07`.
-    """
+class _GroupWriter(RowWriter):
+    """Writer that passes on the cells of up to `_GROUP` rows at a time, in valid UTF-8."""
 
-    def __init__(self, sheet: Any, top_k: int, labels: Sequence[str] = ()) -> None:  # noqa: ANN401
-        super().__init__("xlsx", top_k, write=lambda _: None, labels=labels)
-        self.sheet = sheet
-        self.names = [str(_clean_cell(name)) for name in column_names(top_k, labels)]
-        self.cells = [_styled_cell(sheet, name) for name in self.names]
-        self.held_back: list[list[str | float | None]] | None = []
-        """Rows held back until the widths of the columns are known; None afterwards."""
-
-    def begin(self) -> None:
-        """Do nothing: the header is written once the widths of the columns are known."""
+    def __init__(self, form: RowFormat, write_group: Callable[[list[list[_Cell]]], None]) -> None:
+        super().__init__(form, write=lambda _: None)
+        self.write_group = write_group
+        self.pending: list[list[_Cell]] = []
 
     def write_row(self, prediction: Prediction) -> None:
-        if self.count > _EXCEL_ROWS:
-            raise RunError(
-                f"an Excel file has at most {_EXCEL_ROWS + 1:,} rows, and there are more images",
-                fix="use --out FILE.csv or FILE.parquet, or fewer images at a time",
-            )
-        row = [*map(_clean_cell, utf8_cells(prediction.to_cells(self.top_k, self.labels)))]
-        if self.held_back is None:
-            self.append(row)
-            return
-        self.held_back.append(row)
-        if len(self.held_back) >= _ROWS_FOR_WIDTHS:
-            self.release()
-
-    def release(self) -> None:
-        """Set the widths of the columns, and write the header and the rows held back."""
-        from openpyxl.styles import Font
-        from openpyxl.utils import get_column_letter
-
-        rows, self.held_back = self.held_back or [], None
-        for i, name in enumerate(self.names):
-            width = _column_width(name, [row[i] for row in rows])
-            self.sheet.column_dimensions[get_column_letter(i + 1)].width = width
-        bold = Font(name="Calibri", size=11, bold=True)  # openpyxl's font, otherwise without a name
-        header = [_styled_cell(self.sheet, "") for _ in self.names]
-        for cell, name in zip(header, self.names, strict=True):
-            cell.value, cell.data_type, cell.font = name, "s", bold
-        self.sheet.append(header)
-        for row in rows:
-            self.append(row)
-
-    def append(self, row: Iterable[str | float | None]) -> None:
-        """Write a row; a text cell is never evaluated as a formula."""
-        cells = []
-        for cell, value in zip(self.cells, row, strict=True):
-            cell.value = value
-            if isinstance(value, str):
-                cell.data_type = "s"
-            cells.append(None if value is None else cell)
-        self.sheet.append(cells)  # writes the values, so the cells can be used again
+        self.pending.append(
+            [
+                cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+                for cell in self.form.cells(prediction)
+            ]
+        )
+        if len(self.pending) >= _GROUP:
+            self.close()
 
     def close(self) -> None:
-        """Write the rows held back, and add the filter."""
-        from openpyxl.utils import get_column_letter
-
-        if self.held_back is not None:
-            self.release()
-        self.sheet.auto_filter.ref = f"A1:{get_column_letter(len(self.names))}{self.count + 1}"
+        """Write the rows that are held back."""
+        self.write_group(self.pending)
+        self.pending = []
 
 
-def _clean_cell(value: str | float | None) -> str | float | None:
+@contextlib.contextmanager
+def _open_parquet(out: Path, form: RowFormat) -> Iterator[RowWriter]:
+    """Open a Parquet file with the same columns as CSV output and float64 probabilities."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = form.columns
+    types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
+    schema = pa.schema(list(zip(names, types, strict=True)))
+    with writing(out), temporary_file(out) as (descriptor, temporary):
+        os.close(descriptor)
+        with pq.ParquetWriter(temporary, schema) as writer:
+
+            def write_group(rows: list[list[_Cell]]) -> None:
+                group = [dict(zip(names, row, strict=True)) for row in rows]
+                writer.write_table(pa.Table.from_pylist(group, schema=schema))
+
+            writer_of_rows = _GroupWriter(form, write_group)
+            yield writer_of_rows
+            writer_of_rows.close()
+        temporary.replace(out)
+
+
+@contextlib.contextmanager
+def _open_excel(out: Path, form: RowFormat) -> Iterator[RowWriter]:
+    r"""Open an Excel file with the same columns as CSV output; probabilities are numbers.
+
+    Text that begins like a formula stays text, and control characters, which the format does not
+    allow, become escapes such as `\x07`. openpyxl keeps the rows in a temporary file.
+    """
+    from openpyxl import Workbook
+    from openpyxl.styles import Font
+    from openpyxl.utils import get_column_letter
+    from openpyxl.worksheet.properties import PageSetupProperties
+
+    with writing(out), temporary_file(out) as (descriptor, temporary):
+        os.close(descriptor)
+        book = Workbook(write_only=True)
+        sheet = book.create_sheet("predictions")
+        sheet.freeze_panes = "A2"
+        sheet.print_title_rows = "1:1"
+        sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
+        sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)  # all columns
+        names = [str(_clean_cell(name)) for name in form.columns]
+        letters = [get_column_letter(i + 1) for i in range(len(names))]
+        cells = [_styled_cell(sheet, name) for name in names]
+
+        def write_group(rows: list[list[_Cell]]) -> None:
+            if writer.count > _EXCEL_ROWS:
+                raise RunError(
+                    f"an Excel file has at most {_EXCEL_ROWS + 1:,} rows, and there are more "
+                    "images",
+                    fix="use --out FILE.csv or FILE.parquet, or fewer images at a time",
+                )
+            cleaned = [[*map(_clean_cell, row)] for row in rows]
+            if writer.count == len(rows):  # the first rows: openpyxl writes widths before them
+                bold = Font(name="Calibri", size=11, bold=True)  # openpyxl's font has no name
+                header = [_styled_cell(sheet, "") for _ in names]
+                for i, (cell, name) in enumerate(zip(header, names, strict=True)):
+                    texts = (row[i] for row in cleaned)
+                    longest = max((len(t) for t in texts if isinstance(t, str)), default=0)
+                    least = _NOTES_WIDTH if name == "notes" else _MIN_WIDTH
+                    width = max(least, len(name) + _FILTER_WIDTH, longest + 1)
+                    sheet.column_dimensions[letters[i]].width = min(_MAX_WIDTH, width)
+                    cell.value, cell.data_type, cell.font = name, "s", bold
+                sheet.append(header)
+            for row in cleaned:
+                for cell, value in zip(cells, row, strict=True):
+                    cell.value = value
+                    if isinstance(value, str):  # never evaluated as a formula
+                        cell.data_type = "s"
+                # writes the values, so the cells can be used again
+                sheet.append([None if cell.value is None else cell for cell in cells])
+
+        writer = _GroupWriter(form, write_group)
+        try:
+            yield writer
+            writer.close()
+            sheet.auto_filter.ref = f"A1:{letters[-1]}{writer.count + 1}"
+        except BaseException:
+            with contextlib.suppress(OSError):
+                sheet.close()  # ends the temporary file, which openpyxl removes at exit
+            raise
+        book.save(temporary)
+        temporary.replace(out)
+
+
+def _clean_cell(value: _Cell) -> _Cell:
     """Return a value that an Excel file can contain; an empty text is an empty cell."""
     if not isinstance(value, str):
         return value
@@ -138,42 +176,6 @@ def _styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
         cell.number_format = "0.0%"
         cell.alignment = Alignment(vertical="top", horizontal="right", indent=1)
     return cell
-
-
-def _column_width(name: str, values: Iterable[str | float | None]) -> int:
-    """Return the width of a column in characters that fits its header and its values."""
-    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
-    least = _NOTES_WIDTH if name == "notes" else MIN_WIDTH
-    return min(MAX_WIDTH, max(least, len(name) + _FILTER_WIDTH, longest + 1))
-
-
-@contextlib.contextmanager
-def _open_excel(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
-    """Open an Excel file with the same columns as CSV output; probabilities are numbers.
-
-    The rows are kept in a temporary file of openpyxl, not in memory.
-    """
-    from openpyxl import Workbook
-    from openpyxl.worksheet.properties import PageSetupProperties
-
-    with writing(out), temporary_file(out) as (descriptor, temporary):
-        os.close(descriptor)
-        book = Workbook(write_only=True)
-        sheet = book.create_sheet("predictions")
-        sheet.freeze_panes = "A2"
-        sheet.print_title_rows = "1:1"
-        sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
-        sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)  # all columns
-        rows = _ExcelRowWriter(sheet, top_k, labels)
-        try:
-            yield rows
-            rows.close()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                sheet.close()  # ends the temporary file, which openpyxl removes at exit
-            raise
-        book.save(temporary)
-        temporary.replace(out)
 
 
 # output of predictions, one row per image, to the terminal and to files ---------------------------
@@ -264,22 +266,14 @@ def _complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
             record = b""
 
 
-def find_resume_point(
-    path: Path,
-    style: str,
-    top_k: int,
-    names: Iterator[str],
-    chunk: int,
-    *,
-    labels: Sequence[str] = (),
-) -> ResumePoint:
+def find_resume_point(path: Path, form: RowFormat, names: Iterator[str], chunk: int) -> ResumePoint:
     """Check the rows of an unfinished file against `names`, and return the point to resume from.
 
     Raises:
         RunError: The images or columns differ from those of the request, or a row was not
             written by vitft.
     """
-    size = done = errors = 0
+    style, size, done, errors = form.style, 0, 0, 0
     point = ResumePoint()
     with path.open("rb") as file:
         records = _complete_rows(file, style)
@@ -287,7 +281,7 @@ def find_resume_point(
             header = next(records, None)
             if header is None:
                 return point
-            expected = _encode_line(csv_line(column_names(top_k, labels)), style)
+            expected = _encode_line(csv_line(form.columns), style)
             if header.removeprefix(BYTE_ORDER_MARK.encode()) != expected:
                 found = header.decode("utf-8", "replace").strip()[:100]
                 raise cannot_resume(
@@ -308,9 +302,9 @@ def find_resume_point(
                     else f"should be for {visible(name)}"
                 )
                 raise cannot_resume(path, f"row {done + 1} is for {visible(found)}, but {wanted}")
-            if style == "jsonl" and not is_error and classes > (len(labels) or top_k):
+            if not is_error and classes > (len(form.labels) or form.top_k):
                 raise cannot_resume(
-                    path, f"row {done + 1} has {classes} classes, but --top-k is {top_k}"
+                    path, f"row {done + 1} has {classes} classes, but --top-k is {form.top_k}"
                 )
             done, size, errors = done + 1, size + len(record), errors + is_error
             if done % chunk == 0:
@@ -347,14 +341,7 @@ def _encode_line(line: str, style: str) -> bytes:
 
 @contextlib.contextmanager
 def open_rows(
-    out: Path,
-    style: str,
-    top_k: int,
-    shard: ProcessShard,
-    start: ResumePoint,
-    *,
-    labels: Sequence[str] = (),
-    bom: bool = False,
+    out: Path, form: RowFormat, shard: ProcessShard, start: ResumePoint
 ) -> Iterator[RowWriter]:
     """Open an output file that is renamed to its final name once all rows are written.
 
@@ -365,22 +352,23 @@ def open_rows(
         RunError: The file cannot be written.
     """
     part = part_path(out, shard)
-    if style in ("parquet", "xlsx"):
-        with (_open_parquet if style == "parquet" else _open_excel)(out, top_k, labels) as rows:
+    if form.style in ("parquet", "xlsx"):
+        with (_open_parquet if form.style == "parquet" else _open_excel)(out, form) as rows:
             yield rows
         return
     with writing(part):
         file = part.open("ab", buffering=0)  # a crash loses no written row
     with file:
+
+        def write(line: str) -> None:
+            data = _encode_line(line, form.style)
+            with writing(part):
+                while data:
+                    data = data[file.write(data) :]
+
         if file.tell() > start.size:  # mode "ab" starts at the end of the file
             file.truncate(start.size)
-        rows = RowWriter(
-            style,
-            top_k,
-            lambda line: _write_all(file, part, _encode_line(line, style)),
-            labels,
-            bom=bom,
-        )
+        rows = RowWriter(form, write)
         rows.count, rows.errors = start.rows, start.errors
         rows.has_begun = start.size > 0
         yield rows
@@ -392,17 +380,7 @@ def open_rows(
             part.replace(out)
         else:
             part.replace(finished_path(out, shard))
-            merge_shards(out, style, shard)
-
-
-def _write_all(file: FileIO, path: Path, data: bytes) -> None:
-    """Write all of `data`, raising the same errors as `open_rows`."""
-    try:
-        while data:
-            data = data[file.write(data) :]
-    except OSError:
-        with writing(path):
-            raise
+            merge_shards(out, form.style, shard)
 
 
 def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
@@ -438,25 +416,3 @@ def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
     for part in leftover:
         with contextlib.suppress(OSError):  # a leftover file does no harm
             part.unlink()
-
-
-@contextlib.contextmanager
-def _open_parquet(out: Path, top_k: int, labels: Sequence[str] = ()) -> Iterator[RowWriter]:
-    """Open a Parquet file with the same columns as CSV output and float64 probabilities."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = column_names(top_k, labels)
-    types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
-    schema = pa.schema(list(zip(names, types, strict=True)))
-    with writing(out), temporary_file(out) as (descriptor, temporary):
-        os.close(descriptor)
-        with pq.ParquetWriter(temporary, schema) as writer:
-            rows = ParquetRowWriter(
-                top_k,
-                lambda group: writer.write_table(pa.Table.from_pylist(group, schema=schema)),
-                labels,
-            )
-            yield rows
-            rows.close()
-        temporary.replace(out)

@@ -1,7 +1,7 @@
-"""Rows of predictions as a table, JSON, JSONL, CSV or Parquet; `excel` writes Excel files."""
+"""Rows of predictions as a table, JSON, JSONL or CSV; `output` writes them to files."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
@@ -96,34 +96,6 @@ class Prediction:
         row["classes"] = classes
         return {**row, "notes": [*self.notes]} if self.notes else row
 
-    def to_cells(self, top_k: int, labels: Sequence[str] = ()) -> list[str | float | None]:
-        """Return the cells of a CSV or Parquet row, with None for missing values.
-
-        `labels` contains all labels of a multi-label model; it is empty for other models.
-        """
-        if labels:
-            known = dict(zip(self.classes, self.probabilities, strict=True))
-            values = [round(known[name], _DECIMALS) if known else None for name in labels]
-            answer = None if self.labels is None else self.answer
-            return [self.path, answer, *values, "; ".join(self.notes), self.error]
-        pairs = zip(self.classes, self.probabilities, strict=True)
-        cells = [cell for name, value in pairs for cell in (name, round(value, _DECIMALS))]
-        padding = [None] * (2 * top_k - len(cells))
-        return [self.path, *cells, *padding, "; ".join(self.notes), self.error]
-
-
-def column_names(top_k: int, labels: Sequence[str] = ()) -> list[str]:
-    """Return the column names of CSV and Parquet output with `top_k` classes per image.
-
-    For a multi-label model, `labels` contains all its labels. The columns are then the assigned
-    labels and the probability of each label.
-    """
-    if labels:
-        return ["path", "labels", *(f"probability_{name}" for name in labels), "notes", "error"]
-    ranks: Sequence[str] = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
-    columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
-    return ["path", *columns, "notes", "error"]
-
 
 def _summarise(prediction: Prediction) -> str:
     """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
@@ -165,10 +137,7 @@ class _Tally:
     def lines(self, beginning: str = "", *, has_threshold: bool = False) -> Iterator[str]:
         """Yield a line with the most frequent classes, and one with the notes, if there are any.
 
-        Args:
-            beginning: Text after the first word that says which rows are counted.
-            has_threshold: Whether predictions may be marked `not sure`; if so, it is stated even
-                if none is.
+        `beginning` says which rows are counted. With a threshold, `not sure` is always stated.
         """
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
@@ -185,31 +154,55 @@ class _Tally:
             yield f"marked{beginning}: {marked}"
 
 
-# rows of predictions as a table, JSON, JSONL, CSV or Parquet; `excel` writes Excel files ----------
+# rows of predictions as a table, JSON, JSONL or CSV -----------------------------------------------
 
 BYTE_ORDER_MARK = "\ufeff"
 """First character of a CSV file that Excel is to read as UTF-8."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Format of the rows of predictions, and their columns."""
+
+    style: str
+    """One of `request.ROW_FORMATS`."""
+    top_k: int = 1
+    """Number of classes per image."""
+    labels: Sequence[str] = ()
+    """All labels of a multi-label model; empty for other models."""
+    bom: bool = False
+    """Whether a CSV file begins with a byte order mark."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns of CSV, Parquet and Excel output."""
+        columns = ["labels", *(f"probability_{name}" for name in self.labels)]
+        if not self.labels:
+            ranks = ["", *(f"_{rank}" for rank in range(2, self.top_k + 1))]
+            columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
+        return ["path", *columns, "notes", "error"]
+
+    def cells(self, prediction: Prediction) -> list[str | float | None]:
+        """Return the cells of a row, with None for missing values."""
+        one, found = prediction, list[str | float | None]()
+        pairs = zip(one.classes, (round(p, _DECIMALS) for p in one.probabilities), strict=True)
+        if self.labels:
+            known = dict(pairs)
+            found = [None if one.labels is None else one.answer, *map(known.get, self.labels)]
+        else:
+            found = [cell for pair in pairs for cell in pair]
+            found += [None] * (2 * self.top_k - len(found))
+        return [one.path, *found, "; ".join(one.notes), one.error]
+
+
 class RowWriter:
     """Writer of predictions as a table, JSON, JSONL or CSV.
 
-    It passes each line, without its line break, to the function `write`. `labels` contains all
-    labels of a multi-label model; it is empty for other models. With `bom`, a CSV file begins with
-    a byte order mark.
+    It passes each line, without its line break, to the function `write`.
     """
 
-    def __init__(
-        self,
-        style: str,
-        top_k: int,
-        write: Callable[[str], object],
-        labels: Sequence[str] = (),
-        *,
-        bom: bool = False,
-    ) -> None:
-        self.mark = BYTE_ORDER_MARK if bom else ""
-        self.style, self.top_k, self.write, self.labels = style, top_k, write, labels
+    def __init__(self, form: RowFormat, write: Callable[[str], object]) -> None:
+        self.form, self.style, self.write = form, form.style, write
         self.count = self.errors = 0
         self.tally = _Tally()
         """Classes and notes of the rows written by this process, but not before a resumption."""
@@ -223,7 +216,7 @@ class RowWriter:
     def begin(self) -> None:
         """Write the CSV header or the opening bracket of JSON, if not yet written."""
         if not self.has_begun and self.style in ("csv", "json"):
-            header = self.mark + csv_line(column_names(self.top_k, self.labels))
+            header = BYTE_ORDER_MARK * self.form.bom + csv_line(self.form.columns)
             self.write(header if self.style == "csv" else "[")
         self.has_begun = True
 
@@ -238,8 +231,7 @@ class RowWriter:
     def write_row(self, prediction: Prediction) -> None:
         """Write the row of a prediction, or hold it back."""
         if self.style == "csv":
-            cells = prediction.to_cells(self.top_k, self.labels)
-            self.write(csv_line([*map(format_csv_cell, cells)]))
+            self.write(csv_line([*map(format_csv_cell, self.form.cells(prediction))]))
         elif self.style == "jsonl":
             self.write(json_line(prediction.to_dict()))
         elif self.style == "json":
@@ -279,37 +271,3 @@ class RowWriter:
 def format_csv_cell(cell: str | float | None) -> str:
     """Format a CSV cell: probabilities with fixed decimal places, None as an empty string."""
     return f"{cell:.{_DECIMALS}f}" if isinstance(cell, float) else cell or ""
-
-
-class ParquetRowWriter(RowWriter):
-    """Writer that collects rows and writes them to Parquet one row group at a time."""
-
-    def __init__(
-        self,
-        top_k: int,
-        write_group: Callable[[list[dict[str, Any]]], None],
-        labels: Sequence[str] = (),
-    ) -> None:
-        super().__init__("parquet", top_k, write=lambda _: None, labels=labels)
-        self.write_group = write_group
-        self.pending: list[dict[str, Any]] = []
-
-    def write_row(self, prediction: Prediction) -> None:
-        cells = utf8_cells(prediction.to_cells(self.top_k, self.labels))
-        names = column_names(self.top_k, self.labels)
-        self.pending.append(dict(zip(names, cells, strict=True)))
-        if len(self.pending) >= 1024:
-            self.close()
-
-    def close(self) -> None:
-        """Write the collected rows as a row group."""
-        self.write_group(self.pending)
-        self.pending = []
-
-
-def utf8_cells(cells: Iterable[str | float | None]) -> list[str | float | None]:
-    """Return cells with bytes that are invalid in UTF-8 as escapes."""
-    return [
-        cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-        for cell in cells
-    ]
