@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitft.data.walk import unused_files, unused_notes
 from vitft.metrics.results import (
@@ -17,16 +17,13 @@ from vitft.metrics.results import (
 from vitft.system.text import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditedImage:
-    """A readable image.
-
-    `split` is `train`, `val`, `test`, or empty if the image belongs to none of these subsets.
-    """
+class AuditedImage(NamedTuple):
+    """A readable image."""
 
     path: str
     label: str
     split: str
+    """`train`, `val`, `test`, or empty if the image belongs to none of these subsets."""
     sha256: str
 
 
@@ -47,14 +44,13 @@ def audit_images(
 
     Args:
         images: The readable images. Groups of duplicates list their members in this order.
-        unused: Mapping from suffix to the number of files that are neither images nor hidden.
+        unused: Number of files that are neither images nor hidden, by suffix.
         notes: Notes on the folder; notes on the files in `unused` are left out.
         bad: Path of each unreadable file, with the reason.
         odd: Path of each unusual image, with a remark. Harmless remarks are left out.
-        groups: Mapping from the digest of each near-duplicate to the name of its group.
+        groups: Name of the group of each near-duplicate, by digest.
         mislabels: Probable label errors.
-        probabilities: Class probabilities by name for the path of each file that has an identical
-            copy with another label.
+        probabilities: Class probabilities of files with identical copies of other labels, by path.
         view: Input size and cropping of the model, and how much of the image area remains.
         own_split: Whether the folder or the table divides the images into subsets.
     """
@@ -81,9 +77,8 @@ def audit_images(
     for group in found["duplicates"]:
         known = (probabilities or {}).get(group["members"][0]["path"])
         if known and group["labels_differ"] and group["kind"] == "exact":
-            names = {member["label"] for member in group["members"]} | {
-                max(known, key=lambda name: known[name])
-            }
+            names = {member["label"] for member in group["members"]}
+            names.add(max(known, key=lambda name: known[name]))
             group["probabilities"] = {n: known[n] for n in sorted(names) if n in known}
     if view is not None:
         found["view"] = view
@@ -113,10 +108,7 @@ def _copy_groups(
 
 
 def class_imbalance(labels: Iterable[str]) -> Imbalance:
-    """Return the largest class, the smallest class and the ratio of their sizes.
-
-    All three are None if there are no labels.
-    """
+    """Return the largest class, the smallest class and the ratio of their sizes, if any."""
     counts = Counter(labels)
     if not counts:
         return {"largest": None, "smallest": None, "ratio": None}

@@ -160,10 +160,10 @@ def check_folder(
     audit = audit_images(
         [
             AuditedImage(
-                path=file.path,
-                label=folder.classes[file.label],
-                split=file.part if split is None else split.get(file.path, ""),
-                sha256=file.sha256,
+                file.path,
+                folder.classes[file.label],
+                file.part if split is None else split.get(file.path, ""),
+                file.sha256,
             )
             for file in good
         ],
@@ -202,10 +202,7 @@ def _score_labels_of(
     features: "Callable[[Sequence[str]], Tensor] | None",
     seed: int,
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
-    """Return the probable label errors, and the class probabilities by path.
-
-    Both are empty without `features`. `groups` maps digests to names of groups of near-duplicates.
-    """
+    """Return the probable label errors, and the class probabilities by path."""
     good, folder = inspected.good, inspected.folder
     if features is None or not good:
         return [], {}
@@ -229,10 +226,7 @@ def _apply_former_fixes(
 ) -> tuple[Folder, Sequence[Fix]]:
     """Return the folder with the fixes of `spec` applied, and these fixes.
 
-    Raises:
-        DataError: The fixes cannot be applied. Unless `needed` is set, this is a warning instead,
-            and the folder is returned unchanged.
-        UsageError: The data is multi-label.
+    If they cannot be applied, this is an error if they are `needed`, and otherwise a warning.
     """
     if not spec.fixes:
         return folder, ()
@@ -258,9 +252,7 @@ def _inspect_with_features(
 ) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"], EvalTransform]:
     """Inspect every image, computing its fingerprint and features in the same pass.
 
-    Returns:
-        The inspected folder, a function that maps the digests of readable images to their features
-        (n, D), and the transform of the model.
+    Return also a function from digests to features (n, D), and the transform of the model.
     """
     check_weights_name(weights.name, allow_pickle=weights.allow_pickle, allow_random=True)
     with heavy_imports():
@@ -309,11 +301,9 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
 def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) -> str:
     """Return a sentence on how many label errors both the run and the check list, or "".
 
-    Those in `settled`, the paths that earlier fixes keep or move, are left out.
-
-    Both score an image with heads that were not fitted to it, but not with the same heads: those of
-    a run may read several blocks and have another penalty, and those of the check hold out
-    near-duplicates together.
+    Those in `settled`, the paths that earlier fixes keep or move, are left out. The lists differ,
+    because the heads of a run may read several blocks and have another penalty, and those of the
+    check hold out near-duplicates together.
 
     Raises:
         RunError: The file audit.json of the run is damaged.

@@ -1,7 +1,5 @@
 """HTML page of `vitft check`: the findings with pictures, and controls for choosing fixes."""
 
-import functools
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,25 +30,30 @@ def write_check_page(
 ) -> Path | None:
     """Write a page of the findings about a dataset; return its path, or None if there are none.
 
-    Args:
-        result: The findings and the proposed fixes.
-        out: Path of the page.
-        name: Name of the dataset, for the title.
-        command: Training command, to which the path of the saved table is appended.
-        max_pixels: Maximum number of pixels of an image.
-        note: Remark on the findings, as a sentence without a full stop, or an empty string.
+    `command` is the training command, to which the path of the saved table is appended. `note` is a
+    remark on the findings, as a sentence without a full stop.
 
     Raises:
         RunError: The page cannot be written.
         ResourceError: The disk is full.
     """
     folder, audit = result.folder, result.audit
-    paths = _shown_paths(result)
-    draw = functools.partial(
-        _draw_thumbnail, root=folder.root, max_pixels=max_pixels, result=result
-    )
+    shown = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
+    for group in shown_groups(audit["duplicates"]):
+        shown += [member["path"] for member in group["members"][:MAX_MEMBERS]]
+    shown += [item["path"] for item in audit["odd"][:MAX_FINDINGS]]
+    paths = list(dict.fromkeys(shown))[:_MAX_THUMBNAILS]
+
+    def thumbnail(path: str) -> str:
+        source = f"{folder.root}/{path}"
+        try:
+            image = open_image(source, max_pixels=max_pixels, grey_range=result.grey_range)
+        except ImageError:  # it can no longer be read
+            return ""
+        return jpeg_uri(thumbnail_jpeg(image))
+
     with ThreadPoolExecutor(usable_cores()) as pool:
-        thumbnails = dict(zip(paths, pool.map(draw, paths), strict=True))
+        thumbnails = dict(zip(paths, pool.map(thumbnail, paths), strict=True))
     empty = listing(folder.empty.content)
     refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
     decisions = make_decisions(
@@ -82,22 +85,3 @@ def write_check_page(
         out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, render("check.html.j2", view))
     return out
-
-
-def _shown_paths(result: CheckResult) -> Sequence[str]:
-    """Return the paths of up to `_MAX_THUMBNAILS` images that the page shows."""
-    audit = result.audit
-    paths = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
-    for group in shown_groups(audit["duplicates"]):
-        paths += [member["path"] for member in group["members"][:MAX_MEMBERS]]
-    paths += [item["path"] for item in audit["odd"][:MAX_FINDINGS]]
-    return list(dict.fromkeys(paths))[:_MAX_THUMBNAILS]
-
-
-def _draw_thumbnail(path: str, *, root: Path, max_pixels: int, result: CheckResult) -> str:
-    """Return the thumbnail of an image as a data URI, or "" if it can no longer be read."""
-    try:
-        image = open_image(f"{root}/{path}", max_pixels=max_pixels, grey_range=result.grey_range)
-    except ImageError:
-        return ""
-    return jpeg_uri(thumbnail_jpeg(image))

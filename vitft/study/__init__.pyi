@@ -7,11 +7,8 @@ from .features import small_image as small_image
 from .plan import FeatureSource as FeatureSource
 from .plan import Plan as Plan
 from .results import CurvePoint as CurvePoint
-from .results import FewShotCurve as FewShotCurve
-from .results import StudyResults as StudyResults
 from .results import difference as difference
 from .results import half_width_of_mean as half_width_of_mean
-from .results import to_json as to_json
 from .run import FewShotSplit as FewShotSplit
 from .run import evaluate_head as evaluate_head
 from .run import few_shot_split as few_shot_split

@@ -116,9 +116,7 @@ def baseline_features(
     max_pixels: int,
     grey_range: GreyRange = (),
 ) -> dict[str, Tensor]:
-    """Return a mapping from the name of each baseline to its features (n, D).
-
-    Both baselines are computed in one pass over the images.
+    """Return the features (n, D) of each baseline by its name, computed in one pass.
 
     Raises:
         DataError: A file has been deleted or replaced since the start of the study.
@@ -150,22 +148,17 @@ def baseline_features(
 
 
 def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Shrink an image (S, S, 3) to SMALL_SIDE x SMALL_SIDE pixels by averaging square blocks.
-
-    The result (SMALL_SIDE**2 * 3,) has values from 0 to 1.
-    """
+    """Shrink an image (S, S, 3) by averaging square blocks: (_SMALL_SIDE**2 * 3,) from 0 to 1."""
     side = len(pixels) // _SMALL_SIDE
     squares = pixels.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
     return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
 
 
 def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Compute the histogram of an image (S, S, 3) over HISTOGRAM_LEVELS**3 colours.
+    """Return the square root (_HISTOGRAM_LEVELS**3,) of each colour's fraction of an image.
 
-    Returns:
-        The square root (HISTOGRAM_LEVELS**3,) of each colour's fraction of the pixels. Square roots
-        suit linear heads better than the fractions themselves (Hellinger distance, as in
-        Arandjelovic & Zisserman 2012).
+    Square roots suit linear heads better than the fractions themselves (Hellinger distance, as in
+    Arandjelovic & Zisserman 2012).
     """
     levels = pixels.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
     colours = (levels[:, 0] * _HISTOGRAM_LEVELS + levels[:, 1]) * _HISTOGRAM_LEVELS + levels[:, 2]

@@ -121,10 +121,6 @@ def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
 
     `none` means a randomly initialised model with the architecture of the first of the other
     weights in the list.
-
-    Raises:
-        UsageError: There are no names, a name is given twice, or `none` cannot be combined with the
-            other names.
     """
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
@@ -142,38 +138,29 @@ def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     untrained = f"random:{real[0].removeprefix('random:')}" if real else ""
     if _UNTRAINED in weights and untrained in weights:
         raise UsageError(f"--weights none and {untrained} are the same", fix="use only one of them")
-    names = distinct_names([_name_in_tables(name) for name in weights], weights)
+    short = []  # without the folders of a file
+    for name in weights:
+        start = RANDOM if name.startswith(RANDOM) else ""
+        plain = f"{start}{weights_name(name.removeprefix(start))}"
+        short.append("none (random weights)" if name == _UNTRAINED else plain)
+    names = distinct_names(short, weights)
     return tuple(
         FeatureSource(name=name, weights=untrained if typed == _UNTRAINED else typed)
         for name, typed in zip(names, weights, strict=True)
     )
 
 
-def _name_in_tables(weights: str) -> str:
-    """Return the name of weights in tables: without the folders of a file, `none` with a remark."""
-    if weights == _UNTRAINED:
-        return "none (random weights)"
-    start = RANDOM if weights.startswith(RANDOM) else ""
-    return f"{start}{weights_name(weights.removeprefix(start))}"
-
-
 def most_shots(counts: Iterable[int], *, has_tests: bool) -> int:
-    """Return the largest number of shots that the smallest class allows.
+    """Return the largest number of shots that the smallest of the classes' `counts` allows.
 
-    Args:
-        counts: Number of images available for training in each class.
-        has_tests: Whether there are separate test images. If not, a fifth of the smallest class
-            (at least one image) is reserved for testing.
+    Without separate test images, a fifth of it (at least one image) is reserved for testing.
     """
     smallest = min(counts)
     return smallest if has_tests else max(0, smallest - max(1, round(smallest / 5)))
 
 
 def fitting_shots(shots: Iterable[int], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the numbers of shots up to the largest possible one, and those beyond it.
-
-    Both tuples are sorted and contain no duplicates.
-    """
+    """Return the distinct numbers of shots up to the largest possible one, and those beyond it."""
     wanted = sorted({*shots})
     return tuple(s for s in wanted if s <= most), tuple(s for s in wanted if s > most)
 

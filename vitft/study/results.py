@@ -1,22 +1,15 @@
 """Results of a study: accuracies and differences with intervals, as files and text."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitft.export.facts import program
-from vitft.messages.comparison import (
-    HEAD_NOTE,
-    figure_heading,
-    known_images_note,
-    study_heading,
-)
+from vitft.messages.comparison import HEAD_NOTE, figure_heading, known_images_note, study_heading
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,
     Groups,
@@ -28,18 +21,11 @@ from vitft.metrics.intervals import (
 from vitft.metrics.results import Interval
 from vitft.study.plan import BASELINES, Plan
 from vitft.system.console import visible
-from vitft.system.files import atomic_folder, write_atomically
+from vitft.system.files import atomic_folder, write_atomically, write_json
 from vitft.system.text import scored_images
 
-
-class _AccuracyDifference(NamedTuple):
-    """Difference in accuracy between two feature sources, with a 95% interval."""
-
-    mean: float
-    interval: Interval
-
-
-_Leads = Mapping[str, Sequence[_AccuracyDifference]]
+_Difference = tuple[float, Interval]
+"""Mean difference in accuracy between two feature sources, with its 95% interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +49,8 @@ class CurvePoint:
 
     @property
     def interval(self) -> Interval:
-        """95% interval of the accuracy.
+        """95% interval of the accuracy: the smallest interval that contains two others.
 
-        Two intervals are computed, and the smallest interval that contains both is returned.
         Student's t interval for the mean over the seeds accounts for the choice of training images.
         Wilson's interval for the test images of one seed accounts for the number of test images,
         and remains valid if all seeds happen to agree.
@@ -104,12 +89,8 @@ class StudyResults:
     precision: str
     curves: tuple[FewShotCurve, ...]
 
-    def leads(self) -> _Leads:
-        """Return the differences in accuracy between the first curve and every other curve.
-
-        The result maps the name of each other curve to a sequence of differences (first minus
-        other), one for each number of shots.
-        """
+    def leads(self) -> dict[str, list[_Difference]]:
+        """Return the lead of the first curve over each other curve, for each number of shots."""
         first, *others = self.curves
         return {
             other.name: [difference(*pair) for pair in zip(first.points, other.points, strict=True)]
@@ -117,24 +98,22 @@ class StudyResults:
         }
 
 
-def difference(first: CurvePoint, second: CurvePoint) -> _AccuracyDifference:
+def difference(first: CurvePoint, second: CurvePoint) -> _Difference:
     """Return the accuracy of `first` minus the accuracy of `second` on the same test images.
 
     Two half-widths are computed for the interval, and the larger one is used. One comes from
     Student's t over the seeds. The other comes from the normal approximation over the test images;
     it is computed for each seed and averaged over the seeds.
     """
-    pairs = [
-        a.astype(np.float64) - b.astype(np.float64)
-        for a, b in zip(first.correct, second.correct, strict=True)
-    ]
+    both = zip(first.correct, second.correct, strict=True)
+    pairs = [a.astype(np.float64) - b.astype(np.float64) for a, b in both]
     means = [float(pair.mean()) for pair in pairs]
     mean = math.fsum(means) / len(means)
     effects = [design_effect(p - p.mean(), first.groups, PRIOR_OF_CHANGES) for p in pairs]
     errors = (p.std() * math.sqrt(e / len(p)) for p, e in zip(pairs, effects, strict=True))
     by_images = Z * math.fsum(errors) / len(pairs)
     half = max(half_width_of_mean(means), by_images)
-    return _AccuracyDifference(mean, (max(-1.0, mean - half), min(1.0, mean + half)))
+    return mean, (max(-1.0, mean - half), min(1.0, mean + half))
 
 
 def half_width_of_mean(values: Sequence[float]) -> float:
@@ -157,12 +136,13 @@ def write_results(study: StudyResults, command: str) -> None:
         RunError: The folder is not writable or is no longer empty.
         ResourceError: The disk is full or faulty.
     """
-    leads = study.leads()
-    figures = json.dumps(to_json(study, leads), indent=2, allow_nan=False)
+    from vitft.report.plots import AccuracyCurve, accuracy_curves_png
+
+    plan, leads = study.plan, study.leads()
     text = program(
         "study",
         study=study,
-        plan=study.plan,
+        plan=plan,
         leads=leads,
         command=visible(command),
         described=heading(study),
@@ -170,13 +150,29 @@ def write_results(study: StudyResults, command: str) -> None:
         known_images_note=known_images_note,
         cell=_markdown_cell,
     )
-    with atomic_folder(study.plan.out) as folder:
-        write_atomically(folder / "study.json", figures + "\n")
+    curves = [
+        AccuracyCurve(
+            name=curve.name,
+            accuracies=[point.top1 for point in curve.points],
+            intervals=[point.interval for point in curve.points],
+            is_baseline=curve.name in BASELINES,
+        )
+        for curve in study.curves
+    ]
+    figure = accuracy_curves_png(
+        plan.shots,
+        curves,
+        majority=study.majority,
+        title=f"{plan.folder.name}: linear heads on frozen features",
+        detail=figure_heading(plan.seeds, study.test_images),
+    )
+    with atomic_folder(plan.out) as folder:
+        write_json(folder / "study.json", _to_json(study, leads))
         write_atomically(folder / "study.md", f"{text.rstrip()}\n")
-        write_atomically(folder / "study.png", _to_figure(study))
+        write_atomically(folder / "study.png", figure)
 
 
-def to_json(study: StudyResults, leads: _Leads) -> dict[str, object]:
+def _to_json(study: StudyResults, leads: Mapping[str, Sequence[_Difference]]) -> dict[str, object]:
     """Return the content of study.json, which does not change when the study is repeated."""
     plan = study.plan
     return {
@@ -216,29 +212,6 @@ def to_json(study: StudyResults, leads: _Leads) -> dict[str, object]:
             for shots, (mean, interval) in zip(plan.shots, differences, strict=True)
         ],
     }
-
-
-def _to_figure(study: StudyResults) -> bytes:
-    """Return a PNG of the accuracy curves."""
-    from vitft.report.plots import AccuracyCurve, accuracy_curves_png
-
-    plan = study.plan
-    curves = [
-        AccuracyCurve(
-            name=curve.name,
-            accuracies=[point.top1 for point in curve.points],
-            intervals=[point.interval for point in curve.points],
-            is_baseline=curve.name in BASELINES,
-        )
-        for curve in study.curves
-    ]
-    return accuracy_curves_png(
-        plan.shots,
-        curves,
-        majority=study.majority,
-        title=f"{plan.folder.name}: linear heads on frozen features",
-        detail=figure_heading(plan.seeds, study.test_images),
-    )
 
 
 def heading(study: StudyResults) -> str:

@@ -81,12 +81,8 @@ def few_shot_split(
 ) -> FewShotSplit:
     """Return the shuffled training images of each class, and the test images.
 
-    Args:
-        files: Images to split.
-        classes: Number of classes.
-        most: Largest number of shots. If the folder has no test images, all images of a class after
-            the first `most` are used for testing.
-        seed: Random seed. Each class is shuffled independently of the images of other classes.
+    If the folder has no test images, all images of a class after the first `most` are used for
+    testing. Each class is shuffled independently of the images of other classes.
     """
     labels = np.array([file.label for file in files])
     is_test = np.array([file.part == "val" for file in files])
@@ -165,7 +161,11 @@ def run_study(
                 points.append(point)
         curves.append(
             FewShotCurve(
-                name=one.name, weights=one.weights, features=x.shape[1], points=tuple(points)
+                name=one.name,
+                weights=one.weights,
+                features=x.shape[1],
+                points=tuple(points),
+                known_images=known[one.name],
             )
         )
     if first and not train.cache:
@@ -178,16 +178,12 @@ def run_study(
         majority=float(np.bincount(y[splits[0].test].numpy()).max() / len(splits[0].test)),
         device=describe_device(device),
         precision=pick_precision(train.precision, device),
-        curves=tuple(replace(curve, known_images=known[curve.name]) for curve in curves),
+        curves=tuple(curves),
     )
 
 
 def _fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
-    """Return the plan, limited to the numbers of shots with enough usable images.
-
-    Raises:
-        DataError: No number of shots is possible, or there is no usable test image.
-    """
+    """Return the plan, limited to the numbers of shots with enough usable images."""
     has_tests = plan.folder.layout == "split"
     counts = np.bincount(
         [file.label for file in files if file.part != "val"], minlength=len(plan.folder.classes)
