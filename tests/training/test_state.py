@@ -128,7 +128,7 @@ def test_damaged_states_alone_are_an_error(tmp_path: Path) -> None:
         {"step": -1},
         {"step": "1"},
         {"stage": None},
-        {"tally": {}},
+        {"tally": {"steps": -1}},
         {"best": {"epochs": 1}},
         {"log_bytes": 10**30},
         {"scaler": 5},
@@ -222,7 +222,7 @@ ROWS = (row("a/1", 0), row("a/2", 0, "val"), row("b/1", 1), row("b/2", 1, "val")
         pytest.param({0: {"split": "val"}, 1: {"split": "train"}}, "2 images have", id="the split"),
         pytest.param({2: {"label": 0}}, "1 image has changed .* e.g. b/1", id="a label"),
         pytest.param({3: {"path": "b/3"}}, "2 images have changed .* e.g. b/2", id="a path"),
-        pytest.param({3: {"group": "p"}}, "", id="groups that were not recorded"),
+        pytest.param({3: {"group": "p"}}, "1 image has changed .* e.g. b/2", id="a group"),
     ],
 )
 def test_a_run_is_resumed_with_the_same_images_only(
@@ -236,9 +236,6 @@ def test_a_run_is_resumed_with_the_same_images_only(
     if problem:
         with pytest.raises(RunError, match=problem):
             check_same_images(RunDir(tmp_path), now)
-        assert RunDir(tmp_path).split.read_bytes() == before.to_csv()
     else:
-        check_same_images(RunDir(tmp_path, writes=False), now)
-        assert RunDir(tmp_path).split.read_bytes() == before.to_csv()
         check_same_images(RunDir(tmp_path), now)
-        assert RunDir(tmp_path).split.read_bytes() == now.to_csv()
+    assert RunDir(tmp_path).split.read_bytes() == before.to_csv()

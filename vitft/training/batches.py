@@ -5,11 +5,11 @@ epoch, the image and how often the image has already been used in the epoch.
 """
 
 import contextlib
+import itertools
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class _ImageTable:
 
     def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> _ImageBatches:
         """Yield the views of `rows` in order, in batches of the given sizes."""
-        for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+        for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
             chunk = rows[start : start + size]
             positions = [self.positions[row.path] for row in chunk]
             yield chunk, self.pixels[to_device(torch.tensor(positions), self.pixels.device)]
@@ -123,9 +123,6 @@ class Dataset:
 
         If `crop` is given, the views are random crops, seeded by `keys` (one key per row);
         otherwise, they are not augmented.
-
-        Raises:
-            DataError: A file has been deleted or replaced since the start of the run.
         """
 
         def view(index: int, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -149,13 +146,7 @@ class Dataset:
                 yield chunk, to_device(torch.from_numpy(stack.pixels), self.device)
 
     def load_images(self) -> _ImageTable | None:
-        """Return a table of all decoded images, or None if they would use too much memory.
-
-        Each process decodes its shard of the files, and all processes receive the whole table.
-
-        Raises:
-            DataError: A file has been deleted or replaced since the start of the run.
-        """
+        """Return a table of all images, decoded by all processes; None if it would be too large."""
         rows, size = self.manifest.rows, self.transform.image_size
         channels = self.transform.channels
         if not fits(len(rows), size, channels):
@@ -230,11 +221,7 @@ _Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
-    """Return the number of images in an epoch.
-
-    An epoch has as many images as the dataset. A balanced epoch uses the same number of images from
-    each class, so its size is rounded down to a multiple of the number of classes.
-    """
+    """Return the number of images in an epoch: all, or as many of each class as that allows."""
     total = len(labels)
     return total - total % len({*labels}) if balanced and total else total
 
@@ -262,12 +249,8 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
 
 def repeat_counts(order: _Order) -> list[int]:
     """Return, for each position in the order, how often its image occurs before that position."""
-    seen: Counter[int] = Counter()
-    found = []
-    for position in order.tolist():
-        found.append(seen[position])
-        seen[position] += 1
-    return found
+    seen = defaultdict[int, Iterator[int]](itertools.count)
+    return [next(seen[position]) for position in order.tolist()]
 
 
 def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
@@ -294,10 +277,7 @@ _EpochBatches = Callable[[int, int], Iterator[Batch]]
 
 
 def caches_views(cut: Cut, train: TrainSpec) -> bool:
-    """Return whether training inputs are cached.
-
-    Pooled features are always cached; tokens are cached only without augmentation.
-    """
+    """Return whether training inputs are cached: pooled features, or tokens not augmented."""
     return cut.pooled or (cut.prefix is not None and train.augment == "none")
 
 
@@ -313,13 +293,9 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 
 
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
-    """Return the views to cache for each training image.
-
-    If `train.augment` is `none`, these are the unaugmented view and `train.views` random crops;
-    otherwise, they are one random crop per epoch.
-    """
+    """Return the views to cache for each training image."""
     crop = training_crop(transform, train)
-    if train.augment != "none":
+    if train.augment != "none":  # a random crop per epoch
         return crop_views(transform, crop, optim.epochs, train.seed)
     return [eval_view(transform), *crop_views(transform, crop, train.views, train.seed)]
 
@@ -331,11 +307,7 @@ def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
 
 
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
-    """Return the indices into `rows` of the images used in an epoch, in order of use.
-
-    Without balanced sampling, these are all indices in random order. With balanced sampling, every
-    class occurs equally often, and an index may occur more than once.
-    """
+    """Return the indices into `rows` of an epoch's images (see `sample_order`)."""
     labels = [row.label for row in rows]
     order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
     return torch.from_numpy(order)
@@ -356,10 +328,7 @@ def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Bat
 
 
 def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> _EpochBatches:
-    """Return a function that yields training batches.
-
-    If several views of each image are cached, the epochs cycle through the views.
-    """
+    """Return a function that yields training batches; epochs cycle through any cached views."""
     size, data = optim.images_per_step, inputs.data
     if not caches_views(inputs.cut, train):
         return _fresh_training_batches(inputs, train, size)
@@ -398,7 +367,18 @@ def _fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) ->
         else:
             keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
             views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
-        shift = _shift_augmentation(data, train, epoch, order, repeats)
+        padding = default_padding(train.padding, transform.image_size)
+        moves: Shifts | tuple[()] = ()
+        if train.augment == "shift":
+            moves = draw_shifts(
+                order,
+                torch.tensor(repeats),
+                count=len(rows),
+                seed=train.seed,
+                epoch=epoch,
+                padding=padding,
+                flip=train.flip,
+            )
         with contextlib.closing(views):
             for part, mine in zip(whole, own, strict=True):
                 # This rank's slice of the last batch may be shorter or even empty.
@@ -406,7 +386,9 @@ def _fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) ->
                 if len(pixels) < len(mine):  # a last image that joins this batch
                     more, last = next(views)
                     chunk, pixels = [*chunk, *more], torch.cat([pixels, last])
-                x = transform.normalise(shift(pixels, mine))
+                if moves:
+                    pixels = shift_and_flip(pixels, Shifts(*(m[mine] for m in moves)), padding)
+                x = transform.normalise(pixels)
                 if inputs.extractor is not None:
                     x = _prefix_outputs(inputs.extractor, x)
                 yield Batch(x, data.labels(chunk), len(part))
@@ -420,29 +402,6 @@ def _prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
         lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
     )
     return found.clone()  # autograd rejects inference tensors
-
-
-def _shift_augmentation(
-    data: Dataset, train: TrainSpec, epoch: int, order: Tensor, repeats: Sequence[int]
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that shifts and flips views (B, H, W, channels).
-
-    The second argument of the function contains the positions (B,) of the views in `order`. The
-    views are returned unchanged unless `train.augment` is `shift`.
-    """
-    if train.augment != "shift":
-        return lambda views, _: views
-    padding = default_padding(train.padding, data.transform.image_size)
-    moves = draw_shifts(
-        order,
-        torch.tensor(repeats),
-        count=len(data.manifest.train),
-        seed=train.seed,
-        epoch=epoch,
-        padding=padding,
-        flip=train.flip,
-    )
-    return lambda views, at: shift_and_flip(views, Shifts(*(move[at] for move in moves)), padding)
 
 
 def view_key(key: str, row: Row, repeat: int) -> str:

@@ -16,17 +16,6 @@ from vitft.system.structure import Natural, Share
 from vitft.training.loop import StepResult
 
 
-class RunningFacts(TypedDict):
-    """Fields of `RunningMetrics`, as saved in a training state."""
-
-    first_loss: float | None
-    steps: Natural
-    images: Natural
-    correct: Natural
-    total: float
-    lr: float
-
-
 class BestFacts(TypedDict):
     """Fields of `BestWeights` other than tensors, as saved in a training state."""
 
@@ -86,7 +75,7 @@ class BestWeights:
         """Load the best weights into the model.
 
         Raises:
-            RunError: A tensor read from a file does not have the shape that the model requires.
+            RunError: A tensor read from a file does not fit the model.
         """
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
@@ -149,10 +138,10 @@ class RunningMetrics:
 
     first_loss: float | None = None
     """Loss of the first step of the stage; ln(classes) for a head initialised to zero."""
-    steps: int = 0
+    steps: Natural = 0
     """Number of steps in the stage so far."""
-    images: int = 0
-    correct: int = 0
+    images: Natural = 0
+    correct: Natural = 0
     total: float = 0.0
     """Sum of the losses over all images."""
     lr: float = 0.0

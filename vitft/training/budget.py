@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from vitft.config.run import Config, to_toml
+from vitft.config.run import to_toml
 from vitft.features.head import SolvedHead
 from vitft.features.mixture import HeadMethod
 from vitft.messages.training import describe_trial
@@ -69,22 +69,28 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
     """Try the candidates, and add the best one to the run's stages if it is better than the head.
 
     Finished trials are saved, so a resumed run does not repeat them. In config.toml, the budget is
-    replaced with the chosen settings, so the file describes what is trained. Training starts from
-    the head that reads only the last block: once blocks are trained, a head does not gain from
-    reading earlier blocks as well (benchmarks/notebook/fine_tuning.md).
-
-    Args:
-        context: The run.
-        solved: The head that the run has fitted.
+    replaced with the chosen settings, so the file describes what is trained. `solved` is the head
+    that the run has fitted.
     """
-    run, best = context.run, context.best
+    run, best, config = context.run, context.best, context.config
     found = _shared_budget(context)
     if found is None or found["chosen"] is None:
         found = _try_candidates(context, solved.method, found or _untried(context))
         write_budget(run, found)
-    context.budget, context.config = found, _with_choice(context, found)
+    context.budget, context.config = found, replace(config, train=replace(config.train, budget=""))
+    every = {candidate.layers: candidate for candidate in layers_to_try(best.model)}
+    if found["chosen"] in every:
+        context.config = every[found["chosen"]].config(
+            config,
+            found["epochs"],
+            best.model,
+            len(context.inputs.data.manifest.train),
+            fraction=found.get("interpolation", 1.0),
+        )
     run.write_text("config.toml", to_toml(context.config))
     if len(context.config.train.stages) > 1:
+        # Once blocks are trained, a head does not gain from reading earlier blocks as well
+        # (benchmarks/notebook/fine_tuning.md).
         context.inputs = of_last_block(context.inputs, best.model)
         read_last_block(best.model, solved.last)
         best.weights = best.copy_weights()
@@ -104,12 +110,8 @@ def resume_budget(context: RunContext) -> None:
 
 
 def _shared_budget(context: RunContext) -> BudgetResults | None:
-    """Return the saved trials and the chosen layers, or None if there are none.
-
-    Only the main process reads the file, because the file could change before a slower process
-    reads it.
-    """
-    group = context.inputs.data.group
+    """Return the saved trials and the chosen layers, or None if there are none."""
+    group = context.inputs.data.group  # the file could change before a slower process reads it
     return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
 
 
@@ -153,13 +155,7 @@ def _try_candidates(context: RunContext, method: HeadMethod, found: BudgetResult
 
 
 class _Search:
-    """Trials of a run, one after the other, within its time budget.
-
-    Every candidate is first tried for a few epochs. Those that are not clearly behind the head are
-    then tried for more epochs, the leader first. The leader and the trials that may be better are
-    repeated with other images held out until one is clearly the best. All this is done as time
-    allows. Trials that a stopped run has finished are not repeated.
-    """
+    """Trials of a run, one after the other, as far as its time budget allows."""
 
     def __init__(self, context: RunContext, method: HeadMethod, found: BudgetResults) -> None:
         self.context, self.method, self.found = context, method, found
@@ -170,12 +166,14 @@ class _Search:
     def run(self) -> None:
         """Run the trials; their results are added to `found` and saved."""
         self.found["skipped"] = []  # a resumed run may have time for what was skipped before
+        # Every candidate is first tried for a few epochs
         tried = {trial["layers"] for trial in self.found["trials"]}
         waiting = [one for layers, one in self.candidates.items() if layers not in tried]
         for number, candidate in enumerate(waiting):
             if self.remaining() <= 0:
                 break
             self.try_candidate(candidate, others=len(waiting) - number - 1)
+        # Then for more, the leader first; close trials are repeated with other images held out
         first = sorted(self.found["trials"], key=_gain, reverse=True)
         for layers in dict.fromkeys(trial["layers"] for trial in first):
             self.try_longer(layers)
@@ -186,12 +184,6 @@ class _Search:
     def remaining(self) -> float:
         """Return the time in seconds that trials and the final training may still take."""
         return _MARGIN * (self.found["seconds"] - _used_seconds(self.context))
-
-    def held_out(self, fold: int) -> HeldOut:
-        """Return a fold of the training images, with heads fitted to the other images."""
-        if fold not in self.folds:
-            self.folds[fold] = hold_out(self.context, self.method, fold)
-        return self.folds[fold]
 
     def try_candidate(self, candidate: LayerSettings, *, others: int) -> None:
         """Try a candidate for about `_FIRST_STEPS` steps, or record the time that it needs.
@@ -211,12 +203,9 @@ class _Search:
         self.record(trial.run(min(epochs, trial.epochs_of(_FIRST_STEPS))))
 
     def try_longer(self, layers: str) -> None:
-        """Try a candidate for more epochs, if it is not clearly behind the head and there is time.
-
-        A candidate that was tried for more epochs before the run was stopped is left alone.
-        """
+        """Try a candidate for more epochs, if there is time and it is not clearly behind."""
         tried = [trial for trial in self.found["trials"] if trial["layers"] == layers]
-        if len(tried) > 1 or _possible_gain(tried[0]) <= 0:
+        if len(tried) > 1 or _possible_gain(tried[0]) <= 0:  # two: the run was stopped after this
             return
         trial = self.prepare(self.candidates[layers])
         after = max(self.reserved(), self.final_seconds(tried[0]))
@@ -225,7 +214,6 @@ class _Search:
             self.record(trial.run(epochs))
 
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
-        """Return whether a trial can be repeated, and the layers of the leader trained after it."""
         once = trial["seconds"] / folds_of(trial)
         return once + max(self.reserved(), self.final_seconds(trial)) <= self.remaining()
 
@@ -242,10 +230,12 @@ class _Search:
 
     def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
         """Return a trial of a candidate; the times of its steps are measured only once."""
+        if fold not in self.folds:
+            self.folds[fold] = hold_out(self.context, self.method, fold)
         trial = Trial(
             self.context,
             candidate,
-            self.held_out(fold),
+            self.folds[fold],
             seconds=self.remaining(),
             times=self.times.get(candidate.layers),
         )
@@ -270,10 +260,7 @@ class _Search:
 
 
 def _used_seconds(context: RunContext) -> float:
-    """Return the time in seconds that the run has used, excluding interruptions.
-
-    All processes receive the value of the main process.
-    """
+    """Return the time in seconds that the run has used, the same in all processes."""
     return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 
 
@@ -292,9 +279,7 @@ def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
 
     A trial may be the best one if the upper end of the interval of its gain is above the lower end
     of the leader's. The leader is repeated with these trials, and as long as it is not clearly
-    better than the head. The trial with the fewest folds is next, so that trials are compared on
-    the same images as far as possible, and of these the one whose gain may be largest. Trials that
-    have held out every image are not repeated.
+    better than the head. Trials that have held out every image are not repeated.
 
     Source: the confidence bounds of LUCB, Kalyanakrishnan et al. 2012, "PAC Subset Selection in
     Stochastic Multi-armed Bandits".
@@ -331,14 +316,3 @@ def best_trial(trials: list[TrialResults]) -> TrialResults | None:
 
     better = [trial for trial in trials if _is_clear(trial) or is_likely(trial)]
     return max(better, key=_gain, default=None)
-
-
-def _with_choice(context: RunContext, found: BudgetResults) -> Config:
-    """Return the settings that train the chosen layers without a time budget."""
-    model, config = context.best.model, context.config
-    every = {candidate.layers: candidate for candidate in layers_to_try(model)}
-    if found["chosen"] not in every:
-        return replace(config, train=replace(config.train, budget=""))
-    images = len(context.inputs.data.manifest.train)
-    fraction = found.get("interpolation", 1.0)
-    return every[found["chosen"]].config(config, found["epochs"], model, images, fraction=fraction)

@@ -54,11 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def _like_manifest(like: str) -> Manifest:
-    """Return the split of the run that `data.like` names.
-
-    Raises:
-        RunError: The path is not a run directory, or a file in it is damaged.
-    """
+    """Return the split of the run that `data.like` names."""
     manifest = run_manifest(run_path(like))
     if manifest is None:
         raise RunError(
@@ -82,19 +78,8 @@ def former_split(
 ) -> FormerSplit:
     """Return an earlier run's split of the images, and log how many are held out again.
 
-    A warning is logged if only the earlier run applies a table of fixes.
-
-    Args:
-        like: Directory of the earlier run.
-        inspected: The images of the new run.
-        fingerprints: Fingerprints of these images, to which those of held-out images are added.
-        max_pixels: Maximum number of pixels in an image of the earlier run.
-        applies_fixes: Whether the new run applies a table of fixes.
-
-    Raises:
-        RunError: The directory is not a run directory, a file in it is damaged, or the cache cannot
-            be written.
-        ResourceError: The cache cannot be written.
+    A warning is logged if only the earlier run applies a table of fixes. The fingerprints of images
+    that it held out are added to those of the `inspected` images.
     """
     manifest = _like_manifest(like)
     fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
@@ -240,12 +225,7 @@ def log_data(folder: Folder, name: str) -> None:
 
 
 def _with_weights(config: Config, *, images: int) -> Config:
-    """Return the settings, with weights chosen by the number of images if none are named.
-
-    Raises:
-        UsageError: No weights can be chosen (see `default_weights`), or several torchrun processes
-            might choose different weights.
-    """
+    """Return the settings, with weights chosen by the number of images if none are named."""
     if config.weights.name:
         return config
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -339,20 +319,14 @@ def check_resume(
 def _changed_settings(
     before: Mapping[str, Any], after: Mapping[str, Any], names: Iterable[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the values before and after of those named settings whose value changes.
-
-    A value in another notation, such as a size of 32 for [32, 32], does not count as a change.
-
-    Raises:
-        UsageError: A new value has the wrong type or is not allowed.
-    """
+    """Return the values before and after of those named settings whose value changes."""
     changed: dict[str, tuple[Any, Any]] = {}
     for key in names:
         section, _, name = key.partition(".")
         old, new = (
             getattr(section_from_table(section, table.get(section, {})), name)
             for table in (before, after)
-        )
+        )  # parsed, so that a size of 32 is not another than [32, 32]
         if isinstance(old, tuple) and isinstance(new, tuple) and len(new) == 1:
             new *= len(old)  # one value for all channels
         if key == "data.fixes" and new:

@@ -26,20 +26,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DemoResults:
-    """Outcome of the demo."""
+    """Outcome of the demo: predictions, export and report are of the pretrained model."""
 
     pretrained: RunResults
     random: RunResults
-    predictions: tuple[Prediction, ...]
-    """Predictions of the pretrained model, with the top two classes of each image."""
-    export: Path
-    """Folder with the exported pretrained model."""
-    export_difference: float
-    """Largest absolute difference between the logits of the exported model and of the run."""
-    export_images: int
-    """Number of images on which the export and the run were compared."""
+    predictions: tuple[Prediction, ...]  # with the top two classes of each image
+    export: Path  # folder
+    export_difference: float  # largest, between the logits of the export and of the run
+    export_images: int  # that were compared
     report: Path
-    """Path of the HTML report on the pretrained run."""
 
 
 def run_demo() -> _DemoResults:
@@ -71,11 +66,7 @@ def run_demo() -> _DemoResults:
 
 
 def _finetune_demo(config: Config) -> tuple[Path, RunResults]:
-    """Fine-tune once, and return the run directory and the results.
-
-    Raises:
-        Stopped: A signal stopped the run.
-    """
+    """Fine-tune once, and return the run directory and the results."""
     config, out = check_request(config, None)
     log.info(f"fine-tuning with --weights {config.weights.name}")
     result = run_finetuning(config, out=out)

@@ -5,8 +5,8 @@
 Every process lists all images and draws the same batches, but computes only its slice of each batch
 and its shard of the features and validation images. It inspects only the files of its shard.
 The main process solves linear heads, with the help of the others if there are many features
-(`shared_solve`). Gradients are summed over the processes, so a step uses the gradient of the whole
-batch. Only the main process (rank 0) logs and writes the run directory.
+(`solve_together`). Gradients are summed over the processes, so a step uses the gradient of the
+whole batch. Only the main process (rank 0) logs and writes the run directory.
 
 Models too large for a full copy in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
@@ -46,10 +46,9 @@ _Value = TypeVar("_Value")
 
 
 class ProcessGroup:
-    """Process group of a run.
+    """Process group of a run; with a single process, collectives return their input.
 
-    With a single process, collectives return their input. With several processes, collectives raise
-    a ResourceError if a process has been lost.
+    Otherwise, they raise a ResourceError if a process has been lost.
     """
 
     def __init__(
@@ -79,10 +78,7 @@ class ProcessGroup:
         return [i for start in starts for i in range(start, min(start + unit, count))]
 
     def batch_slice(self, count: int) -> slice:
-        """Return this rank's contiguous slice of a batch of `count` images.
-
-        The slices of the last ranks may be shorter or empty.
-        """
+        """Return this rank's contiguous slice of `count` images; the last may be empty."""
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -144,11 +140,7 @@ class ProcessGroup:
         return values
 
     def all_gather(self, rows: Tensor, count: int, unit: int = 1) -> Tensor:
-        """Gather rows that `shard` has divided among the ranks.
-
-        Returns:
-            All rows (count, ...) in their original order, on the CPU.
-        """
+        """Return all rows (count, ...) that `shard` has divided, in their order, on the CPU."""
         if self.size == 1:
             return rows
         parts = self.gather(rows.cpu())
@@ -208,13 +200,7 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Convert connection errors into a ResourceError that reports a lost process.
-
-    Other errors, e.g. out of memory, are not changed.
-
-    Raises:
-        ResourceError: A connection to another process broke or timed out in the body.
-    """
+    """Convert errors of connections to other processes, and no others, into a ResourceError."""
     try:
         yield
     except RuntimeError as error:
@@ -260,8 +246,8 @@ def rendezvous_store(timeout: timedelta) -> Store:
 def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[ProcessGroup]:
     """Join torchrun's process group, or use a group of one process without torchrun.
 
-    A process that has not responded for `timeout_s` seconds is considered lost. `device` is the
-    name of the device that the run uses, as in `train.device`.
+    A process that has not responded for `timeout_s` seconds is considered lost. `device` is as in
+    `train.device`.
 
     Raises:
         ResourceError: The processes cannot connect to each other.
@@ -295,11 +281,7 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
 def check_sharding(
     model: nn.Module, group: ProcessGroup, *, precision: str, compiled: bool
 ) -> None:
-    """Check that the model and settings support sharding, before anything is computed.
-
-    Raises:
-        UsageError: The model is a timm model, or a setting cannot be combined with sharding.
-    """
+    """Raise a UsageError if the model or a setting does not support sharding."""
     others = {
         "a timm model": not isinstance(model, VisionTransformer),
         "train.precision=fp16": precision == "fp16",
@@ -316,10 +298,7 @@ def check_sharding(
 
 
 def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
-    """Return a copy of `module`, sharded block by block over the process group.
-
-    The original is not sharded and is used for everything except the training steps.
-    """
+    """Return a copy of `module` for training steps, sharded block by block over the group."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -343,10 +322,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def slice_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's slice of the full tensor `value`, sharded in the same way as `like`.
-
-    If `like` is not sharded or has another shape, `value` is returned unchanged.
-    """
+    """Return this rank's slice of the full tensor `value`, if `like` is sharded in this shape."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor) or value.shape != like.shape:
@@ -357,10 +333,7 @@ def slice_like(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
-    """Copy the trained parameters of a sharded copy into the original module.
-
-    Every rank must call this function.
-    """
+    """Copy the trained parameters of a sharded copy into the original module, on every rank."""
     originals = dict(module.named_parameters())
     for name, parameter in sharded.named_parameters():
         if parameter.requires_grad:
@@ -370,8 +343,6 @@ def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
 # solution of a head by all processes: the main process takes the steps, all sum over their rows ---
 
 _Solved = TypeVar("_Solved")
-_OwnObjective = Callable[[Problem], HeadObjective]
-"""Function that returns the objective of this process's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,15 +353,12 @@ class _MainSharing:
 
     @property
     def size(self) -> int:
-        """Number of processes."""
         return self.group.size
 
     def start(self, problem: Problem) -> None:
-        """Announce the problem to the other processes."""
         self.group.broadcast(problem)
 
     def sums(self, objective: HeadObjective, flat: Tensor) -> Sequence[Tensor]:
-        """Return the sums of all processes at the point `flat`."""
         self.group.broadcast(flat)
         with torch_threads(worker_threads()):  # the other processes compute as well
             own = objective.sums(flat)
@@ -398,15 +366,14 @@ class _MainSharing:
 
 
 def solve_together(
-    group: ProcessGroup, solve: Callable[[Sharing | None], _Solved], own: _OwnObjective
+    group: ProcessGroup,
+    solve: Callable[[Sharing | None], _Solved],
+    own: Callable[[Problem], HeadObjective],
 ) -> _Solved:
     """Call `solve` in the main process, and return its result in every process.
 
     Until then, the other processes evaluate the objectives of their `own` rows whenever the main
     process asks for it. While it does not, it may use all cores of the machine.
-
-    Raises:
-        ResourceError: A process was lost.
     """
     if group.size == 1:
         return solve(None)

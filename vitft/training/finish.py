@@ -52,7 +52,7 @@ _MIN_THRESHOLD = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class FinalEvaluation:
+class _FinalEvaluation:
     """Final results of a run, and the temperature that calibrates the logits."""
 
     temperature: "float | Floats"
@@ -78,12 +78,11 @@ def evaluate_run(
     *,
     scored: ScoredImages | None,
     started: float,
-) -> FinalEvaluation:
+) -> _FinalEvaluation:
     """Evaluate the model on the validation images, fit a temperature and complete the results.
 
-    The metrics in `results` are replaced with the final metrics. `scored` contains cross-validated
-    logits that represent the model's logits on new images; it is None if there are none. `started`
-    is the value of `time.monotonic()` at the start of the run.
+    `scored` contains cross-validated logits that represent the model's logits on new images.
+    `started` is the value of `time.monotonic()` at the start of the run.
     """
     every, confirmed = final_logits(inputs, model, precision, inputs.data.manifest.val)
     rows = distinct_rows(inputs.data.manifest.val)
@@ -97,11 +96,11 @@ def evaluate_run(
     manifest, groups = inputs.data.manifest, inputs.data.user_groups(rows)
     validation = ScoredSet(exact.numpy(), labels.numpy(), groups)
     fitted, training = inputs.data.group.main_only(
-        lambda: calibrate(validation, inputs.data, scored)
+        lambda: _calibrate(validation, inputs.data, scored)
     )
     if fitted.note:
         log.debug(f"not calibrated: {fitted.note}")
-    rule = DecisionRule.fit(validation, training, fitted) if manifest.labels else DecisionRule()
+    rule = _DecisionRule.fit(validation, training, fitted) if manifest.labels else _DecisionRule()
     measured = classification_metrics(
         logits, labels, manifest.outputs, thresholds=rule.held_out, groups=groups
     )
@@ -115,28 +114,27 @@ def evaluate_run(
         **rule.described(measured, fitted),
         **calibrated_metrics(exact, labels, fitted, groups),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-        **final_test(inputs, model, precision, fitted.value, rule),
+        **_final_test(inputs, model, precision, fitted.value, rule),
         "seconds": round(time.monotonic() - started, 1),
     }
     if training is not None:
         training = ScoredSet(training.logits / fitted.value, training.labels)
-    scaled = divided(every[:, 0], fitted.value)
+    scaled = _divided(every[:, 0], fitted.value)
     final = cast("RunResults", metrics)
     predicted = None
     if scored is not None and inputs.data.group.is_main:
         predicted = _cross_validated_classes(inputs.data, scored)
-    return FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
+    return _FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRule:
+class _DecisionRule:
     """Rule that turns logits into predictions: the largest logit, or a threshold per label."""
 
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which each label is assigned; empty if each image has one class."""
     held_out: "float | Floats" = 0.5
-    """Thresholds (n, C) for probabilities before calibration; each row was chosen without the image
-    to which it applies."""
+    """Thresholds (n, C) before calibration; each row was chosen without its own image."""
 
     @classmethod
     def fit(
@@ -158,22 +156,31 @@ class DecisionRule:
         return metrics
 
 
-def divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
+def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
     """Return logits (n, C) divided by a temperature, or by the temperature of each label (C,)."""
     if isinstance(temperature, float):
         return logits / temperature
     return logits / torch.from_numpy(temperature).to(logits)
 
 
-def calibrate(
+def _calibrate(
     validation: ScoredSet, data: Dataset, scored: ScoredImages | None
 ) -> tuple[FittedTemperature, ScoredSet | None]:
-    """Fit a temperature, and return it with the cross-validated set that it was fitted to, if any.
+    """Fit a temperature to the validation images and, if comparable, to the cross-validated ones.
 
-    The temperature is fitted to the logits of the validation images and, if comparable, to the
-    cross-validated logits of the training images.
+    Returns:
+        The temperature, and the cross-validated logits (m, C) and labels (m,) of the training
+        images that are not in the validation set, or None if they were not used.
     """
-    training = None if scored is None else _cross_validated_set(data, scored)
+    training = None
+    if scored is not None and scored.held_out is not None:
+        validated = {row.sha256 for row in data.manifest.val}
+        distinct, (rows, logits) = data.distinct, scored.held_out
+        kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
+        own = [distinct[int(rows[i])] for i in kept]
+        if own:
+            labels, groups = data.labels(own).cpu().numpy(), data.user_groups(own)
+            training = ScoredSet(logits[kept].double().numpy(), labels, groups)
     if training is not None and not are_comparable(validation, training):
         log.debug(
             "probabilities are calibrated on the validation images alone, because the validation "
@@ -183,31 +190,8 @@ def calibrate(
     return calibrate_temperature(validation, training), training
 
 
-def _cross_validated_set(data: Dataset, scored: ScoredImages) -> ScoredSet | None:
-    """Return the cross-validated logits (m, C) and labels (m,) of the training images, or None.
-
-    Images that are also in the validation set are left out. The result is None if there are no
-    cross-validated logits or all images are left out.
-    """
-    if scored.held_out is None:
-        return None
-    validated = {row.sha256 for row in data.manifest.val}
-    distinct, (rows, logits) = data.distinct, scored.held_out
-    kept = [i for i, row in enumerate(rows.tolist()) if distinct[row].sha256 not in validated]
-    if not kept:
-        return None
-    own = [distinct[int(rows[i])] for i in kept]
-    labels, groups = data.labels(own).cpu().numpy(), data.user_groups(own)
-    return ScoredSet(logits[kept].double().numpy(), labels, groups)
-
-
 def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
-    """Return the cross-validated class of each image (n,), in the order of split.csv, or None.
-
-    The class is -1 for test images, for validation images that the data names, and for images that
-    were not cross-validated. The result is None for multi-label data, and if there are no
-    cross-validated logits.
-    """
+    """Return the cross-validated class of each image (n,) of split.csv, -1 for none, or None."""
     if scored.held_out is None or data.manifest.labels:
         return None
     distinct, (rows, logits) = data.distinct, scored.held_out
@@ -220,18 +204,14 @@ def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.
     )
 
 
-def final_test(
+def _final_test(
     inputs: StageInputs,
     model: Model,
     precision: str,
     temperature: "float | Floats",
-    rule: DecisionRule,
+    rule: _DecisionRule,
 ) -> dict[str, FinalTestResults]:
-    """Evaluate the model on the test images, and return the results under the key `test`.
-
-    Test images that are identical to a training or validation image are left out. If no test images
-    remain, the mapping is empty.
-    """
+    """Evaluate the model on the test images that are no copies of others, if any remain."""
     data = inputs.data
     known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
     others = [row for row in data.manifest.test if row.sha256 not in known]
@@ -246,7 +226,7 @@ def final_test(
     return {
         "test": {
             **classification_metrics(
-                divided(logits, temperature) if rule.thresholds else logits,
+                _divided(logits, temperature) if rule.thresholds else logits,
                 labels,
                 data.manifest.outputs,
                 thresholds=np.array(rule.thresholds),
@@ -275,16 +255,11 @@ def final_logits(
     logits of an image are nearly equal. The images with the smallest margins between these two
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
     times the largest change observed. For multi-label models, all images are recomputed because the
-    thresholds are not known yet. Each process recomputes one batch at a time, and the batches are
-    used in order, so the result does not depend on the number of processes.
+    thresholds are not known yet. The result does not depend on the number of processes.
 
     Returns:
-        Logits (n, H, C) of the images in the order of `rows`, and the number of recomputed images.
-        The number is None if the precision is fp32 or nothing is frozen, in which case no image
-        needs to be recomputed.
-
-    Raises:
-        DataError: A file has been deleted or replaced since the start of the run.
+        Logits (n, H, C) of the images in the order of `rows`, and the number of recomputed images:
+        None if there is no need to, because the precision is fp32 or nothing is frozen.
     """
     data, size = inputs.data, 8  # number of images recomputed at a time
     heads: nn.Module = model
@@ -328,11 +303,8 @@ def exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> 
     return predict_logits(model, batches, device=data.device, limit=inputs.limit)[0]
 
 
-def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: FinalEvaluation) -> None:
+def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: _FinalEvaluation) -> None:
     """Divide the head by the temperature, and replace the weights and results on disk.
-
-    The logits of the validation images, and the cross-validated predictions, are written to
-    validation.npz.
 
     eval.json is removed while the weights are replaced, so it never describes weights other than
     those on disk. Call this function only while signals are deferred.

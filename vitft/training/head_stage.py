@@ -35,10 +35,7 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
     """Fit the linear head, validate it, and score all images by cross-validation.
 
     The main process fits all heads, and the other processes receive the results. If there are many
-    features, the final fit is shared (see `shared_solve`).
-
-    Returns:
-        The head, as loaded into the model.
+    features, the final fit is shared (see `solve_together`).
     """
     best, group, solver = context.best, context.inputs.data.group, HeadSolver(context)
     with console.quiet_step("fitting the head"):
@@ -68,10 +65,7 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
 
 
 class HeadSolver:
-    """Solver that fits and scores the head of a run.
-
-    All methods except `own_objective` are called in the main process only.
-    """
+    """Solver that fits and scores a run's head; all but `own_objective` is for the main process."""
 
     def __init__(self, context: RunContext) -> None:
         self.context, self.config, self.inputs = context, context.config, context.inputs
@@ -138,10 +132,7 @@ class HeadSolver:
         )
 
     def score(self, solved: SolvedHead, first_loss: float) -> SolvedHeadResults:
-        """Score the solved head, and score all images by cross-validation.
-
-        The features and held-out logits of the distinct images are stored in the context.
-        """
+        """Score the solved head, and score all images by cross-validation, for later steps too."""
         data, read = self.data, solved.method.read
         training, validation, distinct = self.features
         plain, held_out = training[: len(self.labels), :read], validation[:, :read]
@@ -155,7 +146,7 @@ class HeadSolver:
         }
         if isinstance(solved.method.l2, tuple):
             results["label_l2"] = list(solved.method.l2)
-        cross_validation, self.context.scored = cross_validate_images(
+        cross_validation, self.context.scored = _cross_validate_images(
             data, distinct, self.config, solved.method
         )
         if cross_validation is not None:
@@ -184,16 +175,11 @@ def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
     return replace(inputs, extractor=extractor, cut=cut_model(model, "head"))
 
 
-def cross_validate_images(
+def _cross_validate_images(
     data: Dataset, distinct: Tensor, config: Config, method: HeadMethod
 ) -> tuple[CrossValidation | None, ScoredImages]:
-    """Cross-validate a method of fitting the head, given features (n, D) of the distinct images.
-
-    If the data has validation images of its own, which may come from another source, no head is
-    fitted to them, and the results do not count them. The results and the logits are None if there
-    are too few images (see `cross_validate`). The results are also None if the weights were trained
-    on some of the images, or if the run's head is fitted to augmented views, which these are not.
-    """
+    """Cross-validate a method of fitting the head, given features (n, D) of the distinct images."""
+    # No head is fitted to validation images that the data names: they may come from elsewhere
     apart = torch.tensor([row.split == "val" for row in data.distinct])
     scores = cross_validate(
         distinct,
@@ -216,10 +202,8 @@ def cross_validate_images(
 def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
-    Cross-validation fits heads to unaugmented views of 80% of the images, without a training loop.
-    The result is None if the head of the best weights was fitted differently, and in all processes
-    except the main one. `first` contains the inputs to the first stage; a run resumed after that
-    stage uses them to compute the logits again.
+    They do if the best head was solved, too, without augmented views. Only the main process has
+    them. A run resumed after the first stage computes them again from its inputs, `first`.
     """
     config, best = context.config, context.best
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
@@ -232,19 +216,16 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
         by_label = best.head_results.get("label_l2")
         l2 = tuple(by_label) if by_label else best.head_results["l2"]
         method = HeadMethod(l2=l2, read=distinct.shape[1])
-        _, context.scored = cross_validate_images(first.data, distinct, config, method)
+        _, context.scored = _cross_validate_images(first.data, distinct, config, method)
     return context.scored
 
 
 def _head_features(
     model: Model, inputs: StageInputs, views: Sequence[View]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs to the head, in float32 on the CPU.
+    """Return the inputs to the head for the training images, validation images and all distinct.
 
-    Returns:
-        Three tensors: features of the training images (views * n, D), one view after the other;
-        features of the validation images (m, D); and features of the distinct images of both sets,
-        one row per image.
+    Those of the training images are (views * n, D), one view after the other.
     """
     data = inputs.data
     parts = [inputs_to_head(model, inputs, data.manifest.train, view) for view in views]

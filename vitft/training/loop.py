@@ -39,13 +39,9 @@ from vitft.training.distributed import (
 
 
 def with_step_defaults(spec: OptimSpec, layers: str, model: Model, images: int) -> OptimSpec:
-    """Return the settings with the default learning rate and batch size in place of missing ones.
+    """Return the settings with default values for a missing learning rate and batch size.
 
-    Args:
-        spec: Settings for SGD or AdamW.
-        layers: Trained layers in the notation of `train.layers`.
-        model: Model to train.
-        images: Number of training images.
+    `layers` are as in `train.layers`, and `images` is the number of training images.
     """
     lr = default_lr(layers, last_block_size(model)) if spec.lr is None else spec.lr
     batch_norm = bool(running_statistics(model))
@@ -65,22 +61,8 @@ def lr_at(step: int, total: int, *, peak: float, warmup: float, final: float = 0
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def make_optimizer(model: nn.Module, spec: OptimSpec, *, sharded: bool = False) -> Optimizer:
-    """Return an SGD or AdamW optimiser for the trainable parameters.
-
-    Each parameter group stores its learning-rate factor as `lr_scale`. SGD is not fused if the
-    parameters are sharded, because torch 2.15 does not support this.
-    """
-    groups = parameter_groups(model, spec)
-    assert spec.lr is not None
-    fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
-    if spec.solver == "sgd":
-        return SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=fused and not sharded)
-    return AdamW(groups, lr=spec.lr, fused=fused)
-
-
 def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
-    """Return the trainable parameters grouped by learning-rate factor and weight decay.
+    """Return the trainable parameters grouped by learning-rate factor `lr_scale` and weight decay.
 
     Norms, biases, position embeddings and tokens have no weight decay. The learning-rate factor of
     a layer is `layer_decay ** (number of layers above it)`. For timm models, timm defines the
@@ -154,8 +136,8 @@ class WeightAverage:
         weights: Trained parameters and running statistics. Both are averaged, because averaged
             parameters do not match the statistics of the latest ones.
         decay: Maximum decay per step, from 0 to 1; with 0, no average is computed.
-        fraction: Fraction of the trained weights in the interpolation, above 0; with 1, there is no
-            interpolation, and the weights before training are not kept.
+        fraction: Fraction of the trained weights in the interpolation, above 0; with 1, the weights
+            before training are not kept.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float, fraction: float = 1.0) -> None:
@@ -173,11 +155,8 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Update the average after a training step; `steps` is the number of earlier steps.
-
-        The decay is lower in early steps.
-        """
-        decay = min(self.decay, (1 + steps) / (10 + steps))
+        """Update the average after a training step; `steps` is the number of earlier steps."""
+        decay = min(self.decay, (1 + steps) / (10 + steps))  # lower in early steps
         for name, mean in self.average.items():
             mean.lerp_(self.weights[name], 1 - decay)
 
@@ -185,9 +164,7 @@ class WeightAverage:
     def swapped_in(self, fraction: float | None = None) -> Iterator[None]:
         """Load the weights to validate and save; restore the trained ones on exit.
 
-        Args:
-            fraction: Fraction of the trained weights, if other than that of the settings. The
-                weights before training must have been kept.
+        `fraction` is the fraction of the trained weights, if other than that of the settings.
         """
         fraction = self.fraction if fraction is None else fraction
         if self.average or fraction < 1:
@@ -195,7 +172,9 @@ class WeightAverage:
         try:
             self.load(self.average)
             if fraction < 1:
-                self.interpolate(fraction)
+                with torch.no_grad():
+                    for name, before in self.before.items():
+                        self.weights[name].lerp_(before, 1 - fraction)
             yield
         finally:
             self.load(self.swapped_out)  # before `trained` reads from the parameters again
@@ -206,12 +185,6 @@ class WeightAverage:
         """Copy `weights` to the weights of the same names in the model."""
         for name, value in weights.items():
             self.weights[name].copy_(value)
-
-    @torch.no_grad()
-    def interpolate(self, fraction: float) -> None:
-        """Move the model's weights towards those before training, keeping `fraction` of them."""
-        for name, before in self.before.items():
-            self.weights[name].lerp_(before, 1 - fraction)
 
 
 # training loop: optimiser steps on inputs and labels, independent of images and files -------------
@@ -282,7 +255,13 @@ class Trainer:
         self.group = group or ProcessGroup()
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.parameters.values())).device
-        self.optimizer = make_optimizer(model, spec, sharded=sharded)
+        groups = parameter_groups(model, spec)
+        fused = self.device.type in ("cpu", "cuda")
+        if spec.solver == "sgd":  # torch 2.15 does not support fused SGD of sharded parameters
+            fused = fused and not sharded
+            self.optimizer: Optimizer = SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=fused)
+        else:
+            self.optimizer = AdamW(groups, lr=spec.lr, fused=fused)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.statistics = running_statistics(model)
         self.average = WeightAverage(
@@ -315,10 +294,9 @@ class Trainer:
         """Update the weights with the gradient of one batch.
 
         Raises:
-            DivergedError: The loss or the gradient is not finite; the weights have not been
-                changed.
-            ResourceError: Memory ran out and the micro-batches cannot be made smaller, or a process
-                was lost.
+            DivergedError: The loss or the gradient is not finite; the weights are unchanged.
+            ResourceError: Memory ran out with a single image, or a process was lost.
+            UsageError: The model has BatchNorm, and a batch has a single image.
         """
         self.model.train()
         lr = self.lr
@@ -340,10 +318,7 @@ class Trainer:
         return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
 
     def clip_gradients(self) -> float:
-        """Limit the norm of the gradient to `optim.clip`, if set, and return the original norm.
-
-        The norm is infinite or NaN if any value of the gradient is.
-        """
+        """Limit the norm of the gradient to `optim.clip`, if set, and return the original norm."""
         weights = [p for p in self.parameters.values() if p.grad is not None]
         with report_lost_process() if self.sharded else contextlib.nullcontext():
             norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
@@ -360,11 +335,6 @@ class Trainer:
         Returns:
             The mean loss of the whole batch in nats, and the number of its images that are
             classified correctly.
-
-        Raises:
-            ResourceError: Memory ran out and the micro-batches cannot be made smaller, or a process
-                was lost.
-            UsageError: The model has BatchNorm, and a batch has a single image.
         """
         while True:
             try:
@@ -394,12 +364,7 @@ class Trainer:
                 self.limit.halve(len(batch.labels), error)
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
-        """Accumulate the gradients of this rank's slice of a batch over micro-batches.
-
-        Returns:
-            The contribution of the slice to the mean loss of the whole batch in nats, and the
-            number of images in the slice that are classified correctly.
-        """
+        """Accumulate the gradients of this rank's slice; return its part of loss and correct."""
         seed_everything(self.seed, self.steps, self.group.rank)
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):
@@ -415,7 +380,7 @@ class Trainer:
             else:  # zero-weight pass: other ranks need this rank's slice of the weights
                 x, target = (t.new_zeros(1, *t.shape[1:]) for t in (inputs, labels))
                 factor = 0
-            with autocast(self.device, self.precision, cache_weights=not self.sharded):
+            with _autocast(self.device, self.precision, cache_weights=not self.sharded):
                 logits = self.forward(x)
             smoothing = self.spec.label_smoothing
             loss = self.loss.total(logits.float(), target, label_smoothing=smoothing) / images
@@ -428,14 +393,10 @@ class Trainer:
         return sum((loss for loss, _ in values), 0.0), round(sum(right for _, right in values))
 
     def micro_batches(self, own: int, images: int) -> list[slice]:
-        """Return slices that split this rank's `own` images of a batch into micro-batches.
-
-        The whole batch has `images` images. A sharded model needs the same number of micro-batches
-        on every rank, so some slices may be empty.
-        """
+        """Return slices that split this rank's `own` of the `images` of a batch."""
         if not self.sharded:
             return batch_slices(own, self.micro_batch, self.model)
-        most = -(-images // self.group.size)
+        most = -(-images // self.group.size)  # as many on every rank: some slices may be empty
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
@@ -443,9 +404,6 @@ class Trainer:
 
         Running statistics, e.g. of BatchNorm, are averaged, so that all processes have the same
         model after each step.
-
-        Raises:
-            ResourceError: A process was lost.
         """
         if self.group.size == 1:
             return loss, correct
@@ -483,16 +441,13 @@ def predict_logits(
 
     The model is switched to eval mode. `limit` is the number of images at a time (default: whole
     batches); it is lowered if memory runs out.
-
-    Raises:
-        ResourceError: A single image does not fit in memory.
     """
     model.eval()
     logits, labels = [], []
     limit = limit or BatchLimit(sys.maxsize)
 
     def compute(inputs: Tensor, part: slice) -> Tensor:
-        with autocast(device, precision), exact_float32(device):
+        with _autocast(device, precision), exact_float32(device):
             return model(inputs[part]).float().cpu()
 
     for batch in batches:
@@ -504,14 +459,10 @@ def predict_logits(
     return torch.cat(logits), torch.cat(labels)
 
 
-def autocast(
+def _autocast(
     device: torch.device, precision: str, *, cache_weights: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a torch.autocast context for `bf16` and `fp16`, otherwise a context that does nothing.
-
-    If `cache_weights` is set, weights converted to the lower precision are kept until the context
-    ends.
-    """
+    """Return an autocast context for `bf16` and `fp16`, and one that does nothing for `fp32`."""
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision in types:
         return torch.autocast(device.type, dtype=types[precision], cache_enabled=cache_weights)

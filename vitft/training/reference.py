@@ -56,25 +56,19 @@ features are cached, `COMPUTED_IMAGES` if they have to be computed."""
 def write_reference(
     run: RunDir, inputs: StageInputs, model: Model, *, frozen: bool, seed: int
 ) -> OodResults:
-    """Write the reference distribution if there are enough images, and log how reliable it is.
+    """Write the reference distribution if there are enough images; return results for audit.json.
 
-    Args:
-        run: The run directory.
-        inputs: Inputs to the last stage.
-        model: The trained model.
-        frozen: Whether training has left the features unchanged.
-        seed: Seed of the sample.
-
-    Returns:
-        The results for audit.json.
+    `inputs` are those to the last stage. If `frozen`, training has left the features unchanged.
     """
     if inputs.data.manifest.labels:
         log.debug(f"no images will be flagged as unlike the training images: {_NEVER_FLAGGED}")
         return no_reference(_NEVER_FLAGGED)
     manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
-    sampled = [sample(rows, most, seed) for rows in (manifest.train, manifest.val)]
-    rows = [row for part in sampled for row in part]
-    is_validation = np.arange(len(rows)) >= len(sampled[0])
+    rows: list[Row] = []
+    for part in (manifest.train, manifest.val):  # samples in proportion to the class sizes
+        some = stratified_subset(torch.tensor([row.label for row in part]), most, seed)
+        rows += [part[i] for i in some.tolist()]
+    is_validation = np.array([row.split == "val" for row in rows])
     features, intermediate, blocks = _reference_features(inputs, model, rows)
     reference, results = fit_reference(
         features,
@@ -89,38 +83,23 @@ def write_reference(
         run.write_arrays(REFERENCE_FILE, **reference.arrays())
     elif run.writes:
         (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # may remain from an earlier attempt
-    log.log(
-        logging.DEBUG if results["reason"] is None else logging.INFO, _describe_reference(results)
-    )
+    if results["reason"] is not None:
+        log.info(f"no images will be flagged as unlike the training images: {results['reason']}")
+        return results
+    text = f"flagged as unlike the training images: {alarms_text(results)} of new images"
+    if results["unknown_class_range"] is not None:
+        left_out = count(results["classes_left_out"], "class", "classes")
+        text += f"; {power_text(results['unknown_class_range'])} ({left_out} left out in turn)"
+        text += f", which {TOO_HIGH}" * results["features_trained"]
+    log.debug(text)
     return results
 
 
-def _describe_reference(results: OodResults) -> str:
-    """Return a log line that states how often images are flagged as unlike the training images."""
-    if results["reason"] is not None:
-        return f"no images will be flagged as unlike the training images: {results['reason']}"
-    text = f"flagged as unlike the training images: {alarms_text(results)} of new images"
-    if results["unknown_class_range"] is None:
-        return text
-    left_out = count(results["classes_left_out"], "class", "classes")
-    return (
-        f"{text}; {power_text(results['unknown_class_range'])} ({left_out} left out in turn)"
-        f"{f', which {TOO_HIGH}' * results['features_trained']}"
-    )
-
-
-def sample(rows: Sequence[Row], most: int, seed: int) -> list[Row]:
-    """Return at most `most` rows, drawn in proportion to the class sizes."""
-    labels = torch.tensor([row.label for row in rows])
-    return [rows[i] for i in stratified_subset(labels, most, seed).tolist()]
-
-
 def intermediate_blocks(cut: Cut, model: Model) -> int:
-    """Return the number of blocks before the intermediate feature of a trained model.
+    """Return the number of blocks before the intermediate feature of a trained model; 0 for none.
 
-    It is 0, which means that there is no such feature, if only the head was trained, if the model
-    is from timm, or if the head reads all blocks. Blocks whose output the head reads are not used,
-    and neither are blocks whose output is not computed again because they are frozen.
+    Blocks whose output the head reads are not used, and neither are blocks whose output is not
+    computed again because they are frozen.
     """
     if cut.pooled or not isinstance(model, VisionTransformer):
         return 0
@@ -133,22 +112,16 @@ def intermediate_blocks(cut: Cut, model: Model) -> int:
 def _reference_features(
     inputs: StageInputs, model: Model, rows: Sequence[Row]
 ) -> tuple[Features, Features | None, int]:
-    """Return the pooled features (n, D) of the trained model, and its intermediate features (n, D).
-
-    Returns:
-        Both, and the number of blocks before the intermediate features: None and 0 if there are no
-        such features.
-    """
+    """Return pooled features (n, D), any intermediate ones (n, D), and the blocks before them."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy(), None, 0
     blocks, parts = intermediate_blocks(inputs.cut, model), list[Tensor]()
 
     def compute(batch: Tensor, part: slice) -> Tensor:
-        """Compute from the inputs to the trained layers: pixels, or tokens from frozen layers."""
         with exact_float32(inputs.data.device):
             if inputs.cut.prefix is None:
                 return model.eval().features(batch[part], blocks).float().cpu()
-            start = inputs.cut.prefix.stop
+            start = inputs.cut.prefix.stop  # the batch has tokens from frozen layers, not pixels
             return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()
 
     with console.Progress("features of the trained model", len(rows)) as progress:
@@ -174,27 +147,21 @@ def audit_run(
     cache: str,
     find_copies: bool,
 ) -> AuditResults:
-    """Return the contents of audit.json.
+    """Return the contents of audit.json, given the inputs to the first stage.
 
-    Args:
-        inputs: The inputs to the first stage.
-        inspected: The loaded images and the files that could not be read.
-        scored: Features and held-out logits of the distinct images, or None if they have not been
-            computed.
-        seed: Seed for the cross-validation folds, used if `scored` is None.
-        cache: The setting `train.cache`, which determines where fingerprints are cached.
-        find_copies: Whether to search for near-duplicates instead of reusing those found for the
-            split.
+    If `scored` is None, the images are scored with the folds of `seed`. With `find_copies`,
+    near-duplicates are searched for instead of reusing those found for the split; their
+    fingerprints are cached in `cache`, as `train.cache` has it.
     """
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if inputs.cut.pooled:
-        scored = scored or score_by_default_head(inputs, seed=seed)
+        scored = scored or _score_by_default_head(inputs, seed=seed)
         if find_copies:
-            pairs = find_near_copies(data, scored.features, cache=cache)
+            pairs = _find_near_copies(data, scored.features, cache=cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
-        mislabels, probabilities = score_labels(data, scored)
+        mislabels, probabilities = _score_labels(data, scored)
     names = data.manifest.classes
     audit = audit_images(
         [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
@@ -223,11 +190,8 @@ def log_audit(audit: AuditResults, run: RunDir, spec: DataSpec, *, is_several: b
         log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
 
 
-def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
-    """Return features of the distinct images, and out-of-fold logits at the default L2 penalty.
-
-    The logits are None if there are too few images per class.
-    """
+def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
+    """Return features of the distinct images, and out-of-fold logits at the default L2 penalty."""
     data = inputs.data
     distinct = data.distinct
     x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
@@ -247,11 +211,8 @@ def score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
     return ScoredImages(features=x, held_out=HeldOutLogits(rows[known], logits[known]))
 
 
-def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
-    """Return index pairs of near-duplicates among distinct images, given their features (n, D).
-
-    The list is empty if there are more than `CV_IMAGES` images or a candidate file has changed.
-    """
+def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
+    """Return index pairs of near-duplicates among distinct images, given their features (n, D)."""
     distinct = data.distinct
     pairs = similar_images(features)
     rows = sorted({row for pair in pairs for row in pair})
@@ -272,13 +233,12 @@ def find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[Ind
     return [(rows[one], rows[other]) for one, other in copies]
 
 
-def score_labels(
+def _score_labels(
     data: Dataset, scored: ScoredImages
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Return the probable label errors among the distinct images, each with one path.
 
-    An image is left out if an identical image has another label. For the paths of such images, the
-    class probabilities by name are returned, too.
+    Images whose copies have other labels are left out; by their paths, class probabilities follow.
     """
     if scored.held_out is None:
         return [], {}

@@ -131,6 +131,7 @@ def run_finetuning(
     """
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
+        # Signals and the time limit, other processes, trackers
         stack.enter_context(caller_state_preserved(gpu=config.train.device != "cpu"))
         stopper = stack.enter_context(Stopper(max_seconds))
         group = stack.enter_context(process_group(config.train.timeout, config.train.device))
@@ -142,12 +143,16 @@ def run_finetuning(
             stack.enter_context(short_timeouts())
         trackers = connect_trackers(names, resume=resume)
         stack.callback(trackers.finish, "failed", {})
+
+        # Images and weights, then features and the split
         recorded = recorded_weights(RunDir(out).resume) if resume else None
         setup = load_data_and_model(config, group, recorded, resume=resume)
         start, trials = extract_and_split(setup, group), StartTrials()
         if not resume:  # otherwise, config.toml contains the size that was chosen
             start, trials = try_other_starts(start, started=started)
         setup = start.setup
+
+        # The run directory, to which the model is fitted, evaluated and written
         run = stack.enter_context(_open_run(out, start, resume=resume))
         if resume and not list_states(run.resume):
             kept = " from the beginning"
@@ -176,13 +181,7 @@ def run_finetuning(
 
 @contextlib.contextmanager
 def _open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
-    """Create the run directory with its first files, or check that it can be resumed, and yield it.
-
-    Raises:
-        RunError: The directory cannot be written, or the images have changed since the run started.
-        ResourceError: The disk is full or faulty; the fix continues the run if it has begun.
-        LockedError: Another process is writing to the directory.
-    """
+    """Create the run directory with its first files, or check that it can be resumed."""
     manifest, group = start.inputs.data.manifest, start.inputs.data.group
     if resume:
         run = RunDir(out, writes=group.is_main)
@@ -211,7 +210,7 @@ def _open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
 def fit_and_write(context: RunContext, start: Start) -> Result:
     """Train, evaluate and write the results; a stopped run writes its results so far."""
     run, best, held = context.run, context.best, context.stopper.deferred_locally
-    config, model = context.config, context.best.model
+    config, model, data = context.config, context.best.model, context.inputs.data
     resume_budget(context)
     saved = _load_saved(context)
     _write_environment(context, "running", resumed=saved is not None)
@@ -221,7 +220,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
         try:
             train_stages(context, saved)
         finally:  # the best weights are saved first, however training ended
-            card = model_card(model, start.setup.report, start.inputs.data.manifest)
+            card = model_card(model, start.setup.report, data.manifest)
             with held():
                 best.restore()
                 adapter = merge_adapters(model) if best.epochs else {}
@@ -230,13 +229,12 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
                     run.write_json(run.eval.name, best.results)
                 results = {**best.results, "budget": b} if (b := context.budget) else best.results
         with console.quiet_step("evaluating the model"):
-            scored = representative_scores(context, start.inputs)
             final = evaluate_run(
                 context.inputs,
                 model,
                 context.precision,
                 results,
-                scored=scored,
+                scored=representative_scores(context, start.inputs),
                 started=context.started,
             )
         with held():
@@ -245,7 +243,19 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
         write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True
         write_data_reports(context, start, complete=True)
-        _write_last_files(context)
+        if data.group.is_main:
+            write_thumbnails(
+                run,
+                data.manifest,
+                model,
+                data.transform,
+                max_pixels=data.max_pixels,
+                precision=context.precision,
+            )
+            point_latest(run)
+            with held():  # the status comes first: without states, the run cannot be resumed
+                _write_environment(context, "finished")
+                remove_states(run.resume)
         status, exit_code = "finished", 0
     except KeyboardInterrupt as stop:
         exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
@@ -265,13 +275,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
 
 
 def _load_saved(context: RunContext) -> State | None:
-    """Load the best weights of the newest saved state; return the state, or None if there is none.
-
-    The stage loads the rest of the state.
-
-    Raises:
-        RunError: All states are damaged, or the newest one belongs to a stage that does not exist.
-    """
+    """Load the best weights of the newest saved state, and return the state for its stage."""
     group = context.inputs.data.group
     if group.is_main:
         remove_temporary_files(context.run.path)
@@ -297,10 +301,10 @@ def _load_saved(context: RunContext) -> State | None:
 
 def train_stages(context: RunContext, saved: State | None) -> None:
     """Train the stages in order, starting at the saved state if there is one."""
-    best = context.best
+    best, number = context.best, 0
     first = saved.facts["stage"] if saved else 0
-    for number, stage in _stages_of(context):
-        config = context.config
+    while number < len(context.config.train.stages):  # `choose_layers` may add a stage
+        config, stage = context.config, context.config.train.stages[number]
         if number:
             if number > first:  # otherwise the stage loads the saved weights
                 best.restore()
@@ -309,23 +313,14 @@ def train_stages(context: RunContext, saved: State | None) -> None:
             )
             if number > first:
                 best.weights, best.file = best.copy_weights(), ""  # this stage trains more tensors
-        if number < first:
-            continue
-        if config.solves(stage):
+        if number >= first and config.solves(stage):
             several = context.inputs.data.group.size > 1
             with context.stopper.deferred_to_next(when=several):  # no process waits for another
                 solved = solve_head_stage(context)
             if config.train.budget:
                 choose_layers(context, solved)
-        else:
+        elif number >= first:
             StepStage(context, number).run(saved if number == first else None)
-
-
-def _stages_of(context: RunContext) -> Iterator[tuple[int, str]]:
-    """Yield the index and layers of each stage, including a stage that `choose_layers` may add."""
-    number = 0
-    while number < len(context.config.train.stages):
-        yield number, context.config.train.stages[number]
         number += 1
 
 
@@ -358,34 +353,8 @@ def write_data_reports(context: RunContext, start: Start, *, complete: bool) -> 
         log_audit(audit, context.run, config.data, is_several=bool(data.manifest.labels))
 
 
-def _write_last_files(context: RunContext) -> None:
-    """Write thumbnails, update the link to the latest run, and delete the training states.
-
-    Before the states are deleted, the status in environment.json is set to `finished`.
-    """
-    run, data = context.run, context.inputs.data
-    if data.group.is_main:
-        write_thumbnails(
-            run,
-            data.manifest,
-            context.best.model,
-            data.transform,
-            max_pixels=data.max_pixels,
-            precision=context.precision,
-        )
-        point_latest(run)
-        with context.stopper.deferred_locally():
-            _write_environment(context, "finished")
-            remove_states(run.resume)
-
-
 def _write_environment(context: RunContext, status: str, *, resumed: bool = True) -> None:
-    """Write environment.json; at the end of a run, log and include its peak memory.
-
-    If the run continues a saved state (`resumed`) with other arithmetic than its earlier steps,
-    the file says so, and at the start the log does; with another number of processes, random
-    numbers that each process draws differ, too.
-    """
+    """Write environment.json; other arithmetic than before a run was `resumed` is logged, too."""
     device, group = context.inputs.data.device, context.inputs.data.group
     found = environment(
         status,
@@ -403,8 +372,8 @@ def _write_environment(context: RunContext, status: str, *, resumed: bool = True
         others = draws and any(processes_of(text) != group.size for text in earlier)
         difference = "the random numbers of mixup, CutMix or drop path" if others else "rounding"
         log.info(
-            f"earlier steps were computed on {' and on '.join(earlier)}, so the "
-            f"results will differ in {difference} from those of a run that was not stopped"
+            f"earlier steps were computed on {' and on '.join(earlier)}, so the results will "
+            f"differ in {difference} from those of a run that was not stopped"
         )
     if status != "running":
         found["ended"] = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config, to_toml
@@ -22,7 +21,6 @@ from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import File, Folder, assign_parts
 from vitft.data.grey_range import measure_grey_range
-from vitft.data.images import GreyRange
 from vitft.data.inspection import (
     InspectedFolder,
     describe_counts,
@@ -111,17 +109,6 @@ class _Inspection:
     """Number of images whose features were computed, summed over all processes."""
 
 
-def _shared_grey_range(folder: Folder, group: ProcessGroup, *, max_pixels: int) -> GreyRange:
-    """Return the grey range of the images (see `measure_grey_range`)."""
-    return measure_grey_range(
-        folder,
-        max_pixels=max_pixels,
-        workers=usable_cores(),
-        own=group.shard(folder.files, _UNIT),
-        gather=lambda own: [item for items in group.gather(own) for item in items],
-    )
-
-
 def inspect_shards(
     folder: Folder,
     group: ProcessGroup,
@@ -131,13 +118,7 @@ def inspect_shards(
     extractor: Extractor | None,
     fingerprints: Fingerprints | None,
 ) -> _Inspection:
-    """Inspect all files, and cache features and fingerprints if requested.
-
-    Raises:
-        DataError: Too many files are unreadable (see `inspect_folder`).
-        DivergedError: The features are not finite or are too large to compute with.
-        RunError, ResourceError: A cache cannot be written, or a process was lost.
-    """
+    """Inspect all files, and cache features and fingerprints if requested."""
     own = inspect_dataset(
         replace(folder, files=tuple(group.shard(folder.files, _UNIT)), bad=()),
         max_pixels=data.max_pixels,
@@ -173,13 +154,7 @@ def compute_views(
     what: str,
     group: ProcessGroup,
 ) -> None:
-    """Compute and cache the features of the given views; `what` labels the progress bar.
-
-    Raises:
-        DataError: A file has been deleted or replaced since the start of the run.
-        DivergedError: Features are not finite, or too large to compute with.
-        RunError, ResourceError: The cache cannot be written, or a process was lost.
-    """
+    """Compute and cache the features of the given views; `what` labels the progress bar."""
     files = group.shard([File(row.path, row.label) for row in rows], _UNIT)
     before, total = extractor.computed, len(files) * len(views)
     with console.Progress(what, total) as progress:
@@ -201,14 +176,10 @@ def compute_views(
 def _share_rows(
     extractor: Extractor, digests: Sequence[str], view: View, group: ProcessGroup
 ) -> None:
-    """Make the cached rows of images available to every process.
-
-    Processes that use the same cache folder find each other's rows there. Otherwise, e.g. without a
-    cache or on machines without a common folder, each row is sent by one process that has it.
-    """
+    """Make the cached rows of images available to every process."""
     if group.size == 1:
         return
-    group.barrier()  # all rows have been written
+    group.barrier()  # all rows have been written; those in a common folder need not be sent
     extractor.refresh()
     store = extractor.store(view)
     keys = list(dict.fromkeys(key_of(digest, view.name) for digest in digests))
@@ -223,12 +194,8 @@ def _share_rows(
         for start in range(0, len(sent), size):
             chosen = [keys[i] for i in sent[start : start + size]]
             rows = group.broadcast([store.get(key) for key in chosen], source=rank)
-            received = {
-                key: row
-                for key, row in zip(chosen, rows, strict=True)
-                if row is not None and key not in store
-            }
-            store.add(received)
+            pairs = zip(chosen, rows, strict=True)
+            store.add({k: row for k, row in pairs if row is not None and k not in store})
     store.flush()
 
 
@@ -260,17 +227,12 @@ class Start:
 
     @property
     def full_training_s(self) -> float | None:
-        """Estimated time in seconds to fine-tune all weights; None if it cannot be estimated.
-
-        Training on an image is assumed to take as long as three forward passes. There is no
-        estimate if nothing is frozen or most features were cached, because too few forward passes
-        were timed.
-        """
+        """Estimated time in seconds to fine-tune all weights; None if it cannot be estimated."""
         computed, manifest = self.inspection.computed, self.inputs.data.manifest
         if self.inputs.extractor is None or computed < len(manifest.rows) / 2:
-            return None
+            return None  # too few forward passes were timed
         epochs = FINE_TUNING["optim"]["epochs"]
-        passes = epochs * (3 * len(manifest.train) + len(manifest.val))
+        passes = epochs * (3 * len(manifest.train) + len(manifest.val))  # training: three per image
         return passes * self.extraction_s / computed
 
 
@@ -280,12 +242,6 @@ def load_data_and_model(
     """List the images, load the weights onto the device and cut the model for the first stage.
 
     `recorded` is the origin of the weights that a resumed run began with.
-
-    Raises:
-        RunError: The weights are not those that the run began with.
-        DataError: The data folder or its classes cannot be used.
-        WeightsError: The weights cannot be found or read, or do not match the configuration.
-        UsageError: The device or a setting cannot be used.
     """
     spec = config.data
     place, path = place_of(spec.path), data_path(spec.path, spec.root).resolve()
@@ -335,7 +291,7 @@ def load_data_and_model(
         pipeline = several
     model, precision = pipeline.model, pipeline.precision
     if config.optim.solver != "lbfgs":
-        images = len(expected_training_labels(folder, config.data))
+        images = len(_expected_training_labels(folder, config.data))
         optim = with_step_defaults(config.optim, config.train.layers, model, images)
         config = replace(config, optim=optim)
     if config.train.shard:
@@ -346,8 +302,7 @@ def load_data_and_model(
     layers = "a classifier" if stage == "head" else layers_text(stage)
     device = describe_device(pipeline.device)
     log.info(labelled("Training", f"{layers} on {device} in {precision}"))
-    share = f"{most}{trained:,} of {total:,} parameters"
-    log.debug(labelled("Trained", share))
+    log.debug(labelled("Trained", f"{most}{trained:,} of {total:,} parameters"))
     return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
 
 
@@ -365,20 +320,45 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
         DivergedError: Features are not finite, or too large to compute with.
         RunError, ResourceError: The cache cannot be written, or a process was lost.
     """
-    grey_range = _shared_grey_range(setup.folder, group, max_pixels=setup.config.data.max_pixels)
+    grey_range = measure_grey_range(
+        setup.folder,
+        max_pixels=setup.config.data.max_pixels,
+        workers=usable_cores(),
+        own=group.shard(setup.folder.files, _UNIT),
+        gather=lambda own: [item for items in group.gather(own) for item in items],
+    )
     transform = replace(setup.report.transform, grey_range=grey_range)
     setup = replace(
         setup,
         report=replace(setup.report, transform=transform),
         pipeline=replace(setup.pipeline, transform=transform),
     )
-    config, view = setup.config, eval_view(setup.report.transform)
+    config, view = setup.config, eval_view(transform)
     extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
         check_disk_space(extractor, view, len(setup.folder.files))
+    fingerprints = None
+    if config.data.group_duplicates or config.data.like:
+        fingerprints = Fingerprints(config.train.cache, grey_range)
     started = time.monotonic()
-    found = _inspect_images(setup, extractor, group)
+    found = inspect_shards(
+        setup.folder,
+        group,
+        data=config.data,
+        view=view,
+        extractor=extractor,
+        fingerprints=fingerprints,
+    )
     extraction_s = time.monotonic() - started
+    log_inspection(found.inspected)
+    bad, good = len(found.inspected.bad), len(found.inspected.good)
+    different = len({file.sha256 for file in found.inspected.good})
+    if bad or different < good:
+        once = "; copies count once in the accuracy" * (different < good)
+        log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
+    if config.data.group_duplicates:
+        copies = count(len(found.duplicates), "image")
+        log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
     data = _split_images(setup, found, group)
     inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
     inputs = with_stage_data(inputs, config, config.train.stages[0])
@@ -388,39 +368,8 @@ def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
     return Start(setup=setup, inspection=found, inputs=inputs, extraction_s=extraction_s)
 
 
-def _inspect_images(setup: Setup, extractor: Extractor | None, group: ProcessGroup) -> _Inspection:
-    """Inspect all images, extract their features if there is an extractor, and log the results."""
-    data, transform = setup.config.data, setup.report.transform
-    fingerprints = None
-    if data.group_duplicates or data.like:
-        fingerprints = Fingerprints(setup.config.train.cache, transform.grey_range)
-    found = inspect_shards(
-        setup.folder,
-        group,
-        data=data,
-        view=eval_view(transform),
-        extractor=extractor,
-        fingerprints=fingerprints,
-    )
-    log_inspection(found.inspected)
-    bad, good = len(found.inspected.bad), len(found.inspected.good)
-    different = len({file.sha256 for file in found.inspected.good})
-    if bad or different < good:
-        once = "; copies count once in the accuracy" * (different < good)
-        log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
-    if data.group_duplicates:
-        copies = count(len(found.duplicates), "image")
-        log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
-    return found
-
-
 def _split_images(setup: Setup, found: _Inspection, group: ProcessGroup) -> Dataset:
-    """Split the readable images into training, validation and test sets, and log the split.
-
-    Raises:
-        DataError: The images cannot be split, or no image was held out by the run `data.like`.
-        RunError: The run `data.like` is damaged.
-    """
+    """Split the readable images into training, validation and test sets, and log the split."""
     config, inspected, duplicates = setup.config, found.inspected, found.duplicates
     groups, former = joined_groups(inspected.good, duplicates), None
     if note := joined_note(inspected.good, groups, duplicates):
@@ -463,11 +412,7 @@ def _split_images(setup: Setup, found: _Inspection, group: ProcessGroup) -> Data
 
 
 def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
-    """Load images or cache features of augmented views if needed, and return the updated inputs.
-
-    Raises:
-        DataError: A file has been deleted or replaced since the start of the run.
-    """
+    """Load images or cache features of augmented views if needed, and return the updated inputs."""
     data, train = inputs.data, config.train
     in_memory = inputs.extractor is None and train.augment in ("none", "shift")
     if in_memory and inputs.images is None:
@@ -475,15 +420,8 @@ def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInp
     views = [v for v in training_views(data.transform, train, config.optim) if v.crop is not None]
     reads_views = config.solvable or not config.solves(stage)
     if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
-        manifest = data.manifest
-        compute_views(
-            inputs.extractor,
-            manifest,
-            manifest.train,
-            views,
-            "extracting features of augmented images",
-            data.group,
-        )
+        manifest, what = data.manifest, "extracting features of augmented images"
+        compute_views(inputs.extractor, manifest, manifest.train, views, what, data.group)
     return inputs
 
 
@@ -509,15 +447,12 @@ def next_inputs(
 def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], object]) -> None:
     """Show the settings of a run as TOML, then log what it would do, without opening any image.
 
-    The settings include resolved defaults. The data path is `data`, as the user specified it. If
-    the run would raise an error, nothing is shown.
-
-    Raises:
-        DataError, WeightsError, UsageError: The run would raise the same error.
+    The settings include resolved defaults; `data` is the data path as the user specified it. If the
+    run would raise an error, this raises the same one, and nothing is shown.
     """
     setup = load_data_and_model(config, ProcessGroup())
     config, folder, model = setup.config, setup.folder, setup.pipeline.model
-    labels = expected_training_labels(folder, config.data)
+    labels = _expected_training_labels(folder, config.data)
     test = sum(file.part == "test" for file in folder.files)
     what = f"in {len(folder.classes)} classes"
     if folder.labels:
@@ -530,11 +465,20 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     plan = split, *folder.notes
     if config.train.sampling == "balanced":
         plan += (describe_epoch(labels, folder.classes),)
+    spec = config.optim
     for stage in config.train.stages:
         if stage == "lora":
             add_adapters(model, config.train)
         trained = _count_parameters(model, freeze_model(model, stage))
-        solver = _describe_solver(config, stage, labels, cut_model(model, stage).suffix)
+        solver = "fitted by L-BFGS without a training loop"
+        if not config.solves(stage):
+            images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
+            steps = batch_slices(images, spec.images_per_step, cut_model(model, stage).suffix)
+            solver = (
+                f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
+                f"{count(len(steps), 'step')} per epoch, "
+                f"{count(spec.images_per_step, 'image')} per step"
+            )
         plan += (f"--train {stage}: {trained:,} trainable parameters, {solver}",)
     show(to_toml(replace(config, data=replace(config.data, path=data))))
     for text in filter(None, (*folder.warnings, check_folder_classes(folder))):
@@ -544,20 +488,7 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     log.info(f"dry run: nothing was trained; the run would be written to {out}")
 
 
-def _describe_solver(config: Config, stage: str, labels: Sequence[int], trained: nn.Module) -> str:
-    """Describe the solver of a stage that trains a module, and its number of steps."""
-    if config.solves(stage):
-        return "fitted by L-BFGS without a training loop"
-    spec = config.optim
-    images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
-    steps = len(batch_slices(images, spec.images_per_step, trained))
-    return (
-        f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
-        f"{count(steps, 'step')} per epoch, {count(spec.images_per_step, 'image')} per step"
-    )
-
-
-def expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:
+def _expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:
     """Return the expected training labels, assuming that all files are readable and distinct."""
     if folder.layout == "split":
         return [file.label for file in folder.files if file.part == "train"]

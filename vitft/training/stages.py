@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,13 +27,12 @@ from vitft.system.signals import Stopper
 from vitft.system.text import count, duration, percent
 from vitft.training.batches import (
     EVAL_BATCH,
-    Dataset,
     StageInputs,
     epoch_size,
     evaluation_batches,
     training_batches,
 )
-from vitft.training.best import BestWeights, RunningFacts, RunningMetrics
+from vitft.training.best import BestWeights, RunningMetrics
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.loop import StepResult, Trainer, batch_slices, diverged, predict_logits
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
@@ -107,14 +106,11 @@ class StepStage:
         Raises:
             Stopped: A signal arrived or the time limit was reached. The state has been saved
                 unless a second signal arrived.
-            DivergedError: The loss is not finite.
-            ResourceError: Memory or disk space ran out, or a process was lost.
-            RunError: The saved state does not fit this model, or a file cannot be written.
         """
         if saved is not None:
             facts = cast("StateFacts", saved.facts)
             load_trainer_state(self.trainer, saved.tensors, facts)
-            self.metrics, self.epochs = RunningMetrics(**facts["tally"]), facts["epochs"]
+            self.metrics, self.epochs = facts["tally"], facts["epochs"]
             self.context.run.cut_log(facts["log_bytes"])
             self.log_earlier_epochs()
         stopper, optim = self.context.stopper, self.config.optim
@@ -142,10 +138,7 @@ class StepStage:
                 raise
 
     def train_epochs(self) -> None:
-        """Train for the remaining epochs, unless training stops early.
-
-        The first of these epochs may already be partly complete.
-        """
+        """Train for the rest of the first epoch and the remaining ones, or until an early stop."""
         batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
             self.epoch_started = time.monotonic()
@@ -157,16 +150,12 @@ class StepStage:
                 return
 
     def is_last_in_budget(self) -> bool:
-        """Return whether another epoch would exceed the time budget of the run.
-
-        If so, the results of the budget then state the number of epochs that were trained. The
-        final evaluation and the report are expected to take no longer than an epoch.
-        """
+        """Return whether another epoch would exceed the time budget; if so, record the epochs."""
         budget = self.context.budget
         if budget is None or self.epochs == self.config.optim.epochs:
             return False
         now = time.monotonic()
-        ends = now + 2 * (now - self.epoch_started)
+        ends = now + 2 * (now - self.epoch_started)  # the final evaluation takes up to an epoch
         is_late = ends > self.context.started + budget["seconds"]
         if not self.data.group.broadcast(is_late):
             return False
@@ -201,11 +190,7 @@ class StepStage:
         return 0 < self.config.optim.patience <= self.context.best.epochs_since_best
 
     def on_epoch(self, epoch: int) -> bool:
-        """Validate, keep the best weights and log metrics; return whether to stop early.
-
-        Raises:
-            DivergedError: The validation loss is not finite.
-        """
+        """Validate, keep the best weights and log metrics; return whether to stop early."""
         context, metrics = self.context, self.metrics
         with self.trainer.average.swapped_in():
             if self.trainer.sharded:
@@ -254,10 +239,7 @@ class StepStage:
             self.log_epoch(entry, "earlier")
 
     def log_epoch(self, entry: Mapping[str, Any], when: str) -> None:
-        """Log the metrics of an epoch as a table row, preceded by the header in the first row.
-
-        `when` is the duration of the epoch, or "earlier" for an epoch before the run was resumed.
-        """
+        """Log the metrics of an epoch as a table row; `when` is its duration or "earlier"."""
         if not self.has_header:
             if self.context.best.selects:
                 log.debug(f"best on the validation images so far: {BEST_RULE}")
@@ -273,10 +255,7 @@ class StepStage:
         )
 
     def save(self) -> None:
-        """Save the training state so that a resumed run continues after the last complete step.
-
-        If the model is sharded, every rank must call this method.
-        """
+        """Save the training state; if the model is sharded, every rank must call this method."""
         started = time.monotonic()
         context, best, step = self.context, self.context.best, self.trainer.steps
         if not (self.data.group.is_main or self.trainer.sharded):
@@ -289,7 +268,7 @@ class StepStage:
             **trainer_facts,
             "stage": self.number,
             "epochs": self.epochs,
-            "tally": cast("RunningFacts", asdict(self.metrics)),
+            "tally": self.metrics,
             "best": best.facts(),
             "log_bytes": context.run.log_size(),
             "best_file": best.file,
@@ -305,7 +284,11 @@ def make_trainer(
     train: TrainSpec, optim: OptimSpec, inputs: StageInputs, precision: str
 ) -> Trainer:
     """Return the trainer for a stage."""
-    data, cut = inputs.data, inputs.cut
+    data, cut, weights = inputs.data, inputs.cut, None
+    if optim.class_weights:  # factors that balance the classes; the mean over the images is 1
+        labels = data.labels(data.manifest.train)
+        counts = torch.bincount(labels, minlength=len(data.manifest.classes))
+        weights = len(labels) / (counts * len(counts)).float()
     sharded = train.shard and data.group.size > 1 and not cut.pooled
     classes, reads_pixels = len(data.manifest.outputs), cut.prefix is None
     return Trainer(
@@ -317,10 +300,7 @@ def make_trainer(
         precision=precision,
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,
-        loss=TrainingLoss(
-            class_weights=_class_weights(data) if optim.class_weights else None,
-            several=bool(data.manifest.labels),
-        ),
+        loss=TrainingLoss(class_weights=weights, several=bool(data.manifest.labels)),
         compiled=train.compile,
         group=data.group,
         sharded=sharded,
@@ -342,10 +322,3 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
         inputs.cut.suffix, batches, device=data.device, precision=precision, limit=inputs.limit
     )
     return data.group.all_gather(logits, len(rows), unit)
-
-
-def _class_weights(data: Dataset) -> Tensor:
-    """Return loss factors (C,) that balance the classes; the mean over the training images is 1."""
-    labels = data.labels(data.manifest.train)
-    counts = torch.bincount(labels, minlength=len(data.manifest.classes))
-    return len(labels) / (counts * len(counts)).float()

@@ -32,7 +32,7 @@ from vitft.messages.training import describe_start
 from vitft.metrics.intervals import PairedDifference, mean_error
 from vitft.metrics.results import StartTrial, StartTrials
 from vitft.metrics.targets import are_right, fraction_right
-from vitft.models.pretrained.catalog import Recommendation, cached_alternatives, machine_speed
+from vitft.models.pretrained.catalog import cached_alternatives, machine_speed
 from vitft.models.pretrained.locate import RANDOM
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
@@ -61,25 +61,24 @@ def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrial
     """Try a larger input size and other weights, if there is time.
 
     The larger size is chosen if the cross-validated loss of the head on the training images is
-    clearly lower there (see `EVIDENCE`). Validation images are not used. No other size is tried if
-    the settings specify one, if the weights are random, if the model is one of timm's, or if there
-    are too few training images.
-
-    Args:
-        start: The run at its usual input size.
-        started: Value of `time.monotonic()` at the start of the run.
+    clearly lower there (see `EVIDENCE`). Validation images are not used. `started` is the value of
+    `time.monotonic()` at the start of the run.
 
     Returns:
         The start at the better size, and the trials.
     """
     found: StartTrials = {}
-    name, few = start.setup.config.weights.name, MIN_TRIAL_IMAGES
-    is_new = name == "none" or name.startswith(RANDOM)
+    spec, few, model = start.setup.config.weights, MIN_TRIAL_IMAGES, start.setup.pipeline.model
+    is_new = spec.name == "none" or spec.name.startswith(RANDOM)
     if not start.setup.config.train.budget or is_new or len(start.inputs.data.manifest.train) < few:
         return start, found
-    chosen, size = start, _larger_size(start)
-    if size is not None:
-        larger = _start_with(start, replace(start.setup.config.weights, image_size=size))
+    chosen = start
+    if spec.image_size is None and isinstance(model, VisionTransformer):
+        height, width = (
+            round(_ENLARGEMENT * side / patch) * patch
+            for side, patch in zip(model.config.image_size, model.config.patch_size, strict=True)
+        )
+        larger = _start_with(start, replace(spec, image_size=(height, width)))
         trial = _try_start(start, larger, fraction=_SIZE_FRACTION, started=started)
         if trial is not None:
             if trial["chosen"]:
@@ -87,42 +86,35 @@ def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrial
                 chosen = larger
             _log_trial(trial)
             found["size"] = trial
-    weights = _try_weights(chosen, start.setup.config.weights, started=started)
+    weights = _try_weights(chosen, spec, started=started)
     if weights is not None:
         found["weights"] = weights
     return chosen, found
 
 
 def _try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTrial | None:
-    """Fit the head to features of other weights from the cache, and return the scores.
+    """Fit the head to features of other weights from the cache; None if there are none to try.
 
-    The result is None if there are no other weights to try, if they cannot be loaded or are those
-    of the run, or if the estimated time for their features is too long.
-
-    Args:
-        start: The start of the run.
-        spec: Settings of the run's weights before a size was chosen; the others share them.
-        started: Value of `time.monotonic()` at the start of the run.
+    `spec` are the settings of the run's weights before a size was chosen; the others share them.
     """
     group = start.inputs.data.group
-    chosen = group.main_only(lambda: _weights_to_try(start, started=started))
-    if chosen is None:
+    name = group.main_only(lambda: _weights_to_try(start, started=started))
+    if not name:
         return None
     other: Start | None = None
     try:
-        other = _start_with(start, replace(spec, name=chosen.name))
+        other = _start_with(start, replace(spec, name=name))
     except WeightsError as error:  # e.g. a damaged file in the cache
-        log.info(f"the weights {chosen.name} were not tried: {error.problem}")
+        log.info(f"the weights {name} were not tried: {error.problem}")
     if group.all_reduce_max(int(other is None)) or other is None:
         return None
     if len({s.setup.report.provenance.get("sha256") for s in (start, other)}) == 1:  # a copy
         return None
-    log.info(f"trying the weights {chosen.name} on the training images")
+    log.info(f"trying the weights {name} on the training images")
     found = _try_start(start, other, fraction=_WEIGHTS_FRACTION, started=started)
-    if found is None:
-        return None
-    found["weights"], found["chosen"] = chosen.name, False
-    _log_trial(found)
+    if found is not None:
+        found["weights"], found["chosen"] = name, False
+        _log_trial(found)
     return found
 
 
@@ -133,15 +125,20 @@ def _log_trial(found: StartTrial) -> None:
 
 
 def _try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
-    """Compare another start with that of the run, if there is time.
+    """Compare another start with that of the run; None if there are too few images per class.
 
-    At most `fraction` of the remaining time is spent on features. The result is None if there are
-    too few images per class for cross-validation.
+    At most `fraction` of the remaining time is spent on features.
     """
     data, began = start.inputs.data, time.monotonic()
-    group, seconds = data.group, start.setup.config.train.budget_s
+    group, seconds, rows = data.group, start.setup.config.train.budget_s, data.manifest.train
     used = group.broadcast(time.monotonic() - started)
-    expected = _expected_seconds(other)
+    # The time for all features, from that of a few or, if these are cached, of a forward pass
+    seed, timed = other.setup.config.train.seed, time.monotonic()
+    few = stratified_subset(data.labels(rows).cpu(), _TIMED_IMAGES, seed).tolist()
+    extract(other, [rows[i] for i in few])
+    each = group.broadcast(time.monotonic() - timed) / len(few)
+    forward = group.broadcast(_forward_seconds(other)) / _TIMED_BATCH
+    expected = max(each, forward) * len(data.manifest.rows)
     if expected > fraction * (seconds - used):
         return {
             "image_size": other.inputs.data.transform.image_size,
@@ -155,40 +152,20 @@ def _try_start(start: Start, other: Start, *, fraction: float, started: float) -
     return found
 
 
-def _weights_to_try(start: Start, *, started: float) -> Recommendation | None:
-    """Return the most accurate other weights in the cache for which there is time, or None."""
-    config, data = start.setup.config, start.inputs.data
-    origin = start.setup.report.provenance
+def _weights_to_try(start: Start, *, started: float) -> str:
+    """Return the most accurate other weights in the cache for which there is time, or ""."""
+    data, origin = start.inputs.data, start.setup.report.provenance
     others = cached_alternatives(origin.get("name", ""), origin.get("licence", ""))
     if not others:
-        return None
-    left = config.train.budget_s - (time.monotonic() - started)
-    speed = machine_speed(data.device.type)
-    images = len(data.manifest.rows)
-    fitting = [one for one in others if one.seconds(images, speed) <= _WEIGHTS_FRACTION * left]
-    return fitting[-1] if fitting else None
-
-
-def _larger_size(start: Start) -> tuple[int, int] | None:
-    """Return the larger input size (height, width) to try, or None if none should be tried."""
-    model, given = start.setup.pipeline.model, start.setup.config.weights.image_size
-    if given is not None or not isinstance(model, VisionTransformer):
-        return None
-    height, width = (
-        round(_ENLARGEMENT * side / patch) * patch
-        for side, patch in zip(model.config.image_size, model.config.patch_size, strict=True)
-    )
-    return height, width
+        return ""
+    left = start.setup.config.train.budget_s - (time.monotonic() - started)
+    speed, images = machine_speed(data.device.type), len(data.manifest.rows)
+    fitting = [one.name for one in others if one.seconds(images, speed) <= _WEIGHTS_FRACTION * left]
+    return fitting[-1] if fitting else ""
 
 
 def _start_with(start: Start, weights: WeightsSpec) -> Start:
-    """Return the same run, images and split with another input size or other weights.
-
-    No features are computed.
-
-    Raises:
-        WeightsError: The weights cannot be read, or do not match the configuration.
-    """
+    """Return the same run, images and split with another input size or other weights."""
     setup, config = start.setup, start.setup.config
     config = replace(config, weights=weights)
     pipeline, report = load_pipeline(
@@ -226,22 +203,6 @@ def extract(start: Start, rows: Sequence[Row]) -> None:
     compute_views(extractor, data.manifest, rows, [view], what, data.group)
 
 
-def _expected_seconds(start: Start) -> float:
-    """Return the expected time in seconds to compute the features of all images.
-
-    It follows from the time of a few training images, whose features are cached. If they already
-    are, it follows from the time of the forward pass.
-    """
-    data, seed = start.inputs.data, start.setup.config.train.seed
-    rows = data.manifest.train
-    few = stratified_subset(data.labels(rows).cpu(), _TIMED_IMAGES, seed).tolist()
-    began = time.monotonic()
-    extract(start, [rows[i] for i in few])
-    seconds = data.group.broadcast(time.monotonic() - began)
-    forward = data.group.broadcast(_forward_seconds(start)) / _TIMED_BATCH
-    return max(seconds / len(few), forward) * len(data.manifest.rows)
-
-
 def compare(usual: Start, other: Start) -> StartTrial | None:
     """Compare cross-validated heads on the training images for two starts.
 
@@ -255,8 +216,7 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
     rows, of_first, of_second = np.intersect1d(first[0], second[0], return_indices=True)
     y, usual_logits, logits = labels[rows], first[1][of_first], second[1][of_second]
     losses, usual_losses = tempered_losses(logits, y), tempered_losses(usual_logits, y)
-    gain = usual_losses - losses
-    manifest = usual.inputs.data.manifest
+    gain, manifest = usual_losses - losses, usual.inputs.data.manifest
     groups = usual.inputs.data.user_groups([manifest.train[i] for i in rows.tolist()])
     error = mean_error(gain, groups)
     truth = torch.from_numpy(y)

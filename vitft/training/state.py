@@ -15,7 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -37,7 +37,7 @@ from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.safetensors_file import read_header, with_sorted_metadata
 from vitft.system.structure import Natural, parse_json, structured
 from vitft.system.text import count, describe_os_error
-from vitft.training.best import BestFacts, RunningFacts
+from vitft.training.best import BestFacts, RunningMetrics
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import Trainer
 
@@ -58,11 +58,7 @@ def record_weights(run: RunDir, origin: Provenance) -> None:
 
 
 def recorded_weights(folder: Path) -> Provenance:
-    """Return what `record_weights` wrote to a folder; it is empty if there is no such file.
-
-    Raises:
-        RunError: The file is damaged.
-    """
+    """Return what `record_weights` wrote to a folder; it is empty if there is no such file."""
     return read_run_json(folder / WEIGHTS_FILE, Provenance) or {}
 
 
@@ -113,7 +109,7 @@ class StateFacts(TrainerFacts):
     """Index of the stage in the run, counting from 0."""
     epochs: Natural
     """Number of finished and validated epochs of the stage."""
-    tally: RunningFacts
+    tally: RunningMetrics
     """Running metrics of the current epoch."""
     best: BestFacts
     best_file: str
@@ -133,8 +129,7 @@ class State:
 def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
     """Return the complete state of a trainer before its next step, as tensors and JSON values.
 
-    If the model is sharded, every rank must call this function, but only the main process receives
-    the tensors.
+    Every rank of a sharded model must call it, but only the main process receives the tensors.
     """
     weights = trainer.average.trained
     tensors = {f"weights/{name}": weights[name].detach() for name in trainer.parameters}
@@ -159,8 +154,6 @@ def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
 ) -> None:
     """Restore a trainer from a state returned by `trainer_state`.
-
-    If the model is sharded, a micro-batch size in the settings overrides the saved one.
 
     Raises:
         RunError: The tensors do not fit this trainer.
@@ -226,15 +219,10 @@ def save_state(
 ) -> str:
     """Write the state after `step` steps of a stage, and any best weights not yet on disk.
 
-    States other than the two newest are deleted.
+    States other than the two newest are deleted afterwards.
 
     Returns:
-        The name of the file with the best weights, as recorded in the state, or an empty string if
-        there are no best weights.
-
-    Raises:
-        ResourceError: The disk is full; older states are intact.
-        RunError: The folder is not writable.
+        The name of the file with the best weights, as recorded in the state; empty for none.
     """
     with writing(folder):
         folder.mkdir(exist_ok=True)
@@ -261,7 +249,7 @@ def _remove_files(paths: Iterable[Path]) -> None:
 def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a state file with a digest of all its contents."""
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = json.dumps(facts)
+    text = json.dumps(facts, default=asdict)
     content = to_safetensors(plain, metadata=state_metadata(text, plain))
     write_atomically(path, with_sorted_metadata(content))
 
@@ -311,13 +299,10 @@ def list_states(folder: Path) -> list[Path]:
 def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     """Return the newest intact state and its best weights, or None if there are no states.
 
-    A state is intact only if the file with its best weights is intact as well.
-
-    Damaged files are renamed to `*.damaged`, with a log message.
+    Damaged states, or those whose best weights are, are renamed to `*.damaged` and logged.
 
     Raises:
-        RunError: The folder contains states, but all of them are damaged, or a damaged file cannot
-            be renamed.
+        RunError: The folder contains states, but all of them are damaged.
     """
     found = list_states(folder)
     for path in found:
@@ -349,19 +334,12 @@ def write_budget(run: RunDir, found: BudgetResults) -> None:
 
 
 def read_budget(folder: Path) -> BudgetResults | None:
-    """Return the results that `write_budget` wrote to a folder, or None if there are none.
-
-    Raises:
-        RunError: The file is damaged.
-    """
+    """Return the results that `write_budget` wrote to a folder, or None if there are none."""
     return read_run_json(folder / _BUDGET_FILE, BudgetResults)
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove the unfinished files that a killed process left behind.
-
-    No other process may be writing to `folder`.
-    """
+    """Remove the unfinished files that a killed process left; no other process may be writing."""
     names = re.compile(r"\..+\.[0-9a-f]{12}")  # names from `files.temporary_file`
     _remove_files(p for p in folder.glob(".*") if names.fullmatch(p.name) and p.is_file())
 
@@ -375,25 +353,14 @@ def remove_states(folder: Path) -> None:
 
 
 def check_same_images(run: RunDir, manifest: Manifest) -> None:
-    """Check that the images, classes and split are the same as at the start of the run.
-
-    If split.csv was written by a version that did not record groups, it is rewritten with groups.
-
-    Raises:
-        RunError: The images, the classes or the split have changed.
-    """
+    """Raise a RunError if the images, the classes or the split of a resumed run have changed."""
     before = Manifest.read(run.split, manifest.root)
     if before.digest == manifest.digest:
         return
-    grouped = any(row.group for row in before.rows)
     old, new = (
-        {(r.path, r.sha256, r.split, m.classes[r.label], grouped and r.group) for r in m.rows}
+        {(r.path, r.sha256, r.split, m.classes[r.label], r.group) for r in m.rows}
         for m in (before, manifest)
     )
-    if old == new and not grouped and before.classes == manifest.classes:
-        if run.writes:
-            manifest.write(run.split)
-        return
     changed = sorted({path for path, *_ in old ^ new})
     what = count(len(changed), "image has", "images have")
     raise RunError(

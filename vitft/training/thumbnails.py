@@ -8,10 +8,9 @@ not copied.
 import copy
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,15 +46,6 @@ _ATTENTION_BATCH = 4
 """Number of images per batch when attention is computed; on a CPU, each batch uses one core."""
 
 
-class _Thumbnail(NamedTuple):
-    """Thumbnail of an image, and the view on which its attention is drawn."""
-
-    sha256: str
-    jpeg: bytes
-    view: PixelArray | None
-    """Model input (H, W, 3) if attention is to be drawn on it; otherwise None."""
-
-
 def write_thumbnails(
     run: RunDir,
     manifest: Manifest,
@@ -74,15 +64,40 @@ def write_thumbnails(
     the overlays change by one or two grey levels (out of 255) on average
     (benchmarks/notebook/speed.md).
     """
+    written, folder, temporary = 0, run.path / THUMBS, run.path / f".{THUMBS}"
     try:
-        predicted, rows = select_images(run.path, manifest)
+        predicted, rows = _select_images(run.path, manifest)
+        if not rows:
+            return 0
         if isinstance(model, VisionTransformer) and predicted and precision == "bf16":
             model = copy.deepcopy(model).to(torch.bfloat16)
         maker = _ThumbnailMaker(manifest, model, transform, max_pixels, predicted)
-        return _write_folder(run.path, maker, rows)
+        views: dict[str, PixelArray] = {}
+        total = len(rows) + len(predicted)
+        with (
+            writing(folder),
+            console.Progress("drawing thumbnails", total, level=logging.DEBUG) as progress,
+        ):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            for thumbnail in in_order(maker.decode, rows, workers=torch.get_num_threads()):
+                if thumbnail is None:
+                    continue
+                sha256, jpeg, view = thumbnail
+                (temporary / thumb_name(sha256)).write_bytes(jpeg)
+                written += 1
+                progress.advance()
+                if view is not None:
+                    views[sha256] = view
+            for sha256, jpeg in maker.attention(views):
+                (temporary / thumb_name(sha256, attention=True)).write_bytes(jpeg)
+                progress.advance()
+            shutil.rmtree(folder, ignore_errors=True)  # once everything has been written
+            temporary.rename(folder)
     except VitftError as error:
         log.warning(f"the report will have no thumbnails: {error.problem}")
         return 0
+    return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +112,11 @@ class _ThumbnailMaker:
     predicted: Mapping[str, int]
     """Mapping from digests to predicted class indices, for images whose attention is drawn."""
 
-    def decode(self, row: Row) -> _Thumbnail | None:
-        """Return the thumbnail of an image, or None if the file can no longer be read."""
+    def decode(self, row: Row) -> tuple[str, bytes, PixelArray | None] | None:
+        """Return an image's digest, thumbnail and, if attention is drawn, model input (H, W, 3).
+
+        The result is None if the file can no longer be read.
+        """
         try:
             image = open_image(
                 self.manifest.locate(row),
@@ -108,13 +126,10 @@ class _ThumbnailMaker:
         except ImageError:
             return None
         view = self.transform.pixels(image) if row.sha256 in self.predicted else None
-        return _Thumbnail(row.sha256, thumbnail_jpeg(image), view)
+        return row.sha256, thumbnail_jpeg(image), view
 
     def attention(self, views: Mapping[str, PixelArray]) -> Iterator[tuple[str, bytes]]:
-        """Yield each view's digest and a JPEG of its relevance to the predicted class.
-
-        If relevance cannot be computed, the reason is logged and the iteration ends.
-        """
+        """Yield each view's digest and a JPEG of its relevance to the predicted class."""
         if not views:
             return
         model, items = self.model.eval(), list(views.items())
@@ -147,46 +162,8 @@ class _ThumbnailMaker:
             torch.set_num_threads(before)
 
 
-def _write_folder(run: Path, maker: _ThumbnailMaker, rows: Sequence[Row]) -> int:
-    """Write the thumbnails and overlays of `rows`, and return the number of images.
-
-    The folder is replaced only once everything has been written.
-    """
-    if not rows:
-        return 0
-    folder, temporary = run / THUMBS, run / f".{THUMBS}"
-    views: dict[str, PixelArray] = {}
-    count = 0
-    total = len(rows) + len(maker.predicted)
-    with (
-        writing(folder),
-        console.Progress("drawing thumbnails", total, level=logging.DEBUG) as progress,
-    ):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        for thumbnail in in_order(maker.decode, rows, workers=torch.get_num_threads()):
-            if thumbnail is None:
-                continue
-            (temporary / thumb_name(thumbnail.sha256)).write_bytes(thumbnail.jpeg)
-            count += 1
-            progress.advance()
-            if thumbnail.view is not None:
-                views[thumbnail.sha256] = thumbnail.view
-        for sha256, jpeg in maker.attention(views):
-            (temporary / thumb_name(sha256, attention=True)).write_bytes(jpeg)
-            progress.advance()
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    return count
-
-
-def select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
-    """Select the images that the report may show.
-
-    Returns:
-        A mapping from digests to predicted class indices, for images whose attention is drawn, and
-        one row for each distinct image.
-    """
+def _select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
+    """Return predicted classes by digest of images to explain, and one row per image to show."""
     predictions = read_validation_predictions(run)
     wrong = mistakes(predictions)[:200]
     audit = read_run_json(run / "audit.json", AuditResults)

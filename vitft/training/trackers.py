@@ -218,11 +218,7 @@ _CONNECTION_HELP = {
 
 @contextlib.contextmanager
 def short_timeouts() -> Iterator[None]:
-    """Shorten MLflow's timeouts from minutes to seconds, so an outage does not stall training.
-
-    MLflow reads its timeouts from environment variables. Only variables that are not yet set are
-    changed, and they are removed on exit.
-    """
+    """Shorten MLflow's timeouts from minutes to seconds, so an outage does not stall training."""
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     added = limits.keys() - os.environ.keys()
     os.environ.update({name: limits[name] for name in added})
@@ -238,12 +234,10 @@ class _ActiveTracker:
     """Connected tracker, with the ID of its run and the moment of the last metrics sent."""
 
     client: _TrackerClient
-    id: str = ""
-    """ID of the run in the tracker; empty before the run is started."""
+    id: str = ""  # empty before the run is started
     last_moment: int = -1
 
     def start(self, name: str, run: TrackedRun) -> None:
-        """Start or continue a run in the tracker `name`, and log where to find the run."""
         connection = self.client.start(run)
         self.id = connection.id
         self.last_moment = max(run.last_moment, connection.last_moment)
@@ -296,10 +290,7 @@ class Trackers:
             self.write_progress()
 
     def finish(self, status: str, results: Mapping[str, Any]) -> None:
-        """Send pending values, the status and, if it is `finished`, the final results.
-
-        Further calls have no effect.
-        """
+        """Send pending values, the status and, if it is `finished`, the final results, once."""
         if self.is_finished:
             return
         self.is_finished = True
@@ -310,10 +301,7 @@ class Trackers:
                 self.attempt(name, partial(tracker.client.finish, status, final))
 
     def attempt(self, name: str, action: Callable[[], object]) -> bool:
-        """Run an action of a tracker and return whether it succeeded.
-
-        If it raises an error, the tracker is dropped with a warning.
-        """
+        """Run an action of a tracker; if it fails, drop the tracker with a warning."""
         try:
             _without_warnings(action)
         except Exception as error:  # libraries may raise any error; training continues

@@ -74,12 +74,8 @@ class LayerSettings:
     ) -> Config:
         """Return the settings of a run that fits the head and then trains this candidate.
 
-        Args:
-            config: Settings of the run with a time budget.
-            epochs: Number of epochs.
-            model: Model to train.
-            images: Number of training images of the run, which determines the batch size.
-            fraction: Fraction of the trained weights in those that are saved.
+        The number of training `images` determines the batch size; `fraction` is that of the trained
+        weights in those that are saved.
         """
         layers = f"head,{self.layers}"
         optim: dict[str, Any] = {
@@ -111,13 +107,7 @@ class HeldOut:
 
 
 def hold_out(context: RunContext, method: HeadMethod, fold: int) -> HeldOut:
-    """Hold out one fold of the training images, and fit heads to the other images.
-
-    Args:
-        context: The run.
-        method: The method with which the run fitted its head to all training images.
-        fold: Index of the fold, below `TRIAL_FOLDS`.
-    """
+    """Hold out one of `TRIAL_FOLDS` folds of the training images, and fit heads to the others."""
     inputs, seed = context.inputs, context.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train
     labels = data.labels(rows).cpu()
@@ -157,13 +147,8 @@ class Trial:
     ) -> None:
         """Prepare a trial.
 
-        Args:
-            context: The run.
-            candidate: The layers to train, and their settings.
-            held_out: The images to train on and to score.
-            seconds: Time that remains, of which a small fraction is spent on measuring `times`.
-            times: Time of feature extraction and of a training step, in seconds per image; None to
-                measure them.
+        `times` are the times of feature extraction and of a training step, in seconds per image; if
+        not given, they are measured in a small fraction of the `seconds` that remain.
         """
         self.context, self.candidate, self.held_out = context, candidate, held_out
         self.data = replace(context.inputs.data, manifest=held_out.manifest)
@@ -184,10 +169,7 @@ class Trial:
     def inputs(
         self, config: Config, manifest: Manifest, what: str = "extracting features"
     ) -> tuple[StageInputs, Model]:
-        """Return inputs for the images of `manifest`, and the copy of the model that is trained.
-
-        Features of the frozen blocks, if any, are computed and cached; `what` is shown meanwhile.
-        """
+        """Return inputs for the images of `manifest`, and the copy of the model that is trained."""
         model, layers = copy.deepcopy(self.context.best.model), self.candidate.layers
         read_last_block(model, self.held_out.last_head)
         pipeline = build_pipeline(
@@ -207,10 +189,7 @@ class Trial:
         return with_stage_data(inputs, config, layers), model
 
     def time_steps(self, seconds: float) -> tuple[float, float]:
-        """Measure feature extraction and training steps; return both times in seconds per image.
-
-        No further step is started once `seconds` have passed.
-        """
+        """Measure feature extraction and training steps; return both times in seconds per image."""
         config, manifest = self.config(1), self.held_out.manifest
         labels = torch.tensor([row.label for row in manifest.rows])
         few = stratified_subset(labels, _TIMED_STEP_IMAGES, config.train.seed)
@@ -243,8 +222,8 @@ class Trial:
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
         """Return the expected time in seconds of the trial and the final training after it.
 
-        The final training uses either this candidate or the best earlier candidate, whose training
-        takes `after` seconds. The longer of the two times is assumed.
+        The final training of this candidate or of the best earlier one, which takes `after`
+        seconds, is counted: whichever takes longer.
         """
         fitted = len(self.held_out.manifest.train)
         scored = len(_FRACTIONS) * (self.images - fitted)
@@ -259,11 +238,7 @@ class Trial:
         return math.ceil(steps / math.ceil(images / config.optim.images_per_step))
 
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
-        """Return the largest number of epochs, up to a maximum, that fits into `seconds`.
-
-        The time includes the trial and the final training (see the method `seconds`). The result is
-        0 if there is not enough time for one epoch.
-        """
+        """Return the largest number of epochs, perhaps 0, that fits (see the method `seconds`)."""
         epochs = range(1, self.most_epochs() + 1)
         return max((n for n in epochs if self.seconds(n, after=after) <= seconds), default=0)
 
@@ -303,13 +278,7 @@ class Trial:
     def results(self, epochs: int, logits: Mapping[float, Tensor], seconds: float) -> TrialResults:
         """Return the results of the fraction of the trained weights with the lowest loss.
 
-        The losses of the model and of the head are computed after temperature scaling, each with
-        its own temperature.
-
-        Args:
-            epochs: Number of epochs.
-            logits: Logits (m, C) of the held-out images, by fraction of the trained weights.
-            seconds: Duration of the trial.
+        `logits` are those of the held-out images (m, C), by fraction of the trained weights.
         """
         rows = self.held_out.manifest.val
         labels, groups = self.data.labels(rows).cpu(), self.data.group_ids(rows).numpy()
