@@ -61,11 +61,10 @@ def default_lr(layers: str, width: int) -> float:
 def default_batch_size(layers: str, images: int, *, batch_norm: bool) -> int:
     """Return the default batch size of the last stage.
 
-    With few images, more steps on smaller batches reach a lower loss in the same time than larger
-    batches (benchmarks/notebook/fine_tuning.md). So blocks, adapters and whole models are trained
-    on batches of a power of two that gives an epoch at least `_STEPS_PER_EPOCH` steps, within
-    `_BATCH_SIZES`. Small batches have noisy statistics, so models with BatchNorm always have the
-    largest.
+    With few images, more steps on smaller batches reach a lower loss in the same time
+    (benchmarks/notebook/fine_tuning.md). So blocks, adapters and whole models are trained on
+    batches that give an epoch at least `_STEPS_PER_EPOCH` steps. Small batches have noisy
+    statistics, so models with BatchNorm always have the largest.
     """
     smallest, largest = _BATCH_SIZES
     if batch_norm or _last_stage_kind(layers) not in ("blocks", "lora", "all"):
@@ -99,21 +98,13 @@ def with_stage_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
     train, optim = table.get("train", {}), table.get("optim", {})
     if not isinstance(train, Mapping) or not isinstance(optim, Mapping):
         return table  # rejected by `config_from_table`
-    weights = table.get("weights", {})
-    if isinstance(weights, Mapping) and weights.get("name") == "none":
-        return _with_defaults(table, FROM_SCRATCH)
-    layers = str(train.get("layers", "head"))
-    plain_head = (
-        layers == "head" and train.get("augment", "none") == "none" and not STEP_SETTINGS & {*optim}
-    )
-    if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
-        return table
-    return _with_defaults(table, STAGE_DEFAULTS.get(_last_stage_kind(layers), {}))
-
-
-def _with_defaults(
-    table: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
-) -> Mapping[str, Any]:
-    """Return the settings, with missing ones in `[optim]` and `[train]` taken from `defaults`."""
+    weights, defaults = table.get("weights", {}), FROM_SCRATCH
+    if not isinstance(weights, Mapping) or weights.get("name") != "none":
+        layers = str(train.get("layers", "head"))
+        is_plain = train.get("augment", "none") == "none" and not STEP_SETTINGS & {*optim}
+        plain_head = layers == "head" and is_plain
+        if optim.get("solver", "lbfgs" if plain_head else "") == "lbfgs":
+            return table
+        defaults = STAGE_DEFAULTS.get(_last_stage_kind(layers), {})
     parts = {key: {**defaults.get(key, {}), **table.get(key, {})} for key in ("optim", "train")}
     return {**table, **parts}

@@ -36,13 +36,10 @@ ALIASES: Mapping[str, Sequence[str]] = {
 }
 """Names that other tools use for the settings."""
 
-_FORMER_NAMES: Mapping[str, str] = {"train.freeze": "train.layers"}
-"""Former names of settings, which still work."""
-
 
 def current_setting(key: str, value: Any) -> tuple[str, Any]:  # noqa: ANN401
     """Return a setting under its current name, and with the current word for its value."""
-    key = _FORMER_NAMES.get(key, key)
+    key = "train.layers" if key == "train.freeze" else key  # its former name
     if key == "train.layers" and isinstance(value, str):
         value = re.sub(r"\bnone\b", "all", value)
     return key, value
@@ -57,9 +54,9 @@ _CLOSE = 0.8
 def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     """Return the setting that an unknown name most likely means, or None if no name is similar.
 
-    The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`. Then
-    similar names of the same section are searched; those of other sections must be very similar.
-    A name is similar if difflib's ratio is at least `cutoff`, and for short names `_CLOSE`.
+    The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`. A
+    name is similar if difflib's ratio is at least `cutoff`; short names, and those of other
+    sections, must be very similar.
     """
     section, _, last = name.lower().replace("-", "_").rpartition(".")
     known: dict[str, list[str]] = {}
@@ -88,12 +85,8 @@ def suggest_setting(key: str) -> str:
     if (found := find_setting(key)) is not None:
         return f"use {found}"
     section = key.partition(".")[0]
-    names = [name for name in SETTINGS if name.startswith(f"{section}.")]
-    return (
-        f"use one of {', '.join(names)}"
-        if names
-        else f"use one of the sections {', '.join(SECTIONS)}"
-    )
+    names = ", ".join(name for name in SETTINGS if name.startswith(f"{section}."))
+    return f"use one of {names or 'the sections ' + ', '.join(SECTIONS)}"
 
 
 # options of `vitft finetune`, arguments of `vitft.finetune` and the corresponding settings --------

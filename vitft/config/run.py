@@ -167,13 +167,11 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     sections: dict[str, Any] = {}
     for section, values in with_stage_defaults(table).items():
         if section not in SECTIONS:
-            if isinstance(values, Mapping):
-                near = suggest(section, SECTIONS, cutoff=0.6)
-                fix = (
-                    f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
-                )
-                raise UsageError(f"unknown section {section}", fix=fix)
-            raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
+            if not isinstance(values, Mapping):
+                raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
+            near = suggest(section, SECTIONS, cutoff=0.6)
+            fix = f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
+            raise UsageError(f"unknown section {section}", fix=fix)
         if not isinstance(values, Mapping):
             raise UsageError(
                 f"{section} is a section, not a value", fix=f"use it as a table: [{section}]"
@@ -388,14 +386,7 @@ def _problem_of(table: Mapping[str, Any]) -> str:
 
 
 def _implied_solver(table: Mapping[str, Any], config: Config) -> str:
-    """Return a line that names the settings because of which a head is trained and not solved.
-
-    The result is empty if the head is solved or cannot be, or if the solver was chosen by name.
-
-    Args:
-        table: The settings that were given, by section.
-        config: The settings with all defaults.
-    """
+    """Return a line on the given settings because of which a head is trained, not solved, or ""."""
     optim = table.get("optim", {})
     if not config.solvable or config.optim.solver == "lbfgs" or "solver" in optim:
         return ""

@@ -96,26 +96,21 @@ class SettingType:
 @cache
 def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
     """Return a mapping from the name of each setting of a section to its type."""
-    hints = typing.get_type_hints(section, include_extras=True)
-    return {name: _parse_annotation(hint) for name, hint in hints.items()}
-
-
-def _parse_annotation(hint: Any) -> SettingType:  # noqa: ANN401
-    """Return the setting type described by an annotation."""
-    known: dict[str, Any] = {}
-    if typing.get_origin(hint) is Annotated:
-        hint, *metadata = typing.get_args(hint)
-        known = {"limits" if isinstance(one, Range) else "named": one for one in metadata}
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    main, is_optional = options[0], types.NoneType in options
-    arguments = typing.get_args(main)
-    if typing.get_origin(main) is Literal:
-        kind = type(arguments[0])
-        return SettingType(type=kind, choices=arguments, is_optional=is_optional, **known)
-    if typing.get_origin(main) is tuple:
-        length = 0 if Ellipsis in arguments else len(arguments)
-        return SettingType(type=arguments[0], length=length, is_optional=is_optional, **known)
-    return SettingType(type=main, is_optional=is_optional, **known)
+    found = {}
+    for name, annotated in typing.get_type_hints(section, include_extras=True).items():
+        hint, known = annotated, dict[str, Any]()
+        if typing.get_origin(hint) is Annotated:
+            hint, *metadata = typing.get_args(hint)
+            known = {"limits" if isinstance(one, Range) else "named": one for one in metadata}
+        if isinstance(hint, types.UnionType):
+            hint, known["is_optional"] = typing.get_args(hint)[0], True
+        arguments = typing.get_args(hint)
+        if typing.get_origin(hint) is Literal:
+            hint, known["choices"] = type(arguments[0]), arguments
+        elif typing.get_origin(hint) is tuple:
+            hint, known["length"] = arguments[0], 0 if Ellipsis in arguments else len(arguments)
+        found[name] = SettingType(type=hint, **known)
+    return found
 
 
 def check_values(settings: object, section: str) -> None:

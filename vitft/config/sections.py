@@ -516,7 +516,12 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         check_values(self, "train")
-        if not _are_stages(self.layers):
+        order = {"head": 0, "pre_logits": 1, "lora": 1.5, "all": math.inf}  # by trained parameters
+        ranks = []
+        for stage in self.stages:
+            match = re.fullmatch(r"blocks:0*([1-9]\d*)", stage)
+            ranks.append(2 + int(match[1]) if match else order.get(stage, -1))
+        if min(ranks) < 0 or ranks != sorted({*ranks}):
             raise invalid(
                 "train.layers",
                 self.layers,
@@ -562,17 +567,3 @@ def layers_text(stage: str) -> str:
     if number != stage:
         return "the last block" if number == "1" else f"the last {number} blocks"
     return {"all": "all layers", "lora": "LoRA adapters"}.get(stage, f"the {stage}")
-
-
-def _are_stages(layers: str) -> bool:
-    """Return whether all stages are valid, and in ascending order of trained parameters."""
-    ranks = [_stage_rank(stage.strip()) for stage in layers.split(",")]
-    return min(ranks) >= 0 and ranks == sorted({*ranks})
-
-
-def _stage_rank(stage: str) -> float:
-    """Return a sort key: higher for stages with more trained parameters, -1 for invalid stages."""
-    number = stage.removeprefix("blocks:")
-    if number != stage and number.isdecimal() and int(number) > 0:
-        return 2 + int(number)
-    return {"head": 0, "pre_logits": 1, "lora": 1.5, "all": math.inf}.get(stage, -1)

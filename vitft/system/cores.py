@@ -22,10 +22,7 @@ def local_processes() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores for this process.
-
-    Under torchrun, the processes on a machine divide its cores evenly.
-    """
+    """Return the number of CPU cores for this process; processes of torchrun divide them evenly."""
     return max(1, node_cores() // local_processes())
 
 
@@ -47,8 +44,8 @@ def cpu_speed() -> float:
     """Return the speed of the CPU in billions of multiply-adds per second.
 
     The benchmark is a product of float32 matrices with the shapes of the first MLP layer of a
-    ViT-B/16 for four images. CPU time is measured, so that other jobs on the machine do not affect
-    the result. The best of three runs is used; together, they take 0.1 to 0.5 s.
+    ViT-B/16 for four images: the best of three runs, 0.1 to 0.5 s together, in CPU time, so that
+    other jobs on the machine do not affect the result.
     """
     import numpy as np
 
@@ -69,9 +66,7 @@ def cpu_speed() -> float:
 def cache_folder(name: str) -> Path:
     """Return a folder of the cache, without creating it.
 
-    If the environment variable VITFT_CACHE is set, the result is $VITFT_CACHE/NAME. Otherwise, it
-    is `vitft/NAME` in the user's cache folder: XDG_CACHE_HOME, or ~/.cache if that variable is
-    unset or contains a relative path.
+    It is $VITFT_CACHE/NAME, or else `vitft/NAME` in XDG_CACHE_HOME or ~/.cache.
 
     Raises:
         RunError: The home directory is needed but cannot be determined.

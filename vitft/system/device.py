@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """Return the device with a given name.
-
-    `auto` selects the CUDA GPU with index `number` if there is one, otherwise MPS, otherwise the
-    CPU.
+    """Return the device with a given name; `auto` prefers CUDA (GPU `number`), then MPS.
 
     Raises:
         UsageError: The device does not exist on this machine, or vitft does not support it.
@@ -78,6 +75,11 @@ def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
     return "fp16" if capability >= (7, 0) else "fp32"
 
 
+_LOCK = threading.Lock()
+_BLOCKS: list[list[str]] = []
+"""Settings for float32 before each running block of `exact_float32`, in all threads."""
+
+
 @contextlib.contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Disable TensorFloat-32 inside the `with` block, so that float32 is computed exactly.
@@ -89,52 +91,25 @@ def exact_float32(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    _EXACT.enter()
+    cudnn: Any = torch.backends.cudnn
+    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    with _LOCK:
+        _BLOCKS.append([backend.fp32_precision for backend in backends])
+        for backend in backends:
+            backend.fp32_precision = "ieee"
     try:
         yield
     finally:
-        _EXACT.leave()
-
-
-class _ExactBlocks:
-    """Number of blocks, in all threads, in which float32 is computed exactly on a GPU."""
-
-    def __init__(self) -> None:
-        self.lock, self.count = threading.Lock(), 0
-        self.before: list[str] = []
-
-    def enter(self) -> None:
-        """Disable TensorFloat-32 if this is the first block."""
-        with self.lock:
-            if not self.count:
-                self.before = [backend.fp32_precision for backend in _float32_backends()]
-                for backend in _float32_backends():
-                    backend.fp32_precision = "ieee"
-            self.count += 1
-
-    def leave(self) -> None:
-        """Restore the settings if this was the last block."""
-        with self.lock:
-            self.count -= 1
-            if not self.count:
-                for backend, precision in zip(_float32_backends(), self.before, strict=True):
+        with _LOCK:
+            before = _BLOCKS[0]  # the settings before the first block
+            _BLOCKS.pop()
+            if not _BLOCKS:
+                for backend, precision in zip(backends, before, strict=True):
                     backend.fp32_precision = precision
 
 
-_EXACT = _ExactBlocks()
-
-
-def _float32_backends() -> list[Any]:
-    """Return torch's settings for float32 in matrix products, convolutions and RNNs on a GPU."""
-    cudnn: Any = torch.backends.cudnn
-    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-
-
 def describe_device(device: torch.device) -> str:
-    """Return a description of the device for the log.
-
-    It includes the model of a CUDA GPU or, for other devices, the machine type and thread count.
-    """
+    """Return a description of the device for the log, with the GPU or the number of threads."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
@@ -149,10 +124,7 @@ def worker_threads() -> int:
 
 
 def one_thread(*, when: bool) -> contextlib.AbstractContextManager[None]:
-    """Limit torch to a single thread inside the `with` block, if `when` is true.
-
-    A single thread is faster for small matrices.
-    """
+    """Limit torch to a single thread inside the `with` block: it is faster for small matrices."""
     return torch_threads(1) if when else contextlib.nullcontext()
 
 
@@ -169,27 +141,20 @@ def torch_threads(number: int) -> Iterator[None]:
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return this process's peak memory use in MiB: `resident`, if known, and `gpu` with CUDA."""
-    peaks = {} if (resident := _peak_resident()) is None else {"resident": resident // 2**20}
+    peaks = {}
+    with contextlib.suppress(OSError):  # unlike getrusage, /proc excludes the parent program
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                peaks["resident"] = int(line.split()[1]) // 1024
+    if not peaks:
+        with contextlib.suppress(ImportError):  # Windows
+            import resource
+
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            peaks["resident"] = peak // (2**20 if platform.system() == "Darwin" else 1024)
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
     return peaks
-
-
-def _peak_resident() -> int | None:
-    """Return the peak resident memory in bytes, or None if the system does not report it.
-
-    On Linux, getrusage may include the memory of the parent program; /proc does not.
-    """
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if platform.system() == "Darwin" else peak * 1024
 
 
 def vector_instructions(device: torch.device) -> str:
@@ -274,6 +239,9 @@ class BatchLimit:
 
 # copies between CPU and GPU that do not interrupt the work queued on the GPU ----------------------
 
+_copy_stream = functools.cache(torch.cuda.Stream)
+"""The stream on which tensors are copied to a GPU, given its device."""
+
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, without waiting for a GPU.
@@ -296,8 +264,7 @@ def start_reading(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Queue copies of tensors to the CPU; return a function that waits for them and returns them.
 
     The tensors must be on the same device. Work that is queued later does not delay the copies. The
-    function may be called in another thread, because on other devices than CUDA, it does nothing:
-    the copies have been made then.
+    function may be called in another thread; on other devices than CUDA, it does nothing.
     """
     device = tensors[0].device
     if device.type != "cuda":
@@ -314,12 +281,6 @@ def start_reading(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         return copies
 
     return wait
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which tensors are copied to a GPU."""
-    return torch.cuda.Stream(device)
 
 
 # global state of the caller that a run changes: random number generators, number of threads -------

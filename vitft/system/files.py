@@ -184,25 +184,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with writing(path):
-            _flush_files([file for file in temporary.rglob("*") if file.is_file()])
+            files = [file for file in temporary.rglob("*") if file.is_file()]
+            is_many = len(files) > _MANY_FILES and hasattr(os, "sync")
+            if is_many:  # flushing 150,000 small files one by one takes minutes
+                os.sync()
+            for file in [] if is_many else files:
+                with file.open("rb+") as content:
+                    os.fsync(content.fileno())
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir()  # fails unless it is empty
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _flush_files(files: Sequence[Path]) -> None:
-    """Flush files to the disk; if there are many, flush all pending writes of the system instead.
-
-    Flushing 150,000 small files one by one takes minutes.
-    """
-    if len(files) > _MANY_FILES and hasattr(os, "sync"):
-        os.sync()
-        return
-    for file in files:
-        with file.open("rb+") as content:
-            os.fsync(content.fileno())
 
 
 def free_name(path: Path, *, suffix: str = "") -> Path:

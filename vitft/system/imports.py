@@ -81,12 +81,10 @@ def requirements(extra: str) -> list[str]:
 def heavy_imports(step: str = "loading PyTorch", level: int = logging.INFO) -> Iterator[None]:
     """Disable garbage collection while the block imports torch, and exit at once on a signal.
 
-    The import takes seconds, or longer on a busy machine. Therefore, `step` is logged at once (at
-    `level`), by one process of a job, and then a line every few seconds; a spinner would leave the
-    terminal without a cursor if a signal ended the process.
+    The import takes seconds, so one process of a job logs `step` at once, and then a line every few
+    seconds; a spinner would leave the terminal without a cursor if a signal ended the process.
     The import creates half a million objects, which are never collected but which the garbage
-    collector would scan repeatedly. With the collector disabled, the import takes a third less
-    time.
+    collector would scan repeatedly: without it, the import takes a third less time.
     An exception raised by a signal handler during the import would abort the process.
     """
     if "torch" in sys.modules or not gc.isenabled():

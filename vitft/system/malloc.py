@@ -28,31 +28,24 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
     """If `when` is true, keep the memory freed by a training step for the next one.
 
     By default, glibc returns large blocks to the system at once. The system then has to clear every
-    page for the next step, which takes a fifth of the step time of a small model. At the end of
-    the `with` block, the memory is returned. The dynamic threshold of glibc cannot be restored; it
-    stays at its maximum (`_DEFAULT`).
+    page for the next step, which takes a fifth of the step time of a small model. The dynamic
+    threshold of glibc cannot be restored; it stays at its maximum (`_DEFAULT`).
     """
     if not when or any(name in os.environ for name in VARIABLES):
         yield
         return
-    _set_thresholds(LARGEST_KEPT, trim=-1)  # never return the top of the heap
+
+    def keep(largest: int, *, top: int) -> None:
+        mallopt = glibc("mallopt")
+        if mallopt and (mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, _DEFAULT)):
+            mallopt(TRIM_THRESHOLD, top)
+
+    keep(LARGEST_KEPT, top=-1)  # never return the top of the heap
     try:
         yield
     finally:
-        _set_thresholds(_DEFAULT, trim=2 * _DEFAULT)
+        keep(_DEFAULT, top=2 * _DEFAULT)
         return_memory()
-
-
-def _set_thresholds(largest: int, *, trim: int) -> None:
-    """Set how much freed memory malloc keeps.
-
-    It keeps blocks of up to `largest` bytes, and up to `trim` bytes at the top of the heap. If
-    `trim` is -1, there is no limit at the top of the heap.
-    """
-    if (mallopt := glibc("mallopt")) is None:
-        return
-    if mallopt(MMAP_THRESHOLD, largest) or mallopt(MMAP_THRESHOLD, _DEFAULT):
-        mallopt(TRIM_THRESHOLD, trim)
 
 
 def return_memory() -> None:

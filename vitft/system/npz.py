@@ -43,11 +43,7 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
-    """Reject an archive if the unpacked size stated in its directory is implausible.
-
-    Raises:
-        ValueError: The unpacked size is implausible.
-    """
+    """Reject an archive with an implausible unpacked size in its directory, with a ValueError."""
     check_expansion(sum(member.file_size for member in archive.infolist()), packed)
 
 

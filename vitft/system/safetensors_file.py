@@ -27,27 +27,16 @@ class TensorFacts(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _TensorEntry(NamedTuple):
-    """A tensor's type and shape, and its byte offsets from the end of the header."""
-
-    facts: TensorFacts
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class _SafetensorsHeader:
     """The header of a safetensors file."""
 
     metadata: Mapping[str, str]
-    entries: Mapping[str, _TensorEntry]
+    tensors: Mapping[str, TensorFacts]
+    offsets: Mapping[str, tuple[int, int]]
+    """Begin and end of each tensor in bytes, from the end of the header."""
     size: int
     """Number of bytes before the tensors."""
-
-    @property
-    def tensors(self) -> dict[str, TensorFacts]:
-        """Type and shape of each tensor."""
-        return {name: entry.facts for name, entry in self.entries.items()}
 
 
 def read_header(path: Path) -> _SafetensorsHeader:
@@ -73,15 +62,11 @@ def read_header(path: Path) -> _SafetensorsHeader:
         raise ValueError(str(error)) from error
     fields = parse_json(text)
     metadata = fields.pop("__metadata__", None) or {}
-    entries = {
-        name: _TensorEntry(
-            TensorFacts(facts["dtype"], tuple(facts["shape"])), *facts["data_offsets"]
-        )
-        for name, facts in fields.items()
-    }
-    if not all(map(is_encodable, (*entries, *metadata, *metadata.values()))):
+    tensors = {n: TensorFacts(f["dtype"], tuple(f["shape"])) for n, f in fields.items()}
+    offsets = {name: tuple(facts["data_offsets"]) for name, facts in fields.items()}
+    if not all(map(is_encodable, (*tensors, *metadata, *metadata.values()))):
         raise ValueError("its header is not UTF-8")
-    return _SafetensorsHeader(metadata, entries, 8 + length)
+    return _SafetensorsHeader(metadata, tensors, offsets, 8 + length)
 
 
 def map_tensors(path: Path, header: _SafetensorsHeader) -> dict[str, memoryview]:
@@ -93,19 +78,16 @@ def map_tensors(path: Path, header: _SafetensorsHeader) -> dict[str, memoryview]
     """
     with open(path, "rb", opener=open_regular) as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[header.size :]
-    if len(mapped) != max((entry.end for entry in header.entries.values()), default=0):
+    if len(mapped) != max((end for _, end in header.offsets.values()), default=0):
         raise ValueError("its size has changed")
-    return {name: mapped[entry.begin : entry.end] for name, entry in sorted(header.entries.items())}
+    return {name: mapped[begin:end] for name, (begin, end) in sorted(header.offsets.items())}
 
 
 def with_sorted_metadata(content: bytes) -> tuple[bytes, memoryview]:
-    """Return the content of a safetensors file with its metadata entries sorted by name.
+    """Return the header and the tensors of a safetensors file, with its metadata sorted by name.
 
     The safetensors library writes the metadata in a random order, so files with the same metadata
     and tensors would otherwise differ in their bytes.
-
-    Returns:
-        The new content in two parts: the header and the bytes of the tensors.
     """
     begin = 8 + int.from_bytes(content[:8], "little")
     fields = json.loads(content[8:begin])

@@ -56,23 +56,6 @@ def exit_at_once(number: int, _: FrameType | None = None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and, recursively, its causes and contexts."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += [e for e in (each.__cause__, each.__context__) if e is not None]
-
-
-def _is_interruption(error: BaseException) -> bool:
-    """Return whether a signal may have caused an error: Ctrl-C, or an error in torch.compile."""
-    compiler = ("torch._dynamo.", "torch._inductor.")
-    return isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith(compiler)
-
-
 class Stopper:
     """Context manager that raises `Stopped` on a signal or after a time limit (0 for none)."""
 
@@ -113,7 +96,16 @@ class Stopper:
         """
         if self.exit_code is None or not isinstance(error, Exception):
             return False
-        return self.has_raised or any(map(_is_interruption, _causes(error)))
+        compiler = ("torch._dynamo.", "torch._inductor.")
+        waiting, seen = list[BaseException]([error]), set[int]()
+        while waiting and not self.has_raised:  # the error, and recursively its causes and contexts
+            each = waiting.pop()
+            if isinstance(each, KeyboardInterrupt) or type(each).__module__.startswith(compiler):
+                return True
+            seen.add(id(each))
+            further = (each.__cause__, each.__context__)
+            waiting += [e for e in further if e is not None and id(e) not in seen]
+        return self.has_raised
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Record the signal; stop at once if it is the second signal or no block defers it."""

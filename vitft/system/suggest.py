@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable
 from difflib import SequenceMatcher, get_close_matches
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -81,14 +82,10 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
     """Return existing paths that were probably meant by `path`, which does not exist.
 
     First choice: the first part that is missing is replaced with the name in the same folder of
-    which it is probably a misspelling (see `misspelt_name`), and so on for the remaining parts, as
-    far as they exist there. Second choice: entries of the same name one or two levels below that
-    folder, or next to it, unless the name is a number, which other folders have too. Case and
-    Unicode normalisation do not matter.
-
-    Args:
-        path: The path; symlinks and `..` are not resolved, so results look as the user wrote them.
-        accept: Whether an entry may be suggested.
+    which it is probably a misspelling, and so on for the remaining parts, as far as they exist
+    there. Second choice: entries of the same name one or two levels below that folder, or next to
+    it, unless the name is a number, which other folders have too. Symlinks and `..` are not
+    resolved, so results look as the user wrote them.
     """
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
@@ -107,10 +104,7 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
 def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
     """Return the fix for a path that does not exist: what was probably meant, or where it would be.
 
-    Args:
-        path: The path.
-        accept: Whether an entry may be suggested.
-        otherwise: A second fix, e.g. `or choose another`, added if no suggestion is found.
+    Without a suggestion, a second fix follows, e.g. `or choose another`.
     """
     if near := " or ".join(map(str, near_paths(path, accept))):
         return f"check the path: did you mean {near}?"
@@ -170,20 +164,16 @@ def without_suffix(name: str) -> str:
 
 def namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
     """Return paths of entries with a name (see `folded`) below a folder or next to it."""
-    # The subfolders, the folder above, and the folders two levels below
-    folders = subfolders(parent)
-    below = len(folders)
-    folders.append(Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent)
-    for folder in folders[:below]:
-        if len(folders) >= _MAX_FOLDERS:
-            break
-        folders += subfolders(folder)
-    found: list[Path] = []
-    for folder in folders[:_MAX_FOLDERS]:
-        found += (folder / e.name for e in entries_of(folder, accept) if folded(e.name) == name)
-        if len(found) >= _MAX_FOUND:
-            break
-    return found[:_MAX_FOUND]
+    below = subfolders(parent)
+    above = Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent
+    folders = chain(below, [above], (deeper for folder in below for deeper in subfolders(folder)))
+    found = (
+        folder / entry.name
+        for folder in islice(folders, _MAX_FOLDERS)
+        for entry in entries_of(folder, accept)
+        if folded(entry.name) == name
+    )
+    return [*islice(found, _MAX_FOUND)]
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -232,7 +232,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]
             if facts.dtype not in TORCH_TYPES:
                 raise _unsupported_type(path, name, facts.dtype)
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in header.entries}, header.metadata
+            return {name: file.get_tensor(name) for name in header.tensors}, header.metadata
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise _damaged_weights("safetensors file", path, error) from error
 
