@@ -103,11 +103,7 @@ def holds_arrays(folder: Path) -> bool:
 
 
 def read_arrays(source: Path) -> _LoadedArrays:
-    """Read all arrays of a source recognised by `arrays.find_arrays`.
-
-    Raises:
-        DataError: The files are damaged, incomplete or unsupported, or cannot be fetched.
-    """
+    """Read the arrays that `arrays.find_arrays` recognised; a DataError if they are damaged."""
     try:
         if source.name.startswith(TORCHVISION):
             return _read_torchvision(source.name.removeprefix(TORCHVISION), source.parent)
@@ -198,10 +194,7 @@ def _read_npz_arrays(path: Path) -> _LoadedArrays:
 
 
 def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
-    """Return the pairs of image and label arrays in an .npz file, in lower case, with their subset.
-
-    `names` are the names of all arrays; case does not matter.
-    """
+    """Return the pairs of image and label arrays among `names` (lower case), with their subset."""
     present = {name.lower() for name in names}
     return {pair: name for pair, name in _NPZ_NAMES.items() if present.issuperset(pair)}
 

@@ -74,11 +74,10 @@ class ArraySet:
 
 
 def data_path(path: str, root: str = "") -> Path:
-    """Convert a value of `--data` to a path.
+    """Convert a value of `--data` to a path; `root` is the folder of torchvision's datasets.
 
-    For `torchvision:NAME`, the path is in the folder `root` or, if `root` is empty, in
-    `_DEFAULT_ROOT`. For tar shards and Hugging Face datasets, the path is the index of the local
-    copy, which need not exist (see `remote.prepare`).
+    For tar shards and Hugging Face datasets, it is the index of the local copy, if that exists or
+    not.
     """
     if place := place_of(path):
         return place.folder / INDEX
@@ -88,12 +87,7 @@ def data_path(path: str, root: str = "") -> Path:
 
 
 def find_arrays(root: Path) -> ArraySet | None:
-    """Return the array dataset at a path, or None if there is none.
-
-    Raises:
-        DataError: The files cannot be read or fetched, or are not a valid dataset of labelled
-            images.
-    """
+    """Return the array dataset at a path, or None; a DataError if it is damaged or invalid."""
     if root.name.startswith(TORCHVISION):
         folder = _DEFAULT_ROOT if root.parent == Path() else root.parent
         return _load_array_set(os.fspath(folder / root.name), 0)
@@ -107,11 +101,7 @@ def find_arrays(root: Path) -> ArraySet | None:
 
 
 def no_image_reason(path: str) -> str:
-    """Return why the path of an array dataset is not that of an image, with a way out.
-
-    The result is empty for the path of anything else. It is a NumPy archive, `torchvision:NAME`, or
-    a folder that contains IDX or CIFAR files.
-    """
+    """Return why the path of an array dataset is not that of an image; empty for any other path."""
     is_archive = path.lower().endswith(".npz") and os.path.isfile(path)  # noqa: PTH113 - odd names
     way = f"evaluate all with vitft evaluate --data {shell_quote(path)} --run RUN"
     if path.startswith(TORCHVISION) and "/" not in path:
@@ -132,10 +122,7 @@ def no_image_reason(path: str) -> str:
 
 
 def array_member(path: str) -> bytes | None:
-    """Return the BMP bytes of an image in an array dataset, or None if there is no such image.
-
-    An image has one path, which contains its class; the path with another class is not found.
-    """
+    """Return the BMP bytes of the image with exactly this path, or None if there is none."""
     found = _find_member(path)
     if found is None or found[0] != path:
         return None
@@ -144,10 +131,7 @@ def array_member(path: str) -> bytes | None:
 
 
 def wrong_member_reason(path: str) -> str:
-    """Return what is wrong with the path of an image that an array dataset does not contain.
-
-    The result is empty for any other path.
-    """
+    """Return what is wrong with a path below an array dataset; empty for any other path."""
     if found := _find_member(path):
         right = shell_quote(found[0])
         return f"not found: the path of image {found[2]}, with its class, is {right}"

@@ -36,8 +36,7 @@ Source: Cubuk et al. 2020, arXiv:1909.13719.
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
     """Apply RandAugment with torchvision's operations, chosen at random with `rng`.
 
-    torchvision's own RandAugment draws from torch's global generator, which threads cannot share
-    reproducibly.
+    torchvision's own draws from torch's global generator, which threads cannot share reproducibly.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
@@ -105,16 +104,10 @@ def fits(count: int, size: tuple[int, int], channels: int) -> bool:
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
 ) -> Shifts:
-    """Draw the shifts and flips for a batch of images.
+    """Draw the shifts of up to `padding` pixels, and the flips, for `images` (B,) out of `count`.
 
-    Args:
-        images: Indices (B,) of the images in the dataset.
-        turns: Number of earlier uses of each image in the epoch (B,); each use has a new shift.
-        count: Number of images in the dataset.
-        seed: Seed of the run.
-        epoch: Number of the epoch.
-        padding: Maximum shift in pixels.
-        flip: Probability of a flip.
+    `turns` (B,) are the numbers of earlier uses of each image in the epoch; each use has a new
+    shift.
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
@@ -142,8 +135,5 @@ def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
 
 
 def default_padding(padding: int, size: tuple[int, int]) -> int:
-    """Return the maximum shift in pixels: `padding` or, if it is 0, an eighth of the shorter side.
-
-    The default is at least 1 pixel.
-    """
+    """Return the maximum shift in pixels: `padding` or, if that is 0, 1/8 of the shorter side."""
     return padding or max(1, min(size) // 8)

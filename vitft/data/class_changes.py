@@ -25,14 +25,10 @@ _ClassChanges = Mapping[str, str]
 def read_class_changes(
     path: Path, known: Collection[str], *, allow_unknown: bool = False
 ) -> _ClassChanges:
-    """Read a table of class changes.
-
-    Unless `allow_unknown` is set, all classes in the table must be in `known`.
+    """Read a table of class changes; all its classes must be `known` unless `allow_unknown` is set.
 
     Raises:
-        DataError: The table cannot be read, lists no class, or has an invalid header or row; the
-            message names the line and the column.
-        UsageError: The table is a Parquet file, and pyarrow is not installed.
+        DataError: The table is invalid; the message names the line and the column.
     """
     reader = TableReader(
         path,
@@ -82,9 +78,7 @@ def change_classes(folder: Folder, table: Path) -> Folder:
     """Return the folder with classes renamed, merged or left out as specified in a table.
 
     Raises:
-        DataError: The table is invalid or leaves fewer than two classes, or a class folder is
-            empty and not in the table.
-        UsageError: The table is a Parquet file, and pyarrow is not installed.
+        DataError: The table is invalid or leaves fewer than two classes.
     """
     changes = read_class_changes(table, folder.classes)
     new = [changes.get(name, name) for name in folder.classes]

@@ -187,8 +187,7 @@ FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
 def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 128) -> None:
     """Write a small image folder with five kinds of flower: `folder/<kind>/0001.jpg` and so on.
 
-    The same seed produces the same bytes. Each image depends only on the seed, the kind, the number
-    and the size, so a larger `per_class` only adds files.
+    Each image depends only on the seed, the kind, the number and the size.
     """
     for kind in FLOWERS_BY_KIND:
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -375,11 +374,7 @@ def demo_data(spec: DataSpec) -> DataSpec:
 
 @contextlib.contextmanager
 def temporary_demo_data(spec: DataSpec) -> Iterator[DataSpec]:
-    """Yield the settings with `demo` replaced by the path of a folder of drawn flowers.
-
-    If the flowers have not been drawn yet, they are drawn in a temporary folder, which is removed
-    when the context ends.
-    """
+    """Yield the settings with `demo` replaced by a folder of flowers, a temporary one if needed."""
     if spec.path != "demo" or DEMO_FOLDER.exists():
         yield demo_data(spec)
         return

@@ -82,12 +82,9 @@ def turned(fingerprint: _ByteRows) -> list[_ByteRows]:
 def sharpness(grey: _Planes) -> float:
     """Return the edge strength of a greyscale image (H, W) relative to its contrast.
 
-    The result is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by
-    the standard deviation of all grey levels. For an image that is too small to measure, the result
-    is 1.
-
-    Source of the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom autofocusing in
-    brightfield microscopy".
+    It is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by that of
+    all grey levels. Source of the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom
+    autofocusing in brightfield microscopy".
     """
     if min(grey.shape) < _TILES + 2:
         return 1.0  # too small to measure, and reported as tiny anyway
@@ -116,10 +113,7 @@ def is_blank(fingerprints: _ByteRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def is_blank_view(view: _ByteRows) -> bool:
-    """Return whether a preprocessed RGB image (H, W, 3) is blank, by the criterion of `is_blank`.
-
-    A coarse sample, which is ten times faster, excludes images of clear contrast.
-    """
+    """Return whether a preprocessed RGB image (H, W, 3) is blank, as in `is_blank`."""
     sample = view[::8, ::8].mean(axis=2)  # a cell averages out noise of up to this many levels
     if sample.std() > 2 * _BLANK * max(1.0, max(view.shape) / BRIGHTNESS_SIDE):
         return False
@@ -178,8 +172,7 @@ IndexPair = tuple[int, int]
 def near_pairs(fingerprints: _Vectors) -> list[IndexPair]:
     """Return the index pairs (i < j) of near-duplicate images, ignoring blank images.
 
-    The 64-bit hashes of all pairs are compared for up to `MAX_ALL_PAIRS` images. Among more images,
-    a few percent of the near-duplicates are missed (see `TABLES`).
+    Among more than `MAX_ALL_PAIRS` images, a few percent of the pairs are missed (see `TABLES`).
     """
     usable = np.flatnonzero(~is_blank(fingerprints))
     known = fingerprints[usable]
@@ -210,11 +203,7 @@ class KnownImages:
         self.tint = colour(self.fingerprints)
 
     def copies_of(self, fingerprint: _Vectors) -> list[int]:
-        """Return the indices of the known images that are near-duplicates of a new image.
-
-        The new image is given by its fingerprint (FINGERPRINT_BYTES,). For a blank image, the
-        result is empty.
-        """
+        """Return the indices of the near-duplicates of a new image, given its fingerprint."""
         one = fingerprint[None]
         if not len(self.rows) or is_blank(one)[0]:
             return []

@@ -72,13 +72,12 @@ def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
 def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[Folder, DataSpec]:
     """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
 
-    If `spec` names no table, both are returned unchanged. Rows for files that are not in the folder
-    are skipped, with a warning if `warn` is set. A class is left out if the table drops or moves
-    all of its images, even if the files are already gone.
+    Rows for files that are not in the folder are skipped, with a warning if `warn` is set. A class
+    is left out if the table drops or moves all of its images, even if the files are already gone.
 
     Raises:
-        DataError: The table cannot be read, is invalid, or does not match the folder or the digest
-            in the settings; or fewer than two classes are left.
+        DataError: The table is invalid, does not match the folder or the digest in the settings, or
+            leaves fewer than two classes.
     """
     if not spec.fixes:
         return folder, spec
@@ -134,11 +133,7 @@ def _later_table(path: Path, known: Container[str]) -> Path | None:
 
 
 def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
-    """Open a table of decisions, and return it with its digest.
-
-    Raises:
-        DataError: The table cannot be read, or its digest differs from a nonempty `expected`.
-    """
+    """Open a table of decisions, and return it with its digest; a DataError if not `expected`."""
     table = TableReader(
         path,
         missing="use the table that you saved on the page, which the browser may have put "
@@ -156,11 +151,7 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
 
 
 def read_fixes(path: Path, digest: str) -> list[Fix]:
-    """Read the rows of a table that has been applied. Formulas in the cells stay escaped.
-
-    Raises:
-        DataError: The table cannot be read, or its digest differs from a nonempty `digest`.
-    """
+    """Read the rows of a table (see `open_table`). Formulas in the cells stay escaped."""
     table, _ = open_table(path, digest)
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
@@ -195,11 +186,9 @@ def paths_settled_by(fixes: Iterable[Fix]) -> set[str]:
 
 
 def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes of an earlier table followed by proposals for other files.
+    """Return the fixes of an earlier table, replaced and followed by proposals (see `replaces`).
 
-    A proposal replaces an earlier fix of the same file unless the proposal is undecided or someone
-    has decided to keep the file. The page of `vitft check` merges its decisions in the same way
-    (`report/templates/decisions.js`).
+    The page of `vitft check` merges in the same way (`report/templates/decisions.js`).
     """
     rows = {escape_formula(fix.path): fix for fix in former}
     for fix in proposed:
@@ -248,8 +237,7 @@ def read_decisions(
 ) -> Decisions:
     """Read the decisions from a table.
 
-    `known` maps each path in the folder to its class name, or to an empty string if the path is not
-    a regular file.
+    `known` maps each path in the folder to its class name; empty if it is not a regular file.
 
     Raises:
         DataError: The header or a row is invalid; the message names the line.
@@ -389,10 +377,7 @@ def is_leak(group: CopyGroup) -> bool:
 
 
 def propose_fixes(audit: AuditResults) -> list[Fix]:
-    """Return the proposed fixes, at most one per file, starting with those that change something.
-
-    No fix is proposed for an image that only lacks an optional library.
-    """
+    """Return the proposed fixes, at most one per file, those that change something first."""
     fixes = [
         Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
         for entry in audit["bad"]
@@ -448,10 +433,9 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
 def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabilities) -> list[Fix]:
     """Return fixes that keep one file per label in a group of identical files.
 
-    If one label is the most probable class and 30 times as probable as the other labels, only one
-    file with that label is kept. Files in the
-    validation set are kept in preference to others so that the set changes as little as possible,
-    then files whose name is not that of a copy (`_COPY_MARK`), then files with a short name.
+    If one label is the most probable class and 30 times as probable as the others, only one file is
+    kept. Validation images are kept in preference to others so that the set changes little, then
+    files whose name is not that of a copy (`_COPY_MARK`), then files with a short name.
     """
 
     def order(member: CopyMember) -> tuple[bool, bool, int, str]:

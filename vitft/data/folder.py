@@ -153,8 +153,8 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
 
     Raises:
         DataError: A folder cannot be read, there are fewer than two classes, the folders do not
-            look like classes (unless `any_names` is set), a class is empty (unless `allow_empty` is
-            set), or the folder's own split is inconsistent or conflicts with `reference`.
+            look like classes (unless `any_names`), a class is empty (unless `allow_empty`), or the
+            folder's own split is inconsistent or conflicts with `reference`.
     """
     walk = Walk(os.fspath(root), reference)
     names, _ = walk.folders_of("")
@@ -223,11 +223,7 @@ _OTHER_FILES: Sequence[tuple[Collection[str], str, str]] = (
 
 
 def check_is_folder(root: Path) -> None:
-    """Raise a DataError if `root` is missing, is a file or cannot be accessed.
-
-    If the folder is missing, the fix suggests existing folders with a similar name, or with the
-    same name in another place, if any.
-    """
+    """Raise a DataError if `root` is no folder or cannot be accessed; suggest what was meant."""
     if place_of(str(root)):
         raise UsageError(f"{root} is not a folder", fix="use a folder for this command")
     try:
@@ -334,8 +330,7 @@ def _unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) 
 def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
     """Return the folder name of each subset, or an empty dict if the data has no split of its own.
 
-    The data has its own split if there is a train folder and a val or test folder, each with
-    images in subfolders.
+    A split consists of a train folder and a val or test folder, each with images in subfolders.
 
     Raises:
         DataError: There is more than one folder for the same subset.
@@ -359,13 +354,8 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
 def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
     """Return the folder with its files assigned to the subsets that a run or a study uses.
 
-    A folder without test images is returned unchanged. Otherwise, the result depends on the setting
-    `data.val_from`:
-
-    auto  The test images are kept for a final evaluation. If there are no validation images,
-          some of the training images will be drawn for validation.
-    test  If there are no validation images, the test images are used for validation. Otherwise, the
-          test images are left out, as in runs before `data.val_from` existed.
+    With `auto`, test images are kept for a final evaluation; validation images may be drawn later.
+    With `test`, test images are used for validation if there are no others, and otherwise left out.
     """
     present = {file.part for file in folder.files}
     if "test" not in present:
@@ -426,10 +416,7 @@ def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int
 
 
 def way_out(folder: Path, parent: Path | None = None) -> str:
-    """Return how to use a folder without class folders, from what is in and beside it.
-
-    `parent` is the folder above if this one may be one of its classes.
-    """
+    """Return how to use a folder without class folders; it may be a class in `parent`."""
     if inner := _class_folder_in(folder):
         return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
     inside = _folders_in(folder)
@@ -544,10 +531,7 @@ def twins_among(names: Iterable[str]) -> list[list[str]]:
 
 
 def warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[str, ...]:
-    """Return warnings about names that probably mean one class, or that there is no label.
-
-    A table of class changes has to say so, or the table itself if images have `several` labels.
-    """
+    """Return warnings about names that probably mean one class, or that there is no label."""
     keys = {name: _key_of(name) for name in names}
     lacking = [name for name, key in keys.items() if _MISSING_LABELS.fullmatch(key)]
     if len(keys) > 2 and all(re.fullmatch(r"-?\d+", key) for key in keys.values()):

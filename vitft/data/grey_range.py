@@ -56,11 +56,9 @@ def measure_grey_range(
     """Return the value range of the training images with more than 8 bits per channel, and log it.
 
     The range is empty if there are no such images, if all their values are equal, or if their
-    values have different types. Different types are reported in a warning. Only files with a PNG
-    or TIFF suffix are opened, and at most `_MOST_MEASURED` of them are decoded completely.
-
-    If several processes measure a folder together, each opens only the files in `own` (default:
-    all), and `gather` joins the lists of all processes.
+    values have different types, which is reported in a warning. Only files with a PNG or TIFF
+    suffix are opened. If several processes measure a folder together, each opens only the files in
+    `own`, and `gather` joins the lists of all processes.
     """
     root = str(folder.root)
     paths = [

@@ -189,11 +189,8 @@ def _change_raw_mode(
 def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     """Correct the raw mode of a TIFF file from which Pillow would read wrong values.
 
-    Returns:
-        Whether the image has 16-bit colour whose lower 8 bits can be read.
-
-    Raises:
-        ValueError: Pillow has no raw mode for the layout.
+    Return whether the image has 16-bit colour whose lower 8 bits can be read. Raises a ValueError
+    if Pillow has no raw mode for the layout.
     """
     if image.format not in ("PNG", "TIFF"):
         return False
@@ -290,8 +287,7 @@ def open_image(
     """Read an image file as an upright RGB image; `sha256` is its digest, if it must not change.
 
     Raises:
-        ImageError: The file cannot be read, has another digest, or its bytes cannot be decoded (see
-            `decode`).
+        ImageError: The file cannot be read, has another digest, or cannot be decoded.
     """
     data = read_bytes(path, max_pixels=max_pixels)
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
@@ -307,13 +303,10 @@ def read_image(
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Read a regular file; pipes, devices and oversized files are refused.
-
-    The path may also point into an array dataset (see `arrays.array_member`) or into the local copy
-    of a remote dataset (see `remote.members`).
+    """Read a regular file, or an image in an array dataset or in the copy of a remote dataset.
 
     Raises:
-        ImageError: The file is refused or cannot be read.
+        ImageError: The file is a pipe, a device or too large, or it cannot be read.
     """
     name = os.fspath(path)
     if reason := no_image_reason(name):
@@ -341,15 +334,9 @@ def decode(
 ) -> Decoded:
     """Decode the bytes of an image file, and collect remarks on the decoding.
 
-    Args:
-        data: Contents of the file.
-        name: Name used in messages.
-        max_pixels: Maximum number of pixels.
-        grey_range: Values shown as black and as white in images with more than 8 bits per channel.
-
     Raises:
-        ImageError: The bytes are not a complete image of a supported format, the image is too
-            large, or its decoder is not installed.
+        ImageError: The bytes are not a complete image of a supported format and of at most
+            `max_pixels`, or its decoder is not installed; the message begins with `name`.
     """
     return decode_with(
         lambda image, lower: to_rgb(image, grey_range, lower), data, name, max_pixels=max_pixels
@@ -396,8 +383,7 @@ def _find_decoder(kind: str, name: str) -> _Decoder:
 def silence_pillow() -> None:
     """Ignore the messages of Pillow and libtiff, and Pillow's warnings, even with `-W error`.
 
-    Warning filters are global and `catch_warnings` is not thread-safe, so a filter for Pillow's
-    modules is put first in the list and left there.
+    `catch_warnings` is not thread-safe, so a filter is put first in the global list and left there.
     """
     _silence_libtiff()
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its errors do not name the file

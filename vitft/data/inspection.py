@@ -65,9 +65,8 @@ def decode_images(
     ahead: int | None = None,
     digests: Sequence[str] = (),
 ) -> Generator[Pixels | ImageError, None, None]:
-    """Open each image as upright RGB, and yield the result of `view(index, image)`.
+    """Open each image as upright RGB, and yield the result of `view(index, image)` or the error.
 
-    There is one result per path, in order: an array, or the error if the file is unreadable.
     `paths` may be infinite. `digests` are the SHA-256 of the files, if a change is an error. See
     `in_order` for `workers` and `ahead`.
     """
@@ -95,9 +94,8 @@ def in_order(
     """Map a function over items in threads, yielding the results in order.
 
     At most `ahead` items are in progress, by default four per worker. With no workers, the calling
-    thread does the work. When the generator ends, for whatever reason (exhaustion, closing, an
-    exception, Ctrl-C), pending work is cancelled and no thread keeps running; only a read that has
-    stalled for `_STALLED_S` after Ctrl-C is left to its thread.
+    thread does the work. When the generator ends, for whatever reason, no thread keeps running;
+    only a read that has stalled for `_STALLED_S` after Ctrl-C is left to its thread.
     """
     if workers <= 0:
         yield from map(function, items)
@@ -139,10 +137,9 @@ def overlapped(
 ) -> Generator[_Mapped, None, None]:
     """Start work on each item, and finish it in another thread while later items are started.
 
-    `start` is called in the calling thread, e.g. to queue work on a GPU. It returns a function that
-    waits for the work and returns the result. These functions are called in a single thread, one
-    after another, and their results are yielded in order. At most `ahead` items are unfinished when
-    the next one is taken. When the generator ends, for whatever reason, the thread has ended.
+    `start` is called in the calling thread, e.g. to queue work on a GPU, and returns a function
+    that waits for the result. At most `ahead` items are unfinished when the next one is taken. When
+    the generator ends, for whatever reason, the thread has ended.
     """
     pending: deque[Future[_Mapped]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="vitft-finish")
@@ -188,8 +185,7 @@ class _ImageBatch(NamedTuple):
 def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[_ImageBatch]:
     """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
-    An error is included in the batch that contains the next readable image. The last batch may
-    contain only errors.
+    An error is in the batch of the next readable image; the last batch may contain only errors.
     """
     indices: list[int] = []
     rows: list[Pixels] = []
@@ -237,11 +233,7 @@ def _decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
 def fast_view(
     data: bytes, transform: EvalTransform, *, max_pixels: int
 ) -> tuple[Pixels, tuple[int, int]] | None:
-    """Return the view (H, W, 3) of an upright JPEG, and the JPEG's width and height.
-
-    The result is None if `_decode_upright` cannot decode the bytes or `resized` cannot apply the
-    transform.
-    """
+    """Return the view (H, W, 3) of an ordinary JPEG, and its width and height, or None."""
     image = _decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
     return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
 
@@ -324,11 +316,7 @@ class OpenedImage:
 
     @functools.cached_property
     def decoded(self) -> Decoded:
-        """Image as decoded by Pillow, with remarks.
-
-        Raises:
-            ImageError: The bytes cannot be decoded (see `images.decode`).
-        """
+        """Image as decoded by Pillow, with remarks; an ImageError if that is impossible."""
         return decode(
             self.data, self.file.path, max_pixels=self.max_pixels, grey_range=self.grey_range
         )
@@ -339,11 +327,7 @@ class OpenedImage:
         return self.decoded.image if self.jpeg is None else Image.fromarray(self.jpeg)
 
     def facts(self) -> InspectedFile:
-        """Return the facts about the file: digest, size and remarks.
-
-        Raises:
-            ImageError: The bytes cannot be decoded (see `images.decode`).
-        """
+        """Return the facts about the file; an ImageError if it cannot be decoded."""
         if self.jpeg is None:
             (width, height), odd = self.decoded.image.size, self.decoded.odd
         else:
@@ -368,10 +352,7 @@ def inspect_file(
     grey_range: GreyRange = (),
     fast: bool = False,
 ) -> _Inspected | ImageError:
-    """Read one file and return the result of `function`, or the error if the file is unreadable.
-
-    The error contains the path of the file relative to `root`.
-    """
+    """Return the result of `function` for a file, or the error with the path relative to `root`."""
     try:
         data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
         return function(
@@ -390,12 +371,7 @@ def inspect_folder(
     allow_bad: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Read and fully decode every file of a folder once, in `workers` threads.
-
-    Raises:
-        DataError: More than ten files and more than a tenth of all files are unreadable, and
-            `allow_bad` is not set.
-    """
+    """Read and fully decode every file of a folder once, in `workers` threads (see `collect`)."""
     root = os.fspath(folder.root)
     results = in_order(
         lambda file: inspect_file(root, file, OpenedImage.facts, max_pixels=max_pixels),
@@ -449,11 +425,7 @@ def collect(
 def merge_inspections(
     folder: Folder, shards: Iterable[InspectedFolder], *, allow_bad: bool
 ) -> InspectedFolder:
-    """Merge the inspections of the shards of a folder.
-
-    Raises:
-        DataError: Too many files are unreadable (see `inspect_folder`).
-    """
+    """Merge the inspections of the shards of a folder (see `collect`)."""
     results: dict[str, InspectedFile | ImageError] = {}
     for shard in shards:
         results |= {file.path: file for file in shard.good}
@@ -473,11 +445,6 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
     """Return the number of readable images, and how it comes from the number of files.
 
     E.g. `135 readable images (136 files, 1 unreadable; 130 different, 5 identical copies)`.
-
-    Args:
-        bad: Number of unreadable files.
-        good: Number of readable files.
-        different: Number of different readable files: identical copies count once.
     """
     parts = [f"{count(good + bad, 'file')}, {bad:,} unreadable"] * (bad > 0)
     copies = count(good - different, "identical copy", "identical copies")
@@ -492,8 +459,7 @@ _MOST_NOTES = 3
 def log_inspection(inspected: InspectedFolder) -> None:
     """Log a folder's notes, its unreadable files and the number of images with each remark.
 
-    Without `-v`, notes are shown only as long as there are at most `_MOST_NOTES` lines, those with
-    a setting first, because the user may have to change it. The others are counted.
+    Without `-v`, at most `_MOST_NOTES` lines are shown, notes with a setting first.
     """
     bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
     if len(inspected.bad) > 10:

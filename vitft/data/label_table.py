@@ -412,14 +412,11 @@ class LabelTable:
 
 
 def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
-    """Read a table of labels.
-
-    Rows that repeat an earlier row are left out, and a note states their number.
+    """Read a table of labels; rows that repeat an earlier row are left out.
 
     Raises:
         DataError: The table cannot be read, has no images, or has an invalid header or row; the
             message names the line and the column.
-        UsageError: The table is a Parquet file, and pyarrow is not installed.
     """
     copy = copy_of_table(source)
     missing = "check the path and its permissions"

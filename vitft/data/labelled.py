@@ -57,9 +57,8 @@ def find_labelled(
 ) -> LabelledImages:
     """List the labelled images of a folder, a table or an array dataset.
 
-    `spec` may name the columns of a table and the folder to which its paths are relative. If the
-    data is divided into subsets, only one of them is listed: `subset` or, by default, val if it
-    exists and test otherwise.
+    `spec` may name the columns of a table and the folder to which its paths are relative. Of data
+    with subsets, only `subset` is listed or, by default, val if it exists and test otherwise.
 
     Raises:
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
@@ -97,14 +96,7 @@ def find_labelled(
 
 
 def with_changed_classes(data: LabelledImages, table: Path) -> LabelledImages:
-    """Return the images with classes renamed, merged or left out as specified in a table.
-
-    The table may list classes that do not exist in the data.
-
-    Raises:
-        DataError: The table is invalid.
-        UsageError: The table is a Parquet file, and pyarrow is not installed.
-    """
+    """Return the images with classes changed by a table, which may list unknown ones."""
     if data.labels:
         raise one_class_only("data.classes")
     changes = read_class_changes(table, data.classes, allow_unknown=True)

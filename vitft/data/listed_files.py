@@ -29,8 +29,8 @@ def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mappi
     Paths that can mean only one image are completed.
 
     Raises:
-        DataError: All files are missing or, unless `allow_bad` is set, any file; or a missing path
-            is not UTF-8, or a file is listed twice.
+        DataError: All files are missing or, unless `allow_bad` is set, any file; or one is listed
+            twice.
     """
     table = _with_common_root(table)
     root = os.fspath(table.root)
@@ -120,10 +120,10 @@ def _split_path(path: str) -> tuple[list[str], str, str]:
 
 
 def compare(path: str, images: Images) -> Iterator[tuple[str, int, bool, tuple[int, bool, int]]]:
-    """Yield each image that has the key of a path.
+    """Yield each image that has the key of a path, with three values.
 
-    The other values are the number of last folders that both share, whether these are all folders
-    of one of them, and by how much the image resembles the path in three respects.
+    These are the number of last folders that both share, whether these are all folders of one of
+    them, and by how much the image resembles the path in three respects.
     """
     folders, name, key = _split_path(path)
     for image in images.get(key, ()):
@@ -138,8 +138,7 @@ def compare(path: str, images: Images) -> Iterator[tuple[str, int, bool, tuple[i
 def only_fit(path: str, images: Images) -> str:
     """Return the only image that a path can mean, or an empty string.
 
-    The folders of one of the paths are the last ones of the other. If there are several images,
-    one must resemble the path at least as much as the others in every respect.
+    Of several images, one must resemble the path at least as much as the others in every respect.
     """
     ranks = {image: alike for image, _, fits, alike in compare(path, images) if fits}
     best = tuple(map(max, zip(*ranks.values(), strict=True)))

@@ -45,11 +45,7 @@ def is_missing(name: str) -> bool:
 
 
 def check_some_exist(names: Sequence[str]) -> None:
-    """Check that not all paths are missing, and warn of those that are (see `warn_of_misspelt`).
-
-    Raises:
-        DataError: None of the paths exists.
-    """
+    """Warn of missing paths (see `warn_of_misspelt`); raise a DataError if all are missing."""
     if not names or not all(map(is_missing, names)):
         return warn_of_misspelt(names)
     if is_url(names[0]):

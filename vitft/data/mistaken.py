@@ -35,11 +35,7 @@ class MistakenData(NamedTuple):
 
 
 def mistaken_data(path: Path) -> MistakenData | None:
-    """Return what the data at a path are, or None if the path does not contain data by its name.
-
-    Recognised are .npz files with labelled images, tables, images, archives, and folders with
-    images at the top or in their first subfolder.
-    """
+    """Return what the data at a path are, or None if the path does not contain data by its name."""
     suffix = suffix_of(path.name)
     command = f"with `vitft finetune --data {shell_quote(str(path))}`"
     train = f"train on it {command}"

@@ -96,12 +96,9 @@ CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: 
 
 
 def note_on_chosen(images: Collection[tuple[str, str]]) -> str:
-    """Return a note that suggests the column as the split, or an empty string.
+    """Return a note that suggests the column as the split if every class then has images in both.
 
-    The column can be the split only if every class then has training and validation images.
-
-    Args:
-        images: Class of each image and its value in the column; empty if there is no column.
+    `images` are the class of each image and its value in the column.
     """
     drawn = sum(chosen == AUDIT for _, chosen in images)
     parts = {(name, CHOSEN_PARTS.get(chosen, "")) for name, chosen in images}

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
-    """Convert a PIL image to RGB and apply its EXIF orientation.
-
-    Raises:
-        ImageError: The image was opened from a damaged file.
-    """
+    """Convert a PIL image to upright RGB by its EXIF data; an ImageError if it is damaged."""
     try:
         picture.load()
         turn = ORIENTATIONS.get(orientation_of(picture) or 1)
@@ -53,11 +49,7 @@ def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
 
 
 def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
-    """Convert a uint8 array (H, W, 3) or (H, W) to an image.
-
-    Raises:
-        ImageError: The array is empty, is not uint8, or has another shape.
-    """
+    """Convert a uint8 array (H, W, 3) or (H, W) to an image; an ImageError for any other array."""
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:
         raise ImageError(
@@ -75,10 +67,7 @@ THUMBNAIL_SIDE = 160
 
 
 def thumbnail_jpeg(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:
-    """Return a small JPEG of an image, without EXIF data, comments or colour profile.
-
-    Its longer side has at most `side` pixels; a smaller image keeps its size.
-    """
+    """Return a JPEG of at most `side` pixels per side, without EXIF data or colour profile."""
     if max(image.size) <= side:
         small = image.copy()
     else:

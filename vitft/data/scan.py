@@ -38,7 +38,6 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     Raises:
         DataError: The data cannot be read, has fewer than two classes, an empty class or
             inconsistent subsets, or does not allow the reference split.
-        UsageError: The data is a Parquet file, and pyarrow is not installed.
     """
     spec = spec or DataSpec()
     reference = spec.split == "reference"

@@ -75,10 +75,8 @@ def sources(
 ) -> Iterator[ImageSource]:
     """Return an iterator over all images of the inputs and lists, in order.
 
-    Folders without images, patterns without matches and unreadable lists raise an error
-    immediately, before any expensive work. A missing file becomes an error row, and a path that
-    was probably meant is logged. Tar shards are copied first, from this machine's local network
-    only with `private`.
+    A missing file becomes an error row, and a path that was probably meant is logged. Tar shards
+    are copied first, from this machine's local network only with `private`.
 
     Raises:
         DataError: An input contains no images, or a folder or list cannot be read.
@@ -344,8 +342,7 @@ def with_fetched(
 ) -> Iterator[ImageSource]:
     """Yield the sources in order, adding the fetched bytes or an error to each web source.
 
-    Images are fetched ahead, and at most `others` sources are held in memory. Local files are
-    yielded unchanged.
+    Images are fetched ahead, and at most `others` sources are held in memory.
     """
 
     def fetched(item: ImageSource) -> ImageSource:
@@ -373,11 +370,7 @@ def with_fetched(
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
-    """Return the bytes of an image source.
-
-    Raises:
-        ImageError: The source already has an error, or its file cannot be read.
-    """
+    """Return the bytes of an image source; an ImageError if it has an error or cannot be read."""
     from vitft.data.images import read_bytes  # Pillow is not needed to list files
 
     if source.error:

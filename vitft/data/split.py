@@ -44,12 +44,8 @@ def draw(
 ) -> list[list[int]]:
     """Draw the validation images, and return their indices in each class's sorted list of files.
 
-    Args:
-        counts: Number of files of each class.
-        val_rate: Fraction of each class to draw; the number of images is rounded down.
-        seed: Seed of the random generator.
-        at_least: Minimum number of images to draw from each class, but at most n - 1 for a class of
-            n images.
+    Of the n files of each class (`counts`), `int(n * val_rate)` are drawn, but at least `at_least`
+    unless that would be all.
     """
     stream = random.Random(seed)
     return [
@@ -75,9 +71,8 @@ def joined_groups(
 ) -> Mapping[str, str]:
     """Map digests to groups that must not be divided: the user's groups and duplicates.
 
-    Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates
-    and is returned unchanged if the user has not defined groups. The result may omit digests
-    without a group.
+    Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates.
+    The result may omit digests without a group.
     """
     if not any(file.group for file in files):
         return duplicates
@@ -94,8 +89,6 @@ def joined_note(
     files: Sequence[InspectedFile], groups: Mapping[str, str], duplicates: Mapping[str, str]
 ) -> str:
     """Return a note if copies in several groups of the user join them, otherwise "".
-
-    Images whose part is given are not counted, because they are not drawn.
 
     `groups` is the result of `joined_groups` for the same `files` and `duplicates`.
     """
@@ -143,9 +136,8 @@ def draw_groups(members: Sequence[Sequence[InspectedFile]], spec: DataSpec) -> s
 
     The groups are considered in the given order, which is shuffled with the seed if `spec.split` is
     `random`. A group is drawn if this brings the numbers of validation images closer to their
-    targets, summed over the classes. The target of a class is `spec.val_rate` of its images,
-    rounded down, but at least one, or none if all its images are in one group. Groups already
-    assigned to `val` are always drawn, and groups assigned to `train` are never drawn.
+    targets, summed over the classes: `spec.val_rate` of the images of a class, but at least one, or
+    none if all are in one group. Groups already assigned to `val` or `train` remain there.
     """
     counts, alone = Counter(file.label for group in members for file in group), _undivided(members)
     lacking = {n: max(1, int(i * spec.val_rate)) * (n not in alone) for n, i in counts.items()}
@@ -210,10 +202,7 @@ class FormerSplit:
     """Mapping from the names of the user's groups to `train`, `val` or `test`."""
 
     def part_of(self, group: Sequence[InspectedFile]) -> Part:
-        """Return the subset of a group, or an empty string if all its images are new.
-
-        A group that contains a held-out image is held out.
-        """
+        """Return the subset of a group, held out if one of its images was; empty if all are new."""
         found = {self.parts.get(file.sha256, "") for file in group}
         found |= {self.groups.get(file.group, "") for file in group if file.group}
         order: tuple[Part, ...] = ("test", "val", "train")
@@ -224,8 +213,8 @@ class FormerSplit:
     ) -> list[InspectedFile]:
         """Return the files, assigned to the same subsets as in the earlier run.
 
-        Test images remain test images. If the data is already `divided` into subsets, only training
-        images that the earlier run held out are reassigned.
+        Of data already `divided` into subsets, only training images that were held out are
+        reassigned.
         """
         members: dict[str, list[InspectedFile]] = {}
         for file in files:
@@ -269,8 +258,7 @@ def stratify(
     """Return the index of the subset to which each unit is assigned: (U,).
 
     The rarest label is divided first: each of its units is assigned to the subset that lacks the
-    most images with this label. Units without labels are assigned last, to the subset that lacks
-    the most images.
+    most images with this label. Units without labels are assigned last.
 
     Args:
         counts: Number of images with each label in each unit, (U, C).
@@ -412,10 +400,7 @@ class Manifest:
         return hashlib.sha256(self.to_csv()).hexdigest()
 
     def targets(self, rows: Sequence[Row]) -> Sequence[int] | Flags:
-        """Return class indices (n,) or, for multi-label data, flags (n, C).
-
-        Each flag indicates whether an image has a label.
-        """
+        """Return class indices (n,) or, for multi-label data, flags (n, C) for the labels."""
         index = [row.label for row in rows]
         return membership(self.classes, self.labels)[index] if self.labels else index
 
@@ -440,11 +425,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Self:
-        """Read a table written by `write`.
-
-        Raises:
-            RunError: The file cannot be read, or a line is invalid; the message names the line.
-        """
+        """Read a table written by `write`; a RunError names an invalid line."""
         table = TableReader(
             path,
             error=RunError,
@@ -474,10 +455,8 @@ class Manifest:
 def run_manifest(run: Path) -> Manifest | None:
     """Return the split of a run, or None if the run has no config.toml or no split.csv.
 
-    The manifest's root is the data folder given in config.toml, or the base folder of the table.
-
-    Raises:
-        RunError: config.toml or split.csv is damaged.
+    The root is the data folder in config.toml, or the base folder of the table. A damaged file is a
+    RunError.
     """
     path = RunDir(run).split
     if not os.path.lexists(run / "config.toml") or not os.path.lexists(path):
@@ -516,22 +495,19 @@ def split(
 ) -> Manifest:
     """Assign every readable image to training, validation or the final test.
 
-    Images in a test subset are always used for the final test. A folder with train and val subsets
-    keeps this split. Otherwise, validation images are chosen by content or at random, at least one
-    from every class with two or more readable images.
-
-    All images of a group are on the same side of the split. Whole groups are drawn if `spec.split`
-    is `content` or the user has defined groups; otherwise, a group of near-duplicates is moved to
-    the side of its first image. The reference split draws from all files, as the reference script
-    does, and drops the unreadable files afterwards.
+    A folder with its own subsets keeps them. Otherwise, validation images are chosen by content or
+    at random, at least one from every class with two or more readable images. All images of a group
+    are on the same side: whole groups are drawn if `spec.split` is `content` or the user has
+    defined groups; otherwise, a group of near-duplicates is moved to the side of its first image.
+    The reference split draws from all files, as the reference script does, and drops the unreadable
+    files afterwards.
 
     Args:
         checked: The inspected images.
         spec: Settings of the split.
-        groups: Names of groups by digest, as returned by `joined_groups`; without it, only
-            identical files are grouped.
-        former: Split of an earlier run. Its held-out images are held out again, and its training
-            images are used for training again unless a class would then have no validation images.
+        groups: Names of groups by digest, as returned by `joined_groups`.
+        former: Split of an earlier run, whose images stay where they were, unless a class would
+            then have no validation images.
 
     Raises:
         DataError: A class has no training images, or fewer than two classes have validation images.
@@ -588,8 +564,7 @@ def split(
 def check_folder_classes(folder: Folder) -> str:
     """Raise a DataError if a class has too few files, before any file is read.
 
-    Returns:
-        A note on classes of which no image can be held out, or an empty string.
+    Return a note on classes of which no image can be held out, or an empty string.
     """
     names = [split_labels(text) if folder.labels else (text,) for text in folder.classes]
     have, first = Counter[tuple[str, str]](), dict[str, str]()
@@ -653,11 +628,7 @@ def _lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> D
 
 
 def leaks(manifest: Manifest) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the paths of each group of identical files that spans several subsets or labels.
-
-    The first list has the groups in more than one subset, e.g. training and validation, and the
-    second one those with different labels.
-    """
+    """Return the paths of identical files in several subsets, and of those with several labels."""
     by_digest: dict[str, list[Row]] = {}
     for row in manifest.rows:
         by_digest.setdefault(row.sha256, []).append(row)

@@ -21,8 +21,7 @@ _MAX_CLASS_NAME = 28
 def log_split(manifest: Manifest) -> None:
     """Log the number of images of each part, and warn about the groups found by `leaks`.
 
-    With -v, a chart at most 80 columns wide has the number of images per class. If there are many
-    classes, it shows only the smallest ones.
+    With -v, a chart has the number of images per class, of many classes only of the smallest.
     """
     counts = {name: [0, 0] for name in manifest.outputs}
     for row in (*manifest.train, *manifest.val):

@@ -40,19 +40,13 @@ _COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
 def encode_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, bom: bool = False
 ) -> bytes:
-    """Encode a table as the content of a CSV file, with `bom` after a byte order mark.
-
-    Some spreadsheets take a file without the mark for the local 8-bit encoding.
-    """
+    """Encode a table as CSV, with `bom` after the mark by which spreadsheets know UTF-8."""
     lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
     return ("\ufeff" * bom + "".join(lines)).encode("utf-8", "surrogateescape")
 
 
 def quote_cell(cell: str) -> str:
-    """Quote a CSV cell if needed.
-
-    A cell with a carriage return is quoted too; the csv module of Python 3.11 does not do this.
-    """
+    """Quote a CSV cell if needed, also for a carriage return, unlike csv in Python 3.11."""
     return '"' + cell.replace('"', '""') + '"' if re.search('[",\r\n]', cell) else cell
 
 
@@ -74,21 +68,16 @@ def is_utf8(text: str) -> bool:
 
 
 def base_folder(data: Path, root: str) -> Path:
-    """Return the folder to which the image paths of a dataset are relative.
-
-    For a table, this is `root` (the setting `data.root`) or, by default, the table's own folder. In
-    all other cases, it is `data` itself.
-    """
+    """Return the folder of the image paths: `data` or, for a table, `root` or its folder."""
     if not is_table(data):
         return data
     return Path(os.path.expanduser(root)) if root else data.parent  # noqa: PTH111 - never raises
 
 
 def path_in(root: Path, path: str) -> str:
-    """Return a path relative to `root`, without empty or `.` components.
+    """Return a path relative to `root`, without empty or `.` components; `..` and links are kept.
 
-    An absolute path that is not below `root` and a web address are returned unchanged, and `..` is
-    kept. Symbolic links are not resolved.
+    An absolute path that is not below `root` and a web address are returned unchanged.
     """
     if path.startswith("/"):
         folder = os.path.abspath(root).rstrip("/") + "/"  # noqa: PTH100 - keeps links
@@ -115,9 +104,8 @@ class _NotText(str):
 class TableReader:
     """Row-by-row reader for a table; the first row is the header.
 
-    The suffix determines the format: `.jsonl` for JSON Lines, `.parquet` for Parquet, `.xlsx` for
-    Excel, and anything else for CSV. Values that are not text are converted: missing values to
-    empty cells, numbers to decimal text, and values without a textual form to `_NotText`.
+    The suffix determines the format: JSON Lines, Parquet, Excel or CSV. Values that are not text
+    are converted: missing values to empty cells, numbers to decimal text, and others to `_NotText`.
 
     Args:
         path: Path of the file.
@@ -165,10 +153,7 @@ class TableReader:
         return self.rows
 
     def csv_rows(self) -> Iterator[list[str]]:
-        """Yield the rows of a CSV file; remarks above the header are left out.
-
-        Empty cells beyond the header are dropped, and unnamed columns at its end may be missing.
-        """
+        """Yield the rows of a CSV file, without remarks above the header or cells beyond it."""
         lines: Iterator[str] = open_text(io.BytesIO(self.data), self.data)
         above, separator, width, named, reader = 0, "", 0, 0, csv.reader(lines)
         try:
@@ -195,10 +180,7 @@ class TableReader:
             raise self.error(str(error)) from error
 
     def json_rows(self) -> Iterator[list[str]]:
-        """Yield a header with the keys of all JSON objects, then a row for each object.
-
-        A missing key becomes an empty cell.
-        """
+        """Yield a header with the keys of all JSON objects, then a row for each object."""
         found: list[tuple[int, dict[str, Any]]] = []
         lines = open_text(io.BytesIO(self.data), self.data, newline="\n")
         try:
@@ -228,10 +210,7 @@ class TableReader:
         return fields
 
     def parquet_rows(self) -> Iterator[list[str]]:
-        """Yield a header with the column names of a Parquet file, then its rows.
-
-        Columns of nested or binary values, e.g. embedded images, are not loaded.
-        """
+        """Yield the header of a Parquet file, then its rows, without embedded images."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -256,10 +235,7 @@ class TableReader:
             raise self.error(f"the file is not valid Parquet ({reason})") from error
 
     def excel_rows(self) -> Iterator[list[str]]:
-        """Yield the rows of the first worksheet of an Excel file; of formulas, the saved results.
-
-        Rows without any value are left out: spreadsheets keep them where cells were formatted.
-        """
+        """Yield the rows of the first worksheet with values; of formulas, the saved results."""
         from openpyxl import load_workbook
 
         try:
@@ -286,12 +262,9 @@ class TableReader:
     def checked(
         self, cell: str, column: str, *, is_path: bool = False, is_label: bool = False
     ) -> str:
-        """Check and return a cell of the row read last.
+        """Return a cell of the row read last; a DataError if it is not text or not UTF-8.
 
         A path may be in any encoding, and labels may be a list, which becomes JSON.
-
-        Raises:
-            DataError: The cell is not text, is not UTF-8 or contains a NUL character.
         """
         if type(cell) is str and cell.isascii() and "\0" not in cell:
             return cell

@@ -48,9 +48,8 @@ class EvalTransform:
     """Deterministic transform: resize, centre crop, scale to 0..1 and normalise.
 
     With a square `image_size` and the fit `crop`, resizing and cropping are bit-identical to
-    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform. This holds
-    for images whose longer side is at most 100 times the shorter side and that have at most 67
-    million pixels after resizing.
+    torchvision's `Resize` + `CenterCrop`, and therefore to timm's evaluation transform, up to an
+    aspect ratio of 100 and 67 million pixels after resizing.
     """
 
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
@@ -123,8 +122,7 @@ class EvalTransform:
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Centre-crop or pad a resized image (h, w, 3) to the size of the view (H, W, 3).
 
-        Odd margins are rounded as in torchvision's CenterCrop (half to even), and odd borders as in
-        timm.
+        Odd margins are rounded as in torchvision (half to even), and odd borders as in timm.
         """
         sides = list(zip(resized.shape[:2], self.image_size, strict=True))
         left_out = [round(max(0, old - new) / 2) for old, new in sides]
@@ -149,10 +147,7 @@ class EvalTransform:
     def without_border(
         self, view: np.ndarray[Any, np.dtype[np.uint8]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the part of a view (H, W, 3) inside the borders that `pad` added, if any.
-
-        A view that has only the colour of the border is returned as it is.
-        """
+        """Return the part of a view (H, W, 3) inside the borders that `pad` added, if any."""
         if self.fit != "pad":
             return view
         differs = (view != np.array(self.border, np.uint8)).any(axis=2)
@@ -167,11 +162,7 @@ class EvalTransform:
         return min(1.0, self.image_size[1] / wide) * min(1.0, self.image_size[0] / tall)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height in pixels to which an image is resized before the crop.
-
-        With the fit `pad`, and with the fit `crop` and a non-square `image_size`, the result is the
-        same as in timm's ResizeKeepRatio.
-        """
+        """Return the width and height in pixels to which an image is resized before the crop."""
         tall, wide = (math.floor(side / self.crop) for side in self.image_size)
         if self.fit == "squash":
             return wide, tall
@@ -234,10 +225,7 @@ class CropTransform:
     rand: bool = False  # whether to apply RandAugment afterwards
 
     def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return a random view of an RGB image: uint8 (H, W, 3).
-
-        The same image and `key` produce the same view in every process.
-        """
+        """Return a random view (H, W, 3), uint8, which depends on the image and `key`."""
         # The seed is the SHA-512 of the key, not the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))
         height, width = self.image_size
@@ -252,10 +240,7 @@ class CropTransform:
         return np.array(view)
 
     def box(self, image: Image.Image, rng: random.Random) -> tuple[int, int, int, int]:
-        """Draw a random box (left, top, right, bottom) in pixels.
-
-        If ten boxes in a row do not fit into the image, the result is the whole image.
-        """
+        """Draw a box (left, top, right, bottom) in pixels; the whole image after ten attempts."""
         low, high = (math.log(side) for side in self.ratio)
         for _ in range(10):
             area = image.width * image.height * rng.uniform(*self.scale)
@@ -284,10 +269,7 @@ class View:
 
     @property
     def settings(self) -> str:
-        """Settings of the transforms as text.
-
-        The pixels of a view depend only on these settings, `name` and the image.
-        """
+        """Settings as text, on which the pixels depend besides `name` and the image."""
         crop = None if self.crop is None else str(self.crop)
         return json.dumps([self.transform.to_json(), crop])
 
@@ -298,10 +280,7 @@ def eval_view(transform: EvalTransform) -> View:
 
 
 def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: int) -> list[View]:
-    """Return `count` augmented views: random resized crops with random flips.
-
-    Each crop is seeded with `seed`, the index of the view and the digest of the image.
-    """
+    """Return `count` random crops with random flips, seeded with `seed` and the image."""
     return [View(f"crop {seed} {k}", transform, crop) for k in range(count)]
 
 
@@ -312,10 +291,7 @@ _MOST_SHOWN = 0.75
 
 
 def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> ViewFacts | None:
-    """Return the fraction of an image that a view shows, for images of these widths and heights.
-
-    The result is None if there are no images.
-    """
+    """Return the fraction that a view shows of images of these sizes; None without any."""
     shown = [transform.shown(*size) for size in sizes]
     if not shown:
         return None

@@ -111,10 +111,7 @@ def is_surely_no_image(name: str) -> bool:
 
 
 def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
-    """Return one entry per suffix, most frequent first.
-
-    `counts` maps each suffix to its number of files.
-    """
+    """Return one entry per suffix, most frequent first, given the number of files of each."""
     entries: list[UnusedFiles] = []
     for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         kind = _kind_of(suffix)
@@ -165,10 +162,7 @@ class Walk:
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
 
     def folders_of(self, folder: str) -> tuple[list[str], int]:
-        """Return the sorted names of the folders in `folder`, and the number of images in it.
-
-        Hidden folders and links to the root are left out. The result is cached.
-        """
+        """Return the sorted names of the visible folders in `folder`, and its image count."""
         if folder not in self.listings:
             names, loose, left_out = list[str](), 0, Counter[str]()
             for entry in self.entries(folder):
@@ -185,10 +179,7 @@ class Walk:
         return self.listings[folder]
 
     def images_in(self, folder: str) -> list[str]:
-        """Return the sorted paths, relative to the root, of the image files in and below `folder`.
-
-        Under the reference script's rules, subfolders are not searched.
-        """
+        """Return the sorted relative paths of the image files in `folder` and, usually, below."""
         found: list[str] = []
         start, left_out = folder, Counter[str]()
         seen = {self.identity(self.root)} if folder else set()
@@ -270,19 +261,13 @@ class Walk:
         return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
-        """Return whether a name belongs to a hidden file or a system file.
-
-        Under the reference script's rules, no file counts as hidden.
-        """
+        """Return whether a name is that of a hidden or system file (not in the reference)."""
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder.
+        """Return the entries of a folder; a DataError if it cannot be read.
 
         A folder without read permission is added to `refused` and treated as empty.
-
-        Raises:
-            DataError: The folder cannot be read for another reason.
         """
         try:
             with os.scandir(self.full(folder)) as found:
@@ -297,10 +282,7 @@ class Walk:
             ) from error
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Return the device and inode of a folder, or None if they cannot be read.
-
-        All paths to the same folder yield the same result.
-        """
+        """Return the device and inode of a folder, or None if they cannot be read."""
         try:
             status = Path(path).stat()
         except OSError:

@@ -21,9 +21,8 @@ def run_of_weights(weights: str) -> Path:
 def images_of_weights(weights: str) -> AbstractSet[str]:
     """Return the digests of the images on which the backbone of a run was trained.
 
-    The images of the run from whose weights the run started are included, if that is known. The
-    result is empty if the weights are not a run's, if no run trained more than its head, or if the
-    split of the run cannot be read.
+    The images of the run from whose weights it started are included. The result is empty if the
+    weights are not a run's, or if the split of the run cannot be read.
     """
     found: set[str] = set()
     visited: set[Path] = set()

@@ -140,14 +140,7 @@ class TarStream:
             yield piece
 
     def finish(self) -> None:
-        """Check that the last header block and all bytes after it are zeros.
-
-        tarfile treats an invalid header as the end of the archive, so without this check, missing
-        entries could go unnoticed.
-
-        Raises:
-            ArchiveRefusedError: The end marker is missing, or nonzero bytes follow it.
-        """
+        """Refuse an archive without end marker: tarfile takes an invalid header for the end."""
         if len(self.last) < _TAR_BLOCK:
             raise ArchiveRefusedError("its end marker is missing")
         while True:
@@ -216,13 +209,12 @@ ARCHIVE_ERRORS = (
 def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | None = None) -> None:
     """Unpack an archive into an empty folder, stripping outer folders that contain all files.
 
-    The archive must be a tar, gzipped tar or zip file; its suffix is ignored. Messages refer to the
-    archive as `name`. After an error, the caller must remove the contents of the folder.
+    Messages refer to it as `name`. After an error, the caller must remove the contents of the
+    folder.
 
     Raises:
-        DataError: The file is not an archive, is incomplete or damaged, or has an entry that is
-            refused. Except for damaged file contents in a zip archive, this is detected before
-            anything is written.
+        DataError: The file is not an archive, is damaged, or has an entry that is refused. Except
+            for damaged contents in a zip archive, this is detected before anything is written.
         ResourceError: The disk is full or too small.
         RunError: A file cannot be written.
     """
@@ -333,8 +325,7 @@ def parts_of(entry: _ArchiveEntry) -> tuple[str, ...]:
     """Return the path of an entry, split into folder names and a file name.
 
     Raises:
-        ArchiveRefusedError: The entry is of a refused kind, its name is not a valid file name, or
-            its path leads out of the target folder.
+        ArchiveRefusedError: Its kind or name is refused, or the path leads out of the folder.
     """
     why, name = entry.refused, entry.name
     parts = tuple(part for part in name.split("/") if part not in ("", "."))

@@ -49,8 +49,7 @@ def fetch_folder(
 ) -> _FetchedFolder:
     """Download an archive and create `target` from its contents.
 
-    A partial download left by an earlier process is resumed. A refused archive is deleted. If the
-    connection is lost or the disk is full, the partial download is kept.
+    A partial download is resumed, and kept if the connection is lost or the disk is full.
 
     Raises:
         RunError: `target` already exists or cannot be written.
@@ -189,12 +188,11 @@ def select_archive(
 ) -> Archive:
     """Return the archive to download, selected by its name, its address or both.
 
-    If both are given, the known archive of that name is downloaded from that address. An archive
-    selected only by its address is named `folder` or, if that is None, after the address.
+    An archive selected only by its address is named `folder` or, if that is None, after the
+    address.
 
     Raises:
-        UsageError: The name is unknown or missing, the address or digest is invalid, or no folder
-            name can be derived from the address.
+        UsageError: The name is unknown or missing, or the address or digest is invalid.
     """
     names = ", ".join(KNOWN_ARCHIVES)
     if name is None and url is None:

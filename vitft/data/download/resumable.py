@@ -80,8 +80,7 @@ def fetch_to_part(
     The caller must remove the part and its version file after use.
 
     Raises:
-        DataError: The file does not exist, has a private address or the wrong size, is too large,
-            or could not be downloaded after several attempts.
+        DataError: The file is missing, private, of the wrong size, or several attempts have failed.
         ResourceError: The disk is full or too small.
         RunError: The part cannot be written.
     """

@@ -30,10 +30,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PrivateAddressError(ValueError):
-    """Error raised for an address on this machine or its local network.
-
-    The message is short enough for the error field of a prediction.
-    """
+    """Error raised for an address on this machine or its local network, as short as a cell."""
 
     def __init__(self, host: str, address: str) -> None:
         whose = f"{host} is" if host == address else f"{host} resolves to {address},"
@@ -41,12 +38,7 @@ class PrivateAddressError(ValueError):
 
 
 def check_public(host: str, port: int) -> None:
-    """Resolve a host name and check that all of its addresses are public.
-
-    Raises:
-        PrivateAddressError: An address is private.
-        OSError: The name cannot be resolved.
-    """
+    """Resolve a host name, and raise a PrivateAddressError if any of its addresses is private."""
     for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         _check_address(host, str(place[0]))
 
@@ -138,8 +130,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     """Download the file at a web address and return its bytes.
 
     Raises:
-        ImageError: The address is refused or cannot be reached, or the response is an error,
-            incomplete, too large or too slow.
+        ImageError: The address is refused, or the response is an error, incomplete or too slow.
     """
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:
@@ -212,10 +203,7 @@ def connection_failure(error: Exception) -> str:
 
 
 class LimitedRedirects(urllib.request.HTTPRedirectHandler):
-    """Handler that follows a limited number of redirects.
-
-    Redirects from https to http, or to a scheme other than these two, are refused.
-    """
+    """Handler that follows a limited number of redirects, never from https to http or elsewhere."""
 
     max_repeats = max_redirections = 1000  # redirect_request enforces the limit
 

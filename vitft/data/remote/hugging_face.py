@@ -69,15 +69,14 @@ def parse_name(address: str) -> _HubName:
 
 
 def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
-    """Write the rows of a dataset to tar shards in the folder of its copy, or continue to.
+    """Write the rows of a dataset to tar shards in the folder of its locked copy, or continue to.
 
-    The copy must be locked. Return the shards, notes on splits that are not used, and the version
-    of the data: a commit on the hub, or a digest of names, sizes and times of local files.
+    Return the shards, notes on splits that are not used, and the version of the data: a commit on
+    the hub, or a digest of names, sizes and times of local files.
 
     Raises:
         DataError: The dataset cannot be read, or has no images.
         ResourceError, RunError: A shard cannot be written.
-        UsageError: The library `datasets` is not installed.
     """
     require_extra("sources", feature=f"reading {place.text}")
     hub = parse_name(place.address)

@@ -165,8 +165,7 @@ def list_shards(address: str) -> list[ShardPlace]:
 
     Raises:
         DataError: No file matches the pattern.
-        UsageError: An address is not that of an uncompressed tar file, its scheme is not supported,
-            or a shard is named twice.
+        UsageError: An address is not that of an uncompressed tar file, or of no supported scheme.
     """
     if address.lower().startswith("pipe:"):
         raise UsageError(

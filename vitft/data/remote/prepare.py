@@ -72,11 +72,7 @@ PIECE = 2**22
 
 
 def check_libraries(address: str) -> None:
-    """Check that the libraries for the scheme of an address are installed.
-
-    Raises:
-        UsageError: A library is missing; the fix is the command that installs it.
-    """
+    """Raise a UsageError with the command to run if a library for the address is missing."""
     scheme = scheme_of(address)
     library = FILE_SYSTEMS[scheme]
     needed, feature = ("fsspec", library), f"reading {scheme}://"
@@ -171,8 +167,7 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
     """Return the path of a dataset (see `data_path`), after making the local copy if it has one.
 
     Raises:
-        UsageError: The value names an unsupported place, a library is missing, or a setting cannot
-            be used with a local copy.
+        UsageError: The place is not supported, a library is missing, or a setting has no effect.
         DataError: A shard is missing, cannot be fetched, or is refused.
         ResourceError: The disk is full or too small.
         RunError: The cache folder is not writable.
@@ -195,11 +190,7 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
 
 
 def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]]:
-    """Yield the name (SHARD/MEMBER) and the path of each image, after making the local copy.
-
-    Raises:
-        DataError, UsageError, ResourceError, RunError: See `prepare_data`.
-    """
+    """Yield the name (SHARD/MEMBER) and the path of each image after `prepare_data`."""
     index = prepare_data(data, DataSpec(allow_private_addresses=allow_private))
     reader = IndexReader(index, data)
     rows = iter(reader)

@@ -91,9 +91,7 @@ class _SeekingStream(TarStream):
 
 
 def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
-    """Read the samples of a shard.
-
-    `shown` is the name of the shard in messages.
+    """Read the samples of a shard, called `shown` in messages.
 
     Raises:
         DataError: The file is not a tar file, is truncated or damaged, or has a member that is
@@ -432,12 +430,10 @@ def _load_positions(folder: str, _changed_ns: int) -> tuple[_Positions, LocalCop
 
 
 def copy_member(path: str, most: int | None = None) -> bytes | None:
-    """Return the bytes of an image in a local copy, or None if the path does not lead into one.
-
-    If `most` is given, only that many bytes are read.
+    """Return the first `most` bytes of an image in a local copy, or None if there is no such image.
 
     Raises:
-        ImageError: There is no such image, or its shard has changed since it was indexed.
+        ImageError: Its shard is missing or has changed since it was indexed.
     """
     match = COPY.fullmatch(path)
     if match is None:
