@@ -41,8 +41,7 @@ class ArraySet:
 
     classes: tuple[str, ...]  # sorted as strings
     parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
-    notes: tuple[str, ...]
-    """Notes on images that were left out or converted."""
+    notes: tuple[str, ...]  # notes on images that were left out or converted
     labels: tuple[str, ...] = ()
     """Sorted labels if an image may have several; the classes are then label sets as text."""
 

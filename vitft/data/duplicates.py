@@ -22,8 +22,7 @@ from PIL import Image
 
 BRIGHTNESS_SIDE, COLOUR_SIDE = 32, 8
 """Sides, in cells, of the brightness plane and of the two colour planes (Cb and Cr)."""
-_SHRUNK_SIDE = 256
-"""Longer side in pixels to which larger images are shrunk."""
+_SHRUNK_SIDE = 256  # longer side in pixels to which larger images are shrunk
 _TILES = 4
 """Number of tiles per side. Only the sharpest tile counts: a blurred background is not a fault."""
 _TINY_PX = 32
@@ -152,8 +151,7 @@ _UNEXPLAINED = 0.05
 _COLOUR_LEVELS = 6.0
 """Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600
 copies (see `_HASH_BITS`) was 4.4."""
-_HASH_TILE = 1024
-"""Number of hashes in a tile. The hashes of two tiles are compared at a time."""
+_HASH_TILE = 1024  # number of hashes in a tile. The hashes of two tiles are compared at a time.
 MAX_ALL_PAIRS = 50_000
 """Maximum number of images for which all pairs of hashes are compared. For more images, only pairs
 that a table finds are compared (see `similar_codes`), so the time grows linearly."""

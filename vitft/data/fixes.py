@@ -32,12 +32,9 @@ log = logging.getLogger(__name__)
 
 
 FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
-UNDECIDED = "undecided"
-"""Action of an image that nobody has decided on; it is used as it is."""
-_ACTIONS = (UNDECIDED, "keep", "move", "drop")
-"""Actions, the strongest last."""
-_MOST_MISSING_NAMED = 3
-"""Maximum number of missing files named in the warning."""
+UNDECIDED = "undecided"  # action of an image that nobody has decided on; it is used as it is
+_ACTIONS = (UNDECIDED, "keep", "move", "drop")  # actions, the strongest last
+_MOST_MISSING_NAMED = 3  # maximum number of missing files named in the warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,7 @@ class Fix:
     action: str  # one of `_ACTIONS`; `move` means to `new_label`
     _: KW_ONLY
     label: str = ""
-    new_label: str = ""
-    """New class. Unless the action is `move`, it is only a suggestion."""
+    new_label: str = ""  # new class. Unless the action is `move`, it is only a suggestion.
     reason: str = ""
     kind: str = ""
     confidence: float | None = None  # from 0 to 1
@@ -218,10 +214,8 @@ class Decisions(NamedTuple):
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the folder to their actions."""
     rows: int
-    kept: int = 0
-    """Number of files in the folder that someone has decided to keep."""
-    undecided: int = 0
-    """Number of files in the folder that are listed but undecided."""
+    kept: int = 0  # number of files in the folder that someone has decided to keep
+    undecided: int = 0  # number of files in the folder that are listed but undecided
     unreadable: Collection[str] = ()
     """Paths that the table drops because the files could not be read when it was written."""
 

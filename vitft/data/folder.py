@@ -46,11 +46,9 @@ from vitft.system.text import count, describe_os_error, listing, shell_quote
 class File:
     """A file with an image suffix, and its label."""
 
-    path: str
-    """Path relative to the data folder, with slashes."""
+    path: str  # path relative to the data folder, with slashes
     label: int
-    part: Part = ""
-    """Subset that contains the file; empty before the data are split."""
+    part: Part = ""  # subset that contains the file; empty before the data are split
     group: str = ""
     """Name of the file's group, which the split never divides; empty if the file has none."""
 
@@ -66,10 +64,8 @@ class _EmptyClasses:
     content: Mapping[str, str] = field(default_factory=dict)
     """Mapping from the path of each empty class folder, relative to the data folder, to a list of
     the files that it contains instead."""
-    total: int = 0
-    """Number of class folders, empty or not."""
-    classes: int = 0
-    """Number of classes."""
+    total: int = 0  # number of class folders, empty or not
+    classes: int = 0  # number of classes
 
     def error(self, root: Path, paths: Collection[str]) -> DataError:
         """Return the error for the given empty class folders."""
@@ -102,13 +98,11 @@ def class_table(changes: Iterable[tuple[str, str]]) -> str:
 class Folder:
     """The classes and files of a data folder or table, before any file is opened."""
 
-    root: Path
-    """Folder to which the paths are relative."""
+    root: Path  # folder to which the paths are relative
     classes: tuple[str, ...]
     """Class names in the order of their indices, i.e. sorted as strings. For multi-label data,
     these are the label sets that occur (see `data.label_sets`)."""
-    files: tuple[File, ...]
-    """Files sorted by class, then by path as a string."""
+    files: tuple[File, ...]  # files sorted by class, then by path as a string
     layout: Literal["classes", "split"]
     """`classes` if the validation images have not been drawn yet, `split` if the split is given."""
     reference: bool = False
@@ -123,10 +117,8 @@ class Folder:
     notes: tuple[str, ...] = ()
     empty: _EmptyClasses = field(default_factory=_EmptyClasses)
     """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
-    table: Path | None = None
-    """Table that lists the files, if any."""
-    split_column: str = ""
-    """Column of the table that gives the split, if any."""
+    table: Path | None = None  # table that lists the files, if any
+    split_column: str = ""  # column of the table that gives the split, if any
     shown: str = ""
     """Name of the data in messages, if it is neither a folder nor a table of the user."""
     labels: tuple[str, ...] = ()
@@ -253,8 +245,7 @@ def check_is_folder(root: Path) -> None:
     raise DataError(f"data {kind} not found: {root}", fix=fix)
 
 
-_MOST_FOLDERS = 20
-"""Maximum number of subfolders or tables that are searched for classes."""
+_MOST_FOLDERS = 20  # maximum number of subfolders or tables that are searched for classes
 
 
 _Found = tuple[list[str], list[File], list[str], _EmptyClasses]

@@ -37,8 +37,7 @@ from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
-_MOST_MEASURED = 1000
-"""Maximum number of images whose values are read."""
+_MOST_MEASURED = 1000  # maximum number of images whose values are read
 _OUTLIER_RATIO = 4
 """Tails are clipped as outliers if the full range is more than this many times as wide as the range
 without the tails.

@@ -73,13 +73,10 @@ _TAIL_PERCENT = 0.1
 class ValueFacts:
     """Value statistics of one image with more than 8 bits per channel."""
 
-    kind: str
-    """Type of the values, e.g. `16-bit` or `float`."""
+    kind: str  # type of the values, e.g. `16-bit` or `float`
     lowest: float
-    low: float
-    """Value below which `_TAIL_PERCENT` percent of the values lie."""
-    high: float
-    """Value above which `_TAIL_PERCENT` percent of the values lie."""
+    low: float  # value below which `_TAIL_PERCENT` percent of the values lie
+    high: float  # value above which `_TAIL_PERCENT` percent of the values lie
     highest: float
 
 

@@ -48,10 +48,8 @@ log = logging.getLogger(__name__)
 
 Argument = TypeVar("Argument")
 _Mapped = TypeVar("_Mapped")
-PATIENCE_S = 30.0
-"""Seconds to wait for a file before logging a message that names it."""
-_STALLED_S = 1.0
-"""Seconds to wait after Ctrl-C for reads that are in progress."""
+PATIENCE_S = 30.0  # seconds to wait for a file before logging a message that names it
+_STALLED_S = 1.0  # seconds to wait after Ctrl-C for reads that are in progress
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -175,8 +173,7 @@ def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
 class _ImageBatch(NamedTuple):
     """A batch of equally sized views, and the errors for unreadable files."""
 
-    indices: tuple[int, ...]
-    """Image index of each row of `pixels` (B, H, W, 3)."""
+    indices: tuple[int, ...]  # image index of each row of `pixels` (B, H, W, 3)
     pixels: Pixels
     failed: tuple[tuple[int, ImageError], ...]
     """Image indices and errors of the files found unreadable since the previous batch."""
@@ -268,11 +265,9 @@ class InspectedFile:
     label: int
     part: Part
     sha256: str
-    width: int
-    """Width in pixels of the upright image."""
+    width: int  # width in pixels of the upright image
     height: int
-    odd: tuple[str, ...] = ()
-    """Remarks on the decoding, e.g. `rotated by EXIF`."""
+    odd: tuple[str, ...] = ()  # remarks on the decoding, e.g. `rotated by EXIF`
     group: str = ""
 
 
@@ -288,12 +283,9 @@ class InspectedFolder:
     """The readable and the unreadable files of a folder."""
 
     folder: Folder
-    good: tuple[InspectedFile, ...]
-    """Readable files in the order of the folder's files."""
-    bad: tuple[tuple[str, str], ...]
-    """Paths of unreadable files, with the reasons, sorted by path."""
-    odd: Mapping[str, int]
-    """Number of images with each remark, most frequent first."""
+    good: tuple[InspectedFile, ...]  # readable files in the order of the folder's files
+    bad: tuple[tuple[str, str], ...]  # paths of unreadable files, with the reasons, sorted by path
+    odd: Mapping[str, int]  # number of images with each remark, most frequent first
 
 
 class OpenedImage:

@@ -8,8 +8,7 @@ module does not import NumPy.
 import unicodedata
 from collections.abc import Iterable
 
-JOINER = "|"
-"""Separator between the labels of a set; no label contains this character."""
+JOINER = "|"  # separator between the labels of a set; no label contains this character
 
 
 def join_labels(labels: Iterable[str]) -> str:

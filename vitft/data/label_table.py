@@ -72,16 +72,12 @@ _LIST = re.compile(rf"[\[({{]\s*+(?:(?:{_ITEM})[\s,]*+)*+[\])}}]")
 class LabelledRow(NamedTuple):
     """A row of a table of labels."""
 
-    path: str
-    """Path relative to the base folder, or as given if it leads outside the base folder."""
-    label: str
-    """Class of the image, or its labels as text (see `label_sets`)."""
+    path: str  # path relative to the base folder, or as given if it leads outside the base folder
+    label: str  # class of the image, or its labels as text (see `label_sets`)
     part: Part
-    group: str
-    """Name of the group; empty if the image belongs to none."""
+    group: str  # name of the group; empty if the image belongs to none
     line: int
-    cells: tuple[str, ...] = ()
-    """Cells of the label columns."""
+    cells: tuple[str, ...] = ()  # cells of the label columns
 
 
 def _label_places(
@@ -374,11 +370,9 @@ class LabelTable:
     """The checked rows of a table of labels; no path occurs twice."""
 
     source: Path
-    root: Path
-    """Base folder of the paths."""
+    root: Path  # base folder of the paths
     rows: tuple[LabelledRow, ...]
-    columns: Mapping[str, str]
-    """Mapping from roles to column names."""
+    columns: Mapping[str, str]  # mapping from roles to column names
     reader: TableReader
     copy: LocalCopy | None = None
     """Local copy of which the table is the index, if any; its images are known to exist."""
@@ -556,21 +550,16 @@ class _RowParser:
 
     reader: TableReader
     header: Sequence[str]
-    roles: Mapping[str, int]
-    """Mapping from roles to column indices."""
-    labels: Sequence[int]
-    """Indices of the label columns."""
+    roles: Mapping[str, int]  # mapping from roles to column indices
+    labels: Sequence[int]  # indices of the label columns
     spec: DataSpec
     root: Path
-    by_path: dict[str, LabelledRow] = field(default_factory=dict)
-    """First row of each image."""
+    by_path: dict[str, LabelledRow] = field(default_factory=dict)  # first row of each image
     splits: set[str] = field(default_factory=set)
     listed: list[LabelledRow] = field(default_factory=list)
     """All rows that do not repeat an earlier row."""
-    repeated: int = 0
-    """Number of rows that repeat an earlier row."""
-    skipped: int = 0
-    """Number of images that the user skipped in `vitft label`; they have no label."""
+    repeated: int = 0  # number of rows that repeat an earlier row
+    skipped: int = 0  # number of images that the user skipped in `vitft label`; they have no label
     chosen: list[tuple[str, str]] = field(default_factory=list)
     """Label of each image, and how `vitft label` chose it (see `data.chosen`)."""
 

@@ -28,15 +28,12 @@ from vitft.system.text import count
 class LabelledImages:
     """Paths and class names of images that have not been opened yet."""
 
-    source: Path | str
-    """Folder or table, or the name of other data, for messages."""
-    root: str
-    """Folder to which the paths are relative."""
+    source: Path | str  # folder or table, or the name of other data, for messages
+    root: str  # folder to which the paths are relative
     classes: tuple[str, ...]
     """Class names, sorted as strings; a class may have no images. For multi-label data, these are
     the label sets that occur (see `data.label_sets`)."""
-    images: tuple[tuple[str, str], ...]
-    """Path and class name, or label set as text, of each image."""
+    images: tuple[tuple[str, str], ...]  # path and class name, or label set as text, of each image
     bad: tuple[tuple[str, str], ...] = ()
     """Paths with an image suffix that are not regular files, with the reasons."""
     notes: tuple[str, ...] = ()
@@ -44,8 +41,7 @@ class LabelledImages:
     """Mapping from paths to group names, if a table specifies groups."""
     labels: tuple[str, ...] = ()
     """Labels of multi-label data; empty if each image has exactly one class."""
-    predicted: bool = False
-    """Whether the data is a table with the columns of `vitft predict`."""
+    predicted: bool = False  # whether the data is a table with the columns of `vitft predict`
 
     def locate(self, path: str) -> str:
         """Return the path for opening an image, given its path in `images`."""

@@ -16,8 +16,7 @@ from vitft.system.text import listing, redacted, shell_quote
 
 log = logging.getLogger(__name__)
 
-_MOST_WARNED = 3
-"""Maximum number of misspelt paths for which a path is suggested."""
+_MOST_WARNED = 3  # maximum number of misspelt paths for which a path is suggested
 
 
 def warn_of_misspelt(names: Iterable[str]) -> None:

@@ -23,10 +23,8 @@ _MOST_ENTRIES = 200
 class MistakenData(NamedTuple):
     """Data that are neither a model nor weights."""
 
-    what: str
-    """Description, such as `a data set of labelled images`."""
-    use: str
-    """How to use them."""
+    what: str  # description, such as `a data set of labelled images`
+    use: str  # how to use them
 
     @property
     def weights_fix(self) -> str:

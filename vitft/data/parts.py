@@ -8,8 +8,7 @@ from typing import Literal
 from vitft.system.errors import DataError
 from vitft.system.text import count, listing
 
-Part = Literal["train", "val", "test", ""]
-"""Subset of a dataset; empty before the data are split."""
+Part = Literal["train", "val", "test", ""]  # subset of a dataset; empty before the data are split
 
 PART_NAMES: tuple[tuple[Part, frozenset[str]], ...] = (
     ("train", frozenset({"train", "training", "trn"})),
@@ -85,8 +84,7 @@ def are_parts(names: Collection[str]) -> bool:
 
 # the column `chosen` of a table of `vitft label`: how each image was chosen -----------------------
 
-CHOSEN = "chosen"
-"""Name of the column in which `vitft label` records how it chose each image."""
+CHOSEN = "chosen"  # name of the column in which `vitft label` records how it chose each image
 PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
 """Values of the column `chosen`: chosen as informative, confirmed together with others, drawn at
 random, and skipped, i.e. without a label.

@@ -62,8 +62,7 @@ def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
 
 # small copies of images as JPEG, without metadata -------------------------------------------------
 
-THUMBNAIL_SIDE = 160
-"""Default length of a thumbnail's longer side in pixels."""
+THUMBNAIL_SIDE = 160  # default length of a thumbnail's longer side in pixels
 
 
 def thumbnail_jpeg(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:

@@ -43,8 +43,7 @@ log = logging.getLogger(__name__)
 
 STDIN = "-"
 _LISTS = frozenset({".txt", ".lst", *TABLE_SUFFIXES})
-_LIST_COLUMNS = (*PATH_COLUMNS, "url")
-"""Headers that identify the path column of a table."""
+_LIST_COLUMNS = (*PATH_COLUMNS, "url")  # headers that identify the path column of a table
 _LIST_FIX = "use a text file with one path per line, or a table with a path column"
 _MAX_LINE = 2**16  # maximum number of characters in a line of a list
 _TOO_LONG = f"has a line of more than {_MAX_LINE:,} characters, so it is not a list of paths"
@@ -60,8 +59,7 @@ class ImageSource:
 
     name: str
     path: str = ""
-    url: str = ""
-    """Address of an image on the web; `name` is the same address without passwords."""
+    url: str = ""  # address of an image on the web; `name` is the same address without passwords
     data: bytes | None = None
     error: str = ""  # reason why there is no image, if already known
 

@@ -325,25 +325,19 @@ SplitName = Literal["train", "val", "test"]
 MANIFEST_COLUMNS = ("path", "label", "split", "sha256")
 _MIN_SPELT = 4
 """Number of characters up to which a name is not taken for a misspelt one, as `car` for `cat`."""
-GROUP_COLUMN = "group"
-"""Last column of the table, written only if any image has a group."""
-_SETS_COLUMNS = ("path", "labels", "split", "sha256")
-"""Columns of `split.csv` for multi-label data."""
+GROUP_COLUMN = "group"  # last column of the table, written only if any image has a group
+_SETS_COLUMNS = ("path", "labels", "split", "sha256")  # columns of `split.csv` for multi-label data
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One image of a run."""
 
-    path: str
-    """Path relative to the data folder, with slashes."""
-    label: int
-    """Class index, or index of the image's label set."""
+    path: str  # path relative to the data folder, with slashes
+    label: int  # class index, or index of the image's label set
     split: SplitName
-    sha256: str
-    """Hexadecimal SHA-256 digest of the file's bytes."""
-    group: str = ""
-    """Name of the user's group (patient, video, ...); empty if there is none."""
+    sha256: str  # hexadecimal SHA-256 digest of the file's bytes
+    group: str = ""  # name of the user's group (patient, video, ...); empty if there is none
 
 
 def distinct_rows(rows: Sequence[Row]) -> list[Row]:
@@ -364,10 +358,8 @@ class Manifest:
     """The readable images of a run and their split."""
 
     root: Path
-    classes: tuple[str, ...]
-    """Class names, or label sets as text (see `data.label_sets`)."""
-    rows: tuple[Row, ...]
-    """Rows sorted by class, then by path as a string."""
+    classes: tuple[str, ...]  # class names, or label sets as text (see `data.label_sets`)
+    rows: tuple[Row, ...]  # rows sorted by class, then by path as a string
     labels: tuple[str, ...] = ()
     """Labels of multi-label data; empty if each image has exactly one class."""
 

@@ -12,10 +12,8 @@ log = logging.getLogger(__name__)
 
 MOST_CLASSES, FEWEST_CLASSES = 20, 5
 """Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
-_UNEVEN = 3
-"""Ratio of the largest to the smallest class from which their sizes are shown."""
-_MAX_CLASS_NAME = 28
-"""Maximum number of characters of a class name in the chart."""
+_UNEVEN = 3  # ratio of the largest to the smallest class from which their sizes are shown
+_MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the chart
 
 
 def log_split(manifest: Manifest) -> None:

@@ -23,8 +23,7 @@ from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error
 
 _MAX_TABLE_BYTES = 2**32
-_MAX_EXCEL_BYTES = 2**30
-"""Maximum size of an Excel file once it is unpacked."""
+_MAX_EXCEL_BYTES = 2**30  # maximum size of an Excel file once it is unpacked
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx")
 OTHER_EXCEL = (".xls", ".xlsm", ".xlsb")
 """Suffixes of Excel formats that are neither read nor written; `.xlsx` is suggested instead."""
@@ -97,8 +96,7 @@ def leads_outside(path: str) -> bool:
 class _NotText(str):
     """Placeholder for a value without a textual form: the type of the value, e.g. `list`."""
 
-    labels = ""
-    """A list that may contain labels, as JSON."""
+    labels = ""  # a list that may contain labels, as JSON
 
 
 class TableReader:
@@ -135,8 +133,7 @@ class TableReader:
         self.line = 1
         """Line number (in Parquet, row number) of the row read last, or 0 before the first row."""
         self.unit = "line"
-        self.sheet = ""
-        """Name of the worksheet, in Excel files, once its first row is read."""
+        self.sheet = ""  # name of the worksheet, in Excel files, once its first row is read
         suffix = path.suffix.lower()
         if suffix == ".parquet":
             require_extra("parquet", feature=f"reading {path.name}")

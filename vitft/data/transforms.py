@@ -34,8 +34,7 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
     name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
 }
 _DEFAULT_MEAN = (0.5, 0.5, 0.5)
-CROP = 0.9
-"""Default fraction of the side kept by the centre crop: timm's value for ViTs."""
+CROP = 0.9  # default fraction of the side kept by the centre crop: timm's value for ViTs
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
 """Limits on the aspect ratio and the number of pixels of the resized image. If resizing the whole
 image would exceed either limit, only the part inside the crop is resized."""
@@ -214,8 +213,7 @@ class CropTransform:
     of torchvision's `RandomResizedCrop` and `RandomHorizontalFlip`.
     """
 
-    image_size: tuple[int, int] = (224, 224)
-    """Height and width of the result in pixels."""
+    image_size: tuple[int, int] = (224, 224)  # height and width of the result in pixels
     scale: tuple[float, float] = (0.08, 1.0)
     """Lower and upper bounds on the fraction of the area that the box covers."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -286,8 +284,7 @@ def crop_views(transform: EvalTransform, crop: CropTransform, count: int, seed: 
 
 # fraction of an image's area that a model's view shows, for `vitft check` and the report ----------
 
-_MOST_SHOWN = 0.75
-"""Mean fraction of the area above which `describe_view` suggests no alternatives."""
+_MOST_SHOWN = 0.75  # mean fraction of the area above which `describe_view` suggests no alternatives
 
 
 def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> ViewFacts | None:

@@ -21,8 +21,7 @@ from vitft.system.text import count, describe_os_error, listing
 
 _NO_SUFFIX = "(no suffix)"
 ARCHIVE_SUFFIXES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"})
-_MOST_KINDS = 6
-"""Maximum number of suffixes or classes named in one note."""
+_MOST_KINDS = 6  # maximum number of suffixes or classes named in one note
 
 
 @dataclass(frozen=True, slots=True)

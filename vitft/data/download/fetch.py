@@ -32,8 +32,7 @@ _ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 class _FetchedFolder:
     """A downloaded image folder."""
 
-    root: Path
-    """Path of the image folder: the target or a folder inside it."""
+    root: Path  # path of the image folder: the target or a folder inside it
     folder: Folder
     sha256: str  # digest of the archive
     record: Path | None = None

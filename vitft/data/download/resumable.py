@@ -49,8 +49,7 @@ class DownloadLimits:
     wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""
-    option: str = "--to"
-    """What chooses the folder of the download, for messages."""
+    option: str = "--to"  # what chooses the folder of the download, for messages
 
 
 class _BrokeOffError(Exception):

@@ -34,8 +34,7 @@ from vitft.system.text import listing, redacted
 
 log = logging.getLogger(__name__)
 
-_SHARD_ROWS = 500
-"""Number of rows in a shard."""
+_SHARD_ROWS = 500  # number of rows in a shard
 _PROGRESS = "progress.json"
 _SUFFIXES = {
     "JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif",

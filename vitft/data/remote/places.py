@@ -79,10 +79,8 @@ class Place:
 class ShardPlace(NamedTuple):
     """A tar file of a dataset."""
 
-    name: str
-    """Path relative to the folder that contains all shards, with slashes."""
-    address: str
-    """Path or address, with secrets."""
+    name: str  # path relative to the folder that contains all shards, with slashes
+    address: str  # path or address, with secrets
 
 
 def place_of(data: str) -> Place | None:

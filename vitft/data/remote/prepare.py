@@ -67,8 +67,7 @@ log = logging.getLogger(__name__)
 
 _EXTRAS = {"s3": "s3", "hf": "sources"}
 """Mapping from schemes to the extras that install their libraries."""
-PIECE = 2**22
-"""Number of bytes read at a time."""
+PIECE = 2**22  # number of bytes read at a time
 
 
 def check_libraries(address: str) -> None:

@@ -40,12 +40,9 @@ from vitft.system.files import open_regular, read_regular, write_atomically
 from vitft.system.structure import parse_json, structured
 from vitft.system.text import count, listing
 
-_TEXTS = frozenset({"cls", "txt", "text"})
-"""Members of a sample that contain one value as text."""
-_MAX_MEMBER_BYTES = 2**20
-"""Maximum size of a member that is read as text."""
-_MAX_CELL = 10_000
-"""Number of characters after which a text is cut, e.g. a long caption."""
+_TEXTS = frozenset({"cls", "txt", "text"})  # members of a sample that contain one value as text
+_MAX_MEMBER_BYTES = 2**20  # maximum size of a member that is read as text
+_MAX_CELL = 10_000  # number of characters after which a text is cut, e.g. a long caption
 _LIMITS = ArchiveLimits(content=10**13)
 
 
@@ -71,10 +68,8 @@ class _Sample:
 class _ShardSamples:
     """Contents of a shard."""
 
-    samples: Mapping[str, _Sample]
-    """Mapping from keys to samples, in the order of the shard."""
-    unused: Mapping[str, int]
-    """Number of members that are neither images nor text, by suffix."""
+    samples: Mapping[str, _Sample]  # mapping from keys to samples, in the order of the shard
+    unused: Mapping[str, int]  # number of members that are neither images nor text, by suffix
 
 
 class _SeekingStream(TarStream):
@@ -301,8 +296,7 @@ class IndexReader(TableReader):
 SOURCE, MEMBERS = "source.json", "members.npy"
 COPY_OPTION = "the environment variable VITFT_CACHE"
 """What chooses the folder of copies, for messages."""
-_FORMAT = 1
-"""Version of the files of a copy; a copy of another version is made again."""
+_FORMAT = 1  # version of the files of a copy; a copy of another version is made again
 _MAX_JSON_BYTES = 2**32
 
 
@@ -311,11 +305,9 @@ class ShardFile:
     """A shard of a copy, as it was when it was read."""
 
     name: str
-    file: str
-    """Path, relative to the copy if the shard was fetched."""
+    file: str  # path, relative to the copy if the shard was fetched
     size: int
-    modified: str
-    """Time of the last change in nanoseconds; as text, because it exceeds 53 bits."""
+    modified: str  # time of the last change in nanoseconds; as text, because it exceeds 53 bits
 
     def is_unchanged(self, folder: Path) -> bool:
         """Return whether the file still has its size and time of change."""
@@ -330,13 +322,11 @@ class ShardFile:
 class LocalCopy:
     """Contents of source.json."""
 
-    data: str
-    """Value of `--data`, without secrets."""
+    data: str  # value of `--data`, without secrets
     shards: tuple[ShardFile, ...]
     notes: tuple[str, ...]
     images: int
-    version: str = ""
-    """Commit or digest of a Hugging Face dataset."""
+    version: str = ""  # commit or digest of a Hugging Face dataset
     format: int = _FORMAT
 
 
