@@ -86,8 +86,7 @@ def change_classes(folder: Folder, table: Path) -> Folder:
     if len(classes) < 2:
         left = count(len(classes), "class", "classes")
         raise DataError(
-            f"{table} leaves {left} with images in {folder.source}",
-            fix="keep at least 2 classes",
+            f"{table} leaves {left} with images in {folder.source}", fix="keep at least 2 classes"
         )
     index = {name: number for number, name in enumerate(classes)}
     kept = [file for file in folder.files if new[file.label]]

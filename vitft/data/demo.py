@@ -98,11 +98,6 @@ class Bloom:
         for x, y in self.place(points):
             self.brush.ellipse((x - half, y - half, x + half, y + half), fill=colour)
 
-    def box(self) -> _Box:
-        """Return the bounding box of the bloom as drawn so far, on the enlarged canvas."""
-        x, y = zip(*self.drawn, strict=True)
-        return min(x), min(y), max(x), max(y)
-
     def jitter(self, low: float, high: float) -> float:
         return float(self.rng.uniform(low, high))
 
@@ -222,8 +217,8 @@ def flower_scene(
         )
         stem(bloom, side)
         FLOWERS_BY_KIND[kind](bloom)
-        left, top, right, bottom = (edge / SUPERSAMPLING for edge in bloom.box())
-        boxes.append((left, top, right, bottom))
+        across, down = (np.array(axis) / SUPERSAMPLING for axis in zip(*bloom.drawn, strict=True))
+        boxes.append((across.min(), down.min(), across.max(), down.max()))
     scatter(brush, rng, side, count=int(rng.integers(0, 4)))
     return photographed(canvas.resize((size, size), Image.Resampling.BOX), rng), boxes
 
@@ -305,10 +300,7 @@ def photographed(picture: Image.Image, rng: _Rng) -> Image.Image:
 
 
 def _leaf(length: float, width: float, *, belly: float) -> _Outline:
-    """Return the outline of a petal along +x from the origin.
-
-    The petal is widest near the base if `belly` is below 1, and near the tip if it is above 1.
-    """
+    """Return the outline of a petal along +x, widest near the base if `belly` is below 1."""
     along = np.linspace(0, 1, 13)
     half = width / 2 * np.sin(math.pi * along**belly) ** 0.75
     upper = np.stack([along * length, half], axis=1)

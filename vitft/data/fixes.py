@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import File, Folder
+from vitft.data.folder import Folder
 from vitft.data.inspection import readable_now
 from vitft.data.label_table import number_in
 from vitft.data.table import TableReader, encode_table, is_utf8
@@ -113,8 +113,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
             f"{path}: drops {those} readable now: {listing(names, _MOST_MISSING_NAMED)}; to use "
             "them, remove these lines or set the action to keep"
         )
-    fixed = _without_empty_classes(_with_fixes(folder, found))
-    return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+    return _with_fixes(folder, found), replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
 def _later_table(path: Path, known: Container[str]) -> Path | None:
@@ -219,12 +218,6 @@ class Decisions(NamedTuple):
     unreadable: Collection[str] = ()
     """Paths that the table drops because the files could not be read when it was written."""
 
-    @property
-    def without_effect(self) -> str:
-        """Numbers of listed images that stay as they are, such as `, 3 kept, 4 undecided`."""
-        undecided = f", {self.undecided:,} undecided (used as they are)" * (self.undecided > 0)
-        return f"{f', {self.kept:,} kept' * (self.kept > 0)}{undecided}"
-
 
 def read_decisions(
     table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
@@ -294,47 +287,36 @@ def _fix_problem(
     return f"new_label is {new!r}, which is not a class of the data folder; {which} {listing(near)}"
 
 
-def _without_empty_classes(folder: Folder) -> Folder:
-    """Return the folder without its empty classes, with a note that lists them."""
-    used = sorted({file.label for file in folder.files})
-    if len(used) == len(folder.classes):
-        return folder
-    empty = [name for i, name in enumerate(folder.classes) if i not in used]
+def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
+    """Return the folder with the decisions applied to its list of files, without empty classes."""
+    old, decided = folder.classes, decisions.changes
+    new = [(file, decided.get(file.path, old[file.label])) for file in folder.files]
+    kept = [(file, name) for file, name in new if name is not None]
+    used = {name for _, name in kept}
+    empty = [name for name in old if name not in used]
     if len(used) < 2:
         raise DataError(
             f"the fixes leave images in only {count(len(used), 'class', 'classes')} of "
             f"{folder.source}: all images of {listing(empty)} are moved or left out",
             fix="remove lines from the table so that at least 2 classes still have images",
         )
-    index = {label: number for number, label in enumerate(used)}
-    note = f"fixes: left out {count(len(empty), 'class', 'classes')} without images: "
+    classes = tuple(name for name in old if name in used)
+    index = {name: number for number, name in enumerate(classes)}
+    files = [replace(file, label=index[name]) for file, name in kept]
+    moved = sum(old[file.label] != name for file, name in kept)
+    note = f"fixes applied: {count(len(new) - len(kept), 'image')} left out, {moved:,} relabelled"
+    note += f", {decisions.kept:,} kept" * (decisions.kept > 0)
+    note += f", {decisions.undecided:,} undecided (used as they are)" * (decisions.undecided > 0)
+    notes = [*folder.notes, note]
+    if empty:
+        left_out = count(len(empty), "class", "classes")
+        notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
     return replace(
         folder,
-        classes=tuple(folder.classes[label] for label in used),
-        files=tuple(replace(file, label=index[file.label]) for file in folder.files),
-        notes=(*folder.notes, note + listing(empty)),
-    )
-
-
-def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
-    """Return the folder with the decisions applied to its list of files; no file is changed."""
-    decided = decisions.changes
-    index = {name: number for number, name in enumerate(folder.classes)}
-    files, moved = list[File](), 0
-    for file in folder.files:
-        label = decided.get(file.path, folder.classes[file.label])
-        if label is not None:
-            moved += index[label] != file.label
-            files.append(replace(file, label=index[label]))
-    files.sort(key=lambda file: (file.label, file.path))
-    dropped = len(folder.files) - len(files)
-    note = f"fixes applied: {count(dropped, 'image')} left out, {moved:,} relabelled"
-    note += decisions.without_effect
-    return replace(
-        folder,
-        files=tuple(files),
+        classes=classes,
+        files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
         bad=tuple(entry for entry in folder.bad if entry[0] not in decided),
-        notes=(*folder.notes, note),
+        notes=tuple(notes),
     )
 
 

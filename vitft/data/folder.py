@@ -172,11 +172,7 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
         reference=reference,
         bad=tuple(walk.bad),
         unused=walk.unused(),
-        warnings=(
-            *warnings_on_names(classes),
-            *_warnings_on_subfolders(classes, files),
-            *_warning_on_masks(files),
-        ),
+        warnings=(*warnings_on_names(classes), *_warnings_on_files(classes, files)),
         notes=tuple(notes),
         empty=empty,
     )
@@ -248,12 +244,10 @@ def check_is_folder(root: Path) -> None:
 _MOST_FOLDERS = 20  # maximum number of subfolders or tables that are searched for classes
 
 
-_Found = tuple[list[str], list[File], list[str], _EmptyClasses]
-"""Class names, files, notes and empty class folders."""
-
-
-def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> _Found:
-    """Scan the class folders in the folder of each subset, or in the only folder (`""`)."""
+def _scan_classes(
+    walk: Walk, root: Path, parts: Mapping[Part, str]
+) -> tuple[list[str], list[File], list[str], _EmptyClasses]:
+    """Return the classes, files, notes and empty class folders of all subsets (`""`: no split)."""
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
     main: Part = "train" if "train" in parts else ""
@@ -262,7 +256,13 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> _Found:
     needed: Part = "val" if "val" in parts else "test" if main else ""
     if needed not in used:
         raise _unlike_classes(walk, root, {parts[main]: classes, parts[needed]: names[needed]})
-    _check_class_count(walk, root, parts[main])
+    where, loose = root / parts[main], walk.folders_of(parts[main])[1]
+    if len(classes) < 2:
+        inside = count(loose, "image") if loose else "no images"
+        problem = f"no class folders in {where}, which contains {inside}"
+        if classes:
+            problem = f"need at least 2 classes, found 1 ({classes[0]}) in {where}"
+        raise DataError(problem, fix=way_out(where, None if main else _parent_of_class(root)))
     notes = []
     if "test" in parts.keys() - used.keys():
         notes.append(
@@ -368,21 +368,6 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
     return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))
 
 
-def _check_class_count(walk: Walk, root: Path, folder: str) -> None:
-    """Raise a DataError if `folder` contains fewer than two classes."""
-    names, loose = walk.folders_of(folder)
-    if len(names) >= 2:
-        return
-    where = root / folder
-    if not names:
-        content = count(loose, "image") if loose else "no images"
-        problem = f"no class folders in {where}, which contains {content}"
-    else:
-        problem = f"need at least 2 classes, found 1 ({names[0]}) in {where}"
-    fix = way_out(where, _parent_of_class(root) if not folder else None)
-    raise DataError(problem, fix=fix)
-
-
 def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int]) -> None:
     """Raise a DataError if the subfolders of a folder look like subsets or containers of images.
 
@@ -481,10 +466,7 @@ def _options_for(table: Path, roots: Iterable[Path]) -> str | None:
 
 
 def _parent_of_class(root: Path) -> Path | None:
-    """Return the parent of a folder if it contains other folders with images too, else None.
-
-    The current and the home folder, and the root of a disk, are not suggested.
-    """
+    """Return the parent of a folder if it is an unusual one with other folders of images."""
     full = root.absolute()
     if ".." in full.parts or full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
         return None
@@ -551,12 +533,35 @@ _MASK = re.compile(
 """Stem of the name of a mask, or name of a folder of masks, beside the images."""
 
 
-def _warning_on_masks(files: Sequence[File]) -> Iterator[str]:
-    """Yield a warning if files are named like masks of others: x_mask.png or masks/x.png."""
+def _warnings_on_files(classes: Sequence[str], files: Sequence[File]) -> Iterator[str]:
+    """Yield warnings about masks of other files, and subfolders named like classes or subsets."""
+    folders = {  # the innermost subfolder of the class, if any
+        f.path: f.path.split("/")[-2] if f.path.count("/") > 1 + bool(f.part) else "" for f in files
+    }
+    inside: dict[str, set[str]] = {}
+    for file in files:
+        if folders[file.path] and file.part in ("", "train"):
+            inside.setdefault(classes[file.label], set()).add(folders[file.path])
+    same: dict[frozenset[str], list[str]] = {}
+    for own, names in inside.items():
+        same.setdefault(frozenset(names), []).append(own)
+        if others := sorted(names & {*classes} - {own}):
+            yield (
+                f"the class {own} has subfolders named like other classes: {listing(others)}. If "
+                f"it is not a class, leave it out with {class_table([(own, '')])}"
+            )
+    for shared, owners in same.items():
+        others = [name for name in shared if not _MASK.fullmatch(name)]
+        if len(owners) > 1 and (len(others) > 1 or any(map(rest_of, others))):
+            yield (
+                f"the subfolders of {listing(owners)} have the same names, which are ignored: "
+                f"{listing(sorted(shared))}. If they are classes or subsets, move them up a level"
+            )
+    # Masks of other files: x_mask.png or masks/x.png
     stems = {file.path.rpartition(".")[0]: file.path for file in files}
     pairs = ((path, _MASK.fullmatch(stem)) for stem, path in stems.items())
     found = [(path, stems[m[1]]) for path, m in pairs if m and m[1] in stems]
-    inner = {file.path for file in files if _MASK.fullmatch(_inner_folder(file) or ".")}
+    inner = {path for path, folder in folders.items() if _MASK.fullmatch(folder or ".")}
     beside = {file.label: file.path for file in files if file.path not in inner}
     found += [(f.path, beside[f.label]) for f in files if f.path in inner and f.label in beside]
     if found:
@@ -565,31 +570,3 @@ def _warning_on_masks(files: Sequence[File]) -> Iterator[str]:
             f"names like those of masks or depth maps: {count(len(found), 'file')}, e.g. {first} "
             f"beside {other}. If they are, move them out of the class folders"
         )
-
-
-def _inner_folder(file: File) -> str:
-    """Return the name of the innermost subfolder of the class that contains a file, if any."""
-    return file.path.split("/")[-2] if file.path.count("/") > 1 + bool(file.part) else ""
-
-
-def _warnings_on_subfolders(classes: Sequence[str], files: Iterable[File]) -> Iterator[str]:
-    """Yield warnings about subfolders of classes whose names may be those of classes or subsets."""
-    inner: dict[str, set[str]] = {}
-    for file in files:
-        if (name := _inner_folder(file)) and file.part in ("", "train"):
-            inner.setdefault(classes[file.label], set()).add(name)
-    same: dict[frozenset[str], list[str]] = {}
-    for own, names in inner.items():
-        same.setdefault(frozenset(names), []).append(own)
-        if others := sorted(names & {*classes} - {own}):
-            yield (
-                f"the class {own} has subfolders named like other classes: {listing(others)}. If "
-                f"it is not a class, leave it out with {class_table([(own, '')])}"
-            )
-    for found, owners in same.items():
-        others = [name for name in found if not _MASK.fullmatch(name)]  # see warning_on_masks
-        if len(owners) > 1 and (len(others) > 1 or any(map(rest_of, others))):
-            yield (
-                f"the subfolders of {listing(owners)} have the same names, which are ignored: "
-                f"{listing(sorted(found))}. If they are classes or subsets, move them up a level"
-            )

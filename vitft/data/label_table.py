@@ -159,11 +159,7 @@ class _LabelParser:
     """
 
     def __init__(
-        self,
-        reader: TableReader,
-        names: Sequence[str],
-        rows: Sequence[LabelledRow],
-        spec: DataSpec,
+        self, reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
     ) -> None:
         cells = zip(*([cell.strip() for cell in row.cells] for row in rows), strict=True)
         columns = [_LabelColumn(name, own) for name, own in zip(names, cells, strict=True)]
@@ -467,11 +463,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         copy=copy,
         several=labels.several,
         predicted=_is_predicted(header, places),
-        notes=(
-            *notes,
-            *labels.notes,
-            *_notes_on_table(rows, columns, labels.names),
-        ),
+        notes=(*notes, *labels.notes, *_notes_on_table(rows, columns, labels.names)),
     )
     fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
     check_one_name_each(source, sorted(rows.splits), "name in the split", fix)

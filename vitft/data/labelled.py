@@ -60,30 +60,41 @@ def find_labelled(
         DataError: The source is missing, unreadable or invalid, or has no labelled images.
         UsageError: The requested subset does not exist.
     """
+    spec = spec or DataSpec()
     arrays = find_arrays(source)
     if arrays is not None:
+        is_divided = arrays.splits
         part = _choose_part([found.name for found in arrays.parts], subset, source)
         rows = [(path, arrays.classes[i]) for path, i, own in arrays.listing() if own in ("", part)]
-        found, parts = (
-            LabelledImages(
-                source=source,
-                root=os.fspath(source),
-                classes=arrays.classes,
-                images=tuple(rows),
-                notes=arrays.notes,
-                labels=arrays.labels,
-            ),
-            arrays.splits,
+        found = LabelledImages(
+            source=source,
+            root=os.fspath(source),
+            classes=arrays.classes,
+            images=tuple(rows),
+            notes=arrays.notes,
+            labels=arrays.labels,
         )
     elif is_table(source):
-        found, parts = _from_table(source, subset, spec or DataSpec())
+        table, _ = find_files(read_label_table(source, spec), allow_bad=True)
+        is_divided = len(table.parts) > 1
+        part = _choose_part(table.parts, subset, source) if is_divided else ""
+        kept = [row for row in table.rows if not is_divided or row.part == part]
+        found = LabelledImages(
+            source=table.copy.data if table.copy else source,
+            root=os.fspath(table.root),
+            classes=table.classes,
+            images=tuple((row.path, row.label) for row in kept),
+            notes=(*[f"evaluating the images in the {part} subset"] * is_divided, *table.notes),
+            groups={row.path: row.group for row in table.rows if row.group},
+            labels=table.labels,
+            predicted=table.predicted,
+        )
     else:
         check_is_folder(source)
-        any_names = bool(spec and spec.classes)
-        found, parts = _from_folder(source, subset, any_names=any_names)
-    if spec is not None and spec.classes:
+        found, is_divided = _from_folder(source, subset, any_names=bool(spec.classes))
+    if spec.classes:
         found = with_changed_classes(found, Path(spec.classes).expanduser())
-    if subset is not None and not parts:
+    if subset is not None and not is_divided:
         raise UsageError(
             f"cannot use --subset {subset}: {source} is not divided into subsets",
             fix="omit --subset",
@@ -127,9 +138,7 @@ def _from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[La
     walk.raise_if_refused()
     where = root / part
     if not images and not walk.bad:
-        content = "no class folders"
-        if classes:
-            content = count(len(classes), "empty class folder")
+        content = count(len(classes), "empty class folder") if classes else "no class folders"
         loosely = f"; {count(loose, 'image')} outside class folders" if loose else ""
         raise DataError(f"no labelled images in {where}: {content}{loosely}", fix=way_out(where))
     if not any_names:
@@ -143,23 +152,4 @@ def _from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[La
         images=tuple(images),
         bad=tuple(walk.bad),
         notes=tuple(notes),
-    ), bool(parts)
-
-
-def _from_table(source: Path, subset: str | None, spec: DataSpec) -> tuple[LabelledImages, bool]:
-    """Return the labelled images of a table, and whether the table divides them into subsets."""
-    table = read_label_table(source, spec)
-    table, _ = find_files(table, allow_bad=True)
-    parts = table.parts if len(table.parts) > 1 else ()
-    part = _choose_part(parts, subset, source) if parts else ""
-    notes = [f"evaluating the images in the {part} subset"] if parts else []
-    return LabelledImages(
-        source=table.copy.data if table.copy else source,
-        root=os.fspath(table.root),
-        classes=table.classes,
-        images=tuple((row.path, row.label) for row in table.rows if not parts or row.part == part),
-        notes=(*notes, *table.notes),
-        groups={row.path: row.group for row in table.rows if row.group},
-        labels=table.labels,
-        predicted=table.predicted,
     ), bool(parts)

@@ -13,7 +13,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
@@ -201,13 +201,6 @@ class FormerSplit:
     groups: Mapping[str, Part]
     """Mapping from the names of the user's groups to `train`, `val` or `test`."""
 
-    def part_of(self, group: Sequence[InspectedFile]) -> Part:
-        """Return the subset of a group, held out if one of its images was; empty if all are new."""
-        found = {self.parts.get(file.sha256, "") for file in group}
-        found |= {self.groups.get(file.group, "") for file in group if file.group}
-        order: tuple[Part, ...] = ("test", "val", "train")
-        return next((part for part in order if part in found), "")
-
     def assign(
         self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
     ) -> list[InspectedFile]:
@@ -220,7 +213,13 @@ class FormerSplit:
         for file in files:
             if file.part != "test":
                 members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
-        parts = {f.path: self.part_of(group) for group in members.values() for f in group}
+        parts: dict[str, Part] = {}
+        order: tuple[Part, ...] = ("test", "val", "train")  # held out if any image was
+        for group in members.values():
+            known = {self.parts.get(file.sha256, "") for file in group}
+            known |= {self.groups.get(file.group, "") for file in group if file.group}
+            part: Part = next((one for one in order if one in known), "")
+            parts |= {file.path: part for file in group}
         assigned = []
         for file in files:
             part = parts.get(file.path, "")
@@ -299,24 +298,6 @@ def stratify(
     for unit in order[part[order] < 0]:
         assign(int(unit), lacking_images)
     return part
-
-
-def _draw_by_labels(
-    folder: Folder, members: Sequence[Sequence[InspectedFile]], spec: DataSpec
-) -> set[str]:
-    """Draw whole groups of multi-label data by `stratify`, and return the paths of their images."""
-    has = membership(folder.classes, folder.labels).astype(np.int64)
-    counts = np.stack([has[[file.label for file in unit]].sum(axis=0) for unit in members])
-    side = {"val": 0, "train": 1}
-    part = stratify(
-        counts,
-        np.array([len(unit) for unit in members]),
-        (spec.val_rate, 1 - spec.val_rate),
-        seed=None if spec.split == "content" else spec.seed,
-        at_least=1,
-        fixed=np.array([side.get(unit[0].part, -1) for unit in members]),
-    )
-    return {f.path for unit, own in zip(members, part, strict=True) if own == 0 for f in unit}
 
 
 # split of a dataset into training and validation images, recorded in a manifest -------------------
@@ -431,9 +412,18 @@ class Manifest:
             raise table.error(f"the header must be {','.join(MANIFEST_COLUMNS)}")
         found: dict[str, list[str]] = {}
         for cells in lines:
-            if problem := _row_problem(cells, found, len(header)):
-                raise table.error(problem)
-            found[cells[0]] = cells
+            if len(cells) != len(header):
+                raise table.error(f"found {count(len(cells), 'cell')} instead of {len(header)}")
+            name, _, part, sha256 = cells[: len(MANIFEST_COLUMNS)]
+            if not name or name.startswith("/") or ".." in name.split("/"):
+                raise table.error(f"the path {name!r} does not point inside the data folder")
+            if name in found:
+                raise table.error(f"{name!r} is listed twice")
+            if part not in get_args(SplitName):
+                raise table.error(f"split is {part!r}, but must be 'train', 'val' or 'test'")
+            if not re.fullmatch("[0-9a-f]{64}", sha256):
+                raise table.error(f"{sha256[:70]!r} is not a sha256 digest")
+            found[name] = cells
         classes = sorted({cells[1] for cells in found.values()})
         index = {name: number for number, name in enumerate(classes)}
         rows = (
@@ -462,20 +452,6 @@ def run_manifest(run: Path) -> Manifest | None:
     folder = Path(os.path.expanduser(data))  # noqa: PTH111 - never raises
     folder = place.folder / INDEX if place else folder
     return Manifest.read(path, base_folder(folder, str(section["root"])))
-
-
-def _row_problem(cells: Sequence[str], seen: Container[str], columns: int) -> str:
-    """Return the problem with a row, or an empty string if there is none."""
-    if len(cells) != columns:
-        return f"found {count(len(cells), 'cell')} instead of {columns}"
-    name, _, part, sha256 = cells[: len(MANIFEST_COLUMNS)]
-    if not name or name.startswith("/") or ".." in name.split("/"):
-        return f"the path {name!r} does not point inside the data folder"
-    if name in seen:
-        return f"{name!r} is listed twice"
-    if part not in get_args(SplitName):
-        return f"split is {part!r}, but must be 'train', 'val' or 'test'"
-    return "" if re.fullmatch("[0-9a-f]{64}", sha256) else f"{sha256[:70]!r} is not a sha256 digest"
 
 
 def split(
@@ -520,7 +496,18 @@ def split(
     else:
         members = _ordered_groups(undecided, groups, spec)
         if folder.labels:
-            held_back = _draw_by_labels(folder, members, spec)
+            has = membership(folder.classes, folder.labels).astype(np.int64)
+            assigned = {"val": 0, "train": 1}
+            subset = stratify(
+                np.stack([has[[file.label for file in unit]].sum(axis=0) for unit in members]),
+                np.array([len(unit) for unit in members]),
+                (spec.val_rate, 1 - spec.val_rate),
+                seed=None if spec.split == "content" else spec.seed,
+                at_least=1,
+                fixed=np.array([assigned.get(unit[0].part, -1) for unit in members]),
+            )
+            drawn = zip(members, subset, strict=True)
+            held_back = {file.path for unit, own in drawn if own == 0 for file in unit}
         elif spec.split == "content" or any(file.group for file in undecided):
             held_back = _keep_groups_together(members, draw_groups(members, spec))
         else:

@@ -117,12 +117,7 @@ class TableReader:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        missing: str,
-        fix: str,
-        error: type[DataError | RunError] = DataError,
+        self, path: Path, *, missing: str, fix: str, error: type[DataError | RunError] = DataError
     ) -> None:
         try:
             self.data = read_regular(path, limit=_MAX_TABLE_BYTES)

@@ -74,8 +74,7 @@ class EvalTransform:
             len(self.grey_range) == 2 and self.grey_range[0] < self.grey_range[1]
         ):
             raise UsageError(
-                f"invalid grey range: {self.grey_range}",
-                fix="use two numbers, the lower one first",
+                f"invalid grey range: {self.grey_range}", fix="use two numbers, the lower one first"
             )
         if max(self.image_size) / self.crop > _MAX_RESIZED_SIDE:
             raise UsageError(
