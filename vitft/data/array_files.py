@@ -87,8 +87,6 @@ class ArrayPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _LoadedArrays:
-    """Contents of a dataset's files."""
-
     parts: tuple[ArrayPart, ...]
     classes: tuple[str, ...] = ()
     """Class names in the order of the labels; empty if the files contain no names."""

@@ -1,9 +1,8 @@
 """Datasets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision datasets.
 
-The rest of the code treats such a dataset as a folder: each image has a path, e.g.
-`ROOT/train/cat/00042.bmp`, and `array_member` returns the bytes of the equivalent BMP file. ROOT is
-the .npz file, the folder with the IDX or CIFAR files, or a path such as `data/torchvision:CIFAR10`.
-No files are unpacked. `data.array_files` reads the arrays.
+Such a dataset is treated as a folder: each image has a path, e.g. `ROOT/train/cat/00042.bmp`, and
+`array_member` returns the bytes of that BMP file. ROOT is the .npz file, the folder with the IDX or
+CIFAR files, or a path such as `data/torchvision:CIFAR10`. `data.array_files` reads the arrays.
 """
 
 import contextlib
@@ -256,7 +255,6 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
 
 
 def _check_labels_of(part: ArrayPart, source: str) -> None:
-    """Raise a DataError if there is not one integer label per image."""
     labels, images = part.labels, len(part.images)
     where = f"{source}, subset {part.name}"
     if labels.shape != (images,) or not images:

@@ -1,12 +1,9 @@
 """Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing and shifts.
 
-RandAugment is seeded with the view and the image, and batch augmentation with the step. torchvision
-and timm are imported only when used.
-
-Decoding a 32-pixel image takes longer than training on it, so small images are decoded once, kept
-in memory as one tensor, and shifted and flipped in whole batches. The shift of an image depends on
-the seed, the epoch, the image and the number of its earlier uses in the epoch, but not on the
-batch.
+RandAugment is seeded with the view and the image, and batch augmentation with the step. Decoding a
+32-pixel image takes longer than training on it, so small images are kept in memory as one tensor,
+and shifted and flipped in whole batches. The shift of an image depends on the seed, the epoch, the
+image and the number of its earlier uses in the epoch, but not on the batch.
 """
 
 import random

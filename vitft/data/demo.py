@@ -1,11 +1,10 @@
 """Drawings of flowers: a small labelled dataset for trying vitft without a download.
 
-The five kinds of flower differ only in shape. Colours, backgrounds, light, size, position and
-clutter are sampled from the same ranges for all kinds, so neither colour histograms nor raw pixels
-separate them. The bundled weights were not trained on these drawings.
+The five kinds of flower differ only in shape: colours, backgrounds, light, size, position and
+clutter are sampled from the same ranges. The bundled weights were not trained on these drawings.
 
-Lengths are in units of the image side; points of a bloom are in units of the bloom's radius,
-with y pointing down. Images are drawn at twice their final size and then downscaled.
+Lengths are in units of the image side, points of a bloom in units of its radius, with y pointing
+down. Images are drawn at twice their final size and then downscaled.
 """
 
 import contextlib
@@ -324,7 +323,6 @@ def _rotate(points: _Outline, angle: float) -> _Outline:
 
 
 def _shift(points: _Outline, right: float, down: float) -> _Outline:
-    """Move points to the right and down."""
     return points + np.array([right, down])
 
 

@@ -3,12 +3,10 @@
 Pairs of images are filtered in three steps, from coarse to fine: by the distance of their 64-bit
 perceptual hashes, by the correlation of their brightness planes, and by the residual after fitting
 one plane to the other with a small shift, stretch and brightness change. The colours must also be
-similar, so the same shirt in another colour counts as a different image. Recoloured copies
-(including black-and-white ones) are not detected, and mirrored and rotated ones only among new
-images that are compared with known ones (`turned`).
+similar. Recoloured copies are not detected, and mirrored and rotated ones only among new images
+that are compared with known ones (`turned`).
 
-Notation: n is the number of images and m the number of pairs. The shape of `fingerprints` is
-(n, FINGERPRINT_BYTES); see `data.fingerprint`.
+Notation: n images, m pairs; the shape of `fingerprints` is (n, FINGERPRINT_BYTES).
 """
 
 from collections import Counter

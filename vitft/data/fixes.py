@@ -2,8 +2,7 @@
 
 `vitft check` writes a proposed table, the user edits it or decides on a page (`report.decisions`),
 and `vitft finetune --fixes` applies it to the result of `scan`: `drop` leaves an image out, `move`
-changes its label, and `keep` and `undecided` have no effect. `keep` means that someone has decided
-so, `undecided` that nobody has. `data.proposals` makes the proposals.
+changes its label, `keep` has no effect, and `undecided` means that nobody has decided.
 """
 
 import contextlib
@@ -52,7 +51,6 @@ class Fix:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Cells of the table row, as text."""
         confidence = "" if self.confidence is None else f"{self.confidence:.3f}"
         return (
             self.path, self.action, self.label, self.new_label, self.reason, self.kind, confidence,
@@ -275,7 +273,6 @@ def _unescaped(cell: str, known: Container[str]) -> str:
 def _fix_problem(
     name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
 ) -> str:
-    """Return the problem with a row, or an empty string if there is none."""
     if action not in _ACTIONS:
         return f"action is {action!r}, but must be 'keep', 'move', 'drop' or 'undecided'"
     if action != "move" or name not in known or new in classes:

@@ -2,8 +2,6 @@
 
 There are two layouts: one folder per class, or a train folder alongside a val folder, a test folder
 or both, each containing one folder per class. Nothing is ever written to the data folder.
-`data.scan` also reads tables, `data.inspection` reads the files, and `data.split` selects the
-validation images.
 """
 
 import contextlib
@@ -59,8 +57,6 @@ CLASS_COLUMNS = ("class", "new_class")
 
 @dataclass(frozen=True, slots=True)
 class _EmptyClasses:
-    """Class folders without images."""
-
     content: Mapping[str, str] = field(default_factory=dict)
     """Mapping from the path of each empty class folder, relative to the data folder, to a list of
     the files that it contains instead."""
@@ -68,7 +64,6 @@ class _EmptyClasses:
     classes: int = 0  # number of classes
 
     def error(self, root: Path, paths: Collection[str]) -> DataError:
-        """Return the error for the given empty class folders."""
         names = [f"{path} ({self.content[path]})" if self.content[path] else path for path in paths]
         left_out = dict.fromkeys((path.rpartition("/")[2], "") for path in paths)
         fix = "add images (jpg, png, webp, bmp, gif, tif, avif, heic), or remove these folders"
@@ -136,7 +131,6 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Short name of the data, for titles."""
         return short_name(self.shown) if self.shown else (self.table or self.root).resolve().name
 
 

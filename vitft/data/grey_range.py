@@ -1,8 +1,7 @@
 """Value range of a dataset's images with more than 8 bits per channel.
 
 The range is measured once, before any image is used, and stored in the model's transform. Without
-it, 12-bit values in 16-bit files would use only 16 of 256 levels, and equal values in two
-float files could differ in brightness.
+it, 12-bit values in 16-bit files would use only 16 of 256 levels.
 """
 
 import contextlib

@@ -1,12 +1,11 @@
 """Safe decoding of untrusted image files to upright RGB images.
 
 Eight formats are recognised by their first bytes, regardless of the file name. Each format has one
-decoder, from Pillow or, for HEIC, from pillow-heif; no other decoder is tried, and no external
-program is started. The size is checked before pixels are decoded, and an incomplete file raises an
-error instead of returning a partial image.
+decoder, from Pillow or, for HEIC, from pillow-heif; no external program is started. The size is
+checked before pixels are decoded, and an incomplete file raises an error.
 
-The pixels are converted to RGB as described in `data.grey_levels`. Colour profiles are ignored, as
-they are in timm and torchvision. If an image has several frames, only the first one is used.
+Colour profiles are ignored, as they are in timm and torchvision. If an image has several frames,
+only the first one is used.
 """
 
 import contextlib
@@ -363,7 +362,6 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
 
 
 def _find_decoder(kind: str, name: str) -> _Decoder:
-    """Return the decoder for a supported format."""
     if kind == "HEIC":
         try:
             require_extra("heic", feature="HEIC")
@@ -462,7 +460,6 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
 
 
 def _check_size(size: tuple[int, int] | None, name: str, max_pixels: int) -> None:
-    """Raise an ImageError if the size declared in the header is too large."""
     if size is not None and size[0] * size[1] > max_pixels:
         found, limit = (
             f"{n / 1e6:,.{0 if n >= 10**7 else 2}f} Mpx" for n in (size[0] * size[1], max_pixels)

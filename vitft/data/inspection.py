@@ -1,8 +1,7 @@
 """Inspection of image files: each file is read, hashed and decoded once.
 
-Every pass over a data folder uses this module. The caller provides a function that computes
-anything else that is needed from each image, such as features or a fingerprint. This module does
-not import torch.
+The caller of a pass over a folder provides a function that computes anything else that is needed
+from each image, such as features or a fingerprint. This module does not import torch.
 """
 
 import contextlib
@@ -171,8 +170,6 @@ def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
 
 
 class _ImageBatch(NamedTuple):
-    """A batch of equally sized views, and the errors for unreadable files."""
-
     indices: tuple[int, ...]  # image index of each row of `pixels` (B, H, W, 3)
     pixels: Pixels
     failed: tuple[tuple[int, ImageError], ...]
@@ -315,11 +312,9 @@ class OpenedImage:
 
     @property
     def image(self) -> Image.Image:
-        """Upright RGB image."""
         return self.decoded.image if self.jpeg is None else Image.fromarray(self.jpeg)
 
     def facts(self) -> InspectedFile:
-        """Return the facts about the file; an ImageError if it cannot be decoded."""
         if self.jpeg is None:
             (width, height), odd = self.decoded.image.size, self.decoded.odd
         else:

@@ -1,8 +1,7 @@
 """Label sets: all labels of an image in multi-label data, as text such as `a|b`.
 
-In multi-label data, images with the same labels are treated like a class: `Folder.classes` lists
-the label sets, and `Folder.labels` the individual labels, which are the outputs of the model. This
-module does not import NumPy.
+Images with the same labels are treated like a class: `Folder.classes` lists the label sets, and
+`Folder.labels` the individual labels, which are the outputs of the model.
 """
 
 import unicodedata

@@ -1,8 +1,8 @@
 """Tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or Parquet.
 
 Columns are recognised by their usual names or specified in the settings: path and label and,
-optionally, split and group. Other columns are ignored. Image files are not opened. An image has one
-class or, in multi-label data, any number of labels (see `label_columns`).
+optionally, split and group. Image files are not opened. An image has one class or, in multi-label
+data, any number of labels.
 """
 
 import contextlib
@@ -122,7 +122,6 @@ def _is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
 
 
 def _box_columns(header: Sequence[str]) -> list[str]:
-    """Return the names of the columns that contain the boxes of objects, if any."""
     names = [cell.strip() for cell in header]
     plain = [name for name in names if name.lower() in ("x", "y", "w", "h", "width", "height")]
     return [name for name in names if _BOX.search(name)] or plain * (len(plain) == 4)
@@ -229,7 +228,6 @@ class _LabelParser:
         self.notes += [f"{text} {listing(some)}" for text, some in names.items()]
 
     def add(self, column: _LabelColumn) -> None:
-        """Add the labels in a column to those of the rows."""
         has_name = len(self.names) > 1
         prefix = f"{column.name}=" if has_name else ""
         found = {
@@ -242,7 +240,6 @@ class _LabelParser:
             labels += found.get(cell, ())
 
     def labels_in(self, column: _LabelColumn, cell: str) -> list[str]:
-        """Return the labels in a cell."""
         if _looks_like_list(cell):  # in JSON, Python or NumPy
             value: Any = None
             if _LIST.fullmatch(cell):
@@ -292,7 +289,6 @@ class _LabelParser:
     def error(
         self, problem: str, column: _LabelColumn, cell: str, *, fix: str
     ) -> DataError | RunError:
-        """Return the error for the first row with a cell."""
         line = self.lines[column.cells.index(cell)]
         return self.reader.error(problem, line=line, column=column.name, fix=fix)
 
@@ -311,7 +307,6 @@ def number_in(cell: str) -> float | None:
 
 
 def _looks_like_list(cell: str) -> bool:
-    """Return whether a cell looks like a list, or like an object in JSON."""
     return cell[:1] + cell[-1:] in ("[]", "{}") or cell[:2] in ("('", '("', "()")
 
 
@@ -385,7 +380,6 @@ class LabelTable:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, or label sets as text, sorted as strings."""
         return tuple(sorted({row.label for row in self.rows}))
 
     @property
@@ -538,8 +532,6 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
 
 @dataclass(slots=True, kw_only=True)
 class _RowParser:
-    """Parser that checks the rows of a table and collects them by path."""
-
     reader: TableReader
     header: Sequence[str]
     roles: Mapping[str, int]  # mapping from roles to column indices
@@ -553,10 +545,9 @@ class _RowParser:
     repeated: int = 0  # number of rows that repeat an earlier row
     skipped: int = 0  # number of images that the user skipped in `vitft label`; they have no label
     chosen: list[tuple[str, str]] = field(default_factory=list)
-    """Label of each image, and how `vitft label` chose it (see `data.chosen`)."""
+    """Label of each image, and how `vitft label` chose it (see `data.parts`)."""
 
     def add(self, cells: Sequence[str]) -> None:
-        """Check a row and add it."""
         if len(cells) != len(self.header):
             raise self.reader.error(
                 f"found {count(len(cells), 'cell')} instead of {len(self.header)}",
@@ -604,12 +595,10 @@ class _RowParser:
             self.chosen.append((label, chosen))
 
     def cell_named(self, name: str, cells: Sequence[str]) -> str:
-        """Return the cell in the column of a name in lower case, or "" if there is none."""
         pairs = zip(self.header, cells, strict=True)
         return next((str(cell) for title, cell in pairs if title.strip().lower() == name), "")
 
     def check_same(self, first: LabelledRow, row: LabelledRow) -> None:
-        """Raise a DataError if two rows for the same path differ."""
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
             if old != new and (role != "label" or self.spec.labels != "several"):
@@ -641,14 +630,12 @@ class _RowParser:
         return [f"not used: the test part ({count(len(test), 'image')} without a label)"]
 
     def cell(self, cells: Sequence[str], role: str) -> str:
-        """Return the checked cell of a role, or an empty string if the role has no column."""
         if role not in self.roles:
             return ""
         place = self.roles[role]
         return self.reader.checked(cells[place], self.header[place], is_path=role == "path")
 
     def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
-        """Return the error for a problem in the current row, in the column with the given role."""
         return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
 
 

@@ -44,7 +44,6 @@ class LabelledImages:
     predicted: bool = False  # whether the data is a table with the columns of `vitft predict`
 
     def locate(self, path: str) -> str:
-        """Return the path for opening an image, given its path in `images`."""
         return os.path.join(self.root, path)  # noqa: PTH118 - Path would normalise `..` and bytes
 
 

@@ -28,7 +28,6 @@ class MistakenData(NamedTuple):
 
     @property
     def weights_fix(self) -> str:
-        """Fix where weights are expected."""
         return f"{self.use}, and choose weights from `vitft weights list`"
 
 

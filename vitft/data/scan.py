@@ -104,7 +104,6 @@ def _refuse_measured(folder: Folder) -> None:
 
 
 def _scan_table(source: Path, spec: DataSpec) -> Folder:
-    """Return the classes and images that a table lists."""
     table = read_label_table(source, spec)
     classes, rows, parts = table.classes, table.rows, table.parts
     index = {name: number for number, name in enumerate(classes)}
@@ -232,7 +231,6 @@ def _note_on_group_names(folder: Folder) -> str:
 
 
 def _check_groups(folder: Folder) -> None:
-    """Raise a DataError if a group has files in more than one subset."""
     first: dict[str, File] = {}
     for file in folder.files:
         other = first.setdefault(file.group, file) if file.group else file

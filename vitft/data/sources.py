@@ -88,7 +88,6 @@ def sources(
 
 
 def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterable[ImageSource]:
-    """Return the images that one argument refers to; see `sources`."""
     if name == STDIN:
         assert stdin is not None
         return _from_stdin(stdin)

@@ -2,8 +2,7 @@
 
 Of the n images of each class, `int(n * val_rate)` are held out for validation. Except in the
 reference split, at least one image of each class with two or more images is held out, and identical
-images are kept on the same side of the split. `data.draw` chooses the images. This module does not
-read images.
+images are kept on the same side of the split. No images are read.
 """
 
 import hashlib
@@ -127,7 +126,6 @@ def _ordered_groups(
 
 
 def _hash_of(text: str) -> bytes:
-    """Return the SHA-256 digest of `text`."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -364,7 +362,6 @@ class Manifest:
 
     @property
     def test(self) -> tuple[Row, ...]:
-        """Images that are evaluated once, at the end of the run."""
         return tuple(row for row in self.rows if row.split == "test")
 
     @property
@@ -378,11 +375,9 @@ class Manifest:
         return membership(self.classes, self.labels)[index] if self.labels else index
 
     def locate(self, row: Row) -> str:
-        """Return the path for opening the image of a row."""
         return f"{os.fspath(self.root)}/{row.path}"
 
     def to_csv(self) -> bytes:
-        """Return the table as CSV, with class names or label sets as labels."""
         columns: Sequence[str] = _SETS_COLUMNS if self.labels else MANIFEST_COLUMNS
         if any(row.group for row in self.rows):
             columns = (*columns, GROUP_COLUMN)
@@ -393,7 +388,6 @@ class Manifest:
         return encode_table(columns, rows)
 
     def write(self, path: Path) -> None:
-        """Write the table atomically."""
         write_atomically(path, self.to_csv())
 
     @classmethod
@@ -586,7 +580,6 @@ def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str])
 
 
 def _lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:
-    """Return the error for classes without enough images for training and validation."""
     fix = "provide a readable image of every class, and 2 (in 2 groups) of at least 2 classes"
     column = folder.split_column
     where = f" in the column {column}" if column else ""

@@ -290,12 +290,10 @@ def open_text(file: IO[bytes], head: bytes, newline: str = "") -> io.TextIOWrapp
 
 
 def _last_filled(cells: Sequence[str]) -> int:
-    """Return the number of cells up to the last one that is not empty."""
     return max((i for i, cell in enumerate(cells, start=1) if cell), default=0)
 
 
 def _has_text(kind: Any) -> bool:  # noqa: ANN401 - a pyarrow type; pyarrow is imported late
-    """Return whether the values of a pyarrow type have a textual form."""
     from pyarrow import types
 
     value = kind.value_type if types.is_dictionary(kind) else kind

@@ -1,8 +1,8 @@
 """Image transforms: from a decoded image to the input of the model.
 
-`EvalTransform` is stored in every checkpoint; validation, predict, evaluate, explain and all
-exports use it. Images are resized and cropped as uint8 by Pillow, whose antialiased filters are
-also used by timm and torchvision, and are normalised after batching.
+`EvalTransform` is stored in every checkpoint, and everything but training uses it. Images are
+resized and cropped as uint8 by Pillow, whose antialiased filters are also used by timm and
+torchvision, and are normalised after batching.
 """
 
 import json
@@ -66,7 +66,7 @@ class EvalTransform:
 
     grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
     """Values shown as black and as white in images with more than 8 bits per channel (see
-    `data.grey_levels`). If empty, each file type has its own fixed range."""
+    `images.grey_levels`). If empty, each file type has its own fixed range."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -194,12 +194,10 @@ class EvalTransform:
         return values
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict, omitting an empty grey range."""
         return {k: v for k, v in asdict(self).items() if k != "grey_range" or v}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Create a transform from the output of `to_json`; JSON lists become tuples."""
         tuples: dict[str, Any] = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
         return cls(**{**fields, **tuples})
 

@@ -1,7 +1,6 @@
 """Listing of a data folder: image files, entries that are not regular files, and unused entries.
 
-Only the names and types of entries are used, and no file is opened. `data.folder` determines the
-classes and the layout.
+Only the names and types of entries are used, and no file is opened.
 """
 
 import glob
@@ -26,8 +25,6 @@ _MOST_KINDS = 6  # maximum number of suffixes or classes named in one note
 
 @dataclass(frozen=True, slots=True)
 class _UnusedKind:
-    """Suffixes of unused files that share a reason and a fix."""
-
     suffixes: frozenset[str]
     reason: str
     fix: str
@@ -98,7 +95,6 @@ def suffix_of(name: str) -> str:
 
 
 def _kind_of(suffix: str) -> _UnusedKind:
-    """Return the kind of the files with a suffix, as returned by `suffix_of`."""
     if suffix.lower() in _DOCUMENT_NAMES:
         return _UNUSED_KINDS[-1]
     return _KIND_BY_SUFFIX.get(suffix, _OTHER_SUFFIX)
@@ -220,21 +216,17 @@ class Walk:
         return IMAGE if self.has_image_name(entry.name) else suffix_of(entry.name)
 
     def total(self) -> Counter[str]:
-        """Return the number of unused entries of each kind in all folders."""
         return sum(self.left_out.values(), Counter[str]())
 
     def unused(self, folder: str | None = None) -> Counter[str]:
-        """Return the number of unused files with each suffix, in one folder or in all folders."""
         total = self.left_out.get(folder, Counter()) if folder is not None else self.total()
         return Counter({k: n for k, n in total.items() if k not in (HIDDEN, FOLDER, IMAGE)})
 
     def hidden(self) -> str:
-        """Return the number of hidden entries as text, or an empty string if there are none."""
         number = self.total()[HIDDEN]
         return count(number, "hidden entry", "hidden entries") if number else ""
 
     def notes(self) -> list[str]:
-        """Return notes on unused entries, images in subfolders and circular links."""
         total = self.total()
         notes = unused_notes(self.unused())
         if hidden := self.hidden():
@@ -253,7 +245,6 @@ class Walk:
         return notes
 
     def has_image_name(self, name: str) -> bool:
-        """Return whether the name has an accepted image suffix."""
         stem, dot, suffix = name.rpartition(".")
         if self.reference:
             return bool(stem.strip(".")) and dot + suffix in _REFERENCE_SUFFIXES
@@ -289,11 +280,9 @@ class Walk:
         return status.st_dev, status.st_ino
 
     def full(self, folder: str) -> str:
-        """Return the path for opening an entry, given its path relative to the root."""
         return f"{self.root}/{folder}" if folder else self.root
 
     def raise_if_refused(self) -> None:
-        """Raise a DataError if any folder could not be read for lack of permission."""
         if self.refused:
             more = f" and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
             raise DataError(

@@ -1,7 +1,7 @@
 """Images on which weights were trained, if the weights are those of a run on this machine.
 
-The backbone has seen them, so accuracies on them tell nothing about new images. Only the backbone
-counts: whoever uses the weights of a run fits a new head.
+Accuracies on them tell nothing about new images. Only the backbone counts: whoever uses the weights
+of a run fits a new head.
 """
 
 from collections.abc import Set as AbstractSet

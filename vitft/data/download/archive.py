@@ -3,8 +3,6 @@
 All entries are checked before the first is written, and each is checked again when it is written.
 An archive is refused if it contains a link, a device or a path that leads out of the folder, or if
 its contents are too large. Only new regular files and folders are created, in an empty folder.
-
-The entries are read by `download.entries`.
 """
 
 import contextlib
@@ -54,8 +52,6 @@ class ArchiveLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ArchiveEntry:
-    """An archive entry as described by its header."""
-
     name: str
     size: int = 0
     is_folder: bool = False
@@ -133,7 +129,6 @@ class TarStream:
         return self.place
 
     def content(self, start: int, size: int) -> Iterator[bytes]:
-        """Yield the bytes of one file in chunks."""
         self.seek(start)
         while size > 0 and (piece := self.read(min(_CHUNK_BYTES, size))):
             size -= len(piece)
@@ -173,7 +168,6 @@ def tar_entry(member: tarfile.TarInfo, stream: TarStream) -> _ArchiveEntry:
 
 
 def _zip_entry(info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> _ArchiveEntry:
-    """Convert a `ZipInfo` to an `_ArchiveEntry`."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     if info.is_dir():
         return _ArchiveEntry(name=info.orig_filename, is_folder=True)

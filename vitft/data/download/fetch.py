@@ -1,8 +1,7 @@
 """Download of an image folder as an archive (`vitft data fetch`).
 
-The archive is downloaded to a `.part` file next to the target folder. Once its size and
-digest have been checked, the archive is unpacked into a hidden folder. If this folder contains an
-image folder, it is renamed to the target.
+The archive is downloaded to a `.part` file next to the target folder. Once its digest is checked,
+it is unpacked into a hidden folder, which is renamed to the target if it holds an image folder.
 """
 
 import contextlib
@@ -30,8 +29,6 @@ _ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FetchedFolder:
-    """A downloaded image folder."""
-
     root: Path  # path of the image folder: the target or a folder inside it
     folder: Folder
     sha256: str  # digest of the archive
@@ -88,7 +85,6 @@ def fetch_folder(
 
 
 def _check_target(target: Path) -> None:
-    """Raise a RunError if the target exists, even as an empty folder."""
     if target.exists() or target.is_symlink():
         raise RunError(
             f"{target} already exists; nothing was fetched or overwritten",
@@ -148,7 +144,6 @@ def _check_digest(archive: Archive, sha256: str, size: int, record: Path) -> str
 
 
 def _read_record(record: Path) -> str:
-    """Return the recorded digests in `sha256sum` format, or an empty string if there are none."""
     try:
         return record.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -156,7 +151,6 @@ def _read_record(record: Path) -> str:
 
 
 def _image_root(folder: Path, name: str) -> Path:
-    """Return the topmost image folder in an unpacked archive."""
     place, problem = folder, ""
     for _ in range(5):  # maximum number of nested folders to try
         try:

@@ -1,8 +1,7 @@
 """Resumable download of one large file.
 
 The data is written to a `.part` file. A `.part.json` file next to it records the address and
-version (ETag or Last-Modified) of the remote file. This allows a later process to resume the
-download, or to start over if the remote file has changed.
+version (ETag or Last-Modified) of the remote file, so that a later process resumes the same one.
 """
 
 import contextlib
@@ -110,7 +109,6 @@ def file_size(path: Path) -> int:
 
 
 def _attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> None:
-    """Make one attempt to download the file, or the rest of it."""
     known = read_version(part, url)
     start = file_size(part) if known else 0
     if known and known.size is not None and start == known.size:
@@ -234,7 +232,6 @@ def _copy_body(
 
 
 def _file_too_large(url: str, limits: DownloadLimits) -> DataError:
-    """Return the error for a file that exceeds the size limit."""
     return DataError(
         f"{url} is larger than {limits.max_bytes / 1e9:g} GB",
         fix="download and unpack it by other means, and pass the unpacked folder with --data",

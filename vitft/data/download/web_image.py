@@ -1,8 +1,7 @@
 """Download of a single image, with limits on size, time and redirects.
 
-Only http and https are allowed, including after redirects. Redirects from https to http are
-refused, as are private addresses by default (see `addresses`). A user name and password in the
-address are sent only to its host, not to redirect targets. The bytes are decoded in `data.images`.
+Only http and https are allowed; redirects from https to http are refused, as are private addresses
+by default. A user name and password are sent only to the host, not to redirect targets.
 """
 
 import base64
@@ -264,14 +263,11 @@ class _DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
 
 class _DeadlineConnection(http.client.HTTPConnection):
-    """Connection that is shut down when its deadline passes."""
-
     def __init__(self, *args: Any, clock: Deadline, check: bool, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
         self.clock, self.check = clock, check
 
     def connect(self) -> None:
-        """Connect to the host."""
         self.timeout = self.clock.left
         if self.check:
             check_public(self.host, self.port)

@@ -1,9 +1,8 @@
 """Rows of Hugging Face datasets as tar shards of a local copy.
 
 The rows are streamed once through the library `datasets`. An image is stored as the bytes of its
-file, which nothing has decoded, and the other columns as JSON, so that the shards are read like any
-others (see `remote.samples`). A shard is written whole, with the position of the stream after it,
-so that an interrupted copy continues with the next row.
+file, and the other columns as JSON (see `remote.samples`). A shard is written whole, with the
+position of the stream after it, so that an interrupted copy continues with the next row.
 """
 
 import contextlib
@@ -141,7 +140,6 @@ def local_version(path: str) -> str:
 
 
 def _load_arguments(hub: _HubName, version: str) -> dict[str, Any]:
-    """Return the arguments with which `datasets` opens a dataset."""
     if hub.name.endswith(".parquet") and os.path.isfile(hub.name):  # noqa: PTH113
         return {"path": "parquet", "data_files": hub.name}
     revision = {} if os.path.exists(hub.name) else {"revision": version}  # noqa: PTH110

@@ -1,8 +1,7 @@
 """Values of `--data` that are not paths: `wds:` for tar shards, `hf:` for Hugging Face datasets.
 
-Such a dataset is read through its local copy, a folder of the cache with the table `index.csv`.
-This module computes the location of the copy; `remote.prepare` makes it. Neither reads the network
-here nor imports anything slow.
+Such a dataset is read through its local copy, a folder of the cache with the table `index.csv`,
+which `remote.prepare` makes. Nothing here reads the network or imports anything slow.
 """
 
 import glob
@@ -64,7 +63,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Short name, for runs and folders: the last part of the address."""
         path = unquote(urlsplit(self.address).path) if scheme_of(self.address) else self.address
         name = re.sub(r"\.tar$", "", path.rstrip("/").rpartition("/")[2])
         return re.sub(r"[^\w.]+", "_", name).strip("._")[:60] or "data"
@@ -141,7 +139,6 @@ def scheme_of(address: str) -> str:
 
 
 def _local_path(address: str) -> str:
-    """Return the path of a local shard, given with or without file://."""
     return os.path.expanduser(re.sub(r"^file://", "", address, flags=re.IGNORECASE))  # noqa: PTH111
 
 

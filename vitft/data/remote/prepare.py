@@ -112,7 +112,6 @@ def _fetch_file(address: str, part: Path, *, limits: DownloadLimits) -> None:
 
 
 def _attempt_file(address: str, part: Path, limits: DownloadLimits) -> None:
-    """Download the file, or the rest of it, once."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(address)
@@ -281,7 +280,6 @@ def _ready_shards(
 
 
 def _is_local(shard: ShardPlace) -> bool:
-    """Return whether a shard is a file on this machine, which is not copied."""
     return scheme_of(shard.address) in ("", "file")
 
 

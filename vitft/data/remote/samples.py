@@ -1,8 +1,7 @@
 """Samples of a tar shard in WebDataset's convention: KEY.jpg with KEY.cls, KEY.json or KEY.txt.
 
 The shard is not unpacked: only headers and small text members are read, and the position of every
-image is recorded. Shards come from untrusted places, so names, kinds and sizes of all members are
-checked as those of an archive are (see `download.archive`).
+image is recorded. All members are checked as those of an archive are (see `download.archive`).
 """
 
 import csv
@@ -47,8 +46,6 @@ _LIMITS = ArchiveLimits(content=10**13)
 
 
 class _Member(NamedTuple):
-    """An image in a shard."""
-
     name: str
     offset: int  # in bytes
     size: int
@@ -56,8 +53,6 @@ class _Member(NamedTuple):
 
 @dataclass(slots=True)
 class _Sample:
-    """The members of a shard that share a key."""
-
     images: dict[str, _Member] = field(default_factory=dict)
     """Mapping from components (the text after the first dot of the name, e.g. `jpg`) to images."""
     fields: dict[str, str] = field(default_factory=dict)
@@ -66,8 +61,6 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _ShardSamples:
-    """Contents of a shard."""
-
     samples: Mapping[str, _Sample]  # mapping from keys to samples, in the order of the shard
     unused: Mapping[str, int]  # number of members that are neither images nor text, by suffix
 
@@ -228,13 +221,11 @@ class IndexTable:
         self.header = [*own, *names]
 
     def samples(self) -> Iterator[tuple[str, _Sample]]:
-        """Yield the samples of all shards, each with the name of its shard."""
         for name, contents in self.shards.items():
             for sample in contents.samples.values():
                 yield name, sample
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield one row for each sample with an image."""
         for shard, sample in self.samples():
             if not sample.images:
                 continue
@@ -245,7 +236,6 @@ class IndexTable:
             yield [*main, *others, *part, *(sample.fields.get(name, "") for name in self.fields)]
 
     def notes(self) -> list[str]:
-        """Return notes on samples and members that are not used, and on the split."""
         unused: Counter[str] = Counter()
         for contents in self.shards.values():
             unused.update(contents.unused)
@@ -310,7 +300,6 @@ class ShardFile:
     modified: str  # time of the last change in nanoseconds; as text, because it exceeds 53 bits
 
     def is_unchanged(self, folder: Path) -> bool:
-        """Return whether the file still has its size and time of change."""
         try:
             found = (folder / self.file).stat()
         except OSError:
