@@ -28,8 +28,7 @@ from vitft.explain.attribution import attention_maps, attention_title, explain, 
 from vitft.explain.explainer import head_maps
 from vitft.explain.heatmaps import Method, overlay
 from vitft.explain.model import ExplainedModel, load_run_model, validation_files
-from vitft.explain.model_figures import position_similarity
-from vitft.explain.patches import patch_figure
+from vitft.explain.model_figures import patch_figure, position_similarity
 from vitft.report.charts import epoch_ticks
 
 PAGE = Path(__file__).resolve().parents[1] / "benchmarks" / "notebook" / "tutorials.md"

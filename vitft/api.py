@@ -323,7 +323,7 @@ class Trained:
         """
         predictor = self.require_torch("tokens")
         require_extra("plots", feature="draw_patches")
-        from vitft.explain.patches import patch_figure
+        from vitft.explain.model_figures import patch_figure
 
         name = picture_name(0, image)
         figure = patch_figure(predictor.model, predictor.inputs, self.view(name, image), name)

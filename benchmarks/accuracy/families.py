@@ -33,8 +33,7 @@ from vitft.config.sections import TrainSpec
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import attention_maps
 from vitft.export.formats.base import ExportFormat
-from vitft.export.formats.int8 import Int8Format
-from vitft.export.formats.onnx import OnnxFormat, TorchExportFormat
+from vitft.export.formats.onnx import Int8Format, OnnxFormat, TorchExportFormat
 from vitft.export.formats.timm import TimmFormat
 from vitft.export.trained import TrainedRun
 from vitft.features.cut import cut_model

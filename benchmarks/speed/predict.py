@@ -85,7 +85,7 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
         size={"height": config.image_size[0], "width": config.image_size[1]}
     ).save_pretrained(home / "transformers")
     if int8:
-        from vitft.export.formats.int8 import Int8Format
+        from vitft.export.formats.onnx import Int8Format
         from vitft.export.trained import load_trained
 
         (home / "int8").mkdir()

@@ -219,7 +219,7 @@ def _draw_images(
 
 def _draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
     """Draw how each image becomes tokens, print a table and return the exit code."""
-    from vitft.explain.patches import write_patch_figures
+    from vitft.explain.model_figures import write_patch_figures
 
     rows, failed = [], 0
     with console.Progress("drawing", len(images)) as progress:

@@ -5,8 +5,8 @@ attribution    attribution maps of a batch of images
 heatmaps       heat maps over images and contact sheets, without torch
 model          loading of the model to explain, from a run or from pretrained weights
 explainer      explanation of image files, written as heat maps and arrays
-patches        figures of an image, its patches and its tokens
-model_figures  figures of a model: filters, position embeddings, attention distances
+model_figures  figures of a model (filters, position embeddings, attention distances), and of how
+               it turns an image into tokens
 """
 
 import lazy_loader

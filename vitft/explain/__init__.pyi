@@ -17,5 +17,5 @@ from .model import load_run_model as load_run_model
 from .model import validation_files as validation_files
 from .model_figures import attention_distance as attention_distance
 from .model_figures import patch_filters as patch_filters
+from .model_figures import patch_tokens as patch_tokens
 from .model_figures import position_similarity as position_similarity
-from .patches import patch_tokens as patch_tokens

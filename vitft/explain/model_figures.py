@@ -1,12 +1,14 @@
-"""Figures of a model as in the ViT paper: filters, position embeddings, attention distances.
+"""Figures of a model as in the ViT paper, and of how it turns an image into tokens.
 
 The figures are drawn by `report.plots`. Shapes use the notation of `models.vit`; gh and gw are the
 numbers of rows and columns of the patch grid.
 
-Source: Dosovitskiy et al. 2021, figure 7 and appendix D.7, https://arxiv.org/abs/2010.11929
+Source: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929: figure 7 and appendix D.7 for
+filters, position embeddings and attention distances, section 3.1 for tokens
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitft.data.inspection import decode_images, stack_batches
+from vitft.data.inspection import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
+from vitft.explain.explainer import ExplainedImage, picture_stem
 from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d
 from vitft.models.timm_model import require_vit
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
+from vitft.report.plots import PatchTokens, distance_png, filters_png, patches_png, positions_png
 from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 
@@ -49,8 +53,6 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
         RunError: The folder is not writable.
         ResourceError: The disk is full.
     """
-    from vitft.report.plots import distance_png, filters_png, positions_png
-
     vit = require_vit(model.net, "--model")
     figures = {"filters.png": filters_png(*patch_filters(vit), title=f"{model.name}: filters")}
     if vit.pos_embed is not None:
@@ -145,3 +147,70 @@ def _patch_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
     rows, columns = (torch.arange(n) * side for n, side in zip(grid, patch, strict=True))
     centres = torch.cartesian_prod(rows.float(), columns.float())  # (P, 2)
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+# how a ViT turns an image into tokens: patches, projections and position embeddings ---------------
+
+
+@torch.no_grad()
+def patch_tokens(model: VisionTransformer, pixels: torch.Tensor) -> PatchTokens:
+    """Return the tokens of one normalised image (1, channels, S, S) and the parts of their sum."""
+    config = model.config
+    positions = None
+    if model.pos_embed is not None:
+        first = config.num_prefix if config.prefix_positions else 0
+        positions = model.pos_embed[0, first:].float().cpu().numpy()
+    prefix = {"class": config.class_token, "distillation": config.distilled}
+    names = [f"{name} token" for name, is_there in prefix.items() if is_there]
+    if config.registers:
+        names.append("register" if config.registers == 1 else f"{config.registers} registers")
+    return PatchTokens(
+        grid=config.grid,
+        projections=model.patch_embed(pixels)[0].float().cpu().numpy(),
+        positions=positions,
+        tokens=model.embed(pixels)[0, config.num_prefix :].float().cpu().numpy(),
+        prefix=tuple(names),
+        is_linear=config.stem is None and not config.convs and not config.patch_norm,
+        has_bias=model.patch_embed.proj.bias is not None,
+        is_sum=not config.embed_norm,
+        channels=config.in_channels,
+    )
+
+
+def patch_figure(
+    net: nn.Module, inputs: Callable[[Pixels], torch.Tensor], view: Pixels, title: str
+) -> bytes:
+    """Return a PNG that shows how a model, not from timm, turns an image (S, S, 3) into tokens.
+
+    `inputs` normalises images (B, S, S, 3) for the model.
+    """
+    vit = require_vit(net, "a picture of the patches")
+    return patches_png(view, patch_tokens(vit, inputs(view[None])), title)
+
+
+def write_patch_figures(
+    model: ExplainedModel, images: Sequence[str], out: Path
+) -> Iterator[ExplainedImage]:
+    """Write a figure per image, and yield its path or the error of an unreadable image, in order.
+
+    Raises:
+        UsageError: The model is a timm model.
+        RunError: The folder is not writable.
+        ResourceError: The disk is full.
+    """
+    require_vit(model.net, "--patches")
+    transform = model.transform
+    views = decode_images(
+        images, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
+    )
+    for number, (path, view) in enumerate(zip(images, views, strict=True)):
+        done = ExplainedImage(path=path)
+        if isinstance(view, ImageError):
+            yield replace(done, error=view.reason)
+            continue
+        file = out / f"{picture_stem(number, path)}-patches.png"
+        content = patch_figure(model.net, model.inputs, view, title=Path(path).name)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+        yield replace(done, file=file)

@@ -2,8 +2,7 @@
 
 from vitft.export.formats.base import ExportFormat
 from vitft.export.formats.html import HtmlFormat
-from vitft.export.formats.int8 import Int8Format
-from vitft.export.formats.onnx import OnnxFormat, TorchExportFormat
+from vitft.export.formats.onnx import Int8Format, OnnxFormat, TorchExportFormat
 from vitft.export.formats.preprocessing import PreprocessingFormat
 from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
 from vitft.export.formats.transformers import TransformersFormat, TransformersJsFormat

@@ -1,12 +1,18 @@
 """Export format --html: one page that classifies images in a browser, without a network or server.
 
-The page contains the model, an engine in plain JavaScript (`export.page`) and facts about the run.
-Python cannot run the engine, so the export is verified with the equivalent engine
-`models.numpy_vit` on the weights in the page. When the page is opened, it compares its logits for a
-test pattern with NumPy's.
+The page (`export/page`) contains the model, an engine in plain JavaScript, a user interface and
+facts about the run. The engine (`resize.js`, `weights.js`, `model.js`) reproduces Pillow's resizing
+and `models.numpy_vit`, and runs in a worker (`worker.js`). The content security policy forbids
+every connection and every script except the page's own, which is allowed by its digest.
+
+Python cannot run the engine, so the export is verified with `models.numpy_vit` on the weights in
+the page. When the page is opened, it compares its logits for a test pattern with NumPy's.
 """
 
+import base64
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
@@ -33,7 +39,6 @@ from vitft.export.formats.base import (
     predictions,
 )
 from vitft.export.formats.onnx_resize import RESIZED
-from vitft.export.page import exported_page, read_page
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.reference import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
@@ -50,10 +55,61 @@ from vitft.models.numpy_vit import (
 )
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import not_finite
+from vitft.report.cards import cards_script, cards_style, read_asset
+from vitft.report.html import digest_source
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 from vitft.system.structure import structured
 from vitft.system.text import count, listing, percent
+
+# the page as text: a model, its engine in JavaScript and a user interface in one file -------------
+
+_PAGE_FOLDER = Path(__file__).parents[1] / "page"
+_ENGINE = ("resize.js", "weights.js", "model.js", "worker.js")
+_PART_BYTES = 3 * 2**20
+"""Maximum number of bytes in one element of the page; browsers limit the length of text nodes."""
+
+
+def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
+    """Return the page for a model, given its weights and the facts that the scripts read.
+
+    The facts, such as class names, are in a JSON block; the scripts display them as text.
+    """
+    style = cards_style() + read_asset(_PAGE_FOLDER, "page.css")
+    script = cards_script() + read_asset(_PAGE_FOLDER, "page.js")
+    parts = {
+        "policy": f"default-src 'none'; style-src {digest_source(style)}; "
+        f"script-src {digest_source(script)}; worker-src blob:; "
+        "img-src blob: data:; connect-src 'none'; base-uri 'none'; "
+        "form-action 'none'; trusted-types vitft-worker; require-trusted-types-for 'script'",
+        "style": style,
+        "script": script,
+        "meta": json.dumps(meta, allow_nan=False).replace("<", "\\u003c"),  # cannot end the block
+        "engine": engine(),
+        "weights": "\n".join(
+            '<script class="weights" type="application/octet-stream">'
+            f"{base64.b64encode(data[i : i + _PART_BYTES]).decode()}</script>"
+            for i in range(0, len(data), _PART_BYTES)
+        ),
+    }
+    page = read_asset(_PAGE_FOLDER, "page.html")
+    return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], page)
+
+
+def engine() -> str:
+    """Return the script of the worker."""
+    return "".join(read_asset(_PAGE_FOLDER, name) for name in _ENGINE)
+
+
+def read_page(page: str) -> tuple[dict[str, Any], bytes]:
+    """Return the facts and the weights of a page written by `exported_page`."""
+    meta = re.search(r'<script id="meta" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert meta is not None
+    parts = re.findall(
+        r'<script class="weights" type="application/octet-stream">(.*?)</script>', page
+    )
+    return json.loads(meta[1]), b"".join(base64.b64decode(part) for part in parts)
+
 
 # tensors of `export --html` as bytes, with 8 or 16 bits per weight; read by `page/weights.js` -----
 

@@ -17,13 +17,13 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
-from vitft.export.formats.int8 import quantize_file
 from vitft.export.formats.onnx import (
     MAX_INLINE_BYTES,
     describe_graph,
     onnx_program,
     open_onnx,
     parameter_bytes,
+    quantize_file,
     silenced,
 )
 from vitft.export.formats.onnx_resize import PLANES_INPUT, add_resize, resize_obstacle

@@ -1,7 +1,7 @@
 """Style sheet and script for pages on which users choose images and see predictions.
 
 They are used by the page of the server (`serve.page`) and the page of `export --html`
-(`export.page`). Each page appends its own script, which defines how an image is classified. The
+(`export/page`). Each page appends its own script, which defines how an image is classified. The
 page of `vitft label` (`serve.label`) uses only `elements_script`.
 """
 
