@@ -30,7 +30,7 @@ from vitft.data.fixes import (
 from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.images import GreyRange
-from vitft.data.inspection import InspectedFolder, describe_counts
+from vitft.data.inspection import InspectedFile, InspectedFolder, describe_counts
 from vitft.data.label_sets import split_labels
 from vitft.data.scan import scan
 from vitft.data.split import Manifest, check_folder_classes, joined_groups
@@ -48,6 +48,8 @@ from vitft.system.text import count
 if TYPE_CHECKING:  # torch is imported only if weights are given
     from torch import Tensor
 
+_Features = Callable[[Sequence[str]], "Tensor"]
+"""Function from the digests of readable images to their features (n, D)."""
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +59,6 @@ class CheckResult:
 
     audit: AuditResults
     proposed: Sequence[Fix]
-    """Fixes proposed for the findings."""
     former: Sequence[Fix]
     """Fixes that were applied before the check; the findings are those that remain."""
     labels_checked: bool
@@ -113,19 +114,12 @@ def check_folder(
     split: Mapping[str, str] | None = None,
     needs_fixes: bool = True,
 ) -> CheckResult:
-    """Check the images of a folder and, if weights are given, their labels.
+    """Check the images of a folder and, if `weights` have a name, their labels.
 
     The fixes in `spec` are applied first: images that they drop are not checked, and those that
-    they move are checked with their new labels.
-
-    Args:
-        data: The data folder or table.
-        spec: Settings for reading the data, such as the columns of a table.
-        weights: Weights of the model that computes the features; if their name is empty, labels are
-            not checked.
-        train: Settings for the device, precision, cache and seed.
-        split: Subset (`train`, `val` or `test`) by image path; None for the folder's own subsets.
-        needs_fixes: Whether fixes that cannot be applied are an error instead of a warning.
+    they move are checked with their new labels. If `needs_fixes`, it is an error instead of a
+    warning that they cannot be applied. `split` maps image paths to subsets (`train`, `val` or
+    `test`); None means the folder's own subsets.
 
     Raises:
         DataError: The data contains no classes with images, none of its images is in `split`, or
@@ -156,7 +150,14 @@ def check_folder(
                 folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
             )
     good, groups = inspected.good, fingerprints.duplicate_groups(similar)
-    mislabels, probabilities = _score_labels_of(inspected, groups, features, train.seed)
+    mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
+    if features is not None:
+        mislabels, probabilities = _score_labels(inspected, groups, features, train.seed)
+
+    def remarks_on(file: InspectedFile) -> tuple[str, ...]:
+        found = fingerprints.by_digest[file.sha256]
+        return (*file.odd, *quality_remarks(found, file.width, file.height))
+
     audit = audit_images(
         [
             AuditedImage(
@@ -170,14 +171,7 @@ def check_folder(
         unused=folder.unused,
         notes=(*folder.warnings, *folder.notes),
         bad=inspected.bad,
-        odd=[
-            (file.path, remark)
-            for file in good
-            for remark in (
-                *file.odd,
-                *quality_remarks(fingerprints.by_digest[file.sha256], file.width, file.height),
-            )
-        ],
+        odd=[(file.path, remark) for file in good for remark in remarks_on(file)],
         groups=groups,
         mislabels=mislabels,
         probabilities=probabilities,
@@ -196,18 +190,13 @@ def check_folder(
     )
 
 
-def _score_labels_of(
-    inspected: InspectedFolder,
-    groups: Mapping[str, str],
-    features: "Callable[[Sequence[str]], Tensor] | None",
-    seed: int,
+def _score_labels(
+    inspected: InspectedFolder, groups: Mapping[str, str], features: "_Features", seed: int
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Return the probable label errors, and the class probabilities by path."""
-    good, folder = inspected.good, inspected.folder
-    if features is None or not good:
-        return [], {}
     from vitft.features.label_errors import check_labels
 
+    good, folder = inspected.good, inspected.folder
     together, classes = joined_groups(good, groups), folder.classes
     distinct = Counter(label for label, _ in {(file.label, file.sha256) for file in good})
     used = sorted(label for label, images in distinct.items() if images > 1)
@@ -249,11 +238,8 @@ def _inspect_with_features(
     weights: WeightsSpec,
     train: TrainSpec,
     max_pixels: int,
-) -> tuple[InspectedFolder, Callable[[Sequence[str]], "Tensor"], EvalTransform]:
-    """Inspect every image, computing its fingerprint and features in the same pass.
-
-    Return also a function from digests to features (n, D), and the transform of the model.
-    """
+) -> tuple[InspectedFolder, _Features, EvalTransform]:
+    """Inspect every image, computing its fingerprint and features in the same pass."""
     check_weights_name(weights.name, allow_pickle=weights.allow_pickle, allow_random=True)
     with heavy_imports():
         from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
@@ -294,8 +280,7 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
                 otherwise="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
             ),
         )
-    rows = Manifest.read(split, path).rows
-    return checked_run_config(path), {r.path: r.split for r in rows}
+    return checked_run_config(path), {r.path: r.split for r in Manifest.read(split, path).rows}
 
 
 def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) -> str:
