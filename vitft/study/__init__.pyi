@@ -1,9 +1,9 @@
 """Public names of `vitft.study`, imported on first use."""
 
-from .features import BASELINE_VIEW as BASELINE_VIEW
-from .features import baseline_features as baseline_features
-from .features import colour_histogram as colour_histogram
-from .features import small_image as small_image
+from .run import BASELINE_VIEW as BASELINE_VIEW
+from .run import baseline_features as baseline_features
+from .run import colour_histogram as colour_histogram
+from .run import small_image as small_image
 from .plan import FeatureSource as FeatureSource
 from .plan import Plan as Plan
 from .results import CurvePoint as CurvePoint

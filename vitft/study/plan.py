@@ -4,7 +4,7 @@ This module does not import torch.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,10 +98,7 @@ def check_study(
             fix="add a split column that assigns each group to either train or test",
         )
     counts = Counter(file.label for file in folder.files if file.part != "val")
-    most = most_shots(counts.values(), has_tests=folder.layout == "split")
-    fitting, left_out = fitting_shots(shots, most)
-    if not fitting:
-        raise too_few_images(folder, counts)
+    fitting, left_out, most = fit_shots(folder, counts, shots)
     name = FILE_NAME.sub("", folder.name)  # the name of a table without its suffix
     place = plan_run(out or str(free_name(Path(f"study-{name}"))), data)
     check_outside(place, folder.table or folder.root)
@@ -150,30 +147,28 @@ def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
     )
 
 
-def most_shots(counts: Iterable[int], *, has_tests: bool) -> int:
-    """Return the largest number of shots that the smallest of the classes' `counts` allows.
+def fit_shots(
+    folder: Folder, counts: Mapping[int, int], shots: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the possible numbers of shots in ascending order, the others, and the largest one.
 
-    Without separate test images, a fifth of it (at least one image) is reserved for testing.
+    `counts` are the numbers of images available for training in each class. Without separate test
+    images, a fifth of the smallest class (at least one image) is reserved for testing.
+
+    Raises:
+        DataError: The smallest class is too small for any of the numbers.
     """
-    smallest = min(counts)
-    return smallest if has_tests else max(0, smallest - max(1, round(smallest / 5)))
-
-
-def fitting_shots(shots: Iterable[int], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the distinct numbers of shots up to the largest possible one, and those beyond it."""
-    wanted = sorted({*shots})
-    return tuple(s for s in wanted if s <= most), tuple(s for s in wanted if s > most)
-
-
-def too_few_images(folder: Folder, counts: Counter[int]) -> DataError:
-    """Return the error to raise if the smallest class is too small for any number of shots."""
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
-    most = most_shots(counts.values(), has_tests=folder.layout == "split")
-    return DataError(
-        f"class {folder.classes[label]} in {folder.source} has only "
-        f"{count(smallest, 'usable image')}, too few to train and test with any of the given "
-        "--shots",
-        fix=f"use --shots {most} or smaller numbers, or add images to this class"
-        if most
-        else "add images to this class",
-    )
+    has_tests = folder.layout == "split"
+    most = smallest if has_tests else max(0, smallest - max(1, round(smallest / 5)))
+    wanted = sorted({*shots})
+    if wanted[0] > most:
+        raise DataError(
+            f"class {folder.classes[label]} in {folder.source} has only "
+            f"{count(smallest, 'usable image')}, too few to train and test with any of the given "
+            "--shots",
+            fix=f"use --shots {most} or smaller numbers, or add images to this class"
+            if most
+            else "add images to this class",
+        )
+    return tuple(s for s in wanted if s <= most), tuple(s for s in wanted if s > most), most

@@ -8,7 +8,6 @@ images.
 
 import functools
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,25 +17,169 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.sections import DataSpec, TrainSpec
+from vitft.data.folder import File, Folder
 from vitft.data.grey_range import measure_grey_range
-from vitft.data.inspection import InspectedFile, InspectedFolder, log_inspection
+from vitft.data.images import GreyRange, open_image
+from vitft.data.inspection import InspectedFile, InspectedFolder, Pixels, in_order, log_inspection
+from vitft.data.transforms import EvalTransform, eval_view
 from vitft.data.weights_images import images_of_weights
 from vitft.features.cache import default_folder, prune
+from vitft.features.extract import vanished_error
 from vitft.features.folds import CV_FOLDS
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.penalty import choose_penalty
-from vitft.features.pipeline import inspect_dataset
+from vitft.features.pipeline import build_pipeline, inspect_dataset, log_cached_features
 from vitft.messages.comparison import known_images_note
 from vitft.metrics.intervals import Groups
-from vitft.study.features import BackboneFeatures, baseline_features
-from vitft.study.plan import Plan, fitting_shots, most_shots, too_few_images
+from vitft.models.initial import log_model
+from vitft.models.pretrained.load import load_backbone
+from vitft.models.pretrained.locate import RANDOM
+from vitft.study.plan import FeatureSource, Plan, fit_shots
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, ImageError
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
+
+
+# image features for a study: backbone features, small images and colour histograms ----------------
+
+BASELINE_VIEW = EvalTransform(
+    image_size=(128, 128), crop=1.0, interpolation="bilinear", fit="squash"
+)
+_SMALL_SIDE = 32  # pixels
+_HISTOGRAM_LEVELS = 8
+"""Number of levels per colour channel."""
+
+
+class BackboneFeatures:
+    """Features of a folder's images, computed by one backbone."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        data: DataSpec,
+        train: TrainSpec,
+        source: FeatureSource,
+        *,
+        allow_pickle: bool,
+        grey_range: GreyRange = (),
+    ) -> None:
+        self.folder, self.data = folder, data
+        # Random weights are the same as in `finetune --weights random:NAME` with the same seed.
+        model, report = load_backbone(
+            source.weights,
+            num_classes=len(folder.classes),
+            allow_pickle=allow_pickle,
+            seed=train.seed,
+        )
+        if not source.weights.startswith(RANDOM):
+            log_model(source.weights, report)
+        transform = replace(report.transform, grey_range=grey_range)
+        device = pick_device(train.device)
+        precision = pick_precision(train.precision, device)
+        pipeline = build_pipeline(
+            model, transform, "head", train, device=device, precision=precision
+        )
+        extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
+        assert extractor is not None
+        self.extractor, self.view = extractor, eval_view(transform)
+        self.is_complete = False  # whether the features of every image are cached
+        log.info(
+            f"{source.name}: {model.feature_size}-dimensional features, computed on "
+            f"{describe_device(device)} in {precision}"
+        )
+
+    def inspect(self) -> InspectedFolder:
+        """Inspect every image of the folder, computing its features in the same pass."""
+        inspected = inspect_dataset(
+            self.folder,
+            extractor=self.extractor,
+            view=self.view,
+            max_pixels=self.data.max_pixels,
+            allow_bad=self.data.allow_bad,
+        )
+        self.is_complete = True
+        log_cached_features(inspected, self.extractor.computed)
+        return inspected
+
+    def rows(self, files: Sequence[InspectedFile]) -> Tensor:
+        """Return the features (n, D) of the images, computing those that are not yet cached.
+
+        Raises:
+            DataError: A file has been deleted or replaced since the start of the study.
+            DivergedError: Features are not finite, or are too large for further computation.
+            RunError, ResourceError: The cache cannot be written.
+        """
+        listed = [File(file.path, file.label) for file in files]
+        if not self.is_complete:
+            with console.Progress("computing features", len(files)) as progress:
+                try:
+                    self.extractor.compute(
+                        str(self.folder.root), listed, self.view, progress=progress.advance
+                    )
+                except ImageError as error:
+                    raise vanished_error(error) from error
+        return self.extractor.rows([file.sha256 for file in files], self.view)
+
+
+def baseline_features(
+    folder: Folder,
+    files: Sequence[InspectedFile],
+    *,
+    max_pixels: int,
+    grey_range: GreyRange = (),
+) -> dict[str, Tensor]:
+    """Return the features (n, D) of each baseline by its name, computed in one pass.
+
+    Raises:
+        DataError: A file has been deleted or replaced since the start of the study.
+    """
+
+    def view_of(file: InspectedFile) -> Pixels | ImageError:
+        try:
+            path = f"{folder.root}/{file.path}"
+            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range)
+        except ImageError as error:
+            return ImageError(file.path, error.reason)
+        return BASELINE_VIEW.pixels(image)
+
+    images, histograms = [], []
+    with console.Progress("computing baselines", len(files)) as progress:
+        for view in in_order(view_of, files, workers=torch.get_num_threads()):
+            if isinstance(view, ImageError):
+                raise vanished_error(view)
+            images.append(small_image(view))
+            histograms.append(colour_histogram(view))
+            progress.advance()
+    return {
+        "pixels": torch.from_numpy(np.stack(images)),
+        "histogram": torch.from_numpy(np.stack(histograms)),
+    }
+
+
+def small_image(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Shrink an image (S, S, 3) by averaging square blocks: (_SMALL_SIDE**2 * 3,) from 0 to 1."""
+    side = len(pixels) // _SMALL_SIDE
+    squares = pixels.reshape(_SMALL_SIDE, side, _SMALL_SIDE, side, 3)
+    return (squares.mean(axis=(1, 3), dtype=np.float32) / 255).ravel()
+
+
+def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the square root (_HISTOGRAM_LEVELS**3,) of each colour's fraction of an image.
+
+    Square roots suit linear heads better than the fractions themselves (Hellinger distance, as in
+    Arandjelovic & Zisserman 2012).
+    """
+    levels = pixels.reshape(-1, 3).astype(np.int64) * _HISTOGRAM_LEVELS // 256
+    colours = (levels[:, 0] * _HISTOGRAM_LEVELS + levels[:, 1]) * _HISTOGRAM_LEVELS + levels[:, 2]
+    counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
+    return np.sqrt(counts / len(colours)).astype(np.float32)
+
+
+# execution of a study: selection of images, features, linear heads and their accuracies -----------
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +252,7 @@ def run_study(
         DivergedError, RunError, ResourceError: Features are not finite or cannot be cached.
     """
     first = next((one for one in plan.sources if not one.is_baseline), None)
-    max_pixels, allow_bad = data.max_pixels, data.allow_bad
+    max_pixels = data.max_pixels
     grey_range = measure_grey_range(plan.folder, max_pixels=max_pixels)
     load = functools.partial(
         BackboneFeatures, plan.folder, data, train, allow_pickle=allow_pickle, grey_range=grey_range
@@ -118,7 +261,7 @@ def run_study(
     inspected = (
         backbone.inspect()
         if backbone
-        else inspect_dataset(plan.folder, max_pixels=max_pixels, allow_bad=allow_bad)
+        else inspect_dataset(plan.folder, max_pixels=max_pixels, allow_bad=data.allow_bad)
     )
     log_inspection(inspected)
     files = unique_images(inspected)
@@ -184,20 +327,16 @@ def run_study(
 
 def _fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     """Return the plan, limited to the numbers of shots with enough usable images."""
-    has_tests = plan.folder.layout == "split"
-    counts = np.bincount(
-        [file.label for file in files if file.part != "val"], minlength=len(plan.folder.classes)
-    )
-    most = most_shots(counts.tolist(), has_tests=has_tests)
-    shots, dropped = fitting_shots(plan.shots, most)
-    if has_tests and not any(file.part == "val" for file in files):
+    if plan.folder.layout == "split" and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.source} has no usable test images",
             fix="add readable images to the val or test folder; identical images with different "
             "labels are not used",
         )
-    if not shots:
-        raise too_few_images(plan.folder, Counter(dict(enumerate(counts.tolist()))))
+    counts = dict.fromkeys(range(len(plan.folder.classes)), 0)
+    for file in files:
+        counts[file.label] += file.part != "val"
+    shots, dropped, most = fit_shots(plan.folder, counts, plan.shots)
     return replace(plan, shots=shots, left_out=(*dropped, *plan.left_out), most=most)
 
 
