@@ -78,18 +78,13 @@ def _print_comparison(comparison: "RunComparison") -> None:
     if step := comparison.next_step():
         output.result(step)
     output.result("")
-    columns: tuple[str, ...] = ("run", "accuracy", "95% interval")
-    if not comparison.is_same_images:
-        columns += ("accuracy on shared images",)
-    if comparison.cross_validated:
-        columns += ("cross-validated", "95% interval")
     kind = "images" if comparison.runs[0].is_evaluation else "validation images"
     groups = "" if comparison.groups is None else f" of {comparison.units}"
     output.table(
-        columns,
+        comparison.columns,
         comparison.accuracy_rows(),
         title=f"{kind} compared: {comparison.shared:,}{groups}",
-        numbers=len(columns) - 1,
+        numbers=len(comparison.columns) - 1,
     )
     if comparison.pairs:
         corrected = (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_uppercase
 
-from vitft.messages.results import EXACT_LABELS, chance_clause, estimate_text
+from vitft.messages.results import EXACT_LABELS, INTERVAL, chance_clause, estimate_text
 from vitft.metrics.results import Interval
 from vitft.metrics.summary import Results
 from vitft.system.text import count, listing, p_equation, percent, points
@@ -12,6 +12,19 @@ OWN_LABELS = (
     "Runs with different fixes are each scored with their own labels, so their accuracies in the "
     "table cannot be compared."
 )
+ON_SHARED = "accuracy on the shared images"
+EACH_RUN = "Accuracy of each run with its 95% interval"
+BY_EPOCH = "Validation accuracy by epoch"
+BY_IMAGES = "Cross-validated accuracy by training images"
+BY_PENALTY = "Cross-validated accuracy by L2 penalty"
+ON_VALIDATION = "validation accuracy"
+ON_TEST = "accuracy on test images (%)"
+"""Titles and labels of charts."""
+
+
+def figure_of_runs(images: int) -> str:
+    """Return the line below the title of a figure of compared runs."""
+    return f"accuracy on {count(images, 'shared validation image')}, with 95% intervals"
 
 
 def accuracy_on_corrected_labels(run: str, fixed: str, command: str) -> str:
@@ -25,11 +38,7 @@ def accuracy_on_corrected_labels(run: str, fixed: str, command: str) -> str:
 def more_accurate(letters: Sequence[str], difference: float, p: float, images: int) -> str:
     """Return which of two runs is more accurate, if either is, as a sentence without a full stop.
 
-    Args:
-        letters: Letters of the two runs.
-        difference: Accuracy of the second run minus accuracy of the first.
-        p: The p-value.
-        images: Number of images on which they were compared.
+    `difference` is the accuracy of the second run minus that of the first.
     """
     worse, better = letters if difference >= 0 else reversed(letters)
     by = f"by {points(abs(difference)).lstrip('+')} ({p_equation(p)})"
@@ -38,6 +47,27 @@ def more_accurate(letters: Sequence[str], difference: float, p: float, images: i
     if difference == 0:
         return f"{worse} and {better} are equally accurate on these {count(images, 'image')}"
     return f"No significant difference on these images: {better} is ahead of {worse} {by}"
+
+
+def too_few(units: str, letters: Sequence[str]) -> str:
+    """Return that images or groups such as `2 groups` are too few to compare two runs."""
+    verb = "is" if units.startswith("1 ") else "are"
+    either = " or ".join(letters)
+    return f"{units} {verb} too few to tell whether {either} is more accurate"
+
+
+def accuracy_columns(*, same_images: bool, cross_validated: bool) -> tuple[str, ...]:
+    """Return the headings of a table of accuracies."""
+    shared = () if same_images else ("accuracy on shared images",)
+    more = ("cross-validated", INTERVAL) * cross_validated
+    return ("run", "accuracy", INTERVAL, *shared, *more)
+
+
+def pair_columns(letters: Sequence[str]) -> tuple[str, ...]:
+    """Return the headings of a table of differences between the runs, two of them or more."""
+    first, second = reversed(letters) if len(letters) == 2 else ("first", "second")
+    counts = f"only {first} correct", f"only {second} correct"
+    return ("pair", "difference", INTERVAL, *counts, "p")
 
 
 def effect(
@@ -51,13 +81,9 @@ def effect(
 ) -> str:
     """Return whether fixes or more images helped, as a sentence without a full stop.
 
-    Args:
-        cause: What may have helped, e.g. `the 20 training images that B adds to those of A`.
-        verdict: `helped`, `hurt`, `no clear effect`, or `mixed` if the runs differ in `others`.
-        letters: Letters of the two runs.
-        measured: Accuracy of the second run minus accuracy of the first, its interval and p-value.
-        images: On which images, e.g. `the shared images`.
-        others: Other differences between the runs.
+    `cause` is e.g. `the 20 training images that B adds to those of A`, and `measured` the accuracy
+    of the second run minus that of the first, its interval and p-value. The verdict is `mixed` if
+    the runs differ in `others`, too.
     """
     difference, (low, high), p = measured
     bounds = f"{points(low).split()[0]} to {points(high)}, {p_equation(p)}"
@@ -131,11 +157,8 @@ def result_notes(
 ) -> list[str]:
     """Return sentences about the numbers of each run that a comparison must not hide.
 
-    Args:
-        runs: Numbers of each run.
-        head_only: Whether only the head of a run was cross-validated before further training.
-        compared: Whether any images are compared.
-        fitted: Whether the thresholds of labels were fitted to these images.
+    `head_only` tells of each run whether only its head was cross-validated before further training,
+    and `fitted` whether the thresholds of labels were fitted to the compared images.
     """
     labelled = list(zip(ascii_uppercase, runs, strict=False))
     notes = list[str]()
@@ -179,14 +202,7 @@ HEAD_NOTE = (
 
 
 def study_heading(seeds: int, images: str, majority: float, *, has_tests: bool) -> str:
-    """Return a description of the accuracies, the test images and the baseline.
-
-    Args:
-        seeds: Number of seeds.
-        images: The test images as text, e.g. `40 test images`.
-        majority: Accuracy of always predicting the largest class.
-        has_tests: Whether the folder has its own validation or test set.
-    """
+    """Return a description of the accuracies, the test images and the baseline `majority`."""
     origin = "the folder's validation or test set" if has_tests else "all images that train no head"
     return (
         f"accuracy in % by number of training images per class, {_mean_of(seeds)}, with 95% "
@@ -201,7 +217,6 @@ def figure_heading(seeds: int, test_images: int) -> str:
 
 
 def _mean_of(seeds: int) -> str:
-    """Return `1 seed` or, for 3 seeds, `mean of 3 seeds`."""
     return "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
 
 
@@ -218,9 +233,8 @@ def lead_sentences(
 ) -> Iterator[str]:
     """Yield lines that compare the first source with every other one.
 
-    For each comparison, one line states the difference at the largest number of shots. Further
-    lines list the numbers of shots at which the other curve is significantly better, and the
-    numbers of shots at which the difference is not significant.
+    The first line of each has the difference at the largest number of shots, the others the shots
+    at which the other curve is significantly better or the difference is not significant.
     """
     per_class = count(shots[-1], "image per class", "images per class")
     for name, differences in leads.items():

@@ -43,12 +43,9 @@ def chance_reason(results: Results, found: AtChance) -> str:
 
 
 def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
-    """Return why and how to remove duplicates across training and validation.
+    """Return why and how to remove groups of duplicates across training and validation.
 
-    Args:
-        groups: Number of groups of duplicates.
-        without: Accuracy without them as text; empty if unknown.
-        own_split: Whether the split is that of the data.
+    `without` is the accuracy without them, or an empty string.
     """
     remedy = "the option --group-duplicates keeps each group on one side of the split."
     if own_split:
@@ -64,13 +61,10 @@ def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
 
 
 def growth_sentence(gain: Interval | None) -> str:
-    """Return by how much twice as many images would raise the accuracy, or "" if unknown.
-
-    It is given even if the interval contains 0: otherwise, only gains that seem large by chance
-    would be shown.
-    """
+    """Return by how much twice as many images would raise the accuracy, or "" if unknown."""
     if gain is None:
         return ""
+    # Without the intervals that contain 0, only gains that seem large by chance would be shown.
     low, high = (100 * max(0.0, end) for end in gain)  # more images do no harm
     return (
         f"With twice as many images, the accuracy would be {low:.1f} to {high:.1f} points higher "
@@ -102,13 +96,7 @@ def more_validation_images(needed: int) -> str:
 
 
 def penalty_text(found: RunResults, classes: int, some: int | None) -> str:
-    """Return how a head was fitted, and how its penalty was selected.
-
-    Args:
-        found: Contents of eval.json.
-        classes: Number of classes.
-        some: Number of classes to which the selection was limited; None for all of them.
-    """
+    """Return how a head was fitted, and how its penalty was selected: on `some` or all classes."""
     head, best = found.get("head"), found.get("l2", 0.0)
     fitted = "The head was fitted to convergence by L-BFGS."
     if head and head["blocks"] > 1:

@@ -22,6 +22,9 @@ from vitft.system.text import (
 
 WIDE = 0.05
 """Length of an interval from which a value has no decimals where space is scarce."""
+INTERVAL = "95% interval"
+CROSS_VALIDATED = "cross-validated accuracy"
+"""Headings and labels of charts."""
 EXACT_LABELS = "An image counts as correct only if exactly its labels are predicted."
 Rows = list[tuple[str, str]]
 """Labels and the texts beside them; an empty label continues the row before."""
@@ -109,7 +112,7 @@ def rough_digits(one: Estimate) -> int:
 
 
 def rough_percent(one: Estimate) -> str:
-    """Return the value, without decimals if its interval is wide."""
+    """Return the value with `rough_digits`."""
     return percent(one.value, rough_digits(one))
 
 
@@ -172,13 +175,7 @@ def selection_note(epoch: str) -> str:
 
 
 def distinguishes(model: str, classes: str, clause: str) -> str:
-    """Return what a model distinguishes, or what a model at chance level was trained for.
-
-    Args:
-        model: Subject of the sentence, e.g. `This model`.
-        classes: Number and names of the classes, e.g. `3 classes`.
-        clause: Result of `chance_clause`.
-    """
+    """Return that a model distinguishes its classes; one at chance level was trained to do so."""
     if clause:
         return f"{model} was trained to distinguish {classes}, but it {clause}"
     return f"{model} distinguishes {classes}"
@@ -206,16 +203,11 @@ def chance_remedy(
 def using(results: Results, place: str, file_time: float) -> str:
     """Return e.g. `Using runs/latest (flower_photos, trained 4 minutes ago, accuracy 94%)`.
 
-    Args:
-        results: Numbers of the run.
-        place: Where the model was found, as the user wrote it.
-        file_time: Time of its file in seconds since 1970, for a run whose end is unknown.
+    `file_time` is that of the model in seconds since 1970, for a run whose end is unknown.
     """
     ended: float | None = None
-    with contextlib.suppress(ValueError, OverflowError):
-        moment = datetime.fromisoformat(results.ended)
-        if 1970 < moment.year < 9999:  # not every time zone can represent other years
-            ended = moment.timestamp()
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        ended = datetime.fromisoformat(results.ended).timestamp()
     age = days_and_hours(max(0.0, time.time() - (file_time if ended is None else ended)))
     accuracy = "accuracy unknown"
     if one := results.headline:
@@ -228,6 +220,14 @@ def using(results: Results, place: str, file_time: float) -> str:
     if clause := chance_clause(results):
         text += f". The model is at chance level: it {clause}"
     return text
+
+
+def bar_label(name: str, value: float, bounds: Interval | None, baseline: float | None) -> str:
+    """Return the text alternative of a bar of a value."""
+    label = f"{name} {percent(value)}"
+    if bounds:
+        label += f", {INTERVAL} {interval(bounds)}"
+    return label if baseline is None else f"{label}, baseline {percent(baseline)}"
 
 
 def metric_rows(
@@ -280,7 +280,7 @@ def calibration_text(found: Mapping[str, Any]) -> str:
 
 
 def run_details(results: Results) -> str:
-    """Return the name of a run and all its estimates, e.g. for `-v`."""
+    """Return the name of a run and all its estimates."""
     return "; ".join([f"run {results.name}", *map(estimate_text, results.estimates)])
 
 
@@ -293,15 +293,9 @@ def accuracy_without_copies(value: float, bounds: Interval, images: str) -> str:
 def threshold_text(
     value: float, precision: float, bounds: Interval, *, covered: int, images: str, expected: float
 ) -> str:
-    """Return a threshold and the precision that it reaches.
+    """Return a threshold, and its precision and interval on the `covered` predictions above it.
 
-    Args:
-        value: The threshold.
-        precision: Fraction of correct predictions at or above the threshold.
-        bounds: 95% interval of the precision.
-        covered: Number of predictions at or above the threshold.
-        images: All images as text, e.g. `40 validation images`.
-        expected: The precision that the probabilities promise, which is given if it is higher.
+    `expected` is the precision that the probabilities promise, which is given if it is higher.
     """
     also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
     return (
@@ -327,10 +321,8 @@ def export_accuracy(
 def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
     """Return why the head of an export reads only the last block, and what that costs.
 
-    Args:
-        blocks: Number of blocks that the head of the run reads; 0 if unknown.
-        last: Validation accuracy of the exported head; None if unknown.
-        whole: Validation accuracy of the run's head.
+    The head of the run reads `blocks` blocks. Its validation accuracy is `whole`, that of the
+    exported head `last`, or None if it is unknown.
     """
     if last is None:
         return "because timm and transformers cannot load a head that reads several blocks"
@@ -412,31 +404,20 @@ def class_table(
     occurring = [(name, row) for name, row in found["per_class"].items() if row["images"]]
     if len(occurring) > _MOST_LISTED:
         occurring = sorted(occurring, key=lambda pair: pair[1]["recall"])[:_MOST_LISTED]
-    if details:
-        headings = ("class", "images", "recall", _BOUNDS, "precision", _BOUNDS, "F1", _BOUNDS)
-        rows = [
-            (name, str(row["images"]), *(c for m in CLASS_METRICS for c in _cells(row, m)))
-            for name, row in occurring
-        ]
-        return headings, rows
-    also, others = () if found.get("labels") else ("mostly mistaken for",), mostly_taken_for(found)
-    return ("class", "images", "recall", "precision", "F1", *also), [
-        (
-            name,
-            str(row["images"]),
-            *(_cells(row, metric)[0] for metric in CLASS_METRICS),
-            *([others.get(name, "")] if also else ()),
-        )
-        for name, row in occurring
-    ]
+    others, with_others = mostly_taken_for(found), not details and not found.get("labels")
+    headings, rows = ["class", "images"], []
+    for heading in ("recall", "precision", "F1"):
+        headings += [heading, _BOUNDS] if details else [heading]
+    for name, row in occurring:
+        cells = [name, str(row["images"])]
+        for metric in CLASS_METRICS:
+            value, bounds = row[metric], row[f"{metric}_interval"]
+            cells.append("" if value is None else percent(value))
+            cells += ["" if value is None else interval(bounds)] * details
+        rows.append((*cells, *[others.get(name, "")] * with_others))
+    return (*headings, *["mostly mistaken for"] * with_others), rows
 
 
 def _with_interval(found: Mapping[str, Any], name: str) -> str:
     """Return e.g. `94.3% (95% CI 92.9 to 95.5%)`."""
     return percent(found[name]) + within(found[f"{name}_interval"])
-
-
-def _cells(row: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """Return a metric of a class and its interval, or two empty strings if it is undefined."""
-    value = row[name]
-    return ("", "") if value is None else (percent(value), interval(row[f"{name}_interval"]))

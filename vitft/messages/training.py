@@ -44,12 +44,8 @@ BEST_RULE = (
 def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
     """Return the epoch of the saved weights in words, e.g. `epoch 3 of 20`.
 
-    As in the table of epochs, a head that was fitted before the first epoch is not counted.
-
-    Args:
-        results: Results of the run, which count such a head as the first epoch.
-        layers: Trained layers, e.g. `head,all`.
-        planned: Number of epochs of each stage; 0 to leave out the total.
+    A head that was fitted before the first epoch is not counted. `planned` is the number of epochs
+    of each stage, or 0 to leave out the total.
     """
     number, stages, after = results["best_epoch"], len(layers.split(",")), ""
     if layers.startswith("head,"):
@@ -60,10 +56,7 @@ def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
 
 
 def needed_budget(seconds: float) -> str:
-    """Return the option with a budget of about `seconds`, e.g. `about --budget 16m`.
-
-    The seconds follow from speeds that were measured during the run.
-    """
+    """Return the option with a budget of about `seconds`, e.g. `about --budget 16m`."""
     return f"about --budget {math.ceil(seconds / 60)}m"
 
 
@@ -117,13 +110,9 @@ def confirmed_in_float32(after: float, during: float, precision: str) -> str:
 
 
 def already_trained(weights: str, images: int, validation: int, run: str) -> str:
-    """Return that the weights were trained on images of this run.
+    """Return that the weights were trained on images of this run, some of them for validation.
 
-    Args:
-        weights: Name or path of the weights.
-        images: Number of images on which they were trained.
-        validation: How many of these are validation images.
-        run: The run that trained them, as a word of a command.
+    `run` is the run that trained them, as a word of a command.
     """
     where = f"the weights {weights} were trained on {images:,} of these images"
     if validation:
@@ -168,10 +157,7 @@ def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> st
 def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy: str = "") -> Rows:
     """Return the numbers of a run that everybody needs: one to quote, one beside it, findings.
 
-    Args:
-        results: Numbers of the run.
-        budget: What a run with a time budget tried.
-        remedy: Advice for a model at chance level.
+    `remedy` is the advice for a model at chance level.
     """
     one, clause = results.headline, chance_clause(results)
     if one is None:
@@ -203,11 +189,7 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
 def detail_lines(results: Results, found: RunResults, layers: str, planned: int) -> list[str]:
     """Return all that the report has on the accuracy of a run, one fact a line.
 
-    Args:
-        results: Numbers of the run.
-        found: Contents of its eval.json.
-        layers: Trained layers.
-        planned: Number of epochs of each stage.
+    `found` are the contents of eval.json, and `planned` the number of epochs of each stage.
     """
     lines = [estimate_text(one) for one in results.estimates]
     if results.headline and (text := baseline_text(results.headline)):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vitft.messages.pages import confidence_text, learning_text, penalty_text
-from vitft.messages.results import sentence
+from vitft.messages.results import CROSS_VALIDATED, INTERVAL, sentence
 from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch
 from vitft.metrics.results import LogLine
 from vitft.report import charts
@@ -88,13 +88,13 @@ def penalty_section(run: Run) -> _ChartSection | None:
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
         return None
-    best, label = run.measured.get("l2", 0.0), "Cross-validated accuracy by penalty"
+    best, label = run.measured.get("l2", 0.0), f"{CROSS_VALIDATED.capitalize()} by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
     return _ChartSection(
         title="How the head was fitted",
         text=penalty_text(run.measured, len(run.classes), log[0].get("cv_classes")),
         charts=[charts.penalty_chart(label, penalties, accuracies, best)],
-        columns=["penalty", "cross-validated loss", "cross-validated accuracy"],
+        columns=["penalty", "cross-validated loss", CROSS_VALIDATED],
         rows=[
             [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
         ],
@@ -141,7 +141,7 @@ def learning_section(run: Run) -> _ChartSection | None:
         title="Would more images help?",
         text=learning_text(more, several=run.several),
         charts=[charts.learning_curve_chart(label, measured, extrapolated, bounds=bounds)],
-        columns=["training images", "accuracy", "95% interval"],
+        columns=["training images", "accuracy", INTERVAL],
         rows=[
             [f"{images:,}", percent(top1), interval(ends)]
             for (images, top1), ends in zip(measured, bounds, strict=True)

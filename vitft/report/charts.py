@@ -4,10 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import cycle
 
+from vitft.messages.comparison import EACH_RUN, ON_SHARED
+from vitft.messages.results import CROSS_VALIDATED, INTERVAL, bar_label
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import CalibrationBin, Interval
-from vitft.system.text import interval, percent
 
 # line charts as SVG markup, for pages with two colour schemes and no style attributes -------------
 
@@ -241,17 +243,14 @@ def epoch_chart(
         Series(name=name, colour=colour, xs=epochs, ys=ys, dashes=dashes, markers=markers)
         for name, colour, ys, dashes in lines
     ]
-    low, high = _axis_limits(epochs)
-    ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
-    x_axis = Axis(low=low, high=high, ticks=ticks, title="epoch")
-    return _with_y_axis(label, x_axis, series, title=y, is_percent=is_percent)
+    return _with_y_axis(label, _epoch_axis(epochs), series, title=y, is_percent=is_percent)
 
 
 def penalty_chart(
     label: str, penalties: Sequence[float], accuracies: Sequence[float], selected: float
 ) -> str:
     """Return a chart of cross-validated accuracy by penalty, with the selected penalty circled."""
-    series = [Series(name="cross-validated accuracy", colour="accent", xs=penalties, ys=accuracies)]
+    series = [Series(name=CROSS_VALIDATED, colour="accent", xs=penalties, ys=accuracies)]
     pairs = zip(penalties, accuracies, strict=True)
     if ringed := [pair for pair in pairs if math.isclose(pair[0], selected)]:
         xs, ys = zip(*ringed, strict=True)
@@ -278,21 +277,19 @@ def learning_curve_chart(
     """
     xs, ys = zip(*points, strict=True)
     series = [_error_bar(x, ends, "accent") for x, ends in zip(xs, bounds, strict=False)]
-    name = "measured, 95% interval" if bounds else "measured"
-    series.append(Series(name=name, colour="accent", xs=xs, ys=ys))
-    if extrapolated is not None:
-        series.append(
-            Series(
-                name="extrapolated",
-                colour="second",
-                xs=[xs[-1], extrapolated[0]],
-                ys=[ys[-1], extrapolated[1]],
-                dashes="4 4",
-                markers=[False, True],
-                is_hollow=True,
-            )
+    series.append(
+        Series(
+            name=f"measured, {INTERVAL}" if bounds else "measured", colour="accent", xs=xs, ys=ys
         )
-    places = [*xs, *([extrapolated[0]] if extrapolated else [])]
+    )
+    if extrapolated is not None:
+        line = [xs[-1], extrapolated[0]], [ys[-1], extrapolated[1]]
+        more = Series(
+            name="extrapolated", colour="second", xs=line[0], ys=line[1], dashes="4 4",
+            markers=[False, True], is_hollow=True,
+        )  # fmt: skip
+        series.append(more)
+    places = [*{x for one in series for x in one.xs}]
     ticks = [(value, f"{value:,.0f}") for value in sorted(places)]
     x_axis = _log_axis(places, ticks, "training images")
     return _with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
@@ -306,9 +303,8 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
     for b in bins:
         bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
         series.append(_error_bar(b["confidence"], bounds, "accent"))
-    name = "measured, with 95% interval"
     xs, ys = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-    series.append(Series(name=name, colour="accent", xs=xs, ys=ys, width=0))
+    series.append(Series(name=f"measured, with {INTERVAL}", colour="accent", xs=xs, ys=ys, width=0))
     ticks = [(value / 5, f"{20 * value}%") for value in range(6)]
     x_axis = Axis(low=0, high=1.02, ticks=ticks, title="confidence")
     y_axis = Axis(low=0, high=1.02, ticks=ticks, title="accuracy")
@@ -316,26 +312,22 @@ def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
 
 
 def _error_bar(x: float, bounds: Interval, colour: str) -> Series:
-    """Return a vertical line from the lower to the upper end of an interval."""
     return Series(colour=colour, xs=[x, x], ys=bounds, width=1.2, markers=_NO_MARKERS)
 
 
-def interval_chart(
-    label: str, names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]
-) -> str:
+def interval_chart(names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]) -> str:
     """Return a chart of accuracies and intervals, with one row per name."""
     series = []
-    for row, (accuracy, bounds) in enumerate(accuracies):
-        colour = _RUN_LOOKS[row % len(_RUN_LOOKS)][0]
-        series.append(
-            Series(colour=colour, xs=bounds, ys=[row, row], width=1.6, markers=_NO_MARKERS)
-        )
-        series.append(Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4))
+    for row, (accuracy, ends) in enumerate(accuracies):
+        colour, _ = _RUN_LOOKS[row % len(_RUN_LOOKS)]
+        series += [
+            Series(colour=colour, xs=ends, ys=[row, row], width=1.6, markers=_NO_MARKERS),
+            Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4),
+        ]
     low, high = _axis_limits([value for one in series for value in one.xs], is_percent=True)
-    title = "accuracy on the shared images"
-    x_axis = Axis(low=low, high=high, ticks=_percent_ticks(round_ticks(low, high)), title=title)
+    x_axis = Axis(low=low, high=high, ticks=_percent_ticks(round_ticks(low, high)), title=ON_SHARED)
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
-    return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
+    return Chart(label=EACH_RUN, x=x_axis, y=y_axis, series=series).markup()
 
 
 def overlaid_curves(
@@ -347,24 +339,16 @@ def overlaid_curves(
     is_log: bool,
 ) -> str:
     """Return a chart of one curve per run, each given as its letter, x values and y values."""
-    series = [
-        Series(
-            name=letter,
-            colour=_RUN_LOOKS[i % len(_RUN_LOOKS)][0],
-            dashes=_RUN_LOOKS[i % len(_RUN_LOOKS)][1],
-            xs=xs,
-            ys=ys,
-            markers=None if len(xs) <= 24 else [False] * len(xs),
+    series = []
+    for (letter, xs, ys), (colour, dashes) in zip(curves, cycle(_RUN_LOOKS)):
+        markers = None if len(xs) <= 24 else [False] * len(xs)
+        series.append(
+            Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys, markers=markers)
         )
-        for i, (letter, xs, ys) in enumerate(curves)
-    ]
     places = sorted({place for _, xs, _ in curves for place in xs})
+    axis = _epoch_axis(places)
     if is_log:
         axis = _log_axis(places, [(value, f"{value:,g}") for value in places], x)
-    else:
-        low, high = _axis_limits(places)
-        ticks = [(value, f"{value:g}") for value in epoch_ticks(places)]
-        axis = Axis(low=low, high=high, ticks=ticks, title=x)
     title = "accuracy" if is_percent else "loss (nats)"
     return _with_y_axis(label, axis, series, title=title, is_percent=is_percent)
 
@@ -377,13 +361,12 @@ def score_bar(
     Positions are percentages, so that the bar has the width of its container. With `marks`, the
     name of the baseline, the ends of the bar and the baseline are labelled.
     """
-    label, parts = f"{name} {percent(value)}", [_bar_part("track", 0, 100, "%", 6, 12)]
+    label = bar_label(name, value, bounds, baseline)
+    parts = [_bar_part("track", 0, 100, "%", 6, 12)]
     if bounds:
-        label += f", 95% interval {interval(bounds)}"
         width = max(0.5, 100 * (bounds[1] - bounds[0]))
         parts.append(_bar_part("band", 100 * bounds[0], width, "%", 6, 12))
     if baseline is not None:
-        label += f", baseline {percent(baseline)}"
         parts.append(_bar_part("f-second", min(99.0, 100 * baseline), 3, "", 1, 22))
     parts.append(_bar_part("f-accent", min(99.0, 100 * value), 4, "", 1, 22))
     look = "score-bar marked" if marks else "score-bar"
@@ -400,7 +383,7 @@ def score_bar(
 
 
 def _bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:
-    """Return a rectangle of a score bar; `left` is in percent, `width` in percent or pixels."""
+    """`left` is in percent, and `width` in percent or pixels."""
     return (
         f'<rect class="{look}" x="{left:.2f}%" y="{top}" width="{width:.2f}{unit}" '
         f'height="{height}"></rect>'
@@ -410,7 +393,6 @@ def _bar_part(look: str, left: float, width: float, unit: str, top: int, height:
 def _with_y_axis(
     label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
 ) -> str:
-    """Return a chart of the series with a y-axis that spans all of their values."""
     low, high = _axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
     values = round_ticks(low, high)
     ticks = _percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
@@ -418,8 +400,13 @@ def _with_y_axis(
     return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
 
 
+def _epoch_axis(epochs: Sequence[float]) -> Axis:
+    low, high = _axis_limits(epochs)
+    ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
+    return Axis(low=low, high=high, ticks=ticks, title="epoch")
+
+
 def _log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
-    """Return a logarithmic axis that spans the values, with the given ticks."""
     low, high = _axis_limits(values, is_log=True)
     return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
 

@@ -16,13 +16,16 @@ import numpy as np
 
 from vitft.config.schema import shown_value
 from vitft.messages.comparison import (
+    accuracy_columns,
     cross_validated_difference,
     data_difference,
     effect,
     more_accurate,
+    pair_columns,
     result_notes,
     smallest_difference,
     split_difference,
+    too_few,
 )
 from vitft.metrics.intervals import (
     Flags,
@@ -33,9 +36,7 @@ from vitft.metrics.intervals import (
     mcnemar,
 )
 from vitft.metrics.results import (
-    AddedResults,
     ComparedPair,
-    ComparedRun,
     ComparisonResults,
     DataChanges,
     EvaluationResults,
@@ -44,6 +45,7 @@ from vitft.metrics.results import (
 )
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.fixes_effect import (
+    Difference,
     FixesEffect,
     cross_validated_pairs,
     data_changes,
@@ -63,12 +65,6 @@ from vitft.system.text import count, interval, listing, p_text, percent, points,
 
 
 def _check_runs(runs: Sequence[Run]) -> None:
-    """Check that the runs can be compared.
-
-    Raises:
-        UsageError: A run is given twice, or there are more than 26 runs.
-        RunError: A run has not finished, or has no validation predictions.
-    """
     if len(runs) > len(ascii_uppercase):
         raise UsageError(
             f"cannot compare {len(runs)} runs",
@@ -83,10 +79,7 @@ def _check_runs(runs: Sequence[Run]) -> None:
             f"cannot compare the run {own} with {other.path}, an evaluation of other images",
             fix=f"evaluate the run too: `vitft evaluate {shell_join(words)}`",
         )
-    paths = [run.path.resolve() for run in runs]
-    for run, path in zip(runs, paths, strict=True):
-        if paths.count(path) > 1:
-            raise UsageError(f"{path} is given twice", fix="pass each run once")
+    for run in runs:
         status = run.environment.get("status", "finished")
         if not run.predictions and status != "finished":
             raise RunError(
@@ -109,8 +102,7 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
     seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
     differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
     differ = f"; the runs differ in {listing(differences)}" if differences else ""
-    common = set.intersection(*(set(run.classes) for run in runs))
-    if not common:
+    if not set.intersection(*(set(run.classes) for run in runs)):
         return UsageError(
             f"cannot compare: the runs have no class in common{differ}",
             fix="compare runs that were trained on the same data",
@@ -141,13 +133,10 @@ def _comparison_notes(
     common: int,
     relabelled: Sequence[str],
 ) -> list[str]:
-    """Return sentences about the limits of the comparison.
+    """Return sentences about the limits of the comparison; `common` counts the shared images.
 
-    Args:
-        runs: Runs to compare.
-        by_digest: Validation predictions of each run, by SHA-256 of the image.
-        common: Number of validation images that all runs share.
-        relabelled: Digests of the shared images whose label differs between runs.
+    `by_digest` are the validation predictions of each run, by SHA-256 of the image, and
+    `relabelled` the digests of the shared images whose label differs between runs.
     """
     notes, sizes = list[str](), [len(table) for table in by_digest]
     if any(size != common for size in sizes):
@@ -212,25 +201,20 @@ class SharedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RunPair:
+class _RunPair(Difference):
     """Comparison of the runs with indices `first` and `second` on the shared images."""
 
     first: int
     second: int
-    paired: PairedDifference
-    """Accuracy of the second run minus accuracy of the first."""
-    p: float
-    """p-value of `paired`, Holm-corrected for the number of pairs."""
 
     @property
-    def difference(self) -> float:
-        """Accuracy of the second run minus accuracy of the first."""
-        return self.paired.difference
+    def letters(self) -> tuple[str, str]:
+        return ascii_uppercase[self.first], ascii_uppercase[self.second]
 
-    @property
-    def interval(self) -> Interval:
-        """95% interval of the difference."""
-        return self.paired.interval(self.p)
+
+def _cells(found: tuple[float, Interval | None] | None) -> tuple[str, str]:
+    """Return an accuracy and its interval as text."""
+    return (percent(found[0]), interval(found[1])) if found else ("–", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,32 +247,24 @@ class RunComparison:
     @cached_property
     def flags(self) -> list[Flags]:
         """Which of the shared images each run classifies correctly."""
-        return _correct_flags(self.images, len(self.runs))
-
-    @property
-    def rights(self) -> list[int]:
-        """Number of shared images that each run classifies correctly."""
-        return [int(flags.sum()) for flags in self.flags]
+        runs = range(len(self.runs))
+        return [np.array([one.is_correct(run) for one in self.images], bool) for run in runs]
 
     @cached_property
     def accuracies(self) -> list[Proportion]:
         """Accuracy and interval of each run on the shared images; empty if no images are shared."""
-        shared = self.shared
-        return [
-            (right / shared, accuracy_interval(flags, self.groups))
-            for right, flags in zip(self.rights, self.flags, strict=True)
-            if shared
-        ]
+        flags = self.flags if self.images else []
+        return [(float(own.mean()), accuracy_interval(own, self.groups)) for own in flags]
 
     @cached_property
     def recall_counts(self) -> dict[str, tuple[list[int], int]]:
         """Each run's number of correct predictions and the number of images, by class."""
-        counts = {}
-        for name in sorted({image.label for image in self.images}):
-            members = [image for image in self.images if image.label == name]
-            right = [sum(m.is_correct(run) for m in members) for run in range(len(self.runs))]
-            counts[name] = right, len(members)
-        return counts
+        labels = np.array([image.label for image in self.images])
+        own = {name: labels == name for name in np.unique(labels).tolist()}
+        return {
+            name: ([int(right[members].sum()) for right in self.flags], int(members.sum()))
+            for name, members in own.items()
+        }
 
     def accuracy_rows(self) -> list[tuple[str, ...]]:
         """Return for each run: name, accuracy, interval, accuracy on shared and in all folds.
@@ -296,25 +272,16 @@ class RunComparison:
         If the runs have the same images, their accuracy on these is the only one (see
         `is_same_images`).
         """
-        cells: list[tuple[str, ...]] = [
-            (percent(value), interval(bounds)) for value, bounds in self.accuracies
-        ]
-        if not self.is_same_images:
-            own = [run.accuracy for run in self.runs]
-            shared = [cell[0] for cell in cells] or [percent(None)] * len(own)
-            cells = [
-                (percent(one.value), interval(one.interval), text) if one else ("–", "", text)
-                for one, text in zip(own, shared, strict=True)
-            ]
-        rows = [
-            (f"{letter} {name}", *c)
-            for letter, name, c in zip(self.letters, self.names, cells, strict=True)
-        ]
-        more = [
-            (percent(found[0]), interval(found[1])) if found else ("–", "")
-            for found in self.cross_validated
-        ]
-        return [row + cells for row, cells in zip(rows, more, strict=True)] if more else rows
+        rows = []
+        for i, run in enumerate(self.runs):
+            cells: tuple[str, ...] = _cells(self.accuracies[i] if self.images else None)
+            if not self.is_same_images:
+                own = run.accuracy
+                cells = (*_cells((own.value, own.interval) if own else None), cells[0])
+            if self.cross_validated:
+                cells += _cells(self.cross_validated[i])
+            rows.append((f"{self.letters[i]} {self.names[i]}", *cells))
+        return rows
 
     @cached_property
     def cross_validated(self) -> list[Proportion | None]:
@@ -333,30 +300,32 @@ class RunComparison:
         return "mid-p McNemar test" if self.groups is None else f"sign-flip test of {self.units}"
 
     @property
-    def units(self) -> str:
-        """What the tests count as text, e.g. `40 shared images` or `12 groups`."""
-        if self.groups is None:
-            return count(self.shared, "shared image")
-        return count(len(np.unique(self.groups)), "group")
+    def num_units(self) -> int:
+        """Number of images, or of their groups, that the tests count."""
+        return self.shared if self.groups is None else len(np.unique(self.groups))
 
     @property
-    def are_too_few(self) -> bool:
-        """Whether no difference could be significant."""
-        number = self.shared if self.groups is None else len(np.unique(self.groups))
-        return self.needed_disagreements > number
+    def units(self) -> str:
+        """What the tests count as text, e.g. `40 shared images` or `12 groups`."""
+        return count(self.num_units, "shared image" if self.groups is None else "group")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Headings of `accuracy_rows`."""
+        return accuracy_columns(
+            same_images=self.is_same_images, cross_validated=bool(self.cross_validated)
+        )
 
     @property
     def pair_columns(self) -> tuple[str, ...]:
-        """Names of the columns of `pair_rows`."""
-        first, second = reversed(self.letters) if len(self.runs) == 2 else ("first", "second")
-        counts = f"only {first} correct", f"only {second} correct"
-        return ("pair", "difference", "95% interval", *counts, "p")
+        """Headings of `pair_rows`."""
+        return pair_columns(self.letters)
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each pair of runs, e.g. "B - A"."""
         return [
             (
-                f"{self.letters[p.second]} - {self.letters[p.first]}",
+                " - ".join(reversed(p.letters)),
                 points(p.difference),
                 f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
                 f"{p.paired.only_first:,}",
@@ -368,13 +337,13 @@ class RunComparison:
 
     def setting_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each setting in which the runs differ."""
-        return [
-            *blocks_row(self.runs),
-            *(
-                (key, *(_shown_setting(key, value) for value in values))
-                for key, values in shown_settings(self.runs)
-            ),
-        ]
+        rows = blocks_row(self.runs)
+        for key, values in shown_settings(self.runs):
+            is_chosen = [key in _AUTOMATIC and value == 0 for value in values]
+            texts = ["–" if value in (None, "") else shown_value(value) for value in values]
+            pairs = zip(is_chosen, texts, strict=True)
+            rows.append((key, *("auto" if chosen else text for chosen, text in pairs)))
+        return rows
 
     @cached_property
     def fixes(self) -> list[FixesEffect | None]:
@@ -385,45 +354,35 @@ class RunComparison:
     @property
     def limits(self) -> list[str]:
         """Sentences on what the comparison does not tell, the notes included."""
-        letters = [(self.letters[p.first], self.letters[p.second]) for p in self.pairs]
-        return [*fixes_steps(self.runs, self.fixes, letters), *self.notes]
+        return [*fixes_steps(self.runs, self.fixes, [p.letters for p in self.pairs]), *self.notes]
 
     def conclusions(self) -> list[str]:
-        """Return the conclusion for each pair of runs as a sentence without a full stop."""
-        return [self.conclusion(pair) for pair in self.pairs]
+        """Return the conclusion for each pair of runs as a sentence without a full stop.
 
-    def conclusion(self, pair: _RunPair) -> str:
-        """Return a sentence that states which of two runs is more accurate, if either is.
-
-        If one run applied fixes, the sentence states whether they helped. If the runs differ only
-        in their training images, it states whether the additional images of one run helped.
+        It states which of two runs is more accurate, if either is. If one run applied fixes, it
+        states whether they helped. If the runs differ only in their training images, it states
+        whether the additional images of one run helped.
         """
-        letters = self.letters[pair.first], self.letters[pair.second]
-        if fixes := self.fixes[self.pairs.index(pair)]:
-            return fixes_text(fixes, letters)
-        added = find_added(self.runs[pair.first], self.runs[pair.second])
-        if added is None or added.settings:
-            return self.difference_text(pair)
-        fewer, more = letters if added.is_second else letters[::-1]
-        verdict = "helped" if (pair.difference > 0) == added.is_second else "hurt"
-        return effect(
-            f"the {count(added.images, 'training image')} that {more} adds to those of {fewer}",
-            verdict if pair.p < 0.05 else "no clear effect",
-            letters,
-            (pair.difference, pair.interval, pair.p),
-            images="the shared images",
-        )
+        return [
+            fixes_text(fixes, pair.letters) if fixes else self._conclusion(pair)
+            for pair, fixes in zip(self.pairs, self.fixes, strict=True)
+        ]
 
-    def difference_text(self, pair: _RunPair) -> str:
-        """Return a sentence that states which of two runs is more accurate, if either is."""
-        letters = self.letters[pair.first], self.letters[pair.second]
-        if self.are_too_few:
-            verb = "is" if self.units.startswith("1 ") else "are"
-            return (
-                f"{self.units} {verb} too few to tell whether {letters[0]} or {letters[1]} is more "
-                "accurate"
+    def _conclusion(self, pair: _RunPair) -> str:
+        added = find_added(self.runs[pair.first], self.runs[pair.second])
+        if added and not added.settings:
+            fewer, more = pair.letters if added.is_second else pair.letters[::-1]
+            verdict = "helped" if (pair.difference > 0) == added.is_second else "hurt"
+            return effect(
+                f"the {count(added.images, 'training image')} that {more} adds to those of {fewer}",
+                verdict if pair.p < 0.05 else "no clear effect",
+                pair.letters,
+                (pair.difference, pair.interval, pair.p),
+                images="the shared images",
             )
-        return more_accurate(letters, pair.difference, pair.p, self.shared)
+        if self.needed_disagreements > self.num_units:
+            return too_few(self.units, pair.letters)
+        return more_accurate(pair.letters, pair.difference, pair.p, self.shared)
 
     def next_step(self) -> str:
         """Return a sentence with the commands that compare the runs most reliably, if needed."""
@@ -464,16 +423,9 @@ class RunComparison:
         is_cross_validated = all(one and one.is_cross_validated for one in self.fixes)
         if not self.pairs or is_cross_validated or needed / self.shared < 0.02:
             return ""
-        if self.are_too_few:
+        if needed > self.num_units:
             return f"With only {self.units}, no difference can be significant."
         return "" if self.groups is not None else smallest_difference(needed, self.shared)
-
-
-def _shown_setting(key: str, value: object) -> str:
-    """Return the value of a setting as text: a dash if it has none, `auto` if it is chosen."""
-    if value in (None, ""):
-        return "–"
-    return "auto" if key in _AUTOMATIC and value == 0 else shown_value(value)
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
@@ -511,16 +463,12 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     )
 
 
-def _correct_flags(images: Sequence[SharedImage], runs: int) -> list[Flags]:
-    """Return which of the images (n,) each run classifies correctly."""
-    return [np.array([image.is_correct(i) for image in images], bool) for i in range(runs)]
-
-
 def run_pairs(
     images: Sequence[SharedImage], runs: int, groups: Groups | None = None
 ) -> list[_RunPair]:
     """Compare each pair of runs on the shared images; there must be at least one image."""
-    flags, pairs = _correct_flags(images, runs), list(itertools.combinations(range(runs), 2))
+    flags = [np.array([image.is_correct(run) for image in images], bool) for run in range(runs)]
+    pairs = list(itertools.combinations(range(runs), 2))
     found = [PairedDifference.of(flags[second], flags[first], groups) for first, second in pairs]
     return [
         _RunPair(first=first, second=second, paired=paired, p=p)
@@ -540,10 +488,25 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
         "notes": comparison.limits,
         "limit": comparison.power_text() or None,
         "winner": None if winner is None else names[winner],
-        "runs": [_run_results(comparison, i) for i in range(len(runs))],
+        "runs": [
+            {
+                "name": names[i],
+                "letter": comparison.letters[i],
+                "path": str(run.path),
+                "results": run.results.to_json(),
+                "shared_right": int(comparison.flags[i].sum()),
+                "shared_interval": comparison.accuracies[i][1] if comparison.shared else None,
+                "recall": {
+                    label: right[i] / of for label, (right, of) in comparison.recall_counts.items()
+                },
+            }
+            for i, run in enumerate(runs)
+        ],
         "pairs": [
-            _pair_results(comparison, pair, effect)
-            for pair, effect in zip(comparison.pairs, comparison.fixes, strict=True)
+            _pair_results(comparison, *found)
+            for found in zip(
+                comparison.pairs, comparison.fixes, comparison.conclusions(), strict=True
+            )
         ],
         "settings": dict(different_settings(runs)),
         "data": [
@@ -554,32 +517,13 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
     }
 
 
-def _run_results(comparison: RunComparison, i: int) -> ComparedRun:
-    """Return the accuracies of the run with index `i`."""
-    run = comparison.runs[i]
-    recall = {name: right[i] / of for name, (right, of) in comparison.recall_counts.items()}
-    return {
-        "name": comparison.names[i],
-        "letter": comparison.letters[i],
-        "path": str(run.path),
-        "results": run.results.to_json(),
-        "shared_right": comparison.rights[i],
-        "shared_interval": comparison.accuracies[i][1] if comparison.shared else None,
-        "recall": recall,
-    }
-
-
 def _pair_results(
-    comparison: RunComparison, pair: _RunPair, effect: FixesEffect | None
+    comparison: RunComparison, pair: _RunPair, effect: FixesEffect | None, conclusion: str
 ) -> ComparedPair:
     """Return the test of a pair of runs and what follows from it."""
     names = comparison.names[pair.first], comparison.names[pair.second]
     is_significant = pair.p < 0.05
-    found = find_added(comparison.runs[pair.first], comparison.runs[pair.second])
-    added: AddedResults | None = None
-    if found and not effect:
-        run = names[found.is_second]
-        added = {"run": run, "images": found.images, "settings": list(found.settings)}
+    added = find_added(comparison.runs[pair.first], comparison.runs[pair.second])
     return {
         "runs": names,
         "test": "mid-p McNemar" if comparison.groups is None else "sign flips of groups",
@@ -590,8 +534,14 @@ def _pair_results(
         "p_holm": pair.p,
         "significant": is_significant,
         "more_accurate": names[pair.difference > 0] if is_significant else None,
-        "conclusion": comparison.conclusion(pair),
-        "added": added,
+        "conclusion": conclusion,
+        "added": None
+        if effect or added is None
+        else {
+            "run": names[added.is_second],
+            "images": added.images,
+            "settings": list(added.settings),
+        },
         "fixes": None
         if effect is None
         else {

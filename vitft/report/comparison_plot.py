@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from vitft.messages.comparison import ON_SHARED, ON_VALIDATION, figure_of_runs
 from vitft.report.comparison import Proportion, RunComparison
 from vitft.report.comparison_page import MAX_CURVES, by_epoch, run_descriptions
 from vitft.report.plots import (
@@ -19,7 +20,7 @@ from vitft.report.plots import (
 )
 from vitft.system.console import visible
 from vitft.system.files import write_atomically
-from vitft.system.text import count, listing
+from vitft.system.text import listing
 
 
 def draw_comparison(comparison: RunComparison, out: Path) -> Path:
@@ -35,7 +36,7 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
             f"{letter}  {text if len(text) <= MAX_LABEL else f'...{text[3 - MAX_LABEL :]}'}"
         )
     curves = [by_epoch(run, "val_top1") for run in runs][:MAX_CURVES]
-    with_curves = sum(map(bool, curves)) > 1
+    with_curves = sum(len(points) > 1 for points in curves) > 1
     height = max(3.2 if with_curves else 1.8, 1.2 + 0.4 * len(runs))
     width = 10.5 if with_curves else 6.4
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -44,8 +45,7 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
     if with_curves:
         _draw_curves(panels[1], names, curves)
     data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
-    images = count(comparison.shared, "shared validation image")
-    add_title(figure, data, f"accuracy on {images}, with 95% intervals")
+    add_title(figure, data, figure_of_runs(comparison.shared))
     write_atomically(out, to_png(figure))
     return out
 
@@ -56,7 +56,7 @@ def _draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Prop
         colour, marker = _look(row)
         axes.plot([low, high], [row, row], color=colour, linewidth=1.8, clip_on=False)
         axes.plot([accuracy], [row], color=colour, marker=marker, markersize=7, clip_on=False)
-    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="accuracy on the shared images")
+    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel=ON_SHARED)
     texts, families = drawable("\n".join(names))
     axes.set_yticks(range(len(names)), texts.split("\n"), fontfamily=families, parse_math=False)
     low, high = axes.get_xlim()
@@ -72,7 +72,7 @@ def _draw_curves(
 ) -> None:
     """Draw the validation accuracy of each run by epoch, as points (epoch, accuracy)."""
     for row, points in enumerate(curves):
-        if points:
+        if len(points) > 1:
             colour, marker = _look(row)
             few = len(points) <= 24
             epochs, values = zip(*points, strict=True)
@@ -81,7 +81,7 @@ def _draw_curves(
                 markersize=4, clip_on=False, label=drawable(names[row])[0],
             )  # fmt: skip
     low, high = axes.get_ylim()
-    axes.set(xlabel="epoch", ylabel="validation accuracy", ylim=(max(0.0, low), min(1.0, high)))
+    axes.set(xlabel="epoch", ylabel=ON_VALIDATION, ylim=(max(0.0, low), min(1.0, high)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="#d7dbe0", linewidth=0.8)

@@ -8,9 +8,10 @@ content that `data.fixes.write_fixes` would write.
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from vitft.data.fixes import (
     FIX_COLUMNS,
@@ -32,77 +33,10 @@ from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.text import count, escape_formula, listing, shell_quote
 
+_View = dict[str, Any]
+"""Values for the template `decisions.html.j2`."""
 MAX_FINDINGS, MAX_MEMBERS = 40, 6
 """Maximum number of findings of each kind, and of members of a group of duplicates, on a page."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DecisionCard:
-    """A file to decide on; a file named in several findings has several cards."""
-
-    number: int
-    """Number of the card on the page."""
-    file: int
-    """Position of the file in the table."""
-    path: str
-    label: str
-    """Class of the image; empty if it is unknown."""
-    suggested: str = ""
-    """Class that is more probable than the label, or an empty string if there is none."""
-    class_index: int | None = None
-    """Index of `suggested` among the classes to which images can be moved."""
-    label_probability: float | None = None
-    suggested_probability: float | None = None
-    detail: str = ""
-    is_readable: bool = True
-    """Whether the file can be used; an unreadable one can only be dropped or left undecided."""
-    thumbnail: str = ""
-    """Data URI, or an empty string if there is no thumbnail."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CardGroup:
-    """Files to compare with each other, e.g. duplicates."""
-
-    title: str = ""
-    warnings: Sequence[str] = ()
-    cards: Sequence[_DecisionCard]
-    more: int = 0
-    """Number of further files in the group, which are not shown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FindingSection:
-    """Findings of one kind."""
-
-    id: str
-    title: str
-    number: str
-    """Number and kind of the undecided findings, such as `3 probable label errors`."""
-    text: str
-    groups: Sequence[_CardGroup]
-    more: int
-    """Number of findings that are not shown."""
-    kept: int = 0
-    """Number of findings that earlier fixes keep; `number` does not count them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DecisionPart:
-    """Findings to decide on, and the table of all decisions."""
-
-    sections: Sequence[_FindingSection]
-    about: str
-    """Sentence with the numbers of findings and files, or an empty string if they are equal."""
-    table: str
-    """JSON object with the encoded cells of the table, escaped for an HTML attribute."""
-    can_decide: bool
-    """Whether decisions can be saved; false for multi-label data, for which no table of fixes can
-    be used."""
-    former: str
-    """Sentence about decisions from an earlier table, or an empty string if there are none."""
-    steps: Sequence[tuple[str, str]]
-    """Next steps, each with a command."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,22 +58,32 @@ class _DecisionTable:
         self.position = {fix.path: i for i, fix in enumerate(self.fixes)}
         self.is_listed = {*self.position}
 
-    def card(self, path: str, **fields: object) -> _DecisionCard:
-        """Return a card for a file, after adding the file to the table if necessary."""
+    def card(self, path: str, **fields: object) -> _View:
+        """Return a card for a file, after adding the file to the table if necessary.
+
+        A file named in several findings has several cards. `class_index` is the place of the class
+        `suggested` among those to which images can be moved. A file that is not `is_readable` can
+        only be dropped or left undecided.
+        """
         if path not in self.position:
             self.position[path] = len(self.fixes)
             self.fixes.append(Fix(path=path, action=UNDECIDED, label=self.labels.get(path, "")))
         self.cards += 1
-        return _DecisionCard(
-            number=self.cards,
-            file=self.position[path],
-            path=path,
-            label=self.labels.get(path, ""),
-            thumbnail=self.thumbnail(path),
-            **fields,  # type: ignore[arg-type]
-        )
+        return {
+            "number": self.cards,
+            "file": self.position[path],
+            "path": path,
+            "label": self.labels.get(path, ""),
+            "label_probability": None,
+            "suggested": "",
+            "class_index": None,
+            "detail": "",
+            "is_readable": True,
+            "thumbnail": self.thumbnail(path),
+            **fields,
+        }
 
-    def to_json(self, classes: Sequence[str], former: Sequence[Fix]) -> str:
+    def to_json(self, former: Sequence[Fix]) -> str:
         """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
         files = [
             [
@@ -152,7 +96,7 @@ class _DecisionTable:
         content = {
             "header": ",".join(FIX_COLUMNS),
             "files": files,
-            "classes": [[visible(name), _encoded_cell(name)] for name in classes],
+            "classes": [[visible(name), _encoded_cell(name)] for name in self.classes],
             "former": [
                 [_encoded_cell(f.path), f.action, ",".join(map(_encoded_cell, f.cells))]
                 for f in former
@@ -179,7 +123,7 @@ def make_decisions(
     former: Sequence[Fix] = (),
     warning: str = "",
     steps: Sequence[tuple[str, str]] = (),
-) -> _DecisionPart | None:
+) -> _View | None:
     """Return the findings of an audit with controls for decisions, or None if there are none.
 
     Args:
@@ -188,7 +132,7 @@ def make_decisions(
         classes: Names of the classes to which an image can be moved.
         labels: Mapping from paths to classes or label sets.
         thumbnail: Function that returns the thumbnail of a path as a data URI, or "".
-        several: Whether the dataset is multi-label.
+        several: Whether the dataset is multi-label, for which no table of fixes can be used.
         former: Fixes that have already been applied, which the saved table includes.
         warning: Sentence that reports former fixes that cannot be read, or an empty string.
         steps: Next steps, each with a command.
@@ -211,21 +155,28 @@ def make_decisions(
     if former:
         those = count(len(former), "earlier decision")
         warning = f"The saved table also contains {those}, unless you decide otherwise here."
-    return _DecisionPart(
-        sections=sections,
-        about=_files_sentence(audit),
-        table="" if several else table.to_json(classes, former),
-        can_decide=not several,
-        former=warning,
-        steps=steps,
+    single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
+    grouped = [member["path"] for group in audit["duplicates"] for member in group["members"]]
+    found, files = len(single) + len(audit["duplicates"]), len({*single, *grouped})
+    about = (
+        f"In total: {count(found, 'finding')} on {count(files, 'file')}. The table lists each file "
+        "once. Of duplicates, it lists the file that the others are compared with only if you "
+        "change it."
     )
+    return {
+        "sections": sections,
+        "about": about if found != files else "",
+        "table": "" if several else table.to_json(former),
+        "can_decide": not several,
+        "former": warning,
+        "steps": steps,
+    }
 
 
 def undecided_numbers(audit: AuditResults, kept: Collection[str] = ()) -> tuple[int, int]:
     """Return the numbers of probable label errors and of groups of duplicates to decide on.
 
-    Images in `kept`, the paths that earlier fixes keep, are decided. A group is decided if at most
-    one of its images is not.
+    `kept` are the paths that earlier fixes keep. A group is decided if at most one is not.
     """
     labels = sum(item["path"] not in kept for item in audit["mislabels"])
     groups = sum(
@@ -259,54 +210,73 @@ def _groups_text(number: int) -> str:
     return count(number, "group of duplicates", "groups of duplicates")
 
 
-def _files_sentence(audit: AuditResults) -> str:
-    """Return a sentence with the numbers of findings and of their files, if these differ."""
-    single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
-    grouped = [member["path"] for group in audit["duplicates"] for member in group["members"]]
-    found, files = len(single) + len(audit["duplicates"]), len({*single, *grouped})
-    if found == files:
-        return ""
-    return (
-        f"In total: {count(found, 'finding')} on {count(files, 'file')}. The table lists each file "
-        "once. Of duplicates, it lists the file that the others are compared with only if you "
-        "change it."
-    )
+def _section(
+    kind: str,
+    title: str,
+    number: str,
+    text: str,
+    *,
+    found: Sequence[object],
+    groups: Sequence[_View],
+    shown: int,
+    undecided: int | None = None,
+) -> _View:
+    """Return the findings of one kind; `number` counts those that earlier fixes do not keep."""
+    return {
+        "id": kind,
+        "title": title,
+        "number": number,
+        "text": text,
+        "groups": groups,
+        "more": len(found) - shown,
+        "kept": 0 if undecided is None else len(found) - undecided,
+    }
+
+
+def _group(
+    cards: Sequence[_View], title: str = "", warnings: Sequence[str] = (), more: int = 0
+) -> _View:
+    """Return files to compare with each other, e.g. duplicates; `more` are not shown."""
+    return {"cards": cards, "title": title, "warnings": warnings, "more": more}
 
 
 def _mislabel_section(
     found: Sequence[Mislabel], table: _DecisionTable, *, several: bool, undecided: int
-) -> _FindingSection | None:
+) -> _View | None:
     """Return the section on probable label errors, or None if there are none."""
     if not found:
         return None
-    cards, class_index = [], {name: number for number, name in enumerate(table.classes)}
-    for item in found[:MAX_FINDINGS]:
-        card = table.card(
+    class_index = {name: number for number, name in enumerate(table.classes)}
+    cards = [
+        table.card(
             item["path"],
+            label=item["label"],
             suggested=item["suggested"],
             class_index=class_index.get(item["suggested"]),
             label_probability=item["given_probability"],
             suggested_probability=item["suggested_probability"],
         )
-        cards.append(replace(card, label=item["label"]))
+        for item in found[:MAX_FINDINGS]
+    ]
     what = "suggests that a label is wrong or missing" if several else "predicts another class"
-    return _FindingSection(
-        id="mislabels",
-        title="Probable label errors",
-        number=_labels_text(undecided),
-        text=f"A model that was not trained on these images {what}. Look at each image before you "
+    return _section(
+        "mislabels",
+        "Probable label errors",
+        _labels_text(undecided),
+        f"A model that was not trained on these images {what}. Look at each image before you "
         "change its label, because difficult images are also listed. Other wrong labels may "
         "remain: the fewer images there are, and the more difficult the classes are, the fewer of "
         "them can be found.",
-        groups=[_CardGroup(cards=cards)],
-        more=len(found) - len(cards),
-        kept=len(found) - undecided,
+        found=found,
+        groups=[_group(cards)],
+        shown=len(cards),
+        undecided=undecided,
     )
 
 
 def _duplicate_section(
     found: Sequence[CopyGroup], table: _DecisionTable, *, undecided: int
-) -> _FindingSection | None:
+) -> _View | None:
     """Return the section on duplicates, or None if there are none."""
     if not found:
         return None
@@ -318,27 +288,20 @@ def _duplicate_section(
             table.card(member["path"], detail=SUBSETS.get(member["split"], ""))
             for member in group["members"][:MAX_MEMBERS]
         ]
-        groups.append(
-            _CardGroup(
-                title="Identical files" if group["kind"] == "exact" else "Near-duplicates",
-                warnings=warnings,
-                cards=cards,
-                more=len(group["members"]) - len(cards),
-            )
-        )
-    warning = ""
-    if any(map(is_leak, found)):
-        warning = COPIES_WARNING
+        title = "Identical files" if group["kind"] == "exact" else "Near-duplicates"
+        groups.append(_group(cards, title, warnings, len(group["members"]) - len(cards)))
+    warning = COPIES_WARNING if any(map(is_leak, found)) else ""
     if any("test" in subset_names(g) and g["across_split"] and g["kind"] == "near" for g in found):
         warning += TEST_COPIES_WARNING
-    return _FindingSection(
-        id="duplicates",
-        title="Duplicates",
-        number=_groups_text(undecided),
-        text=warning + "Keep only one of identical files.",
+    return _section(
+        "duplicates",
+        "Duplicates",
+        _groups_text(undecided),
+        warning + "Keep only one of identical files.",
+        found=found,
         groups=groups,
-        more=len(found) - len(groups),
-        kept=len(found) - undecided,
+        shown=len(groups),
+        undecided=undecided,
     )
 
 
@@ -353,27 +316,22 @@ def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
 
 def _remark_section(
     kind: str, title: str, found: Sequence[FileRemark], table: _DecisionTable
-) -> _FindingSection | None:
+) -> _View | None:
     """Return the section on unusual or unreadable files, or None if there are none."""
     if not found:
         return None
-    shown = found[:MAX_FINDINGS]
     texts = {
         "odd": "These images may be fine. Drop those that do not show their class.",
         "bad": "These files are not used. The table drops damaged ones so that they do not stop a "
         "run, but not those that only need a library: install it and check again.",
     }
     cards = [
-        table.card(item["path"], detail=item["reason"], is_readable=kind != "bad") for item in shown
+        table.card(item["path"], detail=item["reason"], is_readable=kind != "bad")
+        for item in found[:MAX_FINDINGS]
     ]
-    return _FindingSection(
-        id=kind,
-        title=title,
-        number=count(len(found), f"{title.lower().removesuffix('s')}"),
-        text=texts[kind],
-        groups=[_CardGroup(cards=cards)],
-        more=len(found) - len(cards),
-    )
+    number = count(len(found), title.lower().removesuffix("s"))
+    groups = [_group(cards)]
+    return _section(kind, title, number, texts[kind], found=found, groups=groups, shown=len(cards))
 
 
 # decisions on the page of a run: its findings, earlier decisions and the next commands ------------
@@ -386,7 +344,7 @@ OTHER_PATH = (
 )
 
 
-def run_decisions(run: Run, thumbnails: Thumbnails) -> _DecisionPart | None:
+def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
     """Return the findings of a run with the controls to decide on them, or None without findings.
 
     The saved table includes the fixes that the run applied, because a run applies only one table.

@@ -8,13 +8,11 @@ label, so they would favour that model.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from string import ascii_uppercase
+from typing import NamedTuple
 
 import numpy as np
 
-from vitft.data.fixes import Fix
-from vitft.data.table import base_folder
 from vitft.messages import comparison
 from vitft.messages.comparison import excluded_images
 from vitft.metrics.intervals import Flags, Groups, PairedDifference, holm
@@ -39,8 +37,7 @@ _FREE_SETTINGS = frozenset(
 """Settings that describe where images come from, or that do not change results."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AddedImages:
+class _AddedImages(NamedTuple):
     """Training images that occur in only one of two runs."""
 
     is_second: bool
@@ -61,12 +58,9 @@ def find_added(first: Run, second: Run) -> _AddedImages | None:
         fewer, more = trained if is_second else reversed(trained)
         enough = len(more - fewer) >= max(1, _FEW * len(fewer))
         if fewer and enough and len(fewer - more) <= _LOST * len(fewer):
-            different = different_keys([effective_settings(run.config) for run in (first, second)])
-            return _AddedImages(
-                is_second=is_second,
-                images=len(more - fewer),
-                settings=tuple(key for key in different if key not in _FREE_SETTINGS),
-            )
+            keys = different_keys([effective_settings(run.config) for run in (first, second)])
+            settings = tuple(key for key in keys if key not in _FREE_SETTINGS)
+            return _AddedImages(is_second, len(more - fewer), settings)
     return None
 
 
@@ -74,7 +68,26 @@ def find_added(first: Run, second: Run) -> _AddedImages | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixesEffect:
+class Difference:
+    """Difference in accuracy between two runs, and its significance."""
+
+    paired: PairedDifference
+    p: float
+    """p-value of `paired`, Holm-corrected for the number of pairs."""
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the second run, or with the fixes, minus accuracy of the other."""
+        return self.paired.difference
+
+    @property
+    def interval(self) -> Interval:
+        """95% interval of the difference."""
+        return self.paired.interval(self.p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixesEffect(Difference):
     """Difference in accuracy between a run with fixes and a run without them, or with others."""
 
     is_second: bool
@@ -88,22 +101,8 @@ class FixesEffect:
     settings: tuple[str, ...]
     """Other settings that differ and may change the accuracy."""
     is_cross_validated: bool
-    paired: PairedDifference
-    """Accuracy with the fixes minus accuracy without them."""
-    p: float
-    """p-value of `paired`, Holm-corrected for the number of pairs."""
     both: bool = False
     """Whether the other run applied fixes, too."""
-
-    @property
-    def difference(self) -> float:
-        """Accuracy with the fixes minus accuracy without them."""
-        return self.paired.difference
-
-    @property
-    def interval(self) -> Interval:
-        """95% interval of the difference."""
-        return self.paired.interval(self.p)
 
     @property
     def verdict(self) -> str:
@@ -132,7 +131,7 @@ def fixes_effects(
 
 
 def _fixes_effect(
-    first: Run, second: Run, held_out: PairedDifference, p: float
+    first: Run, second: Run, paired: PairedDifference, p: float
 ) -> FixesEffect | None:
     """Return the effect of the fixes of one of two runs, without a correction of its p-value."""
     tables = [effective_settings(run.config) for run in (first, second)]
@@ -142,50 +141,36 @@ def _fixes_effect(
     is_second = bool(fixes[1][0])
     without, fixed = (first, second) if is_second else (second, first)
     before, after = _labels_by_digest(without), _labels_by_digest(fixed)
-    relabelled = {key for key in before.keys() & after.keys() if before[key] != after[key]}
+    relabelled = sum(before[key] != after[key] for key in before.keys() & after.keys())
     missing, added = before.keys() - after.keys(), after.keys() - before.keys()
+    # Missing images of which the fixes drop every file are left out by them. The others are images
+    # that only `without` has. Its paths may begin with folders that the table does not have.
     applied, unknown = former_fixes(fixed)
-    # An image is left out by the fixes if they drop all of its files. Other missing images are
-    # images that only `without` has.
-    left_out = len(missing if unknown else missing & _dropped_images(without, applied))
+    drops = {fix.path for fix in applied if fix.action == "drop"}
+    kept = set[str]()
+    for row in without.rows if not unknown else ():
+        parts = row.path.split("/")
+        if not any("/".join(parts[i:]) in drops for i in range(len(parts))):
+            kept.add(row.sha256)
+    left_out = len(missing - kept)
     if not relabelled and not left_out:
         return None
-    paired = (
-        held_out
-        if is_second
-        else held_out._replace(only_first=held_out.only_second, only_second=held_out.only_first)
-    )
+    if not is_second:
+        paired = paired._replace(only_first=paired.only_second, only_second=paired.only_first)
     more = PairedDifference.of(*cross_validated_pairs(fixed, without))
-    is_cross_validated = more.images > held_out.images
-    if is_cross_validated:
-        paired, p = more, more.p
+    is_cross_validated = more.images > paired.images
     ignored = _FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
     return FixesEffect(
         is_second=is_second,
-        relabelled=len(relabelled),
+        relabelled=relabelled,
         left_out=left_out,
         added=len(added) + len(missing) - left_out,
         settings=tuple(key for key in different_keys(tables) if key not in ignored),
         is_cross_validated=is_cross_validated,
-        paired=paired,
-        p=p,
+        paired=more if is_cross_validated else paired,
+        p=more.p if is_cross_validated else p,
         both=all(name for name, _ in fixes),
     )
-
-
-def _dropped_images(run: Run, fixes: Sequence[Fix]) -> set[str]:
-    """Return the digests of the images of a run of which the fixes drop every file.
-
-    The paths of the run may begin with folders that those in the table of fixes do not have.
-    """
-    drops = {fix.path for fix in fixes if fix.action == "drop"}
-    kept: set[str] = set()
-    found: set[str] = set()
-    for row in run.rows:
-        parts = row.path.split("/")
-        is_dropped = any("/".join(parts[i:]) in drops for i in range(len(parts)))
-        (found if is_dropped else kept).add(row.sha256)
-    return found - kept
 
 
 def cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups | None]:
@@ -239,12 +224,7 @@ def fixes_steps(
     """Return sentences on what the accuracies of runs with different fixes do not tell.
 
     For pairs without cross-validated predictions, the commands that score both runs on the
-    corrected labels are named.
-
-    Args:
-        runs: All runs, A first.
-        effects: Effect of the fixes for each pair, or None.
-        letters: Letters of the two runs of each pair.
+    corrected labels are named. `effects` and `letters` are those of each pair.
     """
     if not any(effects):
         return []
@@ -256,10 +236,8 @@ def fixes_steps(
         before, after = (runs[ord(letter) - ord("A")] for letter in (without, fixed))
         if not after.root_uri:  # its image files are not in one folder
             continue
-        path, root = (str(after.setting("data", key) or "") for key in ("path", "root"))
-        folder = f"data.root={base_folder(Path(path), root)}"
-        words = ["--data", str(after.path / "split.csv"), "--set", folder, "--run"]
-        command = f"vitft evaluate {shell_join([*words, str(before.path)])}"
+        words = ["--data", str(after.path / "split.csv"), "--set", f"data.root={after.root}"]
+        command = f"vitft evaluate {shell_join([*words, '--run', str(before.path)])}"
         notes.append(comparison.accuracy_on_corrected_labels(without, fixed, command))
     return notes
 
@@ -287,32 +265,24 @@ def fixes_notes(
 ) -> list[str]:
     """Return sentences about validation images that a comparison excludes because of fixes.
 
-    Fixes whose table has changed since the run or no longer exists are not mentioned.
-
-    Args:
-        runs: Runs to compare.
-        by_digest: Validation predictions of each run, by SHA-256 of the image.
-        relabelled: Digests of the shared images whose label differs between runs.
+    Fixes whose table has changed since the run or no longer exists are not mentioned. `by_digest`
+    are the validation predictions of each run, by SHA-256 of the image, and `relabelled` the
+    digests of the shared images whose label differs between runs.
     """
     notes, moved = list[str](), list[tuple[str, int]]()
     for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
         actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
-        changed = sum(
+        if changed := sum(  # relabelled, or a copy with another label was left out
             any(actions.get(table[sha256].path) in ("move", "drop") for table in by_digest)
             for sha256 in relabelled
-        )  # relabelled, or a copy with another label was left out
-        if changed:
+        ):
             moved.append((letter, changed))
-        others = {
-            sha256: one.path for table in by_digest for sha256, one in table.items()
-        }  # of all runs; those that this run left out are not in its own table
-        dropped = sum(
-            actions.get(path) == "drop" for sha256, path in others.items() if sha256 not in own
-        )
+        every = {sha256: one.path for table in by_digest for sha256, one in table.items()}
+        dropped = [key for key in every.keys() - own.keys() if actions.get(every[key]) == "drop"]
         if dropped:
             notes.append(
-                f"The fixes of {letter} left out {count(dropped, 'validation image')} of the other "
-                f"{'run' if len(runs) == 2 else 'runs'}, which the comparison excludes."
+                f"The fixes of {letter} left out {count(len(dropped), 'validation image')} of the "
+                f"other {'run' if len(runs) == 2 else 'runs'}, which the comparison excludes."
             )
     if relabelled:
         notes.insert(0, excluded_images(len(relabelled), moved))

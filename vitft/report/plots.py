@@ -23,6 +23,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
+from vitft.messages.comparison import ON_TEST
 from vitft.system.console import visible
 from vitft.system.text import count, listing, percent
 
@@ -152,7 +153,7 @@ def accuracy_curves_png(
     axes.set_xscale("log")
     axes.set(xlim=(shots[0] / 1.12, shots[-1] * 1.12), ylim=(0, 100))
     axes.set_xlabel("training images per class (log scale)")
-    axes.set_ylabel("accuracy on test images (%)")
+    axes.set_ylabel(ON_TEST)
     axes.set_xticks(shots, [str(s) for s in shots])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color="#d7dbe0", linewidth=0.8)

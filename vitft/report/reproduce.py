@@ -16,23 +16,13 @@ from vitft.system.text import count, shell_join, shell_quote
 _DECISIVE = ("train.layers", "train.augment", "optim.solver")
 """Settings on which the defaults of other settings depend."""
 
+_DIMENSIONS = (
+    "patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs", "registers"
+)  # fmt: skip
 _SHAPE_FIELDS = {
     "weights.image_size": "image_size",
     "model.channels": "in_channels",
-    **{
-        f"model.{name}": name
-        for name in (
-            "patch_size",
-            "width",
-            "depth",
-            "heads",
-            "mlp_ratio",
-            "norm",
-            "pool",
-            "convs",
-            "registers",
-        )
-    },
+    **{f"model.{name}": name for name in _DIMENSIONS},
 }
 """Mapping from settings to the fields of an architecture that contain their values."""
 
@@ -51,21 +41,16 @@ def command_of(config: Mapping[str, Any]) -> str:
         for key in _DECISIVE:
             if key in settings and settings[key] != _defaults_with(given).get(key):
                 given[key] = settings[key]
-                parts.append(_set_option(key, settings[key]))
+                parts.append(shell_join(setting_words(key, settings[key])))
         usual = _defaults_with(given)
         parts += [
-            _set_option(key, value)
+            shell_join(setting_words(key, value))
             for key, value in settings.items()
             if key not in given and usual.get(key) != value
         ]
         return "vitft finetune " + " ".join(parts)
     except (UsageError, AttributeError, TypeError):
         return ""
-
-
-def _set_option(key: str, value: object) -> str:
-    """Return the option for a setting, or `--set` if it has none, quoted for the shell."""
-    return shell_join(setting_words(key, value))
 
 
 def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,27 +94,18 @@ def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     return [(key, [table.get(key) for table in tables]) for key in keys]
 
 
-def _usual_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return the settings without effect in some runs and with the same default in all others."""
-    tables = [effective_settings(run.config) for run in runs]
-    defaults = [_own_defaults(run) for run in runs]
-
-    def is_usual(key: str) -> bool:
-        own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
-        return len(own) < len(runs) and all(value == usual == own[0][0] for value, usual in own)
-
-    return [(key, values) for key, values in different_settings(runs) if is_usual(key)]
-
-
 def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return the settings that differ between runs and are not in `_usual_settings`, for a table.
+    """Return the settings that differ between runs, for a table.
 
-    If the input size or a dimension of the model is not set in a run, because it comes from the
-    pretrained weights or the images, the values are those of the trained models.
+    It lacks settings without effect in some runs and with the same default in all others. If the
+    input size or a dimension of the model is not set in a run, because it comes from the pretrained
+    weights or the images, the values are those of the trained models.
     """
-    usual, rows = dict(_usual_settings(runs)), []
+    tables, rows = [effective_settings(run.config) for run in runs], []
+    defaults = [_own_defaults(run) for run in runs]
     for key, values in different_settings(runs):
-        if key in usual:
+        own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
+        if len(own) < len(runs) and all(value == usual == own[0][0] for value, usual in own):
             continue
         built = [_value_of_model(run, key) for run in runs]
         if None not in values or None in built:
@@ -140,10 +116,7 @@ def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
 
 def _value_of_model(run: Run, key: str) -> Any:  # noqa: ANN401 - any TOML value
-    """Return the input size or a setting of `model` in a run's model, in the form of config.toml.
-
-    The result is None for any other setting, and if the model does not have it.
-    """
+    """Return the input size or a dimension of a run's model as in config.toml, None for others."""
     if run.card is None or key not in _SHAPE_FIELDS:
         return None
     value = getattr(run.card.architecture, _SHAPE_FIELDS[key], None)
@@ -165,8 +138,8 @@ def blocks_row(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 def _own_defaults(run: Run) -> dict[str, Any]:
     """Return the defaults of all settings for the solver and the layers of a run, by dotted name.
 
-    The result is empty if this version of the program does not know their values. For timm models,
-    it lacks the learning rate and the batch size, which depend on the layers.
+    They are empty if this version does not know the solver or the layers. For timm models, they
+    lack the learning rate and the batch size, which depend on the layers.
     """
     settings = dotted(run.config)
     named = [key for key in ("weights.name", *_DECISIVE) if key in settings]

@@ -113,8 +113,8 @@ class Run:
     @property
     def accuracy(self) -> Estimate | None:
         """Fraction of validation images that are right; for several labels, exactly right."""
-        known = (one for one in reversed(self.results.estimates) if one.kind == "validation")
-        return next(known, None)
+        known = [one for one in self.results.estimates if one.kind == "validation"]
+        return known[-1] if known else None
 
     @property
     def several(self) -> bool:
@@ -137,10 +137,15 @@ class Run:
         return Path(short_name(str(self.setting("data", "path") or ""))).name
 
     @property
-    def root_uri(self) -> str:
-        """URI of the folder to which the image paths are relative, or "" if it is unknown."""
+    def root(self) -> Path:
+        """Folder to which the image paths are relative."""
         path, root = (str(self.setting("data", key) or "") for key in ("path", "root"))
-        return folder_uri(base_folder(Path(path), root))
+        return base_folder(Path(path), root)
+
+    @property
+    def root_uri(self) -> str:
+        """URI of `root`, or "" if it is unknown."""
+        return folder_uri(self.root)
 
     def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any TOML value
         """Return the value of a setting in config.toml, or None if the setting is missing."""
@@ -154,8 +159,6 @@ class Run:
     def cross_validated(self) -> Mapping[str, str]:
         """Class predicted for each image in cross-validation, by its SHA-256; may be empty.
 
-        The heads that predict are fitted as the run's own head is, but not to the image.
-
         Raises:
             RunError: The file validation.npz is damaged.
         """
@@ -168,23 +171,18 @@ class Run:
             data = read_regular(path, limit=_MAX_THUMBNAIL_BYTES)
         except (OSError, ValueError):
             return ""
-        if not data.startswith(b"\xff\xd8\xff"):
-            return ""
-        return jpeg_uri(data)
+        return jpeg_uri(data) if data.startswith(b"\xff\xd8\xff") else ""
 
 
 class Thumbnails:
-    """Thumbnails saved by one or more runs, as data URIs, up to the size limit of a page."""
+    """Thumbnails saved by one or more runs, as data URIs; empty beyond the size limit of a page."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.budget = _MAX_EMBEDDED
 
     def get(self, sha256: str, *, attention: bool = False) -> str:
-        """Return the thumbnail of an image from the first run that has one.
-
-        The string is empty if no run has a thumbnail, or if the size limit is reached.
-        """
+        """Return the thumbnail of an image from the first run that has one, or ""."""
         if self.budget <= 0:
             return ""
         found = (run.thumbnail(sha256, attention=attention) for run in self.runs)
@@ -228,15 +226,13 @@ def find_run(run: str | None) -> Path:
             fix="run `vitft finetune --data DIR --weights NAME`, or choose a run with --run DIR",
         )
     otherwise = "pass a directory written by `vitft finetune`, e.g. runs/latest"
-    fix = suggest_runs(run, name="", otherwise=otherwise)
-    raise RunError(f"{run} is not a run directory", fix=fix)
+    raise RunError(
+        f"{run} is not a run directory", fix=suggest_runs(run, name="", otherwise=otherwise)
+    )
 
 
 def find_runs(runs: Sequence[str]) -> list[Path]:
-    """Return the directories of runs to compare, each once.
-
-    `runs/*` contains the link `runs/latest` beside the run that it points to, so a repeated run is
-    left out; of two names of a run, `latest` is.
+    """Return the directories of runs to compare, each once and not by its name `latest`.
 
     Raises:
         RunError: A path does not belong to a run.
@@ -245,12 +241,11 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
     chosen: dict[Path, Path] = {}
     for path in map(find_run, runs):
         target = path.resolve()
-        if target not in chosen or chosen[target].name == LATEST:
+        if target not in chosen or chosen[target].name == LATEST:  # both are in runs/*
             chosen[target] = path
     if len(chosen) < 2:
-        again = (
-            f": {next(iter(chosen.values()))} is given {len(runs)} times" if len(runs) > 1 else ""
-        )
+        only, times = next(iter(chosen.values())), len(runs)
+        again = f": {only} is given {times} times" if times > 1 else ""
         raise UsageError(
             f"only one run to compare{again}",
             fix="pass two or more run directories: vitft compare RUN RUN ...",
@@ -262,9 +257,6 @@ def _with_evaluation(run: Run) -> Run:
     """Return the output of `vitft evaluate --out` as a run with evaluated validation images.
 
     Evaluations share the images that have the same path in the same data.
-
-    Raises:
-        RunError: A file is damaged.
     """
     results = read_run_json(run.path / "eval.json", EvaluationResults)
     content, path = read_run_bytes(run.path / "predictions.csv") or b"", run.path
