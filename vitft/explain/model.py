@@ -43,13 +43,10 @@ class ExplainedModel:
     reference: Reference | None = None
     """Statistics of the run's training features, if it has them."""
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.net.parameters()).device
-
     def inputs(self, pixels: Pixels) -> torch.Tensor:
         """Normalise images (B, S, S, 3) and move them to the device of the model."""
-        return self.transform.normalise(torch.from_numpy(pixels).to(self.device))
+        device = next(self.net.parameters()).device
+        return self.transform.normalise(torch.from_numpy(pixels).to(device))
 
 
 def class_index(name: str, classes: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ from vitft.export.facts import (
 )
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
-from vitft.export.trained import TrainedRun, last_block_reason, unchanged_images
+from vitft.export.trained import TrainedRun, unchanged_images
 from vitft.features.reference import REFERENCE_FILE
 from vitft.messages.results import accuracy_text, chance_clause, measured_on, weak_text
 from vitft.metrics.results import AuditResults, Interval, RunResults, class_pair_counts
@@ -260,7 +260,7 @@ def write_readme(
         snippets=_usage_snippets(card, row.name, plan),
         limits=_limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
-        narrow_reason="" if by_class else last_block_reason(trained.run),
+        narrow_reason="" if by_class else trained.last_block_reason,
         results=results,
         accuracy=accuracy_text(results),
         data=data_sentence(trained, markdown_text),

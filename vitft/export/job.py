@@ -1,6 +1,5 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from vitft.export.plan import ExportPlan, format_options, plan_export
 from vitft.export.trained import (
     TrainedRun,
     comparison_images,
-    last_block_reason,
     load_trained,
     num_comparison_images,
 )
@@ -37,8 +35,6 @@ from vitft.system.files import atomic_folder, writing
 from vitft.system.rundir import resume_command
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent, shell_quote
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +120,16 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
 def _remove_refused(
     rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path
 ) -> dict[str, RunError]:
-    """Remove the formats whose predictions differ from the run's; raise an error if none is left.
+    """Remove the formats whose predictions differ from the run's, and return the errors by format.
 
-    Returns:
-        The errors by format.
+    If none is left, an error is raised.
     """
     refused: dict[str, RunError] = {}
+    limits = {"transformers-js": MAX_ERROR_RESIZED, "html": MAX_ERROR_ROUNDED}
     for row in rows:
-        is_resized = plan.with_resize or row.name == "transformers-js"
-        limit = MAX_ERROR_RESIZED if is_resized else MAX_ERROR
+        limit = MAX_ERROR_RESIZED if plan.with_resize else limits.get(row.name, MAX_ERROR)
         try:
-            check_comparison(row, max_error=MAX_ERROR_ROUNDED if row.name == "html" else limit)
+            check_comparison(row, max_error=limit)
         except RunError as error:
             refused.setdefault(row.form, error)
     if refused and len(refused) == len({row.form for row in rows}):
@@ -176,11 +171,7 @@ def _export_notes(
     rows: Sequence[ExportComparison],
     formats: Mapping[str, ExportFormat],
 ) -> list[str]:
-    """Return notes for the user on the verified `formats` of an export.
-
-    Raises:
-        RunError: Images resized by the graph differ too much from those resized by vitft.
-    """
+    """Return notes for the user on the verified `formats` of an export."""
     notes = [row.cost for row in rows if row.cost]
     if status := trained.results.status:
         notes.append(
@@ -191,7 +182,7 @@ def _export_notes(
     if narrow and trained.of_last_block is not trained:
         notes.append(
             f"the head of {format_options(narrow)} reads only the last block, "
-            f"{last_block_reason(trained.run)}; the other formats keep the run's head"
+            f"{trained.last_block_reason}; the other formats keep the run's head"
         )
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in formats and reason:

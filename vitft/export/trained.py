@@ -63,6 +63,14 @@ class TrainedRun:
         """Whether the exported head reads fewer blocks than the run's head."""
         return _last_block_accuracy(self.card, self.measured) is not None
 
+    @property
+    def last_block_reason(self) -> str:
+        """Why an exported head reads fewer blocks than the run's head, and what it costs."""
+        head = self.measured.get("head") if self.measured else None
+        if not self.measured or not head:
+            return fewer_blocks(0, None, 0.0)
+        return fewer_blocks(head["blocks"], head["last_block_top1"], self.measured["top1"])
+
     @cached_property
     def of_last_block(self) -> "TrainedRun":
         """This run with the head that reads only the last block, as other libraries require."""
@@ -136,15 +144,6 @@ def _last_block_accuracy(card: Card, found: RunResults | None) -> float | None:
     if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
         return None
     return choice["last_block_top1"]
-
-
-def last_block_reason(run: Path) -> str:
-    """Return why an exported head reads fewer blocks than the head of a run, and what it costs."""
-    results = read_results(run / "eval.json")
-    head = results.get("head") if results else None
-    if not results or not head:
-        return fewer_blocks(0, None, 0.0)
-    return fewer_blocks(head["blocks"], head["last_block_top1"], results["top1"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from vitft.export.formats.onnx_resize import (
     RESIZE_INPUT,
     GraphBuilder,
     add_resize,
+    onnx_session,
     resize_obstacle,
     rgb_bytes,
     rgb_planes,
@@ -235,21 +236,28 @@ class OnnxFormat(ExportFormat):
         return resize_obstacle(card) if self.any_size else ""
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        program = onnx_program(trained, self.takes_bytes or self.any_size)
-        is_big = parameter_bytes(trained) > MAX_INLINE_BYTES
-        with writing(folder), silenced():
-            program.save(folder / ONNX_FILE, external_data=is_big)
-            if self.any_size:
-                text = describe_graph(trained, takes_bytes=True, any_size=True)
-                add_resize(folder / ONNX_FILE, trained.card.transform, text, is_big=is_big)
-            add_graph_digest(folder / ONNX_FILE)
+        takes_bytes = self.takes_bytes or self.any_size
+        save_graph(trained, folder / ONNX_FILE, takes_bytes=takes_bytes, any_size=self.any_size)
 
     def open(self, folder: Path) -> OpenedModel:
         return open_onnx(folder / ONNX_FILE)
 
 
+def save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size: bool) -> None:
+    """Write a graph whose images have `any_size` or that of the model, as bytes or as floats."""
+    program = _onnx_program(trained, takes_bytes or any_size)
+    is_big = parameter_bytes(trained) > MAX_INLINE_BYTES
+    with writing(path.parent), silenced():
+        program.save(path, external_data=is_big)
+        if any_size:
+            source = RESIZE_INPUT if takes_bytes else PLANES_INPUT
+            text = describe_graph(trained, takes_bytes=takes_bytes, any_size=True)
+            add_resize(path, trained.card.transform, text, is_big=is_big, source=source)
+        add_graph_digest(path)
+
+
 @lru_cache(maxsize=1)  # --onnx and --int8 start from the same graph
-def onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
+def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN401 - torch's own type
     """Convert the model to an ONNX graph for any batch size, and remove local paths from it."""
     model, example = _example_of(trained, takes_bytes=takes_bytes)
     try:
@@ -286,12 +294,7 @@ def open_onnx(path: Path) -> OpenedModel:
     """Open a graph with onnxruntime, using the input described in its metadata."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()  # as many as for the original
-    options.log_severity_level = 3  # errors only
-    # Otherwise, idle threads would keep the cores busy while another model is timed.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnx_session(path)
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
     source = described["input"]["name"]
 

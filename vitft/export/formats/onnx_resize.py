@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from vitft.data.transforms import EvalTransform
 from vitft.export.formats.base import NumericArray
@@ -275,15 +276,7 @@ def view_difference(
     Raises:
         RunError: The views differ by more than `_MAX_GREY_LEVELS` grey levels.
     """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only
-    session = onnxruntime.InferenceSession(
-        resize_graph(transform, opset, 8).SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-    )
+    session = onnx_session(resize_graph(transform, opset, 8).SerializeToString())
     levels = values = differing = 0
     for sample in samples:
         view = session.run([RESIZE_OUTPUT], {RESIZE_INPUT: rgb_bytes(sample.image)[None]})[0][0]
@@ -298,6 +291,18 @@ def view_difference(
             fix="use --with-preprocessing instead, and resize the images with Pillow",
         )
     return levels, differing / max(1, values)
+
+
+def onnx_session(graph: Path | bytes) -> Any:  # noqa: ANN401 - onnxruntime's own type
+    """Open a graph with onnxruntime, on as many threads as torch uses."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors only
+    # Otherwise, idle threads would keep the cores busy while another model is timed.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def rgb_planes(image: Any) -> NumericArray:  # noqa: ANN401 - a PIL image
@@ -316,7 +321,7 @@ def add_resize(
     description: str,
     *,
     is_big: bool,
-    source: str = RESIZE_INPUT,
+    source: str,
 ) -> None:
     """Prepend nodes that resize the input `source` to a graph, and replace its description."""
     import onnx

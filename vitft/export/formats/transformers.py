@@ -19,19 +19,17 @@ from torch import Tensor
 from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
 from vitft.export.formats.onnx import (
     MAX_INLINE_BYTES,
-    describe_graph,
-    onnx_program,
     open_onnx,
     parameter_bytes,
     quantize_file,
+    save_graph,
     silenced,
 )
-from vitft.export.formats.onnx_resize import PLANES_INPUT, add_resize, resize_obstacle
+from vitft.export.formats.onnx_resize import resize_obstacle
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
 from vitft.models.card import RUN_KEY, SEVERAL, THRESHOLDS, Card, TimmConfig
 from vitft.models.find import ONNX_FILE
-from vitft.models.graph_digest import add_graph_digest
 from vitft.models.vit_config import Activation, ViTConfig
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
@@ -234,15 +232,12 @@ class TransformersJsFormat(ExportFormat):
         config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
         write_json(folder / "config.json", config | _labels_of(trained.card))
         write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))
-        text = describe_graph(trained, takes_bytes=False, any_size=True)
-        program = onnx_program(trained, True)
+        exact, small = (folder / graph for graph in self.graphs)
+        with writing(folder):
+            exact.parent.mkdir()
+        save_graph(trained, exact, takes_bytes=False, any_size=True)
         with writing(folder), silenced():
-            path = folder / self.graphs[0]
-            path.parent.mkdir()
-            program.save(path)
-            add_resize(path, trained.card.transform, text, is_big=False, source=PLANES_INPUT)
-            add_graph_digest(path)
-            quantize_file(path, folder / self.graphs[1])
+            quantize_file(exact, small)
 
     def open(self, folder: Path) -> OpenedModel:
         return open_onnx(folder / self.graphs[0])
