@@ -107,9 +107,8 @@ def adapt(
     """
     result, dropped, notes = dict(tensors), [], []
     is_headless = new_head or not target.num_classes
-    gone = [
-        n for n in result if is_headless and n.startswith(("head.", "head_dist.", "last_head."))
-    ]
+    heads = ("head.", "head_dist.", "last_head.")
+    gone = [name for name in result if is_headless and name.startswith(heads)]
     if source.distilled and not target.distilled:
         registers = [result.pop(n) for n in ("dist_token", "reg_token") if n in result]
         result["reg_token"] = torch.cat(registers, dim=1)
@@ -161,13 +160,8 @@ def target_config(
         UsageError: A value is invalid, or the values are incompatible.
     """
     if num_classes is not None:
-        registers = source.registers + source.distilled
-        changes |= {
-            "num_classes": num_classes,
-            "distilled": False,
-            "registers": registers,
-            "read_blocks": 1,
-        }
+        changes |= {"num_classes": num_classes, "distilled": False, "read_blocks": 1}
+        changes["registers"] = source.registers + source.distilled
     if image_size is not None:
         changes["image_size"] = as_pair(image_size)
     if (pool := changes.get("pool", source.pool)) != source.pool:
@@ -181,11 +175,7 @@ def target_config(
 
 
 def adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return channel statistics for a different number of channels.
-
-    For one channel, the values are averaged; otherwise, they are repeated in order. The result
-    suits the kernels that `fit_channels` returns.
-    """
+    """Return channel statistics for other kernels, as from `fit_channels`: averaged or repeated."""
     if channels == 1 and len(values) > 1:
         return (sum(values) / len(values),)
     return tuple(values[i % len(values)] for i in range(channels))
@@ -197,8 +187,7 @@ def check_statistics(
     """Return the mean and std given by the user, or None if neither is given.
 
     Raises:
-        UsageError: Only one of mean and std is given, or `mean` does not have one value per
-            channel.
+        UsageError: Only one of them is given, or not one value per channel.
     """
     if mean is None and std is None:
         return None

@@ -56,17 +56,12 @@ def marked_licence(licence: str) -> str:
 
 def obligation(licence: str) -> str:
     """Return a sentence on what a licence requires of fine-tuned models, or an empty string."""
-    if licence_terms(licence) == "non-commercial":
-        return (
-            "The terms of the pretrained weights also apply to this model and forbid commercial "
-            "use."
-        )
-    if licence_terms(licence) == "own terms":
-        return (
-            "The terms of the pretrained weights also apply to this model: include the text of "
-            "their licence when you distribute the model."
-        )
-    return ""
+    terms = licence_terms(licence)
+    start = "The terms of the pretrained weights also apply to this model"
+    if terms == "non-commercial":
+        return f"{start} and forbid commercial use."
+    share = "include the text of their licence when you distribute the model"
+    return f"{start}: {share}." if terms == "own terms" else ""
 
 
 # names of models: those of weight files, and suggestions for unknown ones -------------------------
@@ -92,8 +87,7 @@ def weights_name(name: str) -> str:
 def similar_models(name: str, known: Iterable[str]) -> list[str]:
     """Return up to five names of models that were probably meant, the most similar ones first.
 
-    `name` may be written as in papers (ViT-B/16), in torchvision (vit_b_16) or on the hub
-    (google/vit-base-patch16-224).
+    `name` may be as in papers (ViT-B/16), in torchvision or on the hub (google/vit-base-patch16).
     """
     text = re.sub(r"[^a-z0-9./]+", "_", name.lower())
     sizes = {letter.lower(): size for size, letter in SIZE_LETTERS.items()} | {"t": "tiny"}
@@ -217,14 +211,10 @@ def catalog_entries() -> tuple[CatalogEntry, ...]:
 
 
 def find_entry(name: str) -> CatalogEntry:
-    """Return the entry with this name or alias.
-
-    If the name is only in timm's registry, timm is imported, and a new entry is created from
-    timm's metadata.
+    """Return the entry with this name or alias, or a new one if only timm's registry has it.
 
     Raises:
-        WeightsError: The name is unknown, or vitft's own model does not support these weights. The
-            message suggests similar names or states the reason.
+        WeightsError: The name is unknown, or vitft's own model does not support these weights.
     """
     rows = entries_by_name()
     if name not in rows:
@@ -304,16 +294,17 @@ def machine_speed(device: str = "auto") -> float:
 def default_weights(images: int, *, device: str) -> tuple[str, str]:
     """Return the name of the default weights for a run, and the reason for choosing them.
 
-    The candidates are the defaults in the local cache or, if there are none, all defaults. The most
-    accurate weights with a feature pass of at most `_ACCEPTABLE_S` are chosen. If every pass takes
-    longer, the fastest weights are chosen.
+    Of the defaults in the local cache or, if there are none, of all, they are the most accurate
+    with a feature pass of at most `_ACCEPTABLE_S`, or else the fastest.
 
     Raises:
         UsageError: None of the default weights are in the cache, and HF_HUB_OFFLINE is set.
     """
+    from huggingface_hub import constants
+
     choices = [one for one in recommendations() if one.default]
     cached = [one for one in choices if _is_cached(one.entry)]
-    if not cached and _is_offline():
+    if not cached and constants.is_offline_mode():
         raise UsageError(
             "no weights given, none of the default weights are in the cache, and HF_HUB_OFFLINE is "
             "set",
@@ -335,9 +326,8 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
 def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
     """Return recommended weights in the local cache that are probably more accurate than `name`.
 
-    They are listed from the fastest to the most accurate. Their licence is open or the same as
-    `licence`, that of the weights `name`. If `name` is not among the recommended weights, all
-    others are listed.
+    Their licence is open or `licence`, that of the weights `name`. If these are not among the
+    recommended ones, all others are listed.
     """
     every = recommendations()
     names = [one.name for one in every]
@@ -356,10 +346,3 @@ def _is_cached(entry: CatalogEntry) -> bool:
 
     found = try_to_load_from_cache(entry.repo, entry.file, revision=entry.revision)
     return isinstance(found, str) and Path(found).exists()
-
-
-def _is_offline() -> bool:
-    """Return whether the environment forbids connections to the hub."""
-    from huggingface_hub import constants
-
-    return constants.is_offline_mode()

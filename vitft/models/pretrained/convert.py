@@ -150,9 +150,7 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
     names = {name: tensor for name, tensor in tensors.items() if not _EXTRA.match(name)}
     unused = described({name: tensor for name, tensor in tensors.items() if name not in names})
     flavour = _flavour_of(names)
-    heads: int | None = None
-    rotates = False
-    flexible = False
+    heads, rotates, flexible = None, False, False
     if flavour == "npz":
         names, heads = _convert_npz(names)
     elif flavour != "timm":
@@ -169,9 +167,15 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
             names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]
             names["pos_embed"] = names["pos_embed"][:, 1:]
     _refuse_unmapped(name for name in names if not _VITFT_NAMES.fullmatch(name))
+    whole = [name for name, tensor in names.items() if not tensor.is_floating_point()]
+    if whole:
+        raise WeightsError(
+            f"{whole[0]} has dtype {names[whole[0]].dtype}, not a floating-point type",
+            fix="use the original weights; quantised ones cannot be fine-tuned",
+        )
     return _Converted(
         flavour=flavour,
-        tensors=_in_float32(names),
+        tensors={name: tensor.float().contiguous() for name, tensor in names.items()},
         heads=heads,
         dropped=unused,
         may_rotate=rotates,
@@ -180,10 +184,7 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
 
 
 def described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return descriptions of unused tensors: names with shapes, or the numbers of those in groups.
-
-    A group shares the first part of its names.
-    """
+    """Return the names and shapes of unused tensors, or the sizes of groups with one first part."""
     groups: dict[str, list[str]] = {}
     for name in tensors:
         groups.setdefault(re.split(r"[./:]", name)[0], []).append(name)
@@ -214,10 +215,7 @@ def _flavour_of(names: Iterable[str]) -> Flavour:
 
 
 def _our_name(name: str) -> str | None:
-    """Return vitft's name for a tensor of another tool, or None if there is none.
-
-    Queries, keys and values still have separate names (q, k and v).
-    """
+    """Return vitft's name for a tensor of another tool, with separate q, k and v, if any."""
     name = _HF_PREFIX.sub("", name.replace("/", "."))
     name = re.sub(r"\b(MultiHeadDotProductAttention|MlpBlock)_\d", r"\1", name)
     name = re.sub(r"\.(kernel|scale)$", ".weight", name)
@@ -242,23 +240,18 @@ def _our_name(name: str) -> str | None:
 
 def _convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
     """Convert tensors from Google's layout; return them and the number of heads, if known."""
-    names = _rename_all(_unstacked(tensors))
+    scanned = "Transformer/encoderblock/"
+    unstacked = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
+    for name, stack in tensors.items():
+        if name.startswith(scanned) and stack.ndim:  # all blocks in one array, as in big_vision
+            for i, tensor in enumerate(stack):
+                unstacked[f"Transformer/encoderblock_{i}/{name.removeprefix(scanned)}"] = tensor
+    names = _rename_all(unstacked)
     queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
     if not any("backbone.stages" in name for name in names):  # as in timm for a root without stages
         names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
     return _fuse_qkv({n: _from_flax(n, t) for n, t in names.items()}), heads
-
-
-def _unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split arrays that stack all blocks, as in big_vision, into one array per block."""
-    scanned = "Transformer/encoderblock/"
-    result = {n: t for n, t in tensors.items() if not n.startswith(scanned)}
-    for name, stack in tensors.items():
-        if name.startswith(scanned) and stack.ndim:
-            for i, tensor in enumerate(stack):
-                result[f"Transformer/encoderblock_{i}/{name.removeprefix(scanned)}"] = tensor
-    return result
 
 
 def _from_flax(name: str, array: Tensor) -> Tensor:
@@ -349,14 +342,3 @@ def _refuse_unmapped(names: Iterable[str]) -> None:
         f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
         fix=_OTHER_WEIGHTS,
     )
-
-
-def _in_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert all tensors to float32; contiguous float32 tensors are not copied."""
-    whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
-    if whole:
-        raise WeightsError(
-            f"{whole[0]} has dtype {tensors[whole[0]].dtype}, not a floating-point type",
-            fix="use the original weights; quantised ones cannot be fine-tuned",
-        )
-    return {name: tensor.float().contiguous() for name, tensor in tensors.items()}

@@ -75,7 +75,17 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
         digest = sha256_of(path)
         damage = _find_damage(path, digest, entry.sha256)
         if not damage:
-            _log_leftovers(path)
+            # Partial downloads that killed processes have left
+            partial = path.resolve().parent.glob("*.incomplete")
+            parts = [
+                part for part in partial if time.time() - part.stat().st_mtime > 600
+            ]  # seconds
+            if parts:
+                size = sum(part.stat().st_size for part in parts) / 1e6
+                log.info(
+                    f"partial downloads that can be deleted ({count(len(parts), 'file')}, "
+                    f"{size:.0f} MB): {parts[0].parent}"
+                )
             if entry.is_hub_repository:
                 _fetch_sidecars(entry, revision=path.parent.name)
             return Fetched(path=path, revision=path.parent.name, sha256=digest)
@@ -88,11 +98,8 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
 
 
 def _find_damage(path: Path, sha256: str, published: str) -> str:
-    """Return how the digest of a cached file differs from the expected one, or an empty string.
-
-    huggingface_hub names a cached file after the hub's ETag: the sha256 of a large file, or git's
-    sha1 of a small one. `published` is the sha256 given by the publisher, if any.
-    """
+    """Return how the digest of a cached file differs from the expected one, or an empty string."""
+    # huggingface_hub names a file after its ETag: the sha256 of a large file, git's sha1 of others
     announced = path.resolve().name
     if published and published != sha256:
         return f"sha256 is {sha256}, but the publisher states {published}"
@@ -119,12 +126,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:
-    """Return the entry of a hub repository, with the name of the weight file to use.
-
-    The weight file is model.safetensors, which is downloaded to check that it exists. If it does
-    not exist and pickles are allowed, the weight file is pytorch_model.bin; its existence is not
-    checked.
-    """
+    """Return the entry of a hub repository with its weight file: safetensors, if it exists."""
     try:
         _cached_or_downloaded(entry)
     except WeightsError as error:
@@ -141,27 +143,12 @@ def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEn
 
 
 def _fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
-    """Fetch a repository's config.json and preprocessor_config.json from commit `revision`.
-
-    Files that cannot be fetched are skipped, and damaged files are deleted.
-    """
+    """Fetch a repository's JSON files from a commit; skip missing ones and delete damaged ones."""
     for name in ("config.json", "preprocessor_config.json"):
         with contextlib.suppress(WeightsError):
             path = _cached_or_downloaded(replace(entry, file=name, revision=revision))
             if _find_damage(path, sha256_of(path), ""):
                 _delete_cached(path)
-
-
-def _log_leftovers(path: Path) -> None:
-    """Log the partial downloads that killed processes have left next to a cached file."""
-    partial = path.resolve().parent.glob("*.incomplete")
-    parts = [part for part in partial if time.time() - part.stat().st_mtime > 600]  # seconds
-    if parts:
-        size = sum(part.stat().st_size for part in parts) / 1e6
-        log.info(
-            f"partial downloads that can be deleted ({count(len(parts), 'file')}, {size:.0f} MB): "
-            f"{parts[0].parent}"
-        )
 
 
 def _cached_or_downloaded(entry: CatalogEntry) -> Path:
@@ -200,7 +187,7 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
 
 
 def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
-    """Return the path of the file in the cache, without network access."""
+    """Return the path of the file in the cache, without network access; `why` is the reason."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -208,27 +195,20 @@ def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
     try:
         return Path(hf_hub_download(repo, file, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
+        names = (entry.name, entry.name.partition(".")[0])
+        here = next((Path(name) for name in names if Path(name).exists()), None)
+        instead = "pass the path of a weight file"
+        if here:
+            instead = f"use ./{here} for the {'folder' if here.is_dir() else 'file'} here"
         raise WeightsError(
             f"{entry.name} ({entry.repo}) is not in the cache, and {why}",
-            fix=f"run `vitft weights fetch {entry.name}` while online, {_path_here(entry)}, or use "
+            fix=f"run `vitft weights fetch {entry.name}` while online, {instead}, or use "
             "--weights demo",
         ) from error
 
 
-def _path_here(entry: CatalogEntry) -> str:
-    """Return the part of a fix on local weights: a file or folder of this name, if it is here."""
-    for name in (entry.name, entry.name.partition(".")[0]):
-        if Path(name).exists():
-            kind = "folder" if Path(name).is_dir() else "file"
-            return f"use ./{name} for the {kind} here"
-    return "pass the path of a weight file"
-
-
 def _check_reachable(entry: CatalogEntry) -> str:
-    """Return why the hub cannot be reached, or an empty string if it can.
-
-    This requests the metadata of the file, with retries if the hub is busy.
-    """
+    """Request the metadata of the file; return why the hub cannot be reached, "" if it can."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
@@ -257,14 +237,10 @@ def _check_reachable(entry: CatalogEntry) -> str:
 
 
 def _retry_delay(error: Exception, attempt: int) -> float | None:
-    """Return the delay in seconds before the next attempt, or None if retrying would not help.
-
-    `attempt` is the number of attempts so far. A delay that the hub sets takes precedence.
-    """
+    """Return the delay in seconds after `attempt` attempts, or None if retrying would not help."""
     status = hub.status_of(error)
-    if status is not None and status not in (408, 429) and status < 500:
-        return None
-    if type(error).__name__ == "TooManyRedirects":
+    is_refused = status is not None and status not in (408, 429) and status < 500
+    if is_refused or type(error).__name__ == "TooManyRedirects":
         return None
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
     if re.fullmatch(r"\d{1,4}", stated):
@@ -273,7 +249,6 @@ def _retry_delay(error: Exception, attempt: int) -> float | None:
 
 
 def _download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
-    """Return the error for a failed download."""
     if type(error).__name__ == "TooManyRedirects" or hub.status_of(error or OSError()) == 404:
         return hub.not_a_hub()  # a real hub explains a 404 response
     return WeightsError(

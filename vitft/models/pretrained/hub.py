@@ -68,12 +68,7 @@ class DownloadBar:
 
 @contextlib.contextmanager
 def readable_errors(entry: CatalogEntry) -> Iterator[None]:
-    """Raise a `WeightsError` for errors that the hub reports; let connection errors pass through.
-
-    Raises:
-        WeightsError: The hub refuses access, the repository, revision or file does not exist, or
-            the response does not come from a hub.
-    """
+    """Raise a `WeightsError` for errors that the hub reports; connection errors pass through."""
     from huggingface_hub import constants, errors
 
     url = f"{constants.ENDPOINT}/{entry.repo}"
@@ -118,12 +113,7 @@ def not_a_hub() -> WeightsError:
 
 
 def check_disk(entry: CatalogEntry, error: Exception) -> None:
-    """Raise an error if a download failed because of a disk problem, which retrying cannot solve.
-
-    Raises:
-        ResourceError: The disk is full.
-        WeightsError: The cache is not writable.
-    """
+    """Raise an error if a download failed because the disk is full or the cache not writable."""
     from huggingface_hub import constants
 
     number = error.errno if isinstance(error, OSError) else None
@@ -142,8 +132,7 @@ def check_disk(entry: CatalogEntry, error: Exception) -> None:
 def http_error() -> type[Exception]:
     """Return the exception class that huggingface_hub's HTTP errors derive from.
 
-    It comes from httpx or its successor, and huggingface_hub does not export it (see
-    tests/models/pretrained/test_hub.py).
+    It comes from httpx or its successor, and huggingface_hub does not export it.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -17,11 +17,7 @@ from vitft.system.errors import UsageError, WeightsError
 
 
 def square(count: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a square grid of `count` patches.
-
-    Raises:
-        WeightsError: `count` is not a square number.
-    """
+    """Return the sides of a square grid of `count` patches; raise an error if it is not square."""
     side = math.isqrt(max(count, 0))
     if side == 0 or side * side != count:
         raise WeightsError(
@@ -165,9 +161,7 @@ def _grid_of(
 ) -> tuple[tuple[int, int], int]:
     """Return the shape of the patch grid and the number of prefix tokens with position embeddings.
 
-    In some models, only the patches have position embeddings; the number returned is then 0.
-    If `image_size` does not match the number of position embeddings, it is ignored, and the grid
-    must be square.
+    An `image_size` that does not match is ignored; the grid must then be square.
     """
     if image_size is not None:
         rows, columns = image_size[0] // patch[0], image_size[1] // patch[1]
@@ -181,17 +175,11 @@ def _grid_of(
 
 
 def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Check that the names, shapes and types of tensors match a configuration exactly.
-
-    Raises:
-        WeightsError: Tensors are missing, unexpected, or of the wrong shape or type. The message
-            lists them and states the likely cause.
-    """
+    """Raise an error if names, shapes and types of tensors do not match a configuration exactly."""
     found = {name: as_float32(facts) for name, facts in facts_of(tensors).items()}
     if mismatch := tensor_mismatch(found, vit_shapes(config)):
-        cause = (
-            "incomplete or edited" if mismatch.startswith("missing") else "a mixture of two models"
-        )
+        is_incomplete = mismatch.startswith("missing")
+        cause = "incomplete or edited" if is_incomplete else "a mixture of two models"
         raise WeightsError(
             f"the weights do not match a width of {config.width}, {config.depth} blocks and "
             f"patches of {config.patch_size[0]}x{config.patch_size[1]}: {mismatch}",

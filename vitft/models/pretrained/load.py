@@ -13,7 +13,6 @@ import torch
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.pretrained.adapt import (
-    Adapted,
     PosEmbed,
     adapt,
     adapt_statistics,
@@ -24,7 +23,7 @@ from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import RANDOM, locate
 from vitft.models.pretrained.report import LoadReport, describe_positions
 from vitft.models.pretrained.timm_weights import load_timm, reload_timm
-from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
+from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.registry import describe_vit
 from vitft.models.timm_model import Model, untrained
 from vitft.models.vit import VisionTransformer
@@ -86,6 +85,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         ResourceError: The disk is full.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle, sha256=sha256)
+    notes = [*weights.notes]
     if classes and weights.stated_classes:
         # A head for the same classes is kept, for the last block
         shape, tensors = weights.architecture, dict(weights.tensors)
@@ -93,31 +93,28 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         is_kept = is_usable and weights.stated_classes == tuple(classes)
         how = "kept" if is_kept else f"not used: it is for {listing(weights.stated_classes)}"
         if is_kept and shape.read_blocks > 1:
-            for part in ("weight", "bias"):
-                tensors[f"head.{part}"] = tensors.pop(f"last_head.{part}")
+            tensors |= {f"head.{n}": tensors.pop(f"last_head.{n}") for n in ("weight", "bias")}
             weights = replace(weights, tensors=tensors, architecture=replace(shape, read_blocks=1))
-        note = f"the head of {weights.name} is {how}"
-        weights = replace(weights, notes=(*weights.notes, note))
+        notes.append(f"the head of {weights.name} is {how}")
         num_classes = None if is_kept else num_classes
-    has_pre_logits = weights.architecture.pre_logits
-    keeps_head = num_classes is None and weights.architecture.num_classes > 0
+    source, new_head = weights.architecture, num_classes is not None
+    keeps_head = not new_head and source.num_classes > 0
     if weights.unusable_head and keeps_head:
         raise WeightsError(
             f"cannot use the head of {weights.name}: {weights.unusable_head}",
             fix="set num_classes to create a new head on the class token",
         )
-    if pre_logits == "keep" and not has_pre_logits:
+    if pre_logits == "keep" and not source.pre_logits:
         raise WeightsError(
             f"{weights.name} has no pre_logits layer to keep",
             fix='use --set weights.pre_logits=drop (in Python: pre_logits="drop"), or weights that '
             "have the layer, e.g. vit_base_patch16_224_in21k",
         )
-    if pre_logits == "drop" and has_pre_logits and keeps_head:
+    if pre_logits == "drop" and source.pre_logits and keeps_head:
         raise WeightsError(
             f"the head of {weights.name} works only with its pre_logits layer",
             fix='use pre_logits="keep", or set num_classes to create a new head',
         )
-    source = weights.architecture
     target = target_config(
         source,
         num_classes,
@@ -130,24 +127,42 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     )
     # The evaluation transform of the target model
     known, channels = weights.transform, target.in_channels
-    origin = weights.statistics_source
-    if len(known.mean) != channels:
-        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
-        origin += f", {how}"
-    if given := check_statistics(mean, std, channels):
-        origin = "given by --mean and --std"
-    else:
+    given, origin = check_statistics(mean, std, channels), "given by --mean and --std"
+    if given is None:
         given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
-    transform = replace(known, image_size=target.image_size, mean=given[0], std=given[1])
-    weights = replace(weights, transform=transform, statistics_source=origin)
+        how = (
+            f", repeated for {channels} channels" if channels > 1 else ", averaged for one channel"
+        )
+        origin = weights.statistics_source + (how if len(known.mean) != channels else "")
     pos_embed = weights.resampling or pos_embed
-    adapted = adapt(
-        weights.tensors, source, target, new_head=num_classes is not None, pos_embed=pos_embed
-    )
+    adapted = adapt(weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed)
     # Half precision is converted to float32; float32 tensors stay memory-mapped without a copy.
     model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
-    return model, _make_report(
-        model, weights, adapted, keeps_head=num_classes is None, pos_embed=pos_embed
+    notes += adapted.notes
+    if keeps_head and target.pool != source.pool:
+        notes.append(
+            "the head was trained with different pooling; set num_classes to create a new head"
+        )
+    if keeps_head and not bool(weights.tensors["head.weight"].any()):
+        notes.append("the head in the file is all zeros; set num_classes to create a new head")
+    head = f"{target.num_classes} classes"
+    head = f"new, {head}, initialised to zero" if new_head else f"kept, {head}"
+    kept: Literal["kept", "dropped"] = "kept" if target.pre_logits else "dropped"
+    return model, LoadReport(
+        source=weights.origin,
+        flavour=weights.flavour,
+        architecture=describe_vit(target),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        loaded=adapted.loaded,
+        dropped=(*weights.dropped, *adapted.dropped),
+        head=head if target.num_classes else "none: the model returns features",
+        pre_logits=kept if source.pre_logits else "none",
+        positions=describe_positions(source, target, pos_embed),
+        transform=replace(known, image_size=target.image_size, mean=given[0], std=given[1]),
+        statistics_source=origin,
+        provenance=weights.provenance,
+        classes=() if new_head else weights.classes,
+        notes=tuple(notes),
     )
 
 
@@ -171,15 +186,23 @@ def load_backbone(
 
     For pretrained timm models, pre_logits="keep" and pos_embed="jax" are refused.
 
-    Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or do not suit the
-            options.
-        UsageError: An option is invalid, or timm models do not support it.
-        ResourceError: The disk is full.
+    The errors are those of `load_pretrained`.
     """
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
-        return _load_random(name_or_path, seed=seed, **sizes, **options)
+        original, drop_path = name_or_path.removeprefix(RANDOM), options.get("drop_path", 0.0)
+        found = locate(original)
+        model: Model
+        torch.manual_seed(seed)
+        if isinstance(found, CatalogEntry) and found.is_timm:
+            sizes |= {key: options.get(key) for key in ("mean", "std")}
+            model, report = load_timm(found, **sizes, drop_path=drop_path, is_random=True)
+        else:
+            pretrained, report = load_backbone(original, **sizes, **options)
+            torch.manual_seed(seed)
+            model = untrained(pretrained.config, drop_path=drop_path)
+        provenance: Provenance = {"name": name_or_path}
+        return model.eval(), replace(report, provenance=provenance, positions="random")
     found = locate(name_or_path)
     if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
         return load_pretrained(name_or_path, **sizes, **options)
@@ -190,67 +213,6 @@ def load_backbone(
         )
     sizes["drop_path"] = options.get("drop_path", 0.0)
     if isinstance(found, CatalogEntry):
-        known: Any = {key: options.get(key) for key in ("mean", "std")}
-        is_allowed = bool(options.get("allow_pickle"))
-        return load_timm(found, **sizes, **known, allow_pickle=is_allowed)
+        sizes |= {key: options.get(key) for key in ("mean", "std")}
+        return load_timm(found, **sizes, allow_pickle=bool(options.get("allow_pickle")))
     return reload_timm(found, **sizes, classes=options.get("classes", ()))
-
-
-def _load_random(name: str, *, seed: int, **options: Any) -> tuple[Model, LoadReport]:  # noqa: ANN401
-    """Build the model `random:NAME` with random weights from `seed`; return it and its report.
-
-    The arguments and errors are the same as for `load_backbone`.
-    """
-    original, drop_path = name.removeprefix(RANDOM), options.get("drop_path", 0.0)
-    found = locate(original)
-    model: Model
-    torch.manual_seed(seed)
-    if isinstance(found, CatalogEntry) and found.is_timm:
-        sizes: Any = {key: options.get(key) for key in ("num_classes", "image_size", "mean", "std")}
-        model, report = load_timm(found, **sizes, drop_path=drop_path, is_random=True)
-    else:
-        pretrained, report = load_backbone(original, **options)
-        torch.manual_seed(seed)
-        model = untrained(pretrained.config, drop_path=drop_path)
-    provenance: Provenance = {"name": name}
-    return model.eval(), replace(report, provenance=provenance, positions="random")
-
-
-def _make_report(
-    model: VisionTransformer,
-    weights: PretrainedWeights,
-    adapted: Adapted,
-    *,
-    keeps_head: bool,
-    pos_embed: PosEmbed,
-) -> LoadReport:
-    """Return the report on a loaded model."""
-    config, source = model.config, weights.architecture
-    classes = config.num_classes
-    notes = [*weights.notes, *adapted.notes]
-    if keeps_head and classes and config.pool != source.pool:
-        notes.append(
-            "the head was trained with different pooling; set num_classes to create a new head"
-        )
-    if keeps_head and classes and not bool(weights.tensors["head.weight"].any()):
-        notes.append("the head in the file is all zeros; set num_classes to create a new head")
-    head = (
-        f"kept, {classes} classes" if keeps_head else f"new, {classes} classes, initialised to zero"
-    )
-    kept: Literal["kept", "dropped"] = "kept" if config.pre_logits else "dropped"
-    return LoadReport(
-        source=weights.origin,
-        flavour=weights.flavour,
-        architecture=describe_vit(config),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        loaded=adapted.loaded,
-        dropped=(*weights.dropped, *adapted.dropped),
-        head=head if classes else "none: the model returns features",
-        pre_logits=kept if source.pre_logits else "none",
-        positions=describe_positions(source, config, pos_embed),
-        transform=weights.transform,
-        statistics_source=weights.statistics_source,
-        provenance=weights.provenance,
-        classes=weights.classes if keeps_head else (),
-        notes=tuple(notes),
-    )

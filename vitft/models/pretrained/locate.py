@@ -38,8 +38,7 @@ def check_weights_name(
     With `allow_random`, the name may begin with `random:`.
 
     Raises:
-        WeightsError: The name is unknown or invalid, the weights are not supported, or the file is
-            missing, of an unsupported kind, or a pickle that is not allowed.
+        WeightsError: They cannot be found, or are of an unsupported kind or a refused pickle.
     """
     if isinstance(name_or_path, str) and allow_random:
         name_or_path = name_or_path.removeprefix(RANDOM)
@@ -97,14 +96,10 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
 
 
 def _weights_in_folder(path: Path) -> Path:
-    """Return the weight file in a run directory, an export, a hub snapshot or another folder.
-
-    The file is model.safetensors or the only one of the best format. Weights in several parts count
-    as one file, their index.
-    """
+    """Return a folder's weight file: model.safetensors, or the only one of the best format."""
     with os.scandir(path) as found:
         entries = sorted(entry.name + "/" * entry.is_dir() for entry in found)
-    parts = re.compile(r"-\d+-of-\d+\.")
+    parts = re.compile(r"-\d+-of-\d+\.")  # of which only their index counts
     training = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)")
     names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar", INDEX_SUFFIX))]
     names = [n for n in names if not parts.search(n) and not training.match(n)]
@@ -137,7 +132,6 @@ def file_and_part(path: Path) -> tuple[Path, str | None]:
 
 
 def _may_be_weights(entry: "os.DirEntry[str]") -> bool:
-    """Return whether an entry is a folder or, by its suffix, a weight file."""
     return entry.is_dir() or entry.name.lower().endswith(WEIGHT_SUFFIXES)
 
 
@@ -161,15 +155,24 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
         )
     if name.startswith("hf:"):
         return parse_hub_name(name)
-    return _parse_timm_name(name) if name.startswith("timm:") else None
+    if not name.startswith("timm:"):
+        return None
+    # timm:NAME[.TAG] or timm:NAME=FILE, as yet without timm's metadata
+    model, has_file, file = name.partition("=")
+    if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", model, re.ASCII):
+        raise WeightsError(
+            f"invalid timm name {model!r}",
+            fix="use timm:NAME, timm:NAME.TAG or timm:NAME=FILE, e.g. "
+            "timm:convnext_tiny.in12k_ft_in1k",
+        )
+    if not has_file:
+        return CatalogEntry(name=name, licence="see timm's metadata", file="model.safetensors")
+    path = Path(file).expanduser()
+    return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
 
 
 def parse_hub_name(name: str) -> CatalogEntry:
-    """Return a catalogue entry for hf:owner/name or hf:owner/name@revision.
-
-    Raises:
-        WeightsError: The name is invalid.
-    """
+    """Return a catalogue entry for hf:owner/name[@revision], or raise an error if it is invalid."""
     pattern = rf"hf:(?P<repo>{REPOSITORY})(@(?P<revision>[\w][\w./-]*))?"
     match = re.fullmatch(pattern, name, re.ASCII)
     if match is None or ".." in name:
@@ -185,21 +188,6 @@ def parse_hub_name(name: str) -> CatalogEntry:
         file="model.safetensors",
         revision=match["revision"] or "main",
     )
-
-
-def _parse_timm_name(name: str) -> CatalogEntry:
-    """Return a catalogue entry for timm:NAME[.TAG] or timm:NAME=FILE, without timm's metadata."""
-    model, has_file, file = name.partition("=")
-    if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", model, re.ASCII):
-        raise WeightsError(
-            f"invalid timm name {model!r}",
-            fix="use timm:NAME, timm:NAME.TAG or timm:NAME=FILE, e.g. "
-            "timm:convnext_tiny.in12k_ft_in1k",
-        )
-    if not has_file:
-        return CatalogEntry(name=name, licence="see timm's metadata", file="model.safetensors")
-    path = Path(file).expanduser()
-    return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
 
 
 def check_weight_file(path: Path) -> Path:
@@ -233,29 +221,23 @@ def check_weight_file(path: Path) -> Path:
 
 
 def check_pickle(path: Path, *, allowed: bool) -> None:
-    """Check that a FILE or FILE#NAME is not a pickle, unless pickles are allowed.
-
-    Raises:
-        WeightsError: The file is a pickle, and pickles are not allowed.
-    """
+    """Raise an error if a FILE or FILE#NAME is a pickle, unless pickles are allowed."""
     file, _ = file_and_part(path)
     if weight_format(file) != "pickle" or allowed:
         return
     with file.open("rb") as opened:
         content = looks_like(opened.read(64))
-    fix = "use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), which "
-    fix += "reads only tensors and runs no code"
     if content.startswith("looks like"):
         raise WeightsError(f"{path} is not a weight file: it {content}", fix="use another file")
-    raise WeightsError(f"{path} is a Python pickle, which can contain code", fix=fix)
+    raise WeightsError(
+        f"{path} is a Python pickle, which can contain code",
+        fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), which "
+        "reads only tensors and runs no code",
+    )
 
 
 def bundled_file(entry: CatalogEntry) -> Path:
-    """Return the path of a bundled file, given its catalogue entry.
-
-    Raises:
-        WeightsError: The file is missing from the installation.
-    """
+    """Return the path of a bundled file; raise an error if the installation lacks it."""
     path = resource("weights") / entry.path
     if not path.is_file():
         raise WeightsError(
@@ -266,11 +248,7 @@ def bundled_file(entry: CatalogEntry) -> Path:
 
 
 def locate_entry(name: str) -> CatalogEntry | Path:
-    """Return the result of `locate`, after adding timm's metadata to the entry of a timm model.
-
-    Raises:
-        WeightsError: As in `locate`, or timm does not publish these weights.
-    """
+    """Return the result of `locate`, after adding timm's metadata to the entry of a timm model."""
     found = locate(name)
     if isinstance(found, CatalogEntry) and found.is_timm:
         from vitft.models.pretrained.timm_weights import complete_entry

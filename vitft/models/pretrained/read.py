@@ -96,8 +96,8 @@ def read_weights(
         names: Names of the model's tensors (default: those of any Vision Transformer).
 
     Raises:
-        WeightsError: The file is missing, damaged, refused or of an unsupported kind, has a
-            different digest, contains no model or several, or a value that is not finite.
+        WeightsError: The file is missing, damaged, refused or of an unsupported kind, has another
+            digest, or contains no model, several, or a value that is not finite.
     """
     file, part = file_and_part(path)
     files = [file]
@@ -114,23 +114,21 @@ def read_weights(
             f"the sha256 of {path} is {digest}, not {sha256}",
             fix="download the file again, or correct the digest",
         )
-    _check_published_digest(file, digest)
+    # The name of a published file contains the first 8 digits of its digest
+    digits = re.search(r"-([0-9a-f]{8})\.", file.name)
+    is_published = any(entry.was == file.name for entry in catalog_entries())
+    if is_published and digits and not digest.startswith(digits[1]):
+        raise WeightsError(
+            f"{file} is not the published file of that name: its sha256 starts with {digest[:8]}",
+            fix="download the file again, or rename it if it contains other weights",
+        )
     metadata: Mapping[str, str] = {}
     every: dict[str, Tensor] = {}
-    formats = [weight_format(each) for each in files]
-    for each, kind in zip(files, formats, strict=True):
-        if kind == "safetensors":
-            found, metadata = _read_safetensors(each)
-        elif kind == "npz":
-            try:
-                found = {name: torch.from_numpy(a) for name, a in read_npz(each).items()}
-            except (OSError, ValueError) as error:
-                raise _damaged_weights(".npz file", each, error) from error
-        else:
-            found = _read_pickle(each)
+    for each in files:
+        found, metadata = _read_file(each)
         every |= found
     tensors, others, notes = one_model(every, file, part, names)
-    if "pickle" in formats:
+    if any(weight_format(each) == "pickle" for each in files):
         check_storage(tensors, file, sum(each.stat().st_size for each in files))
     _check_finite(tensors, file)
     return RawWeights(
@@ -151,8 +149,7 @@ def one_model(
     The model's tensors lose the root of their names. `part` and `names` are as in `read_weights`.
 
     Raises:
-        WeightsError: The file has no model of this name, or several without one that is an average
-            of the others or otherwise meant to be used.
+        WeightsError: The file has no model of this name, or several and none to be preferred.
     """
     plain = {_WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
     tensors = plain if len(plain) == len(tensors) else tensors
@@ -191,10 +188,9 @@ def one_model(
 
 
 def _model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
-    """Return the roots of the names of the models in a file, with the name of each model.
+    """Return roots of names, e.g. `state_dict:module.`, with models' names (`state_dict.module`).
 
-    For example, a root is `state_dict:module.`, and the name of the model `state_dict.module`. For
-    an unknown architecture, the root is that of the largest dictionary.
+    For an unknown architecture, the root is that of the largest dictionary.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not _OPTIMISER.search(name)}
     roots = [match[1] for name in tensors if (match := ROOT.fullmatch(name))]
@@ -210,23 +206,14 @@ def _model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[st
     return {root: re.sub("[./:]", ".", root).strip(".") for root in roots}
 
 
-def _check_published_digest(path: Path, digest: str) -> None:
-    """Check the digest of a file that has the same name as a published file.
-
-    The name of a published file contains the first 8 digits of its digest.
-    """
-    published = {entry.was for entry in catalog_entries() if entry.was}
-    digits = re.search(r"-([0-9a-f]{8})\.", path.name)
-    if path.name in published and digits and not digest.startswith(digits[1]):
-        raise WeightsError(
-            f"{path} is not the published file of that name: its sha256 starts with {digest[:8]}",
-            fix="download the file again, or rename it if it contains other weights",
-        )
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """Return the memory-mapped tensors and the header's metadata of a safetensors file."""
+def _read_file(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Return all tensors in a file, memory-mapped if possible, and the header's metadata."""
+    kind = weight_format(path)
+    if kind == "pickle":
+        return _read_pickle(path), {}
     try:
+        if kind == "npz":
+            return {name: torch.from_numpy(array) for name, array in read_npz(path).items()}, {}
         header = read_header(path)
         for name, facts in header.tensors.items():
             if facts.dtype not in TORCH_TYPES:
@@ -234,7 +221,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in header.tensors}, header.metadata
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise _damaged_weights("safetensors file", path, error) from error
+        name = ".npz file" if kind == "npz" else "safetensors file"
+        raise _damaged_weights(name, path, error) from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -277,28 +265,21 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str, Tensor]:
-    """Return the tensors in nested dictionaries, by their keys joined with `:`.
-
-    `seen` contains the ids of dictionaries that were read already: a pickle may repeat them.
-    """
+    """Return the tensors in nested dictionaries, by their keys joined with `:`."""
     if isinstance(content, Tensor):
         return {root: content}
     result: dict[str, Tensor] = {}
     if isinstance(content, dict) and id(content) not in seen and root.count(":") < 8:  # levels
-        seen.add(id(content))
+        seen.add(id(content))  # a pickle may repeat dictionaries
         for key, value in content.items():
             result |= _nested_tensors(value, seen, f"{root}:{key}" if root else str(key))
     return result
 
 
 def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> None:
-    """Check that the tensors from a pickle are dense arrays whose values are all in the file.
+    """Raise an error unless the tensors are dense arrays, all within files of `packed` bytes.
 
-    A pickled tensor may have no data, be sparse, or repeat a few bytes to fill a huge shape. The
-    files have `packed` bytes.
-
-    Raises:
-        WeightsError: A tensor is of one of these kinds, or its type is not supported.
+    A pickled tensor may have no data, be sparse, or repeat a few bytes to fill a huge shape.
     """
     total = 0
     for name, tensor in tensors.items():
@@ -321,7 +302,6 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> Non
 
 
 def _unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
-    """Return the error for a tensor whose values have an unsupported type."""
     return WeightsError(
         f"{path}: tensor {name[:100]} has unsupported type {kind}",
         fix="use the original weights in float32, float16 or bfloat16",
@@ -342,7 +322,6 @@ def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _damaged_weights(kind: str, path: Path, error: Exception) -> WeightsError:
-    """Return an error that states why a file is not a valid `kind`."""
     with path.open("rb") as file:
         start = file.read(64)
     content = looks_like(start) if start else "it is empty"

@@ -97,12 +97,21 @@ def _describe_file(weights: PretrainedWeights) -> list[str]:
         "clip": "OpenAI's CLIP",
         "vitft": "vitft checkpoint",
     }
+    head = weights.tensors.get("head.weight")
+    described = "none"
+    if head is not None:
+        names = f" ({listing(weights.classes, 3)})" if weights.classes else ""
+        described = f"{head.shape[0]} classes{names}"
+        if not bool(head.any()):
+            described += ", all zeros (untrained)"
+        elif weights.unusable_head:
+            described += f"; cannot be used: {weights.unusable_head}"
     facts = {
         "file": weights.origin,
         "sha256": weights.provenance.get("sha256", ""),
         "format": flavours[weights.flavour],
         "model": f"{describe_vit(config)}, {parameters:,} parameters",
-        "head": _describe_head(weights),
+        "head": described,
         "pre_logits": "yes" if config.pre_logits else "no",
         "positions": f"{rows}x{columns} patches and {count(prefix, 'prefix token')}",
         "pixels": f"mean {_format_numbers(transform.mean)}, std "
@@ -125,10 +134,8 @@ def inspect(
     """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or do not belong to a
-            supported ViT.
+        WeightsError: The weights cannot be found, are refused or damaged, or are no supported ViT.
         UsageError: The image size or the number of classes is invalid.
-        ResourceError: The disk is full.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
     pos_embed = weights.resampling or pos_embed
@@ -159,16 +166,3 @@ def inspect(
     }
     lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
     return lines + [f"{'note:':<18}{note}" for note in adapted.notes]
-
-
-def _describe_head(weights: PretrainedWeights) -> str:
-    """Return a description of the classification head in the file."""
-    head = weights.tensors.get("head.weight")
-    if head is None:
-        return "none"
-    names = f" ({listing(weights.classes, 3)})" if weights.classes else ""
-    described = f"{head.shape[0]} classes{names}"
-    if not bool(head.any()):
-        return f"{described}, all zeros (untrained)"
-    reason = weights.unusable_head
-    return f"{described}; cannot be used: {reason}" if reason else described

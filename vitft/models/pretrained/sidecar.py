@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from vitft.data.images import GreyRange
 from vitft.data.transforms import CROP_MODES, RESAMPLING, Fit
@@ -46,11 +46,6 @@ class UnstoredFacts:
     rope: RopeConfig | None
     pool_heads: int
     final_norm: bool
-
-    @classmethod
-    def of(cls, config: ViTConfig) -> Self:
-        """Return the unstored facts about an architecture."""
-        return cls(rope=config.rope, pool_heads=config.pool_heads, final_norm=config.final_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +134,7 @@ class _JsonTable:
         return () if value is None else tuple(map(float, value))
 
     def size(self, key: str) -> tuple[int, int] | None:
-        """Return height and width, or None if the key is absent.
-
-        The value may be written as 224, [224, 224] or [3, 224, 224].
-        """
+        """Return height and width from 224, [224, 224] or [3, 224, 224], or None if absent."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -161,8 +153,7 @@ def read_sidecar(path: Path) -> SidecarFacts:
     """Return the facts in the files next to a weight file, or defaults if there is no config.json.
 
     Raises:
-        WeightsError: A file is too large or not a JSON object, a value is invalid (the message
-            names its key), or the model's activation function is not supported.
+        WeightsError: A file or a value in it is invalid, or the activation is not supported.
     """
     config = read_table_file(path.parent / "config.json")
     if config is None:
@@ -176,8 +167,13 @@ def read_sidecar(path: Path) -> SidecarFacts:
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
     pool = arguments.text("global_pool") or config.text("global_pool")
-    known = _named_architecture(config)
-    architecture, tag = config.text("architecture"), cfg.text("tag")
+    known, name = None, config.text("architecture") or ""
+    if name in timm_modules():
+        try:
+            known = architecture_config(name)
+        except UsageError as error:
+            raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
+    tag = cfg.text("tag")
     return SidecarFacts(
         unstored=_unstored_facts(arguments, known) if known else None,
         pool=pool or (timm_pool(known) if known else ""),
@@ -187,17 +183,13 @@ def read_sidecar(path: Path) -> SidecarFacts:
         or (known.activation if known else None),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         classes=_stated_classes(cfg, "label_names") or _stated_classes(config, "label_names"),
-        published=f"{architecture}.{tag}" if architecture and tag else "",
+        published=f"{name}.{tag}" if name and tag else "",
         **_timm_preprocessing_facts(cfg),
     )
 
 
 def read_table_file(path: Path) -> _JsonTable | None:
-    """Return the object in a JSON file, or None if the file does not exist.
-
-    Raises:
-        WeightsError: The file is too large, cannot be read, or does not contain a JSON object.
-    """
+    """Return the object in a JSON file, or None if it does not exist; raise an error if invalid."""
     if not path.is_file():
         return None
     fix = "correct or remove the file"
@@ -210,17 +202,6 @@ def read_table_file(path: Path) -> _JsonTable | None:
     if not isinstance(values, dict):
         raise WeightsError(f"{path} does not contain a JSON object", fix=fix)
     return _JsonTable(path, values)
-
-
-def _named_architecture(config: _JsonTable) -> ViTConfig | None:
-    """Return the configuration of the architecture that timm's config.json names, if any."""
-    name = config.text("architecture") or ""
-    if name not in timm_modules():
-        return None
-    try:
-        return architecture_config(name)
-    except UsageError as error:
-        raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
 
 
 def _unstored_facts(arguments: _JsonTable, known: ViTConfig) -> UnstoredFacts:
@@ -277,14 +258,12 @@ def _hf_facts(config: _JsonTable, processor: _JsonTable | None) -> SidecarFacts:
     """Return the facts in transformers' config.json and preprocessor_config.json."""
     if processor is None and "pretrained_cfg" in config.values:
         processor = config
-    is_rotary, is_gated = (
-        config.text("model_type") == "dinov3_vit",
-        config.values.get("use_gated_mlp"),
-    )
+    kind, is_gated = config.text("model_type") or "", config.values.get("use_gated_mlp")
     if is_gated and config.text("hidden_act") not in ("silu", "swish"):
         raise config.wrong("hidden_act", "silu, the only activation of gated MLPs in vitft")
+    is_rotary = kind == "dinov3_vit"
     rope = RopeConfig(base=config.number("rope_theta") or 100.0) if is_rotary else None
-    activation, norm_eps = _TOWER_DEFAULTS.get(config.text("model_type") or "", (None, None))
+    activation, norm_eps = _TOWER_DEFAULTS.get(kind, (None, None))
     return SidecarFacts(
         unstored=UnstoredFacts(rope=rope, pool_heads=0, final_norm=True),
         heads=config.whole("num_attention_heads", 1024),
@@ -320,20 +299,15 @@ def _hf_preprocessing(processor: _JsonTable) -> dict[str, Any]:
     if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
         shortest = processor.table("size").whole("shortest_edge", _MAX_STATED_SIDE)
         is_table = isinstance(processor.values["crop_size"], dict)
-        cut, key = (
-            (processor.table("crop_size"), "height") if is_table else (processor, "crop_size")
-        )
-        side = cut.whole(key, _MAX_STATED_SIDE)
+        cut = processor.table("crop_size") if is_table else processor
+        side = cut.whole("height" if is_table else "crop_size", _MAX_STATED_SIDE)
         if shortest and side and side <= shortest:
             fields |= {"fit": "crop", "crop": side / shortest}
     return fields
 
 
 def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
-    """Return class names in the order of the head's outputs, or () if `key` is absent.
-
-    The value of `key` is a list of names or {"0": name, ...}.
-    """
+    """Return class names from a list or {"0": name, ...}, or () if `key` is absent."""
     value = table.values.get(key)
     if value is None:
         return ()
@@ -347,10 +321,7 @@ def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
 
 
 def _stated_activation(table: _JsonTable, key: str) -> Activation | None:
-    """Return the activation function named in the file, or None if there is none.
-
-    The function affects the outputs of the model but not the shapes of its tensors.
-    """
+    """Return the activation function named in the file, or None if there is none."""
     name = table.text(key)
     if name is not None and name not in _ACTIVATION_NAMES:
         raise WeightsError(

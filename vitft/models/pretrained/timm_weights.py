@@ -38,14 +38,12 @@ def load_timm(
 ) -> tuple[TimmModel, LoadReport]:
     """Return a timm model with pretrained weights and a zero-initialised head, and a report.
 
-    `drop_path` is the stochastic depth rate of the last block. If `is_random` is true, the weights
-    are random and nothing is downloaded or read.
+    With `is_random`, the weights are random and nothing is downloaded or read.
 
     Raises:
         WeightsError: The model does not exist, or its file cannot be fetched, is refused or
             damaged, or does not match the model.
-        UsageError: The model cannot be built at this size or with stochastic depth, its head is not
-            a single linear layer, or the channel statistics do not suit it.
+        UsageError: The model cannot be built with these settings.
         ResourceError: The disk is full.
     """
     entry = complete_entry(entry, is_published=not (is_random or entry.local))
@@ -69,14 +67,14 @@ def load_timm(
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
         return model, _timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
-    source: dict[str, Any]
     if entry.local:
         path = Path(entry.local)
         names: list[str] = []
         with contextlib.suppress(RunError):  # reported below
             names = [*timm_on_meta(config).net.state_dict()]
         raw = read_weights(path, allow_pickle=allow_pickle, names=names)
-        source, dropped, notes = {"tensors": raw.tensors}, raw.dropped, raw.notes
+        source: dict[str, Any] = {"tensors": raw.tensors}
+        dropped, notes = raw.dropped, raw.notes
         provenance: Provenance = {"name": entry.name, "source": str(path), "sha256": raw.sha256}
     else:
         fetched = fetch(entry)
@@ -117,8 +115,7 @@ def reload_timm(
 
     Raises:
         WeightsError: The checkpoint is missing or damaged, or timm cannot build its model.
-        UsageError: `image_size` differs from the size at which the model was trained, or the model
-            has no stochastic depth.
+        UsageError: The model was trained at another image size, or has no stochastic depth.
     """
     try:
         tensors, card = load_checkpoint(path)
@@ -135,25 +132,24 @@ def reload_timm(
     assert isinstance(old, TimmModel)
     model = TimmModel(replace(old.config, num_classes=num_classes), drop_path=drop_path)
     model.net.load_state_dict(old.net.state_dict())
-    how = "kept" if (is_kept := tuple(classes) == card.classes) else "not used"
-    note = f"the head of {file_name(path)} is {how}"
-    if is_kept:
+    if is_kept := tuple(classes) == card.classes:
         model.head.load_state_dict(old.head.state_dict())
+    note = f"the head of {file_name(path)} is {'kept' if is_kept else 'not used'}"
     provenance = descended({"name": file_name(path), "source": str(path)}, card.weights)
     report = _timm_report(model, 0 if is_kept else len(card.classes), card.transform, provenance)
-    report = replace(report, flavour="vitft", statistics_source="from the checkpoint")
     return model, replace(
-        report, head="kept" if is_kept else report.head, notes=(note,) if classes else ()
+        report,
+        flavour="vitft",
+        statistics_source="from the checkpoint",
+        head="kept" if is_kept else report.head,
+        notes=(note,) if classes else (),
     )
 
 
 def _timm_report(
     model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
 ) -> LoadReport:
-    """Return the report on a timm model.
-
-    `old_classes` is the number of classes of the dropped pretrained head, or 0 if there was none.
-    """
+    """Return the report on a timm model; a head for `old_classes` classes, if any, was dropped."""
     config = model.config
     return LoadReport(
         source=provenance["source"],
@@ -175,8 +171,7 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
     """Return the entry of `timm:NAME`, completed with timm's metadata.
 
     Raises:
-        WeightsError: timm has no weights with this name, or `is_published` is true but timm does
-            not publish them on the hub.
+        WeightsError: timm has no weights with this name or, with `is_published`, not on the hub.
     """
     import timm
     from timm.models import get_pretrained_cfg

@@ -34,12 +34,8 @@ from vitft.system.text import count, distinct_names
 
 
 def _published_entry(name: str, config: ViTConfig) -> CatalogEntry | None:
-    """Return the published weights with this name, or None if there are none of this shape.
-
-    `name` may begin with `timm/`, as on the hub. If it is only in timm's registry, timm is
-    imported.
-    """
-    known = name.removeprefix("timm/")
+    """Return the published weights with this name, or None if there are none of this shape."""
+    known = name.removeprefix("timm/")  # as on the hub
     if known not in entries_by_name() and known.partition(".")[0] not in timm_modules():
         return None
     try:
@@ -57,11 +53,9 @@ def shape(config: ViTConfig) -> tuple[object, ...]:
 
 @functools.cache
 def _label_set(name: str, config: ViTConfig) -> str:
-    """Return timm's name of the ImageNet label set of published weights, e.g. `imagenet-1k`.
+    """Return timm's name of the label set of published weights, e.g. `imagenet-1k`, or "".
 
-    The result is empty unless all of this holds: weights with this name and shape are published,
-    the last dataset in their name is one of ImageNet's, and its label set has as many classes as
-    the head has outputs.
+    The last dataset in their name must be one of ImageNet's, with as many classes as the head.
     """
     entry = _published_entry(name, config) if config.num_classes else None
     if entry is None or entry.num_classes != config.num_classes:
@@ -77,9 +71,8 @@ def _label_set(name: str, config: ViTConfig) -> str:
 def imagenet_classes(subset: str) -> tuple[str, ...]:
     """Return a different name for each class of one of ImageNet's label sets, in timm's order.
 
-    The name is the first word of the class in WordNet, e.g. `tench`. If several classes have the
-    same first word, it is all their words, followed by the WordNet identifier if even these are
-    equal, e.g. `crane (n02012849)`.
+    The name is the first word of the class in WordNet, e.g. `tench`, or all of them if several
+    classes share it, followed by the identifier if these are equal: `crane (n02012849)`.
     """
     from timm.data import ImageNetInfo
 
@@ -143,13 +136,10 @@ class PretrainedWeights:
 def open_pretrained(
     name_or_path: str | Path, *, allow_pickle: bool = False, sha256: str | None = None
 ) -> PretrainedWeights:
-    """Find, fetch, read, convert and check pretrained weights.
-
-    `sha256` is the expected digest of the file, if known.
+    """Find, fetch, read, convert and check pretrained weights; `sha256` is the expected digest.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or do not belong to a
-            supported ViT.
+        WeightsError: The weights cannot be found, are refused or damaged, or are no supported ViT.
         ResourceError: The disk is full.
     """
     found = locate(name_or_path)
@@ -191,7 +181,10 @@ def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     if entry.architecture:
         config = replace(architecture_config(entry.architecture), **entry.options)
         known = {name: getattr(config, name) for name in ("heads", "norm_eps", "activation")}
-        known |= {"pool": timm_pool(config), "unstored": UnstoredFacts.of(config)}
+        unstored = UnstoredFacts(
+            rope=config.rope, pool_heads=config.pool_heads, final_norm=config.final_norm
+        )
+        known |= {"pool": timm_pool(config), "unstored": unstored}
     return SidecarFacts(
         **known,
         image_size=entry.image_size,
@@ -249,7 +242,20 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         check_fit(converted.tensors, architecture)
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
-    notes = [*raw.notes, *facts.notes, *_assumptions(architecture, facts)]
+    notes = [*raw.notes, *facts.notes]
+    if facts.heads is None:
+        keys = '{"num_attention_heads": N, "hidden_act": "quick_gelu"}'
+        notes.append(
+            f"{count(architecture.heads, 'head')} and {architecture.activation} are assumed, "
+            f"because the weights do not state them. To set them, put {keys} in a config.json next "
+            "to them"
+        )
+    stated, actual = facts.image_size, architecture.image_size
+    if stated is not None and stated != actual:
+        notes.append(
+            f"the stated image size, {stated[0]}x{stated[1]}, does not match the position "
+            f"embeddings, which are for {actual[0]}x{actual[1]} pixels"
+        )
     is_file = provenance["source"] == str(raw.path)
     own_name = provenance["name"] if is_file else provenance["name"].removeprefix("hf:")
     published = facts.published or own_name
@@ -283,12 +289,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
 def _with_usual_statistics(
     facts: SidecarFacts, config: ViTConfig, flavour: Flavour, published: str
 ) -> SidecarFacts:
-    """Return the facts, with a missing mean and std filled in if their values can be deduced.
-
-    They can be deduced if weights of this shape are published under the name `published`, or if all
-    published models with the same kind of architecture, or the same file format, use the same
-    values.
-    """
+    """Return the facts, with mean and std as in all published weights of this name or kind."""
     if facts.mean is not None or config.in_channels != 3:
         return facts
     if entry := _published_entry(published, config):
@@ -314,11 +315,7 @@ def _with_usual_statistics(
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
-    """Return `provenance` with the name and licence of the original pretrained weights added.
-
-    `parent` is the provenance of the weights that were fine-tuned. If it lacks the name or the
-    licence, that value is not added.
-    """
+    """Return `provenance` with the name and licence of the original weights, known to `parent`."""
     if ancestor := parent.get("from") or parent.get("name"):
         provenance = {**provenance, "from": ancestor}
     if licence := parent.get("licence"):
@@ -327,10 +324,7 @@ def descended(provenance: Provenance, parent: Provenance) -> Provenance:
 
 
 def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
-    """Return the evaluation transform given by `facts`, with timm's defaults for missing values.
-
-    A missing mean or std is 0.5 for each channel.
-    """
+    """Return the evaluation transform given by `facts`, with timm's defaults for missing values."""
     half = (0.5,) * config.in_channels
     try:
         transform = EvalTransform(
@@ -354,21 +348,3 @@ def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eva
             fix="correct the values in that file, or remove the file",
         )
     return transform
-
-
-def _assumptions(config: ViTConfig, facts: SidecarFacts) -> list[str]:
-    """Return notes if the heads are assumed or the stated image size is wrong."""
-    notes = []
-    if facts.heads is None:
-        keys = '{"num_attention_heads": N, "hidden_act": "quick_gelu"}'
-        notes.append(
-            f"{count(config.heads, 'head')} and {config.activation} are assumed, because the "
-            f"weights do not state them. To set them, put {keys} in a config.json next to them"
-        )
-    stated = facts.image_size
-    if stated is not None and stated != config.image_size:
-        notes.append(
-            f"the stated image size, {stated[0]}x{stated[1]}, does not match the position "
-            f"embeddings, which are for {config.image_size[0]}x{config.image_size[1]} pixels"
-        )
-    return notes
