@@ -18,7 +18,6 @@ from vitft.models.pretrained import hub
 from vitft.models.pretrained.catalog import CatalogEntry, licence_terms
 from vitft.models.pretrained.locate import bundled_file
 from vitft.system.errors import WeightsError
-from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +28,7 @@ _ATTEMPTS = 3
 FIRST_WAIT_S = 0.5
 """Delay in seconds before the second attempt; doubled before each further attempt."""
 _BUSY_PATIENCE_S = 60.0
-"""Maximum time in seconds to keep retrying requests to a busy hub; the hub may set the delay before
-each attempt."""
+"""Maximum time in seconds to keep retrying; a busy hub may set the delay before each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +59,11 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
         log.warning(f"{entry.name} is licensed for non-commercial use only ({entry.licence})")
     if entry.is_hub_repository:
         entry = _with_existing_file(entry, allow_pickle=allow_pickle)
-    damage = ""
     for _ in range(2):
-        try:
-            path = _cached_or_downloaded(entry)
-        except WeightsError as error:
-            if not damage:
-                raise
-            raise WeightsError(
-                f"the cached copy was damaged ({damage}) and was deleted; {error.problem}",
-                fix=error.fix,
-            ) from error
+        path = _cached_or_downloaded(entry)
         digest = sha256_of(path)
         damage = _find_damage(path, digest, entry.sha256)
         if not damage:
-            # Partial downloads that killed processes have left
-            partial = path.resolve().parent.glob("*.incomplete")
-            parts = [
-                part for part in partial if time.time() - part.stat().st_mtime > 600
-            ]  # seconds
-            if parts:
-                size = sum(part.stat().st_size for part in parts) / 1e6
-                log.info(
-                    f"partial downloads that can be deleted ({count(len(parts), 'file')}, "
-                    f"{size:.0f} MB): {parts[0].parent}"
-                )
             if entry.is_hub_repository:
                 _fetch_sidecars(entry, revision=path.parent.name)
             return Fetched(path=path, revision=path.parent.name, sha256=digest)
@@ -167,23 +145,16 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
 
     options: Any = {"revision": entry.revision, "etag_timeout": _ANSWER_S}
     options["tqdm_class"] = hub.DownloadBar
-    failure: Exception | None = None
-    for attempt in range(1, _ATTEMPTS + 1):
+    attempt, deadline = 0, time.monotonic() + _BUSY_PATIENCE_S
+    while True:
+        attempt += 1
         try:
             with hub.readable_errors(entry), hub.plain_http():
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
         except (hub.http_error(), OSError) as error:  # OSError: the content has the wrong length
             hub.check_disk(entry, error)
-            failure = error
-            wait = _retry_delay(error, attempt)
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
-            if wait is None or was_retried or attempt == _ATTEMPTS:
-                break
-            log.info(
-                f"download of {entry.file} interrupted ({hub.describe_failure(error)}); retrying"
-            )
-            time.sleep(min(wait, _BUSY_PATIENCE_S / _ATTEMPTS))
-    raise _download_error(entry, failure) from failure
+            _wait_or_raise(entry, error, attempt, 0 if was_retried else _ATTEMPTS, deadline)
 
 
 def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
@@ -209,50 +180,43 @@ def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
 
 def _check_reachable(entry: CatalogEntry) -> str:
     """Request the metadata of the file; return why the hub cannot be reached, "" if it can."""
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
     timeout: Any = (1.5, _ANSWER_S, _ANSWER_S, _ANSWER_S)  # seconds: connect, read, write, pool
-    started = time.monotonic()
-    for attempt in range(1, 10):
+    attempt, deadline = 0, time.monotonic() + _BUSY_PATIENCE_S
+    while True:
+        attempt += 1
         try:
             with hub.readable_errors(entry):
                 metadata = get_hf_file_metadata(url, timeout=timeout)
         except hub.http_error() as error:
             if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
                 return hub.short_message(error)
-            wait = _retry_delay(error, attempt)
-            is_late = wait is None or time.monotonic() - started + wait > _BUSY_PATIENCE_S
-            if is_late or (attempt >= _ATTEMPTS and hub.status_of(error) is None):
-                raise _download_error(entry, error) from error
-            log.info(
-                f"{constants.ENDPOINT}: {hub.describe_failure(error)}; retrying in {wait:.1f} s"
-            )
-            time.sleep(wait or 0)
+            most = _ATTEMPTS if hub.status_of(error) is None else 9  # a busy hub answers
+            _wait_or_raise(entry, error, attempt, most, deadline)
             continue
         if metadata.commit_hash is None or metadata.etag is None:
             raise hub.not_a_hub()
         return ""
-    raise hub.not_a_hub()
 
 
-def _retry_delay(error: Exception, attempt: int) -> float | None:
-    """Return the delay in seconds after `attempt` attempts, or None if retrying would not help."""
-    status = hub.status_of(error)
-    is_refused = status is not None and status not in (408, 429) and status < 500
-    if is_refused or type(error).__name__ == "TooManyRedirects":
-        return None
+def _wait_or_raise(
+    entry: CatalogEntry, error: Exception, attempt: int, most: int, deadline: float
+) -> None:
+    """Wait before another attempt, or raise the error for the download if it would not help."""
+    status, is_loop = hub.status_of(error), type(error).__name__ == "TooManyRedirects"
+    if status == 404 or is_loop:
+        raise hub.not_a_hub() from error  # a real hub explains a 404 response
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    if re.fullmatch(r"\d{1,4}", stated):
-        return float(stated) + 0.1
-    return FIRST_WAIT_S * 2 ** (attempt - 1)
-
-
-def _download_error(entry: CatalogEntry, error: Exception | None) -> WeightsError:
-    if type(error).__name__ == "TooManyRedirects" or hub.status_of(error or OSError()) == 404:
-        return hub.not_a_hub()  # a real hub explains a 404 response
-    return WeightsError(
-        f"download of {entry.repo}/{entry.file} failed: {hub.describe_failure(error)}; "
-        "no partial file was kept",
-        fix="run the command again, or download the file by other means and pass its path",
-    )
+    is_stated = re.fullmatch(r"\d{1,4}", stated)
+    wait = float(stated) + 0.1 if is_stated else FIRST_WAIT_S * 2 ** (attempt - 1)
+    is_refused = status is not None and status not in (408, 429) and status < 500
+    reason = hub.describe_failure(error)
+    if is_refused or attempt >= most or time.monotonic() + wait > deadline:
+        raise WeightsError(
+            f"download of {entry.repo}/{entry.file} failed: {reason}; no partial file was kept",
+            fix="run the command again, or download the file by other means and pass its path",
+        ) from error
+    log.info(f"download of {entry.file} interrupted ({reason}); retrying in {wait:.1f} s")
+    time.sleep(wait)

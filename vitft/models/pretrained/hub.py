@@ -72,30 +72,31 @@ def readable_errors(entry: CatalogEntry) -> Iterator[None]:
     from huggingface_hub import constants, errors
 
     url = f"{constants.ENDPOINT}/{entry.repo}"
+    copies = [row.name for row in catalog_entries() if row.gated_source == entry.repo]
+    instead = f", or use {copies[0]}, which requires no account" if copies else ""
+    reasons = {
+        errors.GatedRepoError: (
+            f"{entry.repo} is gated: its publisher requires an account that has accepted its terms",
+            f"accept them at {url} and set HF_TOKEN{instead}",
+        ),
+        errors.RepositoryNotFoundError: (
+            f"repository {entry.repo} does not exist on the hub or is private",
+            "check the name, or set HF_TOKEN to a token with access to the repository",
+        ),
+        errors.RevisionNotFoundError: (
+            f"{entry.repo} has no revision {entry.revision}",
+            f"choose one of the revisions listed at {url}",
+        ),
+        errors.RemoteEntryNotFoundError: (
+            f"{entry.repo} has no file {entry.file}",
+            f"choose one of the files listed at {url}/tree/main",
+        ),
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        copies = [row.name for row in catalog_entries() if row.gated_source == entry.repo]
-        instead = f", or use {copies[0]}, which requires no account" if copies else ""
-        raise WeightsError(
-            f"{entry.repo} is gated: its publisher requires an account that has accepted its terms",
-            fix=f"accept them at {url} and set HF_TOKEN{instead}",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise WeightsError(
-            f"repository {entry.repo} does not exist on the hub or is private",
-            fix="check the name, or set HF_TOKEN to a token with access to the repository",
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise WeightsError(
-            f"{entry.repo} has no revision {entry.revision}",
-            fix=f"choose one of the revisions listed at {url}",
-        ) from error
-    except errors.RemoteEntryNotFoundError as error:
-        raise WeightsError(
-            f"{entry.repo} has no file {entry.file}",
-            fix=f"choose one of the files listed at {url}/tree/main",
-        ) from error
+    except tuple(reasons) as error:
+        problem, fix = next(reasons[kind] for kind in reasons if isinstance(error, kind))
+        raise WeightsError(problem, fix=fix) from error
     except errors.LocalEntryNotFoundError as error:
         if not isinstance(error.__cause__, errors.FileMetadataError):
             raise
@@ -144,15 +145,15 @@ def status_of(error: Exception) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def describe_failure(error: Exception | None) -> str:
+def describe_failure(error: Exception) -> str:
     """Return why a download failed: wrong size, HTTP status or first line of the exception."""
     if sizes := re.search(r"should be of size (\d+) but has size (\d+)", str(error)):
         return f"received {sizes[2]} bytes instead of {sizes[1]}"
-    status = status_of(error) if error else None
+    status = status_of(error)
     return f"HTTP status {status}" if status else short_message(error)
 
 
-def short_message(error: Exception | None) -> str:
+def short_message(error: Exception) -> str:
     """Return the first line of an exception, up to 200 characters, with access tokens masked."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

@@ -125,13 +125,10 @@ class _JsonTable:
 
     def bounds(self, key: str) -> tuple[float, ...]:
         """Return two numbers, the lower one first, or () if the key is absent."""
-
-        def is_right(ends: Any) -> bool:  # noqa: ANN401
-            is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))
-            return is_pair and -_LARGEST_GREY <= ends[0] < ends[1] <= _LARGEST_GREY
-
-        value = self.checked(key, "two numbers, the lower one first", is_right)
-        return () if value is None else tuple(map(float, value))
+        ends = self.numbers(key) or ()
+        if ends and not (len(ends) == 2 and -_LARGEST_GREY <= ends[0] < ends[1] <= _LARGEST_GREY):
+            raise self.wrong(key, "two numbers, the lower one first")
+        return ends
 
     def size(self, key: str) -> tuple[int, int] | None:
         """Return height and width from 224, [224, 224] or [3, 224, 224], or None if absent."""
