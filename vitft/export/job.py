@@ -28,7 +28,7 @@ from vitft.export.trained import (
     load_trained,
     num_comparison_images,
 )
-from vitft.models.pretrained.hub import describe_failure, http_error, plain_http, status_of
+from vitft.models.pretrained.fetch import describe_failure, http_error, plain_http, status_of
 from vitft.system import console
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.files import atomic_folder, writing

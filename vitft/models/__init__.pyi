@@ -35,8 +35,8 @@ from .pretrained.catalog import Recommendation as Recommendation
 from .pretrained.catalog import catalog_entries as catalog_entries
 from .pretrained.catalog import find_entry as find_entry
 from .pretrained.fetch import Fetched as Fetched
+from .pretrained.fetch import plain_http as plain_http
 from .pretrained.fetch import sha256_of as sha256_of
-from .pretrained.hub import plain_http as plain_http
 from .pretrained.infer import check_fit as check_fit
 from .pretrained.load import load_backbone as load_backbone
 from .pretrained.load import load_pretrained as load_pretrained

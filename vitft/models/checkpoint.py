@@ -51,12 +51,11 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], Card]:
     """Return the tensors and the card of a checkpoint, after verifying its digest.
 
-    The tensors are views of the memory-mapped file. The function `digest` returns the digest of the
-    contents, e.g. from a thread that is already computing it (default: `CheckpointFile.digest`).
+    The tensors are views of the memory-mapped file. `digest` returns the digest of the contents,
+    e.g. from a thread that is already computing it (default: `CheckpointFile.digest`).
 
     Raises:
-        RunError: The file is missing or damaged, was not written by vitft, has a different
-            checkpoint format, or has an invalid card or digest.
+        RunError: The file is missing, damaged, of another format or not written by vitft.
     """
     opened = open_checkpoint(path)
     opened.check_digest(opened.digest() if digest is None else digest())
@@ -65,10 +64,7 @@ def load_checkpoint(
 
 
 def state_digest(card: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of the card and of each tensor's name, type, shape and bytes.
-
-    The tensors may be on any device.
-    """
+    """Return the sha256 of the card and of each tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(card.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -109,11 +105,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
 
 
 def timm_on_meta(config: TimmConfig) -> TimmModel:
-    """Return a timm model whose tensors take up no memory.
-
-    Raises:
-        RunError: timm cannot build the model.
-    """
+    """Return a timm model whose tensors take up no memory, or raise RunError."""
     try:
         with torch.device("meta"):
             return TimmModel(config)

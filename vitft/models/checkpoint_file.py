@@ -46,12 +46,7 @@ class CheckpointFile:
         return content_digest(self.metadata["vitft.card"], self.tensors, self.data)
 
     def check_digest(self, digest: str) -> None:
-        """Check the metadata against `digest`, the digest of the contents.
-
-        Raises:
-            RunError: The recorded digest differs, or the metadata contain anything other than the
-                card, the digest and the format.
-        """
+        """Raise RunError if the metadata differ from those for `digest`, that of the contents."""
         if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
             raise _damaged_checkpoint(self.path)
 
@@ -60,8 +55,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     """Map a checkpoint into memory and check its card, but do not verify its digest.
 
     Raises:
-        RunError: The file is missing or damaged, was not written by vitft, has a different
-            checkpoint format, or has an invalid card.
+        RunError: The file is missing, damaged, of another format or not written by vitft.
     """
     if not path.is_file():
         raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")

@@ -52,9 +52,6 @@ _FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
 """Description and fix for each kind of exported file that is not a checkpoint, keyed by suffix or
 name. In the fix, FILE stands for the path."""
 
-_MOST_SUGGESTED = 9
-"""Maximum number of folders named in an error."""
-
 
 def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = option) -> Path:
     """Return the path of a trained model's file.
@@ -162,7 +159,7 @@ def _choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
     *others, last = (spell("run", str(folder)) for folder in inner)
     if not others:
         return f"use the folder in it: {last}"
-    if len(inner) > _MOST_SUGGESTED:
+    if len(inner) > 9:
         return f"use one of the {len(inner):,} folders in it, e.g. {others[0]}"
     return f"use one of the folders in it: {', '.join(others)} or {last}"
 

@@ -14,9 +14,8 @@ from vitft.system.text import count
 def frozen_blocks(layers: str, depth: int) -> int | None:
     """Return how many of the first blocks are frozen, or None if `layers` is `all` or `lora`.
 
-    The embedding is frozen together with these blocks. None means that no block is frozen as a
-    whole: either the whole model or adapters in its layers are trained. A return value of `depth`
-    means that the whole encoder is frozen: only layers after pooling are trained.
+    The embedding is frozen together with these blocks. If they are all `depth` blocks, only layers
+    after pooling are trained.
 
     Raises:
         UsageError: `layers` specifies more blocks than the model has.
@@ -43,8 +42,7 @@ def freeze_model(model: Model, layers: str) -> list[str]:
     """Set `requires_grad` of every parameter and return the names of the trainable parameters.
 
     Raises:
-        UsageError: The model does not have the layers named by `layers`, or cannot be cut before
-            them.
+        UsageError: The model does not have these layers, or cannot be cut before them.
     """
     if layers == "pre_logits" and not model.config.pre_logits:
         raise UsageError(

@@ -21,15 +21,12 @@ from torch.nn import functional as F
 from vitft.models.vit_config import Activation, ViTConfig
 
 
-def build_norm(config: ViTConfig, size: int | None = None) -> nn.Module:
-    """Return a LayerNorm or RMSNorm, as configured, for `size` dimensions (default: D)."""
+def build_norm(config: ViTConfig, size: int = 0, *, is_there: bool = True) -> nn.Module:
+    """Return a LayerNorm or RMSNorm for `size` dimensions (default: D), or else the identity."""
+    if not is_there:
+        return nn.Identity()
     kind = nn.RMSNorm if config.norm_layer == "rmsnorm" else nn.LayerNorm
-    return kind(config.width if size is None else size, eps=config.norm_eps)
-
-
-def optional_norm(config: ViTConfig, is_there: bool, size: int | None = None) -> nn.Module:
-    """Return a normalisation layer, or the identity if `is_there` is false."""
-    return build_norm(config, size) if is_there else nn.Identity()
+    return kind(size or config.width, eps=config.norm_eps)
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -56,7 +53,9 @@ class MLP(nn.Module):
         hidden, bias = config.hidden, config.proj_bias
         self.is_gated, self.activation = is_gated, _ACTIVATIONS[config.activation]
         self.fc1 = nn.Linear(config.width, 2 * hidden if is_gated else hidden, bias=bias)
-        self.norm = optional_norm(config, config.mlp_norm, hidden)  # the identity in a plain ViT
+        self.norm = build_norm(
+            config, hidden, is_there=config.mlp_norm
+        )  # the identity in a plain ViT
         self.fc2 = nn.Linear(hidden, config.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

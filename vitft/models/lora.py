@@ -29,8 +29,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     A model that already has adapters is left unchanged.
 
     Raises:
-        UsageError: peft is not installed, the model has none of these layers, or `spec` requests an
-            adapter folder for a timm model.
+        UsageError: peft is not installed, or the model does not suit `spec`.
     """
     require_extra("lora", feature="train.layers=lora")
     from peft import LoraConfig, inject_adapter_in_model
@@ -70,9 +69,8 @@ def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
 def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
     """Merge every adapter into the weights of its layer and remove the adapter, in place.
 
-    Returns:
-        Copies of the adapter matrices on the CPU, under peft's names: for each layer, A (r, inputs)
-        and B (outputs, r), where r is the rank.
+    Return copies of the adapter matrices on the CPU, under peft's names: for each layer, A
+    (r, inputs) and B (outputs, r), where r is the rank.
     """
     matrices: dict[str, Tensor] = {}
     for path, layer in adapted_layers(model):

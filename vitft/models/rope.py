@@ -13,12 +13,7 @@ not rotated, so scores between a patch and the class token depend on the patch's
 
 For a coordinate c, pair i (from 0 to K / 4 - 1) is rotated by c / base^(4 i / K). In DINOv3 (K =
 64, base 100), c runs from -2 pi to 2 pi over the image, whatever its size: the first pair makes two
-turns from edge to edge, and the last one turns by less than ten degrees. The small DINOv3 model is
-
-    ViTConfig(
-        image_size=(256, 256), width=384, heads=6, pool="mean", qkv_bias=False, norm_eps=1e-5,
-        layer_scale=1e-5, registers=4, positions=False, norm_before_pool=True, rope=RopeConfig(),
-    )
+turns from edge to edge, and the last one turns by less than ten degrees.
 
 Notation: B images, P patches, N tokens (prefix + P), H heads, K head width.
 

@@ -167,15 +167,12 @@ class TimmModel(nn.Module):
 
     Args:
         config: Architecture.
-        file: Weight file in timm's format (default: random weights). timm adapts the weights to the
-            image size; a classifier in the file is ignored.
-        tensors: Weights in timm's format, used instead of a file. They must include all parameters
-            except the classifier's.
+        file: Weight file in timm's format (default: random weights), adapted to the image size.
+        tensors: Weights in timm's format, instead of a file: all except the classifier's.
         drop_path: Stochastic depth rate of the last block, as timm defines it, in [0, 1).
 
     Raises:
-        UsageError: timm does not have this model or cannot build it with these settings, or the
-            head of the model is not a single linear layer.
+        UsageError: timm cannot build the model, or its head is not a single linear layer.
         RuntimeError: The weights do not match the architecture.
     """
 
@@ -376,21 +373,14 @@ Model = VisionTransformer | TimmModel
 
 
 def untrained(config: AnyConfig, *, drop_path: float = 0.0) -> Model:
-    """Return a model of this architecture with random weights and a zero-initialised head.
-
-    `drop_path` is the stochastic depth rate of a timm model; a `ViTConfig` contains this rate.
-    """
+    """Return a model with random weights and a zero head; `drop_path` is that of a timm model."""
     if isinstance(config, TimmConfig):
         return TimmModel(config, drop_path=drop_path)
     return VisionTransformer(config)
 
 
 def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
-    """Return the model if it is a VisionTransformer, which exposes its attention weights.
-
-    Raises:
-        UsageError: The model is not a VisionTransformer. The message begins with `feature`.
-    """
+    """Return a VisionTransformer, which has attention maps; for other models, raise UsageError."""
     if isinstance(model, VisionTransformer):
         return model
     name = f"timm's {model.config.timm}" if isinstance(model, TimmModel) else type(model).__name__

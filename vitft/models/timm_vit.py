@@ -42,8 +42,7 @@ _OTHER_NAMES = (
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a timm network's tensors under vitft's names and in vitft's layout.
 
-    If one of the tensors to be combined is missing, the others are left unchanged and are reported
-    later.
+    Tensors that cannot be combined, because one is missing, are left unchanged.
     """
     result = {renamed(name): tensor for name, tensor in tensors.items()}
     for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:

@@ -28,14 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitft.models.layers import (
-    MLP,
-    AttentionPool,
-    DropPath,
-    LayerScale,
-    build_norm,
-    optional_norm,
-)
+from vitft.models.layers import MLP, AttentionPool, DropPath, LayerScale, build_norm
 from vitft.models.rope import Rotary
 from vitft.models.stem import build_stem
 from vitft.models.vit_config import ViTConfig
@@ -56,7 +49,7 @@ class _PatchEmbed(nn.Module):
         # A convolution with stride = kernel applies one matrix to every patch.
         has_bias = not config.embed_norm
         self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel, bias=has_bias)
-        self.norm = optional_norm(config, config.patch_norm)
+        self.norm = build_norm(config, is_there=config.patch_norm)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if tuple(pixels.shape[-2:]) != self.image_size:
@@ -77,7 +70,7 @@ class Attention(nn.Module):
         self.heads, self.num_read = config.heads, config.num_read
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
         self.rotary = Rotary(config, config.rope) if config.rope else nn.Identity()
-        self.norm = optional_norm(config, config.attn_norm)
+        self.norm = build_norm(config, is_there=config.attn_norm)
         self.proj = nn.Linear(config.width, config.width, bias=config.proj_bias)
 
     def split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,8 +148,7 @@ class Block(nn.Module):
     def add_branches(self, rows: Tensor, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply both residual branches to `rows`, the first tokens of `x` (B, N, D).
 
-        The function `attend` computes the attention output for `rows` from all tokens. With
-        `norm="pre"`, all tokens are normalised first.
+        `attend` computes the attention output for `rows` from all tokens.
         """
         if self.is_post:  # Vaswani et al. 2017, section 3.1
             rows = self.norm1(rows + self.drop_path(self.ls1(attend(x))))
@@ -191,12 +183,12 @@ class VisionTransformer(nn.Module):
         positions = torch.zeros(1, rows + math.prod(config.grid), width)
         self.pos_embed = nn.Parameter(positions) if config.positions else None
         # Radford et al. 2021 (CLIP), section 2.4
-        self.norm_pre = optional_norm(config, config.embed_norm)
+        self.norm_pre = build_norm(config, is_there=config.embed_norm)
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         # The last LayerNorm comes before class-token pooling, but after most models' mean pooling.
-        self.norm = optional_norm(config, config.last_norm == "norm")
-        self.fc_norm = optional_norm(config, config.last_norm == "fc_norm")
+        self.norm = build_norm(config, is_there=config.last_norm == "norm")
+        self.fc_norm = build_norm(config, is_there=config.last_norm == "fc_norm")
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.pre_logits: nn.Module = nn.Identity()
         if config.pre_logits:  # Linear + Tanh from pretraining (section 3.1)
@@ -220,10 +212,7 @@ class VisionTransformer(nn.Module):
         return self.norm_pre(torch.cat([*prefix, patches + positions], dim=1))  # (B, N, D)
 
     def encode(self, tokens: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Apply blocks `start` to `stop` - 1 to tokens: (B, N, D) to (B, N, D).
-
-        By default, all blocks from `start` on are applied.
-        """
+        """Apply blocks `start` to `stop` - 1 (default: the last) to tokens (B, N, D)."""
         for block in self.blocks[start:stop]:
             tokens = self.apply_block(block, block, tokens)
         return tokens
@@ -231,11 +220,8 @@ class VisionTransformer(nn.Module):
     def apply_block(
         self, block: nn.Module, compute: Callable[[Tensor], Tensor], tokens: Tensor
     ) -> Tensor:
-        """Apply `compute`, which is a block or one of its methods, to tokens (B, N, D).
-
-        With checkpointing, activations are not stored if the block is in training mode. The model
-        itself is in eval mode if only its last blocks are trained.
-        """
+        """Apply `compute`, which is a block or one of its methods, to tokens (B, N, D)."""
+        # The model itself is in eval mode if only its last blocks are trained
         if self.checkpointing and block.training:
             return checkpoint(compute, tokens, use_reentrant=False)
         return compute(tokens)
@@ -243,11 +229,9 @@ class VisionTransformer(nn.Module):
     def encode_read(
         self, tokens: Tensor, start: int = 0, stop: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Apply the same blocks as `encode`, and collect the outputs that the head reads.
+        """Return the same output as `encode`, and a list of those (B, N, D) that the head reads.
 
-        Returns:
-            The output (B, N, D) of the last applied block, and a list of the outputs (B, N, D) that
-            the head reads. The list does not include the output of the model's last block.
+        The list does not include the output of the model's last block.
         """
         depth, found = self.config.depth, list[Tensor]()
         first = max(start, depth - self.config.read_blocks)
@@ -263,13 +247,8 @@ class VisionTransformer(nn.Module):
 
         With `pool="mean"`, the vector is the mean patch token, and with `pool="map"` the output of
         attention pooling. Otherwise, it is the class token, followed by the distillation token in a
-        distilled model (2 * D values). If the head reads several blocks, the vector of the last
-        block is followed by the mean patch token of each earlier block that the head reads, with
-        the class token before it unless `pool="mean"`.
-
-        Args:
-            tokens: Output of the last block, (B, N, D).
-            earlier: Outputs of the other blocks that the head reads, in order, each (B, N, D).
+        distilled model (2 * D values). It is followed by `summarise` of each earlier block that the
+        head reads. `tokens` and `earlier` are the blocks' outputs, each (B, N, D).
         """
         assert len(earlier) == self.config.read_blocks - 1, "outputs of earlier blocks are missing"
         tokens = self.norm(tokens)
@@ -294,8 +273,7 @@ class VisionTransformer(nn.Module):
     def intermediate_feature(self, tokens: Tensor) -> Tensor:
         """Return the feature of a block's output for detecting out-of-distribution images, (B, D).
 
-        It is the class token or, unless `pool` is "cls", the mean patch token, normalised like the
-        output of the last block.
+        It is the normalised class token or, unless `pool` is "cls", mean patch token.
         """
         if self.config.pool == "cls":
             return self.norm(tokens[:, 0])  # with other pooling, one of the norms is the identity
@@ -317,20 +295,15 @@ class VisionTransformer(nn.Module):
         return self.config.feature_size
 
     def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
-        """Return pooled features (B, `feature_size`) of pixels (B, channels, S, S).
-
-        Computations that do not affect the features are skipped. With `intermediate`, other
-        features follow (see `finish`).
-        """
+        """Return pooled features of pixels (B, channels, S, S), as `finish` does."""
         return self.finish(self.embed(pixels), intermediate=intermediate)
 
     def finish(self, tokens: Tensor, start: int = 0, *, intermediate: int = 0) -> Tensor:
         """Return pooled features (B, `feature_size`), given the input to block `start`, (B, N, D).
 
-        If `start` is `depth`, the tokens are the output of the last block. If `intermediate` is not
-        0, the intermediate feature of the first `intermediate` blocks follows (see
-        `intermediate_feature`): (B, `feature_size` + D). It must be at least `start`, and the head
-        must not read these blocks.
+        If `start` is `depth`, the tokens are the output of the last block. With `intermediate`, the
+        `intermediate_feature` of the first `intermediate` blocks, at least `start`, of which the
+        head reads none, follows: (B, `feature_size` + D).
         """
         if intermediate:
             tokens = self.encode(tokens, start, intermediate)
@@ -345,11 +318,7 @@ class VisionTransformer(nn.Module):
         return self.pool(self.apply_block(block, block.for_class_token, tokens), earlier)
 
     def read_last_blocks(self, count: int) -> None:
-        """Replace the head with a zero-initialised one that reads the last `count` blocks.
-
-        Raises:
-            UsageError: The head of this architecture cannot read `count` blocks.
-        """
+        """Replace the head with a zero-initialised one that reads the last `count` blocks."""
         self.config = config = replace(self.config, read_blocks=count)
         self.head = _linear_head(config, config.feature_size)
         self.last_head = _linear_head(config, config.width) if count > 1 else None

@@ -54,11 +54,7 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embeddings (RoPE), as explained in `rope`.
-
-    The K dimensions of a head form K / 2 pairs, half of them for each of the two coordinates. Pair
-    i of a coordinate c is rotated by the angle c / base^(4 i / K).
-    """
+    """Rotary position embeddings (RoPE), as explained in `rope`."""
 
     unit: bool = True
     """Whether the coordinate of row or column r of g is 2 pi (2 (r + 1/2) / g - 1) instead of r. It
@@ -267,10 +263,7 @@ class ViTConfig:
 
     @property
     def num_read(self) -> int:
-        """Number of leading tokens that the classification heads read if `pool` is "cls".
-
-        These are the class token and, in a distilled model, the distillation token.
-        """
+        """Number of class and distillation tokens, which the heads read if `pool` is "cls"."""
         return 1 + self.distilled
 
     @property
@@ -314,8 +307,7 @@ def stem_stride(stages: tuple[int, ...]) -> int:
 def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, ...]:
     """Return the strides of the 3x3 convolutions of a convolutional stem.
 
-    The last k convolutions have stride 2 and the others stride 1. Here, k is the largest number for
-    which 2^k divides both patch sides, but at most the number of convolutions.
+    The last k have stride 2, for the largest k such that 2^k divides both patch sides.
     """
     side = math.gcd(*patch)
     halvings = min(len(convs), (side & -side).bit_length() - 1)

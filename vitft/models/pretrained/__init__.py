@@ -11,7 +11,6 @@ The steps, in order:
 
 Supporting modules:
     catalog       entries of weights/catalog.toml                 (without torch)
-    hub           huggingface_hub with readable errors
     sidecar       facts from the config.json next to a weight file
     weights       `open_pretrained`: the steps from locate to infer, with checks
     timm_weights  timm:NAME, any timm model

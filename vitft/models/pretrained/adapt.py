@@ -52,19 +52,16 @@ def resize_positions(
     Args:
         pos: Position embeddings, (1, prefix + rows*columns, D), with patches in row-major order.
         grid: Target numbers of rows and columns of patches (image side / patch side).
-        prefix: Number of leading position embeddings that belong to prefix tokens; they are left
-            unchanged.
+        prefix: Number of leading position embeddings of prefix tokens, which are left unchanged.
         source_grid: Numbers of rows and columns with which `pos` was trained (default: a square).
-        mode: `bicubic` for timm's rule, `bilinear` for the rule of SigLIP 2 NaFlex (both
-            antialiased), or `jax` for Google's rule (scipy's order-1 zoom).
+        mode: `bicubic` for timm's rule, `bilinear` for that of SigLIP 2 NaFlex (both antialiased),
+            or `jax` for Google's rule (scipy's order-1 zoom).
 
     Returns:
-        The position embeddings for the target grid, (1, prefix + rows*columns, D), in the dtype and
-        on the device of `pos`.
+        (1, prefix + rows*columns, D) for the target grid, in the dtype and on the device of `pos`.
 
     Raises:
-        WeightsError: The position embeddings do not form the grid `source_grid` or, by default, a
-            square.
+        WeightsError: The position embeddings do not form the grid `source_grid`.
 
     Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
     """
@@ -96,10 +93,8 @@ def adapt(
 ) -> Adapted:
     """Convert weights from the architecture `source` to `target`; `tensors` are not modified.
 
-    The configurations may differ in image size, patch size, channel count, class count, pre_logits
-    and pooling, and a distillation token may become a register. The head is dropped if `new_head`
-    is true or `target` has no classes. If `target` has classes but no head is left, a
-    zero-initialised head is added.
+    They may differ in image size, patch size, channel count, class count, pre_logits and pooling,
+    and a distillation token may become a register. With `new_head`, the head is zero-initialised.
 
     Raises:
         WeightsError: The position embeddings do not match the grid of `source`.
@@ -152,9 +147,8 @@ def target_config(
 ) -> ViTConfig:
     """Return the configuration for a different class count and image size.
 
-    None keeps the value in `source`. `changes` contains new values for other fields. If a class
-    count is given, the model has a new head: the distillation token becomes a register, and the
-    head reads only the last block.
+    None keeps the value in `source`. With a class count, the model has a new head: the distillation
+    token becomes a register, and the head reads only the last block.
 
     Raises:
         UsageError: A value is invalid, or the values are incompatible.
@@ -231,10 +225,9 @@ def _adapt_pixels(tensors: dict[str, Tensor], source: ViTConfig, target: ViTConf
 def fit_channels(kernel: Tensor, channels: int) -> Tensor:
     """Adapt kernels (outputs, old, height, width) to a different number of input channels.
 
-    For one channel, the kernels are summed over the input channels. The response to a grey image
-    then equals the old response to the same image repeated in all channels. For other numbers of
-    channels, the kernels are repeated and scaled so that the response to equal channels keeps its
-    magnitude. This is timm's `adapt_input_conv`.
+    For one channel, the kernels are summed over the input channels, which keeps the response to a
+    grey image. For other numbers, they are repeated and scaled so that the response to equal
+    channels keeps its magnitude. This is timm's `adapt_input_conv`.
     """
     old = kernel.shape[1]
     if channels == 1:
@@ -245,9 +238,8 @@ def fit_channels(kernel: Tensor, channels: int) -> Tensor:
 def resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
     """Resize patch kernels (D, channels, h, w) to a different patch size.
 
-    Resizing a patch is a linear map. The new kernels are the old ones multiplied by the
-    pseudo-inverse of this map. Their response to a resized patch equals the old response to the
-    original patch: exactly if patches become larger, otherwise approximately.
+    The new kernels are the old ones times the pseudo-inverse of the linear map that resizes a
+    patch. They keep the response: exactly if patches become larger, otherwise approximately.
 
     Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
     """

@@ -2,22 +2,24 @@
 
 huggingface_hub downloads and caches the files. In addition, this module checks the digest of the
 content (huggingface_hub checks only the size), retries after a connection reset or a server error,
-and reports an unreachable hub within two seconds instead of 24.
+and reports an unreachable hub within two seconds instead of 24. Its errors say what to do.
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitft.models.pretrained import hub
-from vitft.models.pretrained.catalog import CatalogEntry, licence_terms
+from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, licence_terms
 from vitft.models.pretrained.locate import bundled_file
-from vitft.system.errors import WeightsError
+from vitft.system import console
+from vitft.system.errors import ResourceError, WeightsError
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
         log.warning(f"{entry.name} is licensed for non-commercial use only ({entry.licence})")
     if entry.is_hub_repository:
         entry = _with_existing_file(entry, allow_pickle=allow_pickle)
+    damage = ""
     for _ in range(2):
         path = _cached_or_downloaded(entry)
         digest = sha256_of(path)
@@ -144,15 +147,15 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
     from huggingface_hub import hf_hub_download
 
     options: Any = {"revision": entry.revision, "etag_timeout": _ANSWER_S}
-    options["tqdm_class"] = hub.DownloadBar
+    options["tqdm_class"] = _DownloadBar
     attempt, deadline = 0, time.monotonic() + _BUSY_PATIENCE_S
     while True:
         attempt += 1
         try:
-            with hub.readable_errors(entry), hub.plain_http():
+            with _readable_errors(entry), plain_http():
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
-        except (hub.http_error(), OSError) as error:  # OSError: the content has the wrong length
-            hub.check_disk(entry, error)
+        except (http_error(), OSError) as error:  # OSError: the content has the wrong length
+            _check_disk(entry, error)
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
             _wait_or_raise(entry, error, attempt, 0 if was_retried else _ATTEMPTS, deadline)
 
@@ -188,16 +191,16 @@ def _check_reachable(entry: CatalogEntry) -> str:
     while True:
         attempt += 1
         try:
-            with hub.readable_errors(entry):
+            with _readable_errors(entry):
                 metadata = get_hf_file_metadata(url, timeout=timeout)
-        except hub.http_error() as error:
+        except http_error() as error:
             if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
-                return hub.short_message(error)
-            most = _ATTEMPTS if hub.status_of(error) is None else 9  # a busy hub answers
+                return short_message(error)
+            most = _ATTEMPTS if status_of(error) is None else 9  # a busy hub answers
             _wait_or_raise(entry, error, attempt, most, deadline)
             continue
         if metadata.commit_hash is None or metadata.etag is None:
-            raise hub.not_a_hub()
+            raise _not_a_hub()
         return ""
 
 
@@ -205,14 +208,14 @@ def _wait_or_raise(
     entry: CatalogEntry, error: Exception, attempt: int, most: int, deadline: float
 ) -> None:
     """Wait before another attempt, or raise the error for the download if it would not help."""
-    status, is_loop = hub.status_of(error), type(error).__name__ == "TooManyRedirects"
+    status, is_loop = status_of(error), type(error).__name__ == "TooManyRedirects"
     if status == 404 or is_loop:
-        raise hub.not_a_hub() from error  # a real hub explains a 404 response
+        raise _not_a_hub() from error  # a real hub explains a 404 response
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
     is_stated = re.fullmatch(r"\d{1,4}", stated)
     wait = float(stated) + 0.1 if is_stated else FIRST_WAIT_S * 2 ** (attempt - 1)
     is_refused = status is not None and status not in (408, 429) and status < 500
-    reason = hub.describe_failure(error)
+    reason = describe_failure(error)
     if is_refused or attempt >= most or time.monotonic() + wait > deadline:
         raise WeightsError(
             f"download of {entry.repo}/{entry.file} failed: {reason}; no partial file was kept",
@@ -220,3 +223,153 @@ def _wait_or_raise(
         ) from error
     log.info(f"download of {entry.file} interrupted ({reason}); retrying in {wait:.1f} s")
     time.sleep(wait)
+
+
+# huggingface_hub with plain HTTP, readable errors and a progress bar ------------------------------
+
+
+@contextlib.contextmanager
+def plain_http() -> Iterator[None]:
+    """Use plain HTTP instead of Xet in the `with` block, with less logging and shorter timeouts.
+
+    The Xet client waits indefinitely if its storage cannot be reached.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import logging
+
+    quiet: Any = logging
+    level, xet_was_disabled = logging.get_verbosity(), constants.HF_HUB_DISABLE_XET
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    quiet.set_verbosity_error()  # the warnings contain signed URLs; vitft logs the same events
+    constants.HF_HUB_DISABLE_XET = True
+    # Seconds without data after which huggingface_hub reconnects, at most five times.
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = min(timeout, 8)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET, constants.HF_HUB_DOWNLOAD_TIMEOUT = xet_was_disabled, timeout
+        logging.set_verbosity(level)
+
+
+class _DownloadBar:
+    """vitft's progress bar, with the part of tqdm's interface that huggingface_hub uses."""
+
+    def __init__(self, *, desc: str = "", total: int | None = None, **_: object) -> None:
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+
+        self.bytes, self.shown_mb = 0, 0
+        self.progress: console.Progress | None = None
+        if total and not are_progress_bars_disabled():
+            label, size = f"fetching {console.visible(desc)}", max(1, round(total / 1e6))
+            self.progress = console.Progress(label, size, unit="MB").__enter__()
+
+    def update(self, count: int) -> None:
+        self.bytes += count
+        megabytes = round(self.bytes / 1e6)
+        if self.progress and megabytes > self.shown_mb:
+            self.progress.advance(megabytes - self.shown_mb)
+            self.shown_mb = megabytes
+
+    def close(self) -> None:
+        if self.progress:
+            self.progress.__exit__()
+            self.progress = None
+
+    def __enter__(self) -> "_DownloadBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _readable_errors(entry: CatalogEntry) -> Iterator[None]:
+    """Raise a `WeightsError` for errors that the hub reports; connection errors pass through."""
+    from huggingface_hub import constants, errors
+
+    url = f"{constants.ENDPOINT}/{entry.repo}"
+    copies = [row.name for row in catalog_entries() if row.gated_source == entry.repo]
+    instead = f", or use {copies[0]}, which requires no account" if copies else ""
+    reasons: dict[type, tuple[str, str]] = {
+        errors.GatedRepoError: (
+            f"{entry.repo} is gated: its publisher requires an account that has accepted its terms",
+            f"accept them at {url} and set HF_TOKEN{instead}",
+        ),
+        errors.RepositoryNotFoundError: (
+            f"repository {entry.repo} does not exist on the hub or is private",
+            "check the name, or set HF_TOKEN to a token with access to the repository",
+        ),
+        errors.RevisionNotFoundError: (
+            f"{entry.repo} has no revision {entry.revision}",
+            f"choose one of the revisions listed at {url}",
+        ),
+        errors.RemoteEntryNotFoundError: (
+            f"{entry.repo} has no file {entry.file}",
+            f"choose one of the files listed at {url}/tree/main",
+        ),
+    }
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        kind = next((kind for kind in type(error).__mro__ if kind in reasons), None)
+        if kind is None:
+            raise
+        problem, fix = reasons[kind]
+        raise WeightsError(problem, fix=fix) from error
+    except errors.LocalEntryNotFoundError as error:
+        if not isinstance(error.__cause__, errors.FileMetadataError):
+            raise
+        raise _not_a_hub() from error
+
+
+def _not_a_hub() -> WeightsError:
+    """Return the error for a response that does not come from a hub."""
+    from huggingface_hub import constants
+
+    return WeightsError(
+        f"{constants.ENDPOINT} does not respond like a Hugging Face hub",
+        fix="check HF_ENDPOINT, and check whether the network requires a login in a browser",
+    )
+
+
+def _check_disk(entry: CatalogEntry, error: Exception) -> None:
+    """Raise an error if a download failed because the disk is full or the cache not writable."""
+    from huggingface_hub import constants
+
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        raise ResourceError(
+            f"the disk is full: {entry.name} could not be downloaded",
+            fix="free some space, or set HF_HOME to a folder on another disk",
+        ) from error
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        raise WeightsError(
+            f"the cache {constants.HF_HUB_CACHE} is not writable",
+            fix="set HF_HOME to a writable folder",
+        ) from error
+
+
+def http_error() -> type[Exception]:
+    """Return the exception class of httpx or its successor from which the hub's errors derive."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__[0]
+
+
+def status_of(error: Exception) -> int | None:
+    """Return the HTTP status of the response that caused an exception, if there is one."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def describe_failure(error: Exception) -> str:
+    """Return why a download failed: wrong size, HTTP status or first line of the exception."""
+    if sizes := re.search(r"should be of size (\d+) but has size (\d+)", str(error)):
+        return f"received {sizes[2]} bytes instead of {sizes[1]}"
+    status = status_of(error)
+    return f"HTTP status {status}" if status else short_message(error)
+
+
+def short_message(error: Exception) -> str:
+    """Return the first line of an exception, up to 200 characters, with access tokens masked."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return re.sub(r"(?i)(hf_|bearer\s+)[\w.\\-]+", r"\1***", first)

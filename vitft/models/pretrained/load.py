@@ -31,8 +31,6 @@ from vitft.models.vit_config import Pool, as_pair
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import listing
 
-_PreLogits = Literal["keep", "drop"]
-
 
 def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     name_or_path: str | Path,
@@ -42,7 +40,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | tuple[int, int] | None = None,
     in_channels: int | None = None,
-    pre_logits: _PreLogits = "drop",
+    pre_logits: Literal["keep", "drop"] = "drop",
     pool: Pool | None = None,
     pos_embed: PosEmbed = "bicubic",
     drop_path: float = 0.0,

@@ -22,8 +22,7 @@ from vitft.data.signatures import looks_like
 from vitft.models.checkpoint_file import TORCH_TYPES
 from vitft.models.pretrained.catalog import catalog_entries
 from vitft.models.pretrained.convert import ROOT, described
-from vitft.models.pretrained.fetch import sha256_of
-from vitft.models.pretrained.hub import short_message
+from vitft.models.pretrained.fetch import sha256_of, short_message
 from vitft.models.pretrained.locate import check_pickle, check_weight_file, file_and_part
 from vitft.models.pretrained.sidecar import read_table_file
 from vitft.system.errors import WeightsError

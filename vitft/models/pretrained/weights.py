@@ -43,12 +43,9 @@ def _published_entry(name: str, config: ViTConfig) -> CatalogEntry | None:
         published = architecture_config(entry.name.partition(".")[0])
     except (WeightsError, UsageError):  # not published, or not supported by vitft's own model
         return None
-    return entry if shape(published) == shape(config) else None
-
-
-def shape(config: ViTConfig) -> tuple[object, ...]:
-    """Return the numbers that architectures with the same name have in common."""
-    return config.width, config.depth, config.patch_size, config.in_channels
+    names = ("width", "depth", "patch_size", "in_channels")
+    is_same = all(getattr(published, name) == getattr(config, name) for name in names)
+    return entry if is_same else None
 
 
 @functools.cache
