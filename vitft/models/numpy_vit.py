@@ -45,8 +45,7 @@ _TAIL = (
 )  # fmt: skip
 _BEND = 0.28
 """For x >= 0, (1 - Phi(x)) exp(x^2 / 2) is approximated by a polynomial in 1 / (1 + BEND x) with
-the coefficients `_TAIL`. They were fitted to scipy's erfcx; the error of x Phi(x) is below 2e-9.
-"""
+the coefficients `_TAIL`. They were fitted to scipy's erfcx; the error of x Phi(x) is below 2e-9."""
 
 
 class NumpyModel:

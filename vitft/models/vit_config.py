@@ -58,8 +58,7 @@ class RopeConfig:
 
     unit: bool = True
     """Whether the coordinate of row or column r of g is 2 pi (2 (r + 1/2) / g - 1) instead of r. It
-    then ranges from about -2 pi to 2 pi over the image (DINOv3), whatever the size of the image.
-    """
+    then ranges from about -2 pi to 2 pi over the image (DINOv3), whatever the size of the image."""
     base: Annotated[float, Range(gt=1, le=1e9)] = 100.0
     offset: Annotated[float, Range(ge=-1024, le=1024)] = 0.0
     """Value added to row and column numbers (1 in PE)."""
@@ -98,8 +97,7 @@ class ViTConfig:
     """Whether a Linear + Tanh of `width` units precedes the head (original in21k weights)."""
     pool: Pool = "cls"
     """Input of the head: the class token (cls), the mean of the patch tokens (mean), or the output
-    of attention pooling (map).
-    """
+    of attention pooling (map)."""
     drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Stochastic depth: probability of skipping a residual branch in training. It increases
     linearly from 0 in the first block to this value in the last."""
@@ -124,13 +122,11 @@ class ViTConfig:
     # Not in the repr, which is part of the key of cached features of the last block.
     read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
     """Number of final blocks that the head reads: the pooled output of the last block and, of each
-    other block, the mean patch token and, unless `pool` is "mean", the class token.
-    """
+    other block, the mean patch token and, unless `pool` is "mean", the class token."""
     class_token: bool = True
     norm_before_pool: bool = False
     """Whether the last LayerNorm is applied before mean pooling (SigLIP with average pooling)
-    instead of after it; requires mean pooling.
-    """
+    instead of after it; requires mean pooling."""
     embed_norm: bool = False
     """Whether a LayerNorm follows the position embeddings, as in CLIP. The patch projection then
     has no bias."""
@@ -153,8 +149,7 @@ class ViTConfig:
     """Whether a normalisation layer precedes the last layer of the MLP (BEiT-3, EVA-02)."""
     gated_mlp: bool = False
     """Whether the MLPs are SwiGLU layers (DINOv2-giant, EVA-02, AIMv2); `activation` then has no
-    effect on them.
-    """
+    effect on them."""
     positions: bool = True
     """Whether there are learned position embeddings."""
     rope: RopeConfig | None = None

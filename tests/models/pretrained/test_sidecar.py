@@ -77,8 +77,7 @@ def test_timms_config_states_architecture_preprocessing_and_classes(tmp_path: Pa
     assert (found.classes, found.pool) == (("a", "b"), "avg")
     assert found.published == "vit_small_patch16_224.augreg"
     assert found.source == f"from {tmp_path / 'config.json'}"
-    assert found.unstored is not None
-    assert (found.unstored.rope, found.unstored.final_norm) == (None, True)
+    assert (found.is_named, found.rope, found.final_norm) == (True, None, True)
 
 
 def test_the_arguments_of_timms_model_come_before_its_name(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_older_files_of_timm_state_preprocessing_at_their_top(tmp_path: Path) ->
     found = facts_of(tmp_path, {"mean": [0.1], "std": [0.2], "input_size": [3, 8, 8]})
 
     assert (found.mean, found.std, found.image_size) == ((0.1,), (0.2,), (8, 8))
-    assert (found.heads, found.pool, found.unstored) == (None, "", None)
+    assert (found.heads, found.pool, found.is_named) == (None, "", False)
 
 
 @pytest.mark.parametrize("missing", ["mean", "std"])
@@ -131,22 +130,18 @@ def test_rotary_settings_of_timm_replace_those_of_the_architecture(tmp_path: Pat
         "rope_grid_indexing": "ij", "rope_rotate_half": True, "ref_feat_shape": [3, 4],
     }  # fmt: skip
 
-    plain = facts_of(tmp_path, {"architecture": name}).unstored
-    changed = facts_of(tmp_path, {"architecture": name, "model_args": arguments}).unstored
+    plain = facts_of(tmp_path, {"architecture": name})
+    changed = facts_of(tmp_path, {"architecture": name, "model_args": arguments})
     without = facts_of(tmp_path, {"architecture": name, "model_args": {"use_rot_pos_emb": False}})
 
-    assert plain is not None
-    assert changed is not None
-    assert without.unstored is not None
     assert plain.rope == known
     assert changed.rope == RopeConfig(
         unit=True, base=50.0, offset=2.0, grid=(3, 4), x_first=False, halves=True
     )
-    assert without.unstored.rope is None
+    assert without.rope is None
     none = {"architecture": name, "model_args": {"ref_feat_shape": None, "rope_type": "cat",
             "rope_grid_indexing": "xy", "rope_rotate_half": False}}  # fmt: skip
-    stated = facts_of(tmp_path, none).unstored
-    assert stated is not None
+    stated = facts_of(tmp_path, none)
     assert stated.rope == replace(known, grid=None, unit=False, x_first=True, halves=False)
     with pytest.raises(WeightsError, match="base is"):
         facts_of(tmp_path, {"architecture": name, "model_args": {"rope_temperature": 0.5}})
@@ -169,9 +164,8 @@ def test_pooling_heads_and_the_last_norm_follow_from_the_arguments(
 ) -> None:
     config = {"architecture": "vit_base_patch16_224", "model_args": arguments}
 
-    found = facts_of(tmp_path, config).unstored
+    found = facts_of(tmp_path, config)
 
-    assert found is not None
     assert (found.pool_heads, found.final_norm) == (heads, norm)
 
 
@@ -252,14 +246,11 @@ def test_epsilons_are_between_0_and_1(tmp_path: Path, epsilon: Any) -> None:
 def test_dinov3_has_rotary_positions_and_may_have_gates(tmp_path: Path) -> None:
     config = HF | {"model_type": "dinov3_vit"}
 
-    plain = facts_of(tmp_path, config).unstored
-    other = facts_of(tmp_path, config | {"rope_theta": 50.0}).unstored
-    vit = facts_of(tmp_path, HF).unstored
+    plain = facts_of(tmp_path, config)
+    other = facts_of(tmp_path, config | {"rope_theta": 50.0})
+    vit = facts_of(tmp_path, HF)
     gated = facts_of(tmp_path, config | {"use_gated_mlp": True, "hidden_act": "silu"})
 
-    assert plain is not None
-    assert other is not None
-    assert vit is not None
     assert (plain.rope, other.rope, vit.rope) == (RopeConfig(), RopeConfig(base=50.0), None)
     assert (plain.pool_heads, plain.final_norm) == (0, True)
     assert gated.activation is None

@@ -30,12 +30,10 @@ _OPEN_LICENCES = frozenset(
     }
 )  # fmt: skip
 """Licences that allow any use and modification, and require attribution at most. They impose no
-additional terms on models that are fine-tuned from the weights.
-"""
+additional terms on models that are fine-tuned from the weights."""
 _NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
 """Substrings of licence names that indicate a ban on commercial use. AMLR (Apple) and SEER are
-research licences, although their names do not show it.
-"""
+research licences, although their names do not show it."""
 
 
 def licence_terms(licence: str) -> _Terms:

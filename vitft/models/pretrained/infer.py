@@ -80,9 +80,9 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
         )
     # The last norm may be missing only if the architecture is known; otherwise, its absence means
     # that the file is damaged
-    known, has_fc_norm = facts.unstored, "fc_norm.weight" in tensors
+    has_fc_norm = "fc_norm.weight" in tensors
     is_mean = has_fc_norm or facts.pool == "avg" or not class_token
-    has_norm = known is None or known.final_norm or has_fc_norm or "norm.weight" in tensors
+    has_norm = facts.final_norm or has_fc_norm or "norm.weight" in tensors
     pool: Pool = "map" if "attn_pool.latent" in tensors else "mean" if is_mean else "cls"
     try:
         return ViTConfig(
@@ -107,14 +107,14 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
             class_token=class_token,
             activation=facts.activation or "gelu",
             positions="pos_embed" in tensors,
-            rope=known.rope if known else None,
+            rope=facts.rope,
             norm_layer="layernorm" if has_bias else "rmsnorm",
             embed_norm="norm_pre.weight" in tensors,
             patch_norm="patch_embed.norm.weight" in tensors,
             attn_norm="blocks.0.attn.norm.weight" in tensors,
             mlp_norm="blocks.0.mlp.norm.weight" in tensors,
             pool=pool,
-            pool_heads=known.pool_heads if known and pool == "map" else 0,
+            pool_heads=facts.pool_heads if pool == "map" else 0,
             final_norm=has_norm,
             norm_before_pool=pool == "mean" and has_norm and not has_fc_norm,
         )

@@ -17,6 +17,7 @@ from vitft.models.card import timm_modules
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
+from vitft.system.files import read_regular
 
 _MAX_STATED_SIDE = 16384
 _LARGEST_GREY = 1e38
@@ -35,25 +36,12 @@ _TOWER_DEFAULTS: Mapping[str, tuple[Activation, float]] = {
     "siglip2_vision_model": ("gelu_tanh", 1e-6),
 }
 """Activation function and epsilon of the LayerNorms in transformers, by model type. Published
-config.json files of these models omit values that equal the defaults.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnstoredFacts:
-    """Parts of an architecture that cannot be inferred from the names and shapes of tensors."""
-
-    rope: RopeConfig | None
-    pool_heads: int
-    final_norm: bool
+config.json files of these models omit values that equal the defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarFacts:
-    """Facts about a model that cannot be read from its tensors.
-
-    A fact that is not stated has its default value.
-    """
+    """Facts about a model that its tensors do not show; those not stated have the defaults."""
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None
@@ -70,8 +58,11 @@ class SidecarFacts:
     activation: Activation | None = None
     pool: str = ""
     """Input of the head, as named by timm, e.g. token or avg."""
-    unstored: UnstoredFacts | None = None
-    """Facts about the architecture named in the file or the catalogue; None if none is named."""
+    is_named: bool = False
+    """Whether the architecture is known. If not, the next three facts are only assumptions."""
+    rope: RopeConfig | None = None
+    pool_heads: int = 0
+    final_norm: bool = True
     classes: tuple[str, ...] = ()
     published: str = ""
     """Name under which the weights are published, e.g. vit_tiny_patch16_224.augreg_in21k_ft_in1k;
@@ -172,7 +163,7 @@ def read_sidecar(path: Path) -> SidecarFacts:
             raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
     tag = cfg.text("tag")
     return SidecarFacts(
-        unstored=_unstored_facts(arguments, known) if known else None,
+        **(_architecture_facts(arguments, known) if known else {}),
         pool=pool or (timm_pool(known) if known else ""),
         heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
@@ -190,10 +181,8 @@ def read_table_file(path: Path) -> _JsonTable | None:
     if not path.is_file():
         return None
     fix = "correct or remove the file"
-    if path.stat().st_size > 16 * 2**20:
-        raise WeightsError(f"{path} is too large ({path.stat().st_size:,} bytes)", fix=fix)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular(path, limit=16 * 2**20))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is not valid JSON: {str(error)[:100]}", fix=fix) from error
     if not isinstance(values, dict):
@@ -201,8 +190,8 @@ def read_table_file(path: Path) -> _JsonTable | None:
     return _JsonTable(path, values)
 
 
-def _unstored_facts(arguments: _JsonTable, known: ViTConfig) -> UnstoredFacts:
-    """Return the unstored facts about architecture `known` as built by timm with `arguments`."""
+def _architecture_facts(arguments: _JsonTable, known: ViTConfig) -> dict[str, Any]:
+    """Return the facts about architecture `known`, as built by timm, that no tensor shows."""
     heads = arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads
     has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
     names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
@@ -224,11 +213,12 @@ def _unstored_facts(arguments: _JsonTable, known: ViTConfig) -> UnstoredFacts:
             )
         except UsageError as error:
             raise WeightsError(f"{arguments.path}: {error.problem}", fix=error.fix) from error
-    return UnstoredFacts(
-        rope=rope,
-        pool_heads=0 if heads == arguments.whole("num_heads", 1024) else heads,
-        final_norm=any(norms) if norms else known.final_norm,
-    )
+    return {
+        "is_named": True,
+        "rope": rope,
+        "pool_heads": 0 if heads == arguments.whole("num_heads", 1024) else heads,
+        "final_norm": any(norms) if norms else known.final_norm,
+    }
 
 
 def timm_pool(config: ViTConfig) -> str:
@@ -262,7 +252,8 @@ def _hf_facts(config: _JsonTable, processor: _JsonTable | None) -> SidecarFacts:
     rope = RopeConfig(base=config.number("rope_theta") or 100.0) if is_rotary else None
     activation, norm_eps = _TOWER_DEFAULTS.get(kind, (None, None))
     return SidecarFacts(
-        unstored=UnstoredFacts(rope=rope, pool_heads=0, final_norm=True),
+        is_named=True,
+        rope=rope,
         heads=config.whole("num_attention_heads", 1024),
         image_size=config.size("image_size"),
         classes=_stated_classes(config, "id2label"),

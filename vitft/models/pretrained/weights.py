@@ -24,7 +24,7 @@ from vitft.models.pretrained.fetch import Fetched, fetch
 from vitft.models.pretrained.infer import check_fit, infer_config
 from vitft.models.pretrained.locate import file_and_part, locate
 from vitft.models.pretrained.read import RawWeights, read_weights
-from vitft.models.pretrained.sidecar import SidecarFacts, UnstoredFacts, read_sidecar, timm_pool
+from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar, timm_pool
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
@@ -177,11 +177,9 @@ def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     known: dict[str, Any] = {}
     if entry.architecture:
         config = replace(architecture_config(entry.architecture), **entry.options)
-        known = {name: getattr(config, name) for name in ("heads", "norm_eps", "activation")}
-        unstored = UnstoredFacts(
-            rope=config.rope, pool_heads=config.pool_heads, final_norm=config.final_norm
-        )
-        known |= {"pool": timm_pool(config), "unstored": unstored}
+        names = ("heads", "norm_eps", "activation", "rope", "pool_heads", "final_norm")
+        known = {name: getattr(config, name) for name in names}
+        known |= {"pool": timm_pool(config), "is_named": True}
     return SidecarFacts(
         **known,
         image_size=entry.image_size,
@@ -226,7 +224,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         )
     try:
         converted = convert(raw.tensors)
-        if converted.may_rotate and facts.unstored is None:
+        if converted.may_rotate and not facts.is_named:
             raise WeightsError(
                 "the model seems to have rotary position embeddings, but their settings are not in "
                 "the file",
