@@ -42,17 +42,16 @@ _OTHER_NAMES = (
 def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a timm network's tensors under vitft's names and in vitft's layout.
 
-    Tensors that cannot be combined, because one is missing, are left unchanged.
+    Tensors that cannot be combined, because one is missing or differs in shape, are left unchanged.
     """
     result = {renamed(name): tensor for name, tensor in tensors.items()}
     for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
         place, ending = name.rsplit(".attn.q", 1)
-        key, value = f"{place}.attn.k{ending}", f"{place}.attn.v{ending}"
-        if value in result:  # the keys may have no biases
-            query = result.pop(name)
-            parts = query, result.pop(key, torch.zeros_like(query)), result.pop(value)
-            result[f"{place}.attn.qkv.bias"] = torch.cat(parts)
+        if f"{place}.attn.v{ending}" in result:  # the keys need no biases
+            result.setdefault(f"{place}.attn.k{ending}", torch.zeros_like(result[name]))
     groups = {
+        "attn.q_bias": ("attn.k_bias", "attn.v_bias", "attn.qkv.bias"),
+        "attn.q_proj.bias": ("attn.k_proj.bias", "attn.v_proj.bias", "attn.qkv.bias"),
         "attn.q_proj.weight": ("attn.k_proj.weight", "attn.v_proj.weight", "attn.qkv.weight"),
         "mlp.fc1_g.weight": ("mlp.fc1_x.weight", "mlp.fc1.weight"),
         "mlp.fc1_g.bias": ("mlp.fc1_x.bias", "mlp.fc1.bias"),
@@ -61,7 +60,8 @@ def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name in [n for n in result if n.endswith(f".{first}")]:
             place = name.removesuffix(first)
             names = [name, *(place + other for other in others)]
-            if all(n in result for n in names):
+            shapes = {result[n].shape if n in result else None for n in names}
+            if len(shapes) == 1:
                 result[place + fused] = torch.cat([result.pop(n) for n in names])
     return result
 

@@ -86,7 +86,7 @@ _INNER = {
     "norm1": "norm1 ln_1 layer_norm1 layernorm_before LayerNorm_0",
     "norm2": "norm2 ln_2 layer_norm2 layernorm_after LayerNorm_1 LayerNorm_2",
     **{
-        f"attn.{letter}": f"attention.attention.{word} attention.{letter}_proj "
+        f"attn.{letter}_proj": f"attention.attention.{word} attention.{letter}_proj "
         f"self_attn.{letter}_proj MultiHeadDotProductAttention.{word}"
         for letter, word in (("q", "query"), ("k", "key"), ("v", "value"))
     },
@@ -121,6 +121,7 @@ _LIKELY_CAUSES = {
     "lora_": "LoRA adapters that are not merged with the weights",
     "q_norm": "normalised queries and keys",
     "rope": "learned rotary position embeddings",
+    "_proj.": "queries, keys and values of which one is missing or has another shape",
 }
 
 
@@ -157,10 +158,10 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
         names = _rename_all(names)
         # SigLIP 2 NaFlex projects patches by a linear layer; images may have any number of them
         flexible = names.get("patch_embed.proj.weight", torch.empty(())).ndim == 2
-        names = _fuse_qkv(from_timm_names(_tower_layout(names, is_naflex=flexible)))
+        names = _tower_layout(names, is_naflex=flexible)
     else:
         rotates = may_rotate(names)
-        names = from_timm_names(names)
+    names = from_timm_names(names)
     if "register_tokens" in names:
         names["reg_token"] = names.pop("register_tokens")  # these have no position embeddings
         if {"cls_token", "pos_embed"} <= names.keys():  # as in timm
@@ -215,7 +216,7 @@ def _flavour_of(names: Iterable[str]) -> Flavour:
 
 
 def _our_name(name: str) -> str | None:
-    """Return vitft's name for a tensor of another tool, with separate q, k and v, if any."""
+    """Return vitft's or timm's name for a tensor of another tool, if there is one."""
     name = _HF_PREFIX.sub("", name.replace("/", "."))
     name = re.sub(r"\b(MultiHeadDotProductAttention|MlpBlock)_\d", r"\1", name)
     name = re.sub(r"\.(kernel|scale)$", ".weight", name)
@@ -247,18 +248,18 @@ def _convert_npz(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int 
             for i, tensor in enumerate(stack):
                 unstacked[f"Transformer/encoderblock_{i}/{name.removeprefix(scanned)}"] = tensor
     names = _rename_all(unstacked)
-    queries = [t for n, t in names.items() if n.endswith("attn.q.weight") and t.ndim == 3]
+    queries = [t for n, t in names.items() if n.endswith("attn.q_proj.weight") and t.ndim == 3]
     heads = queries[0].shape[1] if queries else None  # kernels of q, k, v are (D, H, K)
     if not any("backbone.stages" in name for name in names):  # as in timm for a root without stages
         names = {n.replace("backbone.stem.", "backbone."): t for n, t in names.items()}
-    return _fuse_qkv({n: _from_flax(n, t) for n, t in names.items()}), heads
+    return {n: _from_flax(n, t) for n, t in names.items()}, heads
 
 
 def _from_flax(name: str, array: Tensor) -> Tensor:
     """Convert an array from Flax's layout to torch's."""
-    if re.search(r"attn\.[qkv]\.weight$", name) and array.ndim == 3:
+    if re.search(r"attn\.[qkv]_proj\.weight$", name) and array.ndim == 3:
         return array.flatten(1).T  # (D, H, K) -> (H*K, D)
-    if re.search(r"attn\.[qkv]\.bias$", name) or ("backbone" in name and "norm" in name):
+    if re.search(r"attn\.[qkv]_proj\.bias$", name) or ("backbone" in name and "norm" in name):
         return array.flatten()  # (H, K) -> (H*K,); (1, 1, 1, channels) -> (channels,)
     if name.endswith("attn.proj.weight") and array.ndim == 3:
         return array.flatten(0, 1).T  # (H, K, D) -> (D, H*K)
@@ -287,9 +288,6 @@ def _tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> 
             result[f"attn_pool.kv.{leaf}"] = fused[width:]
     if not any(".mlp.fc1_g." in name for name in result):
         result = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): t for name, t in result.items()}
-    if "pos_embed" not in result:  # the keys have no biases in DINOv3
-        for name in [n for n in result if n.endswith(".attn.q.bias")]:
-            result.setdefault(name.replace(".q.", ".k."), torch.zeros_like(result[name]))
     return result
 
 
@@ -305,29 +303,6 @@ def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 fix="save the model again with a single naming scheme",
             )
         result[str(ours)] = tensors[name]
-    return result
-
-
-def _fuse_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the queries, keys and values of each block into one tensor, as in timm."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        part = re.fullmatch(r"(blocks\.\d+\.attn\.)[qkv](\.weight|\.bias)", name)
-        if part is None:
-            result[name] = tensor
-            continue
-        three = [f"{part[1]}{letter}{part[2]}" for letter in "qkv"]
-        missing = [n for n in three if n not in tensors]
-        shapes = {tensors[n].shape for n in three if n in tensors}
-        if missing or len(shapes) > 1:
-            raise WeightsError(
-                f"the queries, keys and values do not match: {', '.join(missing or three)}",
-                fix="use a complete weight file of a plain Vision Transformer; BEiT models, which "
-                "have no key biases, are not supported",
-            )
-        fused = f"{part[1]}qkv{part[2]}"
-        if fused not in result:
-            result[fused] = torch.cat([tensors[n] for n in three])  # rows [0:D], [D:2D], [2D:3D]
     return result
 
 

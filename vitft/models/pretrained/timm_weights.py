@@ -62,7 +62,7 @@ def load_timm(
         interpolation=cast("Interpolation", known),
         mean=given[0] if given else entry.mean,
         std=given[1] if given else entry.std,
-        fit=CROP_MODES.get(str(entry.options["crop_mode"]), "crop"),
+        fit=entry.fit,
     )
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
@@ -89,8 +89,9 @@ def load_timm(
             fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
             "other weights",
         ) from error
-    head = source.get("tensors", {}).get(f"{model.head_name}.weight", ())
-    old_classes = len(head) if entry.local else entry.num_classes
+    old_classes = entry.num_classes
+    if entry.local:
+        old_classes = len(source["tensors"].get(f"{model.head_name}.weight", ()))
     report = _timm_report(model, old_classes, transform, provenance)
     return model, replace(
         report,
@@ -207,6 +208,7 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
         std=tuple(known.std),
         crop=float(known.crop_pct),
         interpolation=known.interpolation,
+        fit=CROP_MODES.get(known.crop_mode or "", "crop"),
         num_classes=known.num_classes,
     )
 
@@ -226,7 +228,6 @@ def registry_entry(name: str) -> CatalogEntry:
         known,
         name=known.name.removeprefix("timm:"),
         options={},
-        fit=CROP_MODES.get(str(known.options["crop_mode"]), "crop"),
         note="the licence forbids commercial use"
         if licence_terms(known.licence) == "non-commercial"
         else "",
