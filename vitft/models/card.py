@@ -27,8 +27,7 @@ from vitft.system.structure import Range, StructureError, check_ranges, parse_js
 # what vitft stores in the config.json of an export in the format of another library ---------------
 
 _MAX_CONFIG_BYTES = 2**24
-RUN_KEY = "vitft_run"
-"""Key of the numbers of the run in a config.json."""
+RUN_KEY = "vitft_run"  # key of the numbers of the run in a config.json
 SEVERAL = "multi_label_classification"
 """Value of `problem_type` with which transformers marks multi-label models in config.json."""
 THRESHOLDS = "vitft_thresholds"
@@ -67,12 +66,10 @@ def foreign_thresholds(path: Path) -> tuple[float, ...]:
 class TimmConfig:
     """Architecture of a `timm_model.TimmModel`."""
 
-    timm: str
-    """Name of the architecture, without a tag, e.g. `resnet18`."""
+    timm: str  # name of the architecture, without a tag, e.g. `resnet18`
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)]
     """Height and width in pixels."""
-    sized: bool = False
-    """Whether `image_size` is passed to timm when the network is built."""
+    sized: bool = False  # whether `image_size` is passed to timm when the network is built
     num_classes: Annotated[int, Range(ge=0)] = 0
     """Number of classes; 0 for a model without a head, which returns features."""
     in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
@@ -143,12 +140,10 @@ class Card:
     """Evaluation transform: a complete description of how to prepare an image for the model."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the head's outputs; empty for a backbone without a head."""
-    weights: Provenance = field(default_factory=Provenance)
-    """Origin of the pretrained weights."""
+    weights: Provenance = field(default_factory=Provenance)  # origin of the pretrained weights
     pos_embed: str = "as loaded"
     """Description of how the position embeddings were resampled from the pretrained grid."""
-    split: str = ""
-    """Digest of the split manifest used for training and validation."""
+    split: str = ""  # digest of the split manifest used for training and validation
     thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class. Labels have independent probabilities (sigmoid)."""

@@ -36,10 +36,8 @@ class CheckpointFile:
     path: Path
     card: Card
     metadata: Mapping[str, str]
-    tensors: Mapping[str, TensorFacts]
-    """Type and shape of each tensor, sorted by name."""
-    data: Mapping[str, memoryview]
-    """Bytes of each tensor in the memory-mapped file."""
+    tensors: Mapping[str, TensorFacts]  # type and shape of each tensor, sorted by name
+    data: Mapping[str, memoryview]  # bytes of each tensor in the memory-mapped file
 
     def digest(self) -> str:
         """Return the digest of the card and the tensors, after reading the whole file."""

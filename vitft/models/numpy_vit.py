@@ -32,8 +32,7 @@ _Returned = TypeVar("_Returned")
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 _Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
-_MAX_GRID_CELLS = 4096
-"""Number of patches above which attention maps would take too much memory."""
+_MAX_GRID_CELLS = 4096  # number of patches above which attention maps would take too much memory
 _MAX_NORM = 1e6
 """Euclidean norm of a tensor above which float32 results could overflow, or depend on the order of
 additions; trained weights are far below it."""
@@ -64,12 +63,8 @@ class NumpyModel:
         self.helpers = ThreadPoolExecutor(threads, thread_name_prefix="vitft-tokens")
         self.width, self.depth, self.heads = config.width, config.depth, config.heads
         self.num_read, self.num_prefix = config.num_read, config.num_prefix
+        self.feature_size = config.feature_size
         self.turns = _rotations(config) if config.rope else None
-
-    @property
-    def feature_size(self) -> int:
-        """Number of dimensions of an image's pooled feature."""
-        return self.config.feature_size
 
     def __getitem__(self, name: str) -> Float32Array:
         return self.weights[name]

@@ -31,10 +31,8 @@ class _Visit:
     """Actions to perform at the blocks of a network during one forward pass."""
 
     at: nn.Module | None = None
-    tokens: Tensor | None = None
-    """New input to the block `at`; None to stop the pass at that block."""
-    calls: int = 0
-    """Number of calls to the block `at`."""
+    tokens: Tensor | None = None  # new input to the block `at`; None to stop the pass at that block
+    calls: int = 0  # number of calls to the block `at`
     outputs: list[Tensor] = field(default_factory=list)
     """Outputs of all blocks that return a tensor, in the order of the calls."""
 
@@ -187,16 +185,10 @@ class TimmModel(nn.Module):
         super().__init__()
         self.config = config
         source: dict[str, Any] = {"file": str(file)} if file is not None else {}
-        if tensors is not None:
-            source = _strict_source(config, tensors)
+        source = source if tensors is None else _strict_source(config, tensors)
         self.net = _create_timm(config, source, drop_path=drop_path)
-        self.head_name, outer = _classifier_of(self.net)
+        self.head_name, outer = _classifier_of(self.net, config.timm)
         """Module path of the classifier in timm's network."""
-        if outer is None:
-            raise UsageError(
-                f"vitft cannot fine-tune {config.timm}: its head is not a single linear layer",
-                fix="choose another timm model",
-            )
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
@@ -212,8 +204,8 @@ class TimmModel(nn.Module):
         self.head: nn.Module = nn.Identity()
         if config.num_classes:
             self.head = nn.Linear(self.feature_size, config.num_classes)
-            for parameter in self.head.parameters():
-                nn.init.zeros_(parameter)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
         self.register_state_dict_post_hook(_rename_to_timm)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rename_from_timm)  # type: ignore[no-untyped-call]
 
@@ -320,13 +312,16 @@ def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: fl
         ) from error
 
 
-def _classifier_of(net: Any) -> tuple[str, nn.Linear | nn.Conv2d | None]:  # noqa: ANN401
-    """Return the path and module of timm's classifier; None if it is not a single linear layer."""
+def _classifier_of(net: Any, name: str) -> tuple[str, nn.Linear | nn.Conv2d]:  # noqa: ANN401
+    """Return the path and module of the classifier of timm's model `name`."""
     outer = net.get_classifier()
-    names = [name for name, module in net.named_modules() if module is outer]
-    if isinstance(outer, nn.Linear | nn.Conv2d) and names:
-        return names[0], outer
-    return "", None
+    paths = [path for path, module in net.named_modules() if module is outer]
+    if isinstance(outer, nn.Linear | nn.Conv2d) and paths:
+        return paths[0], outer
+    raise UsageError(
+        f"vitft cannot fine-tune {name}: its head is not a single linear layer",
+        fix="choose another timm model",
+    )
 
 
 def _strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -336,9 +331,7 @@ def _strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[st
     tensors random. The network is therefore built with the number of classes in `tensors`.
     """
     net, state = _create_timm(config, {}), dict(tensors)
-    name, outer = _classifier_of(net)
-    if outer is None:
-        return {"state_dict": state}
+    name, outer = _classifier_of(net, config.timm)
     for leaf, value in outer.state_dict().items():
         state.setdefault(f"{name}.{leaf}", value)
     return {"state_dict": state, "num_classes": len(state[f"{name}.weight"])}

@@ -20,8 +20,7 @@ Pool = Literal["cls", "mean", "map"]
 _Norm = Literal["pre", "post"]
 NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-_MAX_PATCHES = 16384
-"""Maximum number of patches per image, e.g. in a grid of 128 x 128."""
+_MAX_PATCHES = 16384  # maximum number of patches per image, e.g. in a grid of 128 x 128
 
 
 class _NamedSize(NamedTuple):
@@ -30,8 +29,7 @@ class _NamedSize(NamedTuple):
     width: int
     depth: int
     heads: int
-    patches: tuple[int, ...]
-    """Sides in pixels of the patches for which weights have been published."""
+    patches: tuple[int, ...]  # sides in pixels of the patches for which weights have been published
 
 
 SIZES: Mapping[str, _NamedSize] = {

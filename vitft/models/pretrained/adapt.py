@@ -32,10 +32,8 @@ class Adapted:
     """Tensors of the target model, with notes on how the tensors were adapted."""
 
     tensors: Mapping[str, Tensor]
-    loaded: int
-    """Number of tensors that come from the file."""
-    dropped: tuple[str, ...]
-    """Names and shapes of the tensors that were not used."""
+    loaded: int  # number of tensors that come from the file
+    dropped: tuple[str, ...]  # names and shapes of the tensors that were not used
     notes: tuple[str, ...]
 
 

@@ -110,12 +110,9 @@ class CatalogEntry:
     """Name for `vitft.create_model`; empty if the architecture is inferred from the file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of `ViTConfig` fields that override `architecture`."""
-    data: str = ""
-    """Names of the training datasets, in the order of training."""
-    repo: str = ""
-    """Hub repository, owner/name; empty for a bundled file."""
-    file: str = ""
-    """Name of the file in the repository."""
+    data: str = ""  # names of the training datasets, in the order of training
+    repo: str = ""  # hub repository, owner/name; empty for a bundled file
+    file: str = ""  # name of the file in the repository
     revision: str = "main"
     gated_source: str = ""
     """Hub repository in which the publisher offers the same weights to accounts that accept its
@@ -126,23 +123,17 @@ class CatalogEntry:
     """Height and width in pixels of the images used in training."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    crop: float = CROP
-    """Fraction of the resized image's side that the centre crop keeps."""
+    crop: float = CROP  # fraction of the resized image's side that the centre crop keeps
     interpolation: str = "bicubic"
-    fit: Fit = "crop"
-    """Resizing method: `crop` keeps the aspect ratio, and `squash` changes it."""
-    num_classes: int = 0
-    """Number of outputs of the head in the file; 0 if there is no head."""
-    pre_logits: bool = False
-    """Whether the file contains the Linear + Tanh before the head."""
+    fit: Fit = "crop"  # resizing method: `crop` keeps the aspect ratio, and `squash` changes it
+    num_classes: int = 0  # number of outputs of the head in the file; 0 if there is no head
+    pre_logits: bool = False  # whether the file contains the Linear + Tanh before the head
     aliases: tuple[str, ...] = ()
     note: str = ""
-    sha256: str = ""
-    """Digest from the publisher; empty if only the hub provides a digest."""
+    sha256: str = ""  # digest from the publisher; empty if only the hub provides a digest
     local: str = ""
     """Path of the user's own file, used instead of the published file (timm:NAME=FILE)."""
-    was: str = ""
-    """File name of the same weights in older tools."""
+    was: str = ""  # file name of the same weights in older tools
 
     @property
     def is_hub_repository(self) -> bool:
@@ -258,12 +249,9 @@ class Recommendation:
 
     name: str
     tier: _Tier
-    megabytes: int
-    """Size of the download in 10^6 bytes."""
-    gmacs: float
-    """Billions of multiply-adds for one image at the native size."""
-    default: bool = False
-    """Whether these weights may be chosen by default."""
+    megabytes: int  # size of the download in 10^6 bytes
+    gmacs: float  # billions of multiply-adds for one image at the native size
+    default: bool = False  # whether these weights may be chosen by default
 
     @property
     def entry(self) -> CatalogEntry:

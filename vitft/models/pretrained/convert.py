@@ -131,10 +131,8 @@ class _Converted:
 
     flavour: Flavour
     tensors: Mapping[str, Tensor]
-    heads: int | None = None
-    """Number of attention heads, if evident from the layout."""
-    dropped: tuple[str, ...] = ()
-    """Names and shapes of unused tensors."""
+    heads: int | None = None  # number of attention heads, if evident from the layout
+    dropped: tuple[str, ...] = ()  # names and shapes of unused tensors
     may_rotate: bool = False
     """Whether the model may have rotary position embeddings, which are not stored as tensors."""
     is_naflex: bool = False

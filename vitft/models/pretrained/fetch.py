@@ -23,8 +23,7 @@ from vitft.system.errors import ResourceError, WeightsError
 
 log = logging.getLogger(__name__)
 
-_ANSWER_S = 5.0
-"""Seconds to wait for the response to a metadata request."""
+_ANSWER_S = 5.0  # seconds to wait for the response to a metadata request
 _ATTEMPTS = 3
 """Maximum number of attempts at a request or download if huggingface_hub itself does not retry."""
 FIRST_WAIT_S = 0.5
@@ -38,8 +37,7 @@ class Fetched:
     """A verified local file and its origin."""
 
     path: Path
-    revision: str = ""
-    """Commit of the repository, not the branch; empty for a bundled file."""
+    revision: str = ""  # commit of the repository, not the branch; empty for a bundled file
     sha256: str
 
 

@@ -64,15 +64,11 @@ class _StandIn(dict[Any, Any]):
 class RawWeights:
     """Unchanged content of a weight file."""
 
-    path: Path
-    """FILE, or FILE#NAME of one of several models."""
-    tensors: Mapping[str, Tensor]
-    """Those of one model, without the root of their names in the file."""
-    metadata: Mapping[str, str]
-    """Metadata in the header of a safetensors file."""
+    path: Path  # FILE, or FILE#NAME of one of several models
+    tensors: Mapping[str, Tensor]  # those of one model, without the root of their names in the file
+    metadata: Mapping[str, str]  # metadata in the header of a safetensors file
     sha256: str
-    dropped: tuple[str, ...] = ()
-    """Descriptions of the tensors that do not belong to the model."""
+    dropped: tuple[str, ...] = ()  # descriptions of the tensors that do not belong to the model
     notes: tuple[str, ...] = ()
 
 

@@ -19,23 +19,18 @@ class LoadReport:
     """Record of everything kept, dropped, resized or assumed when a model was loaded."""
 
     source: str
-    flavour: str
-    """Naming scheme of the file: timm, hf, npz or vitft."""
-    architecture: str
-    """Human-readable description, e.g. "ViT-B/16 224 px"."""
+    flavour: str  # naming scheme of the file: timm, hf, npz or vitft
+    architecture: str  # human-readable description, e.g. "ViT-B/16 224 px"
     parameters: int
-    loaded: int = 0
-    """Number of the model's tensors that come from the file."""
-    dropped: tuple[str, ...] = ()
-    """Tensors in the file that were not used, each with its shape."""
+    loaded: int = 0  # number of the model's tensors that come from the file
+    dropped: tuple[str, ...] = ()  # tensors in the file that were not used, each with its shape
     head: str
     pre_logits: Literal["kept", "dropped", "none"] = "none"
     positions: str = "as loaded"
     """How the position embeddings were resampled, e.g. "14x14 -> 24x24, bicubic" or "14x14 as
     loaded"."""
     transform: EvalTransform
-    statistics_source: str
-    """Origin of mean and std."""
+    statistics_source: str  # origin of mean and std
     provenance: Provenance
     classes: tuple[str, ...] = field(default=(), repr=False)
     """Class names, if the head was kept and the names are known."""

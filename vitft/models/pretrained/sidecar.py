@@ -20,8 +20,7 @@ from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import read_regular
 
 _MAX_STATED_SIDE = 16384
-_LARGEST_GREY = 1e38
-"""Maximum absolute value of the limits of a grey range, as in `EvalTransform`."""
+_LARGEST_GREY = 1e38  # maximum absolute value of the limits of a grey range, as in `EvalTransform`
 _PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Mapping from the Pillow filter numbers that transformers writes to filter names."""
 _ACTIVATION_NAMES: Mapping[str, Activation] = {
@@ -44,8 +43,7 @@ class SidecarFacts:
     """Facts about a model that its tensors do not show; those not stated have the defaults."""
 
     heads: int | None = None
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels."""
+    image_size: tuple[int, int] | None = None  # height and width in pixels
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     crop: float | None = None
@@ -53,11 +51,9 @@ class SidecarFacts:
     fit: Fit = "crop"
     grey_range: GreyRange = ()
     """Values shown as black and as white in images with more than 8 bits per channel."""
-    norm_eps: float | None = None
-    """Epsilon of the LayerNorms."""
+    norm_eps: float | None = None  # epsilon of the LayerNorms
     activation: Activation | None = None
-    pool: str = ""
-    """Input of the head, as named by timm, e.g. token or avg."""
+    pool: str = ""  # input of the head, as named by timm, e.g. token or avg
     is_named: bool = False
     """Whether the architecture is known. If not, the next three facts are only assumptions."""
     rope: RopeConfig | None = None
@@ -67,8 +63,7 @@ class SidecarFacts:
     published: str = ""
     """Name under which the weights are published, e.g. vit_tiny_patch16_224.augreg_in21k_ft_in1k;
     it may also be that of the weights they were fine-tuned from."""
-    source: str = ""
-    """Origin of mean and std."""
+    source: str = ""  # origin of mean and std
     notes: tuple[str, ...] = ()
 
 

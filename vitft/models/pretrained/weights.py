@@ -97,26 +97,20 @@ class PretrainedWeights:
     """Weights as published, with vitft's tensor names."""
 
     name: str
-    origin: str
-    """Human-readable name of the file or repository."""
+    origin: str  # human-readable name of the file or repository
     flavour: Flavour
-    tensors: Mapping[str, Tensor]
-    """Exactly the tensors of a model built from `architecture`."""
+    tensors: Mapping[str, Tensor]  # exactly the tensors of a model built from `architecture`
     architecture: ViTConfig
     transform: EvalTransform
-    statistics_source: str
-    """Origin of the transform's mean and std."""
+    statistics_source: str  # origin of the transform's mean and std
     provenance: Provenance
-    stated_classes: tuple[str, ...] = ()
-    """Class names in the file or in the config.json next to it."""
+    stated_classes: tuple[str, ...] = ()  # class names in the file or in the config.json next to it
     published: str = ""
     """Name under which the weights are published, or the name of the file or its folder."""
-    dropped: tuple[str, ...] = ()
-    """Tensors that vitft does not use, each with its shape."""
+    dropped: tuple[str, ...] = ()  # tensors that vitft does not use, each with its shape
     resampling: PosEmbed | None = None
     """The model's own rule for resampling position embeddings; None if the user may choose one."""
-    unusable_head: str = ""
-    """Reason why the head cannot be used; empty if it can be used."""
+    unusable_head: str = ""  # reason why the head cannot be used; empty if it can be used
     notes: tuple[str, ...] = ()
 
     @property
