@@ -121,7 +121,7 @@ _LIKELY_CAUSES = {
     "lora_": "LoRA adapters that are not merged with the weights",
     "q_norm": "normalised queries and keys",
     "rope": "learned rotary position embeddings",
-    "_proj.": "queries, keys and values of which one is missing or has another shape",
+    "_proj.": "queries, keys and values that do not match",
 }
 
 
