@@ -26,7 +26,6 @@ from vitft.system.structure import Range, StructureError, check_ranges, parse_js
 
 # what vitft stores in the config.json of an export in the format of another library ---------------
 
-_MAX_CONFIG_BYTES = 2**24
 RUN_KEY = "vitft_run"  # key of the numbers of the run in a config.json
 SEVERAL = "multi_label_classification"
 """Value of `problem_type` with which transformers marks multi-label models in config.json."""
@@ -37,7 +36,7 @@ THRESHOLDS = "vitft_thresholds"
 def config_beside(path: Path) -> dict[str, Any]:
     """Return the content of the config.json next to a weight file; empty if it is unreadable."""
     try:
-        config = parse_json(read_regular(path.parent / "config.json", limit=_MAX_CONFIG_BYTES))
+        config = parse_json(read_regular(path.parent / "config.json", limit=2**24))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -32,8 +32,6 @@ _BUILD_ERRORS = (
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:
     """Write weights and card to `path` atomically and return their digest.
 
-    If an error occurs, an existing file at `path` is left unchanged.
-
     Raises:
         ResourceError: The disk is full.
         RunError: The folder is not writable.
@@ -83,8 +81,7 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     A timm model is first initialised by timm, because some of its buffers are not stored in files.
 
     Raises:
-        RunError: The names, types or shapes of the tensors do not match the architecture, or timm
-            cannot build the model.
+        RunError: The tensors do not match the architecture, or timm cannot build the model.
     """
     if isinstance(config, ViTConfig):
         wanted = vit_shapes(config)

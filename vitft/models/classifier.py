@@ -29,8 +29,7 @@ def load_classifier(
     `load_checkpoint`.
 
     Raises:
-        RunError: The file is missing, damaged or not supported, its class names are unknown, or
-            vitft cannot use its head.
+        RunError: The file is missing, damaged or not supported, or has no head for known classes.
     """
     if not lacks_card(path):
         return load_checkpoint(path, digest=digest)

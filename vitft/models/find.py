@@ -57,9 +57,8 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
     """Return the path of a trained model's file.
 
     Args:
-        run: A run directory, an exported folder, a .safetensors file, or
-            `hf:owner/name[@revision]`, which is downloaded and verified like pretrained weights
-            (default: the latest run).
+        run: A run directory, an exported folder, a .safetensors file, or a model on the hub,
+            `hf:owner/name[@revision]`, to be downloaded and verified (default: the latest run).
         graphs: Whether the file may also be an .onnx file.
         spell: Function that spells the option in errors.
 

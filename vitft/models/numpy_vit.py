@@ -244,8 +244,7 @@ class NumpyModel:
 def strictly(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
     """Wrap a function so that overflow and undefined results raise FloatingPointError.
 
-    By default, NumPy only warns, and an infinite intermediate result can lead to a final result
-    that is finite but wrong.
+    By default, NumPy only warns, but an infinite value can lead to a result that is wrong.
     """
 
     @functools.wraps(function)
@@ -357,8 +356,7 @@ def numpy_supports(card: Card) -> bool:
 def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | None:
     """Return the model of a checkpoint, or None if this module does not support it.
 
-    Checkpoints in which the norm of a tensor exceeds `_MAX_NORM` are not supported either,
-    because different implementations could disagree on whether their results overflow.
+    If the norm of a tensor exceeds `_MAX_NORM`, implementations could differ on an overflow.
     """
     shape = opened.card.architecture
     if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):

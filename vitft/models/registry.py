@@ -63,8 +63,7 @@ def create_model(
     pool="mean".
 
     Raises:
-        UsageError: The name or a field is unknown or not supported, or a value is invalid or
-            incompatible with other values.
+        UsageError: The name or a field is unknown, or a value is invalid or incompatible.
     """
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():

@@ -143,8 +143,7 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
     """Detect the naming scheme of tensors; convert their names, layout and dtype (to float32).
 
     Raises:
-        WeightsError: The naming scheme or a name is unknown, two tensors map to the same name,
-            queries, keys and values do not match, or a tensor is not of a floating-point type.
+        WeightsError: A name is unknown or occurs twice, or a type is not supported.
     """
     names = {name: tensor for name, tensor in tensors.items() if not _EXTRA.match(name)}
     unused = described({name: tensor for name, tensor in tensors.items() if name not in names})

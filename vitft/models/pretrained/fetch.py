@@ -44,12 +44,10 @@ class Fetched:
 def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
-    If the digest of a copy is not the one stated by the hub or the publisher, the copy is deleted
-    and the file is downloaded once more.
+    A copy whose digest is not the one stated by the hub or the publisher is replaced once.
 
     Raises:
-        WeightsError: The hub is unreachable or refuses the request, a bundled file is missing, the
-            cache is not writable, or the file is damaged.
+        WeightsError: The file is missing or damaged, or the hub or the cache cannot be used.
         ResourceError: The disk is full.
     """
     if entry.path:

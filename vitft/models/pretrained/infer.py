@@ -31,8 +31,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
-        WeightsError: A required tensor is missing, the shapes are inconsistent or not supported, or
-            the number of heads is unknown.
+        WeightsError: A tensor is missing, or the shapes or the number of heads do not fit.
     """
     numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
     gap = next((i for i in range(len(numbers)) if i not in numbers), None)

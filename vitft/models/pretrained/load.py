@@ -176,15 +176,12 @@ def load_backbone(
 
     The arguments are the same as for `load_pretrained`, but the name can also be one of these:
 
-    - `timm:NAME` or `timm:NAME=FILE`. Of the options, only drop_path, mean, std and
-      allow_pickle are used.
-    - A run directory or checkpoint of a timm model. Of the options, only drop_path is used.
+    - `timm:NAME` or `timm:NAME=FILE`, with the options drop_path, mean, std and allow_pickle only.
+    - A run directory or checkpoint of a timm model, with the option drop_path only.
     - `random:NAME`. The model has the architecture and transform of NAME, but new random weights
       drawn with `seed`. For `random:timm:NAME`, nothing is downloaded.
 
-    For pretrained timm models, pre_logits="keep" and pos_embed="jax" are refused.
-
-    The errors are those of `load_pretrained`.
+    For timm models, pre_logits="keep" and pos_embed="jax" are refused.
     """
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):

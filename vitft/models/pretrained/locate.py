@@ -53,12 +53,10 @@ def check_weights_name(
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
     """Return the catalogue entry or the path of the weight file for a name or path.
 
-    Catalogue names take precedence. For a name that begins with `hf:` or `timm:`, an entry is
-    created.
+    Catalogue names take precedence. For `hf:` and `timm:` names, an entry is created.
 
     Raises:
-        WeightsError: The name is unknown or invalid, or it denotes random weights; or the file is
-            missing or of an unsupported kind.
+        WeightsError: The name is unknown or invalid, or the file is missing or not supported.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
@@ -191,11 +189,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
 
 
 def check_weight_file(path: Path) -> Path:
-    """Return `path`, a FILE or FILE#NAME, if the file is a regular one of a supported kind.
-
-    Raises:
-        WeightsError: The path is not a regular file, or its content is not supported.
-    """
+    """Return `path`, a FILE or FILE#NAME, or raise WeightsError if it is no supported file."""
     file, _ = file_and_part(path)
     if not file.is_file():
         raise WeightsError(

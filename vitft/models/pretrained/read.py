@@ -83,16 +83,14 @@ def read_weights(
     """Read the tensors of a model; tensors in a .safetensors file are memory-mapped.
 
     Args:
-        path: FILE, or FILE#NAME of one of several models in it. The file may be the index of
-            weights in several files.
+        path: FILE, e.g. the index of several, or FILE#NAME of one of several models in it.
         allow_pickle: Whether to read pickles too (with `weights_only=True`).
         sha256: Expected digest of the file.
         digest: Actual digest of the file, if already computed.
         names: Names of the model's tensors (default: those of any Vision Transformer).
 
     Raises:
-        WeightsError: The file is missing, damaged, refused or of an unsupported kind, has another
-            digest, or contains no model, several, or a value that is not finite.
+        WeightsError: The file or its content is missing, damaged, refused or not supported.
     """
     file, part = file_and_part(path)
     files = [file]

@@ -41,8 +41,7 @@ def load_timm(
     With `is_random`, the weights are random and nothing is downloaded or read.
 
     Raises:
-        WeightsError: The model does not exist, or its file cannot be fetched, is refused or
-            damaged, or does not match the model.
+        WeightsError: The model does not exist, or its file cannot be used.
         UsageError: The model cannot be built with these settings.
         ResourceError: The disk is full.
     """
