@@ -129,7 +129,6 @@ class Pipeline:
             RunError: The engine cannot compute the scores, or some logits are not finite.
         """
         engine = self.engine
-
         batches = (self.in_workers if engine.in_workers else self.beside_workers)(sources)
         with engine.running(), contextlib.closing(batches):
             for batch in batches:
@@ -162,9 +161,15 @@ class Pipeline:
             yield from overlapped(batches, self.start_batch, ahead=_STARTED_BATCHES)
 
     def load(self, source: ImageSource) -> LoadedImage:
-        """Load an image in a worker."""
-        self.engine.enter_worker()
-        return _load_image(self.engine, source)
+        """Load an image in a worker, or return the reason it could not be loaded."""
+        engine = self.engine
+        engine.enter_worker()
+        try:
+            data = source_bytes(source, max_pixels=MAX_PIXELS)
+            view = engine.view(data, source.name)
+            return LoadedImage(source.name, view, notes=notes_on(data, engine.transform))
+        except ImageError as error:
+            return LoadedImage(source.name, None, error.reason)
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
         """Return the predictions for a batch, scoring its usable images in one call to the engine.
@@ -204,16 +209,6 @@ class Pipeline:
 def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
     """Return the prediction with `notes` appended, if there are any."""
     return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
-
-
-def _load_image(engine: Engine, source: ImageSource) -> LoadedImage:
-    """Read and preprocess one image; return it, or the reason it could not be loaded."""
-    try:
-        data = source_bytes(source, max_pixels=MAX_PIXELS)
-        view = engine.view(data, source.name)
-        return LoadedImage(source.name, view, notes=notes_on(data, engine.transform))
-    except ImageError as error:
-        return LoadedImage(source.name, None, error.reason)
 
 
 def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:
@@ -271,10 +266,10 @@ class MirroredEngine:
         return finish
 
     def warning(self, run: Results | None) -> str:
-        """Return a warning if mirror images seem to differ in meaning from the images.
+        """Return a warning if mirror images seem to differ in meaning from the images, or "".
 
         If they meant the same, an image and its mirror image would have different classes only
-        where one of them is misclassified. The result is empty for a multi-label model.
+        where one of them is misclassified.
         """
         known = run and run.estimate("cross-validation", "validation")
         changed, total = sum(self.differs), len(self.differs)

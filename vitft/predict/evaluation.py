@@ -30,11 +30,7 @@ from vitft.metrics.calibration import (
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.intervals import Groups, accuracy_interval
-from vitft.metrics.results import (
-    EvaluationResults,
-    KeptResults,
-    read_results,
-)
+from vitft.metrics.results import EvaluationResults, KeptResults, read_results
 from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, Views, notes_on, with_notes
 from vitft.predict.onnx_engine import OnnxEngine
@@ -90,8 +86,7 @@ def _kept_results(
 ) -> KeptResults | None:
     """Return how many predictions are not marked `not sure`, and how many of them are right.
 
-    The intervals count the `groups` (n,) of the scored images, if there are any. The result is None
-    if the threshold is 0, with which no prediction is marked.
+    The intervals count the `groups` (n,) of the scored images. Threshold 0 marks no prediction.
     """
     if not threshold:
         return None
@@ -115,32 +110,26 @@ def _kept_results(
 _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
-def _warn_of_other_labels(relabelled: int) -> None:
-    """Warn if training images have another label in the data than the model was trained with."""
+def _warn_of_images(
+    data: LabelledImages, predictions: Sequence[_LabelledPrediction], relabelled: int
+) -> None:
+    """Log what is unusual about the labels and the images.
+
+    `relabelled` is the number of training images with another label than in training.
+    """
     if relabelled:
         log.warning(
             f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} another "
             "label here than in training; to use the labels here, train again"
         )
-
-
-def _warn_of_own_answers(data: LabelledImages, predictions: Sequence[_LabelledPrediction]) -> None:
-    """Warn if the labels are the model's own predictions, as in a table of `vitft predict`.
-
-    If most images are left out, e.g. because a later model was trained on them, the others are too
-    few to decide.
-    """
     answered = [row.is_correct for row in predictions if row.prediction.classes]
+    # If most images are left out, e.g. because of training, the others are too few to decide.
     if data.predicted and all(answered) and 2 * len(answered) > len(data.images):
         log.warning(
             f"every label in {data.source} equals the prediction of this model, and the table has "
             f"the columns of vitft predict: unless someone has corrected the column "
             f"{'labels' if data.labels else 'class'}, these results say nothing about its accuracy"
         )
-
-
-def _log_first_pages(predictions: Sequence[_LabelledPrediction]) -> None:
-    """Log the numbers of images of which only the first page or the upper bits were used."""
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
     if dark := sum(DARK_NOTE in row.prediction.notes for row in predictions):
@@ -278,7 +267,6 @@ def evaluate(
     predictions, logits, digests, validated, relabelled = _score_labelled(
         data, engine, known, index, postprocess
     )
-    _warn_of_other_labels(relabelled)
     if not logits:
         raise _nothing_left(data, predictions)
     all_logits = torch.from_numpy(np.concatenate(logits))
@@ -326,8 +314,7 @@ def evaluate(
         "kept": _kept_results(predictions, postprocess.threshold, groups),
     }
     _warn_of_bias(results)
-    _warn_of_own_answers(data, predictions)
-    _log_first_pages(predictions)
+    _warn_of_images(data, predictions, relabelled)
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
@@ -344,12 +331,35 @@ def _score_labelled(
     that has logits. Images that are left out have neither. Then follow the numbers of validation
     images of the run with logits and of training images with another label than in training.
     """
+
+    def load(item: tuple[str, str]) -> _HashedImage:
+        path, label = item
+        digest = ""
+        try:
+            content = read_bytes(data.locate(path))
+            digest = hashlib.sha256(content).hexdigest()
+            group, found = data.groups.get(path, ""), Recognised()
+            if known is not None:
+                group = group or known.group_of(path, digest)
+                found = known.recognise(path, content, label, group)
+            if found.note:
+                return _HashedImage(path, label, digest, notes=(found.note,))
+            view, is_validation = engine.view(content, path), found.split == "val"
+            notes = notes_on(content, engine.transform)
+            return _HashedImage(
+                path, label, digest, view, notes, is_validation=is_validation, group=group
+            )
+        except ImageError as error:
+            return _HashedImage(path, label, digest, error=error.reason)
+
     predictions: list[_LabelledPrediction] = []
     logits: list[ScoreArray] = []
     digests: list[str] = []
     validated = relabelled = 0
-    with console.Progress("evaluating", len(data.images)) as progress:
-        for group in _image_groups(data, engine, known):
+    size = PREDICT_BATCH_SIZE if isinstance(engine, Predictor) else engine.batch
+    images = in_order(load, data.images, workers=worker_threads())
+    with console.Progress("evaluating", len(data.images)) as progress, contextlib.closing(images):
+        while group := list(islice(images, size)):
             usable = [image for image in group if image.view is not None]
             scored: Iterator[Prediction] = iter(())
             if usable:
@@ -401,38 +411,6 @@ def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool)
     )
 
 
-def _image_groups(
-    data: LabelledImages, engine: Predictor | OnnxEngine, known: RunImages | None
-) -> Iterator[list[_HashedImage]]:
-    """Yield batches of hashed images in the order of the data; excluded images have no view."""
-
-    def load(item: tuple[str, str]) -> _HashedImage:
-        path, label = item
-        digest = ""
-        try:
-            content = read_bytes(data.locate(path))
-            digest = hashlib.sha256(content).hexdigest()
-            group, found = data.groups.get(path, ""), Recognised()
-            if known is not None:
-                group = group or known.group_of(path, digest)
-                found = known.recognise(path, content, label, group)
-            if found.note:
-                return _HashedImage(path, label, digest, notes=(found.note,))
-            view, is_validation = engine.view(content, path), found.split == "val"
-            notes = notes_on(content, engine.transform)
-            return _HashedImage(
-                path, label, digest, view, notes, is_validation=is_validation, group=group
-            )
-        except ImageError as error:
-            return _HashedImage(path, label, digest, error=error.reason)
-
-    size = PREDICT_BATCH_SIZE if isinstance(engine, Predictor) else engine.batch
-    results = in_order(load, data.images, workers=worker_threads())
-    with contextlib.closing(results):
-        while group := list(islice(results, size)):
-            yield group
-
-
 def _nothing_left(data: LabelledImages, predictions: Sequence[_LabelledPrediction]) -> DataError:
     """Return the error for data in which no image can be evaluated."""
     total = len(predictions)
@@ -455,8 +433,7 @@ def _before_temperature(
 ) -> tuple[float | None, float | None]:
     """Return the calibration error before temperature scaling, and the run's temperature.
 
-    Both are None if the run has no temperature. For a multi-label model, only the temperature is
-    None, because each label has its own.
+    Without temperatures, both are None. With one for each label, only the temperature is None.
     """
     kept = read_results(RunDir(folder).eval)
     calibration = kept["calibration"] if kept else None

@@ -87,16 +87,9 @@ class Postprocess:
         threshold: float = 0.0,
         thresholds: Sequence[float] | None = None,
     ) -> Self:
-        """Create an instance for a run.
+        """Create an instance for a run, checkpoint, graph or `hf:owner/name`, or the latest run.
 
-        Args:
-            run: Run directory, checkpoint, ONNX graph or `hf:owner/name`, or None for the latest
-                run.
-            engine: The model of the run.
-            top_k: Number of classes per prediction.
-            threshold: Probability below which a prediction is marked `not sure`; 0 for a
-                multi-label model.
-            thresholds: Thresholds of the labels of a multi-label model (default: the engine's).
+        The label thresholds of a multi-label model are those of the engine by default.
 
         Raises:
             RunError: The run does not exist.

@@ -198,14 +198,8 @@ def requested_thresholds(
 
     The first is 0 if no predictions are to be marked, as always for a multi-label model, whose
     labels all have the given threshold. The second is empty if the model gives each image exactly
-    one class.
-
-    Args:
-        threshold: Argument of `--threshold`, or None.
-        precision: Argument of `--precision`, or None.
-        run: Directory with the validation predictions from which a threshold is chosen.
-        engine: Engine that computes the predictions.
-        spell: Function that spells the options in errors.
+    one class. For a precision, both are chosen from the validation predictions in the folder `run`.
+    `spell` spells the options in errors.
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.

@@ -5,6 +5,7 @@ was mirrored or rotated and has the same label. If the fingerprint of a training
 an image with the same path is assumed to be the same image. Does not import torch.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -81,11 +82,8 @@ class RunImages:
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
         """Read the images of a run directory, or return None if split.csv does not exist.
 
-        Args:
-            folder: The run directory.
-            split: Digest of the manifest with which the model was trained.
-            grey_range: Grey range of the model's transform. Without it, copies of images with more
-                than 8 bits per channel may not be recognised.
+        `split` is the digest of the manifest with which the model was trained. Without the grey
+        range of its transform, copies of images with more than 8 bits may not be recognised.
 
         Raises:
             RunError: The file split.csv belongs to another model, or a file is damaged.
@@ -131,13 +129,9 @@ class RunImages:
         return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
 
     def recognise(self, path: str, content: bytes, label: str, group: str) -> Recognised:
-        """Return the split of the run to which an image belongs.
+        """Return the split of the run to which an image belongs, given its path, bytes and label.
 
-        Args:
-            path: Path relative to the data folder.
-            content: Bytes of the file.
-            label: Name of the image's class.
-            group: Name of the image's group, or "".
+        `group` is the name of its group, or "".
 
         Raises:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in
@@ -167,10 +161,9 @@ class RunImages:
 def _read_fingerprints(
     config: Config | None, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
 ) -> Fingerprints:
-    """Return the fingerprints of the run's images that are still in its data folder.
+    """Return the fingerprints of the run's images that are still in its data folder, if any.
 
-    The result is empty if the run has more than `_MAX_COMPARED` images or no settings, which state
-    where its images are.
+    The settings state where that is. More than `_MAX_COMPARED` images are not read.
     """
     if config is None:
         return Fingerprints("none")
@@ -255,9 +248,8 @@ def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> Label
 def _is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     """Return whether most of the data are images of the run under the same paths.
 
-    The run's data may have been moved or copied, so most of a sample of the files must have a path
-    and a digest recorded in split.csv. A table of labels must be the table of the run, because
-    another table states labels of its own.
+    The run's data may have been moved or copied, so a sample of the files is compared. Another
+    table than that of the run states labels of its own.
     """
     split = RunDir(folder).split
     if not os.path.lexists(split):
@@ -267,13 +259,9 @@ def _is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
         return False
     digests = {row.path: row.sha256 for row in Manifest.read(split, folder).rows}
     sample = [path for path, _ in data.images[:: max(1, len(data.images) // _MAX_COMPARED_FILES)]]
-    same = sum(p in digests and _has_digest(data.locate(p), digests[p]) for p in sample)
+    same = 0
+    for path in sample:
+        with contextlib.suppress(ImageError):
+            content = read_bytes(data.locate(path)) if path in digests else b""
+            same += hashlib.sha256(content).hexdigest() == digests.get(path)
     return same > len(sample) / 2
-
-
-def _has_digest(path: str, sha256: str) -> bool:
-    """Return whether a file can be read and has a SHA-256 digest."""
-    try:
-        return hashlib.sha256(read_bytes(path)).hexdigest() == sha256
-    except ImageError:
-        return False

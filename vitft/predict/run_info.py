@@ -27,12 +27,10 @@ _Content = TypeVar("_Content")
 
 
 def run_results(folder: Path, found: RunResults | None, carried: Results | None = None) -> Results:
-    """Return the numbers of the run in a folder, or those that a model file there carries.
+    """Return the numbers of the run in the folder of a run or an export.
 
-    Args:
-        folder: Run directory, or the folder of an export.
-        found: Contents of the run's eval.json, if there are any.
-        carried: Numbers in the model file itself, used where no file of a run states them.
+    `found` is the content of its eval.json. The numbers `carried` by the model file are used where
+    no file of a run states them.
     """
     environment = _or_warn(read_environment, folder / "environment.json")
     has_settings = (folder / "config.toml").exists()
@@ -52,14 +50,10 @@ def run_results(folder: Path, found: RunResults | None, carried: Results | None 
 
 
 def results_of_model(run: str | None, checkpoint: Path, carried: Results | None) -> Results:
-    """Return the numbers of the run that produced a model.
+    """Return the numbers of the run that produced a model, with those `carried` by its file.
 
-    Without a run, the name is that of the folder, checkpoint or repository (`hf:owner/name`).
-
-    Args:
-        run: Name of the run as given by the user; None for the latest run.
-        checkpoint: Path of the model file.
-        carried: Numbers in the model file itself.
+    `run` is its name as given by the user; None for the latest run. Without a run, the name is that
+    of the folder, checkpoint or repository (`hf:owner/name`).
     """
     found = _or_warn(read_results, checkpoint.parent / "eval.json")
     results = run_results(checkpoint.parent, found, carried)

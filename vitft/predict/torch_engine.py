@@ -118,13 +118,9 @@ class Predictor:
         precision: str = "fp32",
         digest: Callable[[], str] | None = None,
     ) -> Self:
-        """Load the model of a run directory, a checkpoint or `hf:owner/name`.
+        """Load the model of a run directory, a checkpoint or `hf:owner/name`, or the latest run.
 
-        Args:
-            run: Name of the model, or None for the latest run.
-            device: Device name, as in `train.device`.
-            precision: `fp32`, `bf16` or `auto`, as in `Predictor`.
-            digest: Function that returns the digest of the checkpoint, if the caller computes it.
+        `digest` returns the digest of the checkpoint, if the caller computes it.
 
         Raises:
             RunError: The model does not exist, is damaged or has no classes, or the statistics of
@@ -301,8 +297,7 @@ def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
 def prediction_precision(model: Model, card: Card, device: torch.device) -> str:
     """Return the precision that `auto` selects: `bf16` where it is faster and safe, else `fp32`.
 
-    It is safe for vitft's own models with one class per image, for which close calls are known to
-    be found.
+    Close calls are known to be found for vitft's own models with one class per image.
     """
     is_safe = isinstance(model, VisionTransformer) and not card.thresholds
     return "bf16" if is_safe and pick_precision("auto", device) == "bf16" else "fp32"

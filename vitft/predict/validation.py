@@ -99,10 +99,10 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
         RunError: The file is damaged, or the logits are missing, not finite, or not of shape
             (images, classes).
     """
-    arrays = _read_validation_arrays(run)
+    path = run / _VALIDATION_FILE
+    arrays = read_run_arrays(path)
     if arrays is None:
         return None
-    path = run / _VALIDATION_FILE
     if "logits" not in arrays:
         raise damaged_file(path, "it has no logits")
     logits = _as_array(path, arrays["logits"], np.float32)
@@ -125,7 +125,8 @@ def read_training_predictions(run: Path) -> tuple[Floats, Flags]:
     Raises:
         RunError: The arrays are damaged.
     """
-    arrays, path = _read_validation_arrays(run) or {}, run / _VALIDATION_FILE
+    path = run / _VALIDATION_FILE
+    arrays = read_run_arrays(path) or {}
     probability = _as_array(path, arrays.get("train_probability", ()), np.float64)
     correct = _as_array(path, arrays.get("train_correct", ()), np.bool_)
     inside = ((probability >= 0) & (probability <= 1)).all()
@@ -140,7 +141,8 @@ def read_cross_validated(run: Path, split: Manifest) -> dict[str, str]:
     Raises:
         RunError: The array is damaged.
     """
-    arrays, path = _read_validation_arrays(run) or {}, run / _VALIDATION_FILE
+    path = run / _VALIDATION_FILE
+    arrays = read_run_arrays(path) or {}
     if "cross_validated" not in arrays:
         return {}
     classes = _as_array(path, arrays["cross_validated"], np.int64)
@@ -155,8 +157,7 @@ def read_groups(run: Path, images: int) -> list[str] | None:
     """Return the group of each validation image and of each cross-validated training image.
 
     The order is that of `read_validation_predictions` and `read_training_predictions`, which have
-    so many `images` together. An image without a group is a group of its own. The result is None if
-    no image has a group.
+    so many `images` together. An image without a group is one of its own; None if all are.
 
     Raises:
         RunError: A file of the run is damaged.
@@ -169,11 +170,6 @@ def read_groups(run: Path, images: int) -> list[str] | None:
     if not any(row.group for row in rows) or len(rows) < images:
         return None
     return [row.group or row.sha256 for row in rows[:images]]
-
-
-def _read_validation_arrays(run: Path) -> dict[str, Any] | None:
-    """Return the arrays of validation.npz, or None if the file does not exist."""
-    return read_run_arrays(run / _VALIDATION_FILE)
 
 
 def _as_array(path: Path, values: Any, dtype: Any) -> Any:  # noqa: ANN401 - an array of that type
@@ -273,10 +269,7 @@ def most_confident(
 def least_confident(
     predictions: Sequence[ValidationPrediction], *, per_class: int, most: int
 ) -> list[ValidationPrediction]:
-    """Return correct predictions, least confident first.
-
-    At most `per_class` predictions are returned for each class, and at most `most` overall.
-    """
+    """Return up to `most` correct predictions, `per_class` per class, least confident first."""
     counts: dict[str, int] = {}
     found: list[ValidationPrediction] = []
     correct = (p for p in predictions if p.is_correct)

@@ -3,7 +3,7 @@
 import asyncio
 import http
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
@@ -263,16 +263,6 @@ async def _check_parameters(request: Request) -> None:
             raise HTTPException(422, f"the query parameter {name} is given more than once")
 
 
-def _parameter_error(error: Mapping[str, Any]) -> str:
-    """Return a sentence about a missing or invalid query parameter, given pydantic's error."""
-    name, bounds = error["loc"][-1], error.get("ctx", {})
-    if error["type"] == "missing":
-        return f"the query parameter {name} is missing"
-    fix = "use an integer" if "ge" not in bounds else f"use an integer of {bounds['ge']:,} or more"
-    fix = f"use an integer of at most {bounds['le']:,}" if "le" in bounds else fix
-    return f"invalid {name} {str(error['input'])[:50]!a}: {fix}"
-
-
 def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
     """Return the ASGI application, which runs the queue during its lifespan."""
 
@@ -341,11 +331,7 @@ def add_route(
     method: str,
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
 ) -> str:
-    """Add a route that also accepts OPTIONS, and HEAD if the method is GET.
-
-    Returns:
-        The value of the Allow header for the route.
-    """
+    """Add a route that also accepts OPTIONS, and HEAD beside GET; return its Allow header."""
     methods = [method, "HEAD"] if method == "GET" else [method]
     allow = ", ".join((*methods, "OPTIONS"))
 
@@ -362,9 +348,7 @@ def add_route(
 def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
     """Add handlers that return errors as `{"error": ...}`, without details of internal errors.
 
-    Args:
-        app: The application.
-        allowed: Mapping from each path to the value of its Allow header.
+    `allowed` maps each path to the value of its Allow header.
     """
 
     async def http_error(_: Request, error: Exception) -> Response:
@@ -384,23 +368,29 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
     async def invalid_parameter(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return JsonResponse(422, {"error": _parameter_error(first)})
+        name, bounds = first["loc"][-1], first.get("ctx", {})
+        if first["type"] == "missing":
+            return JsonResponse(422, {"error": f"the query parameter {name} is missing"})
+        low, high = bounds.get("ge"), bounds.get("le")
+        limits = "" if low is None else f" of {low:,} or more"
+        limits = limits if high is None else f" of at most {high:,}"
+        problem = f"invalid {name} {str(first['input'])[:50]!a}: use an integer{limits}"
+        return JsonResponse(422, {"error": problem})
 
-    async def queue_full(_: Request, __: Exception) -> Response:
-        return JsonResponse(503, {"error": "the queue is full; try again"}, RETRY_SOON)
+    def fixed(status: int, problem: str, headers: dict[str, str] = {}) -> Callable[..., Any]:  # noqa: B006
+        async def answer(_: Request, __: Exception) -> Response:
+            return JsonResponse(status, {"error": problem}, headers)
 
-    async def timed_out(_: Request, __: Exception) -> Response:
-        return JsonResponse(
-            503, {"error": "the request timed out; try again"}, {"Retry-After": "5"}
-        )
+        return answer
 
-    async def internal_error(_: Request, __: Exception) -> Response:
-        return JsonResponse(500, {"error": "internal server error; see the server log"})
-
+    app.add_exception_handler(
+        QueueFullError, fixed(503, "the queue is full; try again", RETRY_SOON)
+    )
+    late = fixed(503, "the request timed out; try again", {"Retry-After": "5"})
+    app.add_exception_handler(TimeoutError, late)
+    broken = fixed(500, "internal server error; see the server log")
+    app.add_exception_handler(Exception, broken)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(405, wrong_method)
     app.add_exception_handler(RequestValidationError, invalid_parameter)
     app.add_exception_handler(FormError, damaged_form)
-    app.add_exception_handler(QueueFullError, queue_full)
-    app.add_exception_handler(TimeoutError, timed_out)
-    app.add_exception_handler(Exception, internal_error)

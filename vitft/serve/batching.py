@@ -27,14 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
-from vitft.predict.engine import (
-    Engine,
-    LoadedImage,
-    Pipeline,
-    Views,
-    notes_on,
-    with_notes,
-)
+from vitft.predict.engine import Engine, LoadedImage, Pipeline, Views, notes_on, with_notes
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
@@ -88,22 +81,17 @@ class BatchQueue:
         self.has_pending = asyncio.Event()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
         self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if the weights are damaged
-        self.can_explain = self.find_can_explain(blank)
-
-    def find_can_explain(self, blank: Views) -> bool:
-        """Return whether images (H, W, 3) can be explained.
-
-        ONNX graphs and some timm models do not support it.
-        """
-        if not isinstance(self.engine, Predictor):
-            log.info("predictions cannot be explained: an ONNX graph does not give gradients")
-            return False
-        try:
-            self.relevance(blank, None)
-        except UsageError as error:
-            log.info(f"predictions cannot be explained: {error.problem}")
-            return False
-        return True
+        reason = ""  # why images cannot be explained
+        if not isinstance(engine, Predictor):
+            reason = "an ONNX graph does not give gradients"
+        else:
+            try:
+                self.relevance(blank, None)
+            except UsageError as error:  # some timm models
+                reason = error.problem
+        self.can_explain = not reason
+        if reason:
+            log.info(f"predictions cannot be explained: {reason}")
 
     async def serve(self) -> None:
         """Predict queued images until cancelled."""
@@ -170,17 +158,20 @@ class BatchQueue:
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
         """Return a PNG of an image overlaid with the relevance of its patches for a class.
 
-        Args:
-            data: Content of the image file.
-            name: Name of the file, used in errors.
-            target: Index of the class, or None for the most probable one.
+        `target` is the index of the class, or None for the most probable one.
 
         Raises:
             ImageError: The image cannot be decoded, or decoding it would take too long.
         """
+
+        def draw() -> bytes:
+            buffer = io.BytesIO()
+            overlay(Image.fromarray(view), heat).save(buffer, "PNG")
+            return buffer.getvalue()
+
         view = await self.decoders.run(self.view, data, name)
         heat = await self.model_thread.run(self.relevance, view, target)
-        return await self.decoders.run(_overlay_png, view, heat)
+        return await self.decoders.run(draw)
 
     async def return_memory(self) -> None:
         """Return freed memory to the system at intervals while there are requests."""
@@ -233,24 +224,12 @@ class BatchQueue:
         return self.engine.view(data, name, max_pixels=MAX_IMAGE_PIXELS)
 
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
-        """Return the relevance (gh, gw) of an image's patches for a class, from 0 to 1.
-
-        Args:
-            view: Preprocessed image (H, W, 3).
-            target: Index of the class, or None for the most probable one.
-        """
+        """Return the relevance (gh, gw) of the patches of a view (H, W, 3), from 0 to 1."""
         assert isinstance(self.engine, Predictor)
         targets = None if target is None else torch.tensor([target])
         inputs = self.engine.inputs(view[None])
         heat: ScoreArray = relevance_map(self.engine.model, inputs, targets)[0]
         return heat
-
-
-def _overlay_png(view: Views, heat: ScoreArray) -> bytes:
-    """Return a PNG of a preprocessed image (H, W, 3) overlaid with a heat map (gh, gw)."""
-    buffer = io.BytesIO()
-    overlay(Image.fromarray(view), heat).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 class BlockingPool:

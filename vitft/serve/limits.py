@@ -132,11 +132,8 @@ def is_loopback(host: str) -> bool:
 def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
     """Return whether a POST comes from our own page or from a program that is not a browser.
 
-    Args:
-        host: The Host header.
-        origin: The Origin header, if any. Browsers send it with every POST; other programs usually
-            do not.
-        site: The Sec-Fetch-Site header, if any. Only newer browsers send it.
+    These are the headers Host, Origin and Sec-Fetch-Site. Browsers send the second with every POST,
+    other programs usually do not; only newer browsers send the third.
     """
     if site not in (None, "same-origin", "none"):
         return False

@@ -38,18 +38,6 @@ class Answer(NamedTuple):
     """How the picture was chosen: one of `_KINDS`."""
 
 
-class StoredAnswers(NamedTuple):
-    """Content of an answer file."""
-
-    answers: list[Answer]
-    starts: list[int]
-    """Byte offset of each answer's line."""
-    end: int
-    """Byte offset of the end of the last complete line."""
-    is_ended: bool
-    """Whether the last complete line ends with a line break."""
-
-
 class AnswerFile:
     """Open answer file, locked against other processes.
 
@@ -83,18 +71,16 @@ class AnswerFile:
             data = read_regular(self.path, limit=_MAX_ANSWER_BYTES)
         except OSError as error:
             raise RunError(f"cannot read {self.path}: {error}", fix=_NEW_FILE) from error
-        stored = _read_answers(data, self.path)
-        self.answers = stored.answers
-        self.steps = [[start] for start in stored.starts]
+        self.answers, starts, self.end = _read_answers(data, self.path)
+        self.steps = [[start] for start in starts]
         """For each step that can be undone, the offsets of its lines."""
-        if stored.end < len(data):
+        if self.end < len(data):
             self.notes.append(f"{self.path}: removed an incomplete last line")
             with writing(self.path):
-                os.ftruncate(self.descriptor, stored.end)
-        self.end = stored.end
+                os.ftruncate(self.descriptor, self.end)
         if not data.strip():
             self.write(encode_table(_COLUMNS, []))
-        elif not stored.is_ended:
+        elif self.end and data[self.end - 1 : self.end] != b"\n":
             self.write(b"\n")
         self.identity = self.find_identity()
 
@@ -208,18 +194,17 @@ def lock_holder(descriptor: int, locks: Path = Path("/proc/locks")) -> str:
     return ""
 
 
-def _read_answers(data: bytes, path: Path) -> StoredAnswers:
-    """Parse the content of an answer file; `path` is used in errors.
+def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int]:
+    """Return the answers in a file, the offset of each one's line, and the end of the last line.
 
-    The last line is left out if it is incomplete.
+    If the last line is incomplete, it is left out.
     """
     answers: list[Answer] = []
     starts: list[int] = []
     labels: dict[str, str] = {}
     begin = len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
-    header, end, is_ended, number = False, begin, True, 1
-    for start, line in _split_lines(data, begin):
-        cells = _parse_line(line)
+    header, end, number = False, begin, 1
+    for start, line, cells in _split_lines(data, begin):
         is_last, has_break = start + len(line) == len(data), line.endswith(b"\n")
         if not header and cells:
             if [cell.strip().lower() for cell in cells] != [*_COLUMNS]:
@@ -240,36 +225,33 @@ def _read_answers(data: bytes, path: Path) -> StoredAnswers:
             answers.append(Answer(*cells))
             starts.append(start)
             labels[cells[0]] = cells[1]
-        end, is_ended = start + len(line), has_break
+        end = start + len(line)
         number += line.count(b"\n")
-    return StoredAnswers(answers, starts, end, is_ended)
+    return answers, starts, end
 
 
-def _split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each CSV line; quoted cells may contain line breaks."""
-    start, quotes = begin, 0
+def _split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes, list[str]]]:
+    """Yield the offset, bytes and cells of each CSV line; quoted cells may contain line breaks.
+
+    A blank line has no cells, and invalid CSV has one empty cell.
+    """
+    start = begin
     while start < len(data):
-        end = start
-        while True:
+        end, quotes, is_open = start, 0, True
+        while is_open:
             found = data.find(b"\n", end)
             stop = len(data) if found < 0 else found + 1
             quotes += data.count(b'"', end, stop)
-            end = stop
-            if quotes % 2 == 0 or found < 0:
-                break
-        yield start, data[start:end]
-        start, quotes = end, 0
-
-
-def _parse_line(line: bytes) -> list[str]:
-    """Return the cells of a line: one empty cell for invalid CSV, and none for a blank line."""
-    text = line.decode("utf-8", "surrogateescape")
-    if not text.strip():
-        return []
-    try:
-        return next(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error:
-        return [""]
+            end, is_open = stop, quotes % 2 == 1 and found >= 0
+        text = data[start:end].decode("utf-8", "surrogateescape")
+        cells: list[str] = []
+        if text.strip():
+            try:
+                cells = next(csv.reader(io.StringIO(text, newline=""), strict=True))
+            except csv.Error:
+                cells = [""]
+        yield start, data[start:end], cells
+        start = end
 
 
 def _problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:

@@ -53,7 +53,18 @@ def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
     nearest = torch.full((len(z),), torch.inf)
     """Squared distance of each picture to the nearest chosen one; infinite before the first."""
     for k in _ROUNDS:
-        typical = _cluster_centres(z, min(k, len(z)), generator, besides=chosen)
+        clusters, typical = min(k, len(z)), []
+        centres = min(
+            (_k_means(z, clusters, generator) for _ in range(RESTARTS)),
+            key=lambda found: float(torch.cdist(z, found).amin(dim=1).square().sum()),
+        )
+        distances = torch.cdist(z, centres)  # (n, k)
+        cluster = distances.argmin(dim=1)
+        covered = {*cluster[chosen].tolist()}
+        for j in range(clusters):
+            members = torch.where(cluster == j)[0]
+            if len(members) and j not in covered:
+                typical.append(int(members[distances[members, j].argmin()]))
         distances = torch.cdist(z[typical], z).square()  # (candidates, n)
         for _ in range(min(k - len(chosen), len(typical))):
             best = int(torch.minimum(distances, nearest).sum(dim=1).argmin())
@@ -61,28 +72,6 @@ def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
             nearest = torch.minimum(nearest, distances[best])
             distances[best] = torch.inf
     return chosen
-
-
-def _cluster_centres(
-    z: Tensor, k: int, generator: torch.Generator, *, besides: list[int]
-) -> list[int]:
-    """Return, for each of k clusters, the index of the picture nearest to its centre.
-
-    Clusters that contain one of the pictures `besides` are left out.
-    """
-    centres = min(
-        (_k_means(z, k, generator) for _ in range(RESTARTS)),
-        key=lambda found: float(torch.cdist(z, found).amin(dim=1).square().sum()),
-    )
-    distances = torch.cdist(z, centres)  # (n, k)
-    cluster = distances.argmin(dim=1)
-    covered = {int(cluster[i]) for i in besides}
-    found = []
-    for j in range(k):
-        members = torch.where(cluster == j)[0]
-        if len(members) and j not in covered:
-            found.append(int(members[distances[members, j].argmin()]))
-    return found
 
 
 def _k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -174,17 +163,9 @@ PSEUDO_WEIGHT, PSEUDO_FITS = 0.05, 3
 def self_trained_head(
     z: Tensor, y: Tensor, weights: Tensor, unlabelled: Tensor, *, classes: int
 ) -> Tensor:
-    """Fit a head to labelled pictures, then also to its own guesses for unlabelled pictures.
+    """Fit a head to labelled pictures, then also to its own guesses for unlabelled pictures (u, D).
 
-    Args:
-        z: Directions (m, D) of the labelled pictures.
-        y: Class indices (m,).
-        weights: Weight of each answer (m,), before the classes are balanced.
-        unlabelled: Directions (u, D) of unlabelled pictures.
-        classes: Number of classes.
-
-    Returns:
-        A head as returned by `guess_head`.
+    The arguments and the result are those of `guess_head`.
     """
     head = guess_head(z, y, weights, classes=classes)
     for _ in range(PSEUDO_FITS if len(unlabelled) else 0):
@@ -205,7 +186,7 @@ def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor
         z: Directions (m, D) of the labelled pictures, each of length 1.
         y: Class indices (m,).
         weights: Weight of each answer (m,), before the classes are balanced.
-        classes: Number of classes.
+        classes: Number of classes C.
 
     Returns:
         Weights and, in the last column, biases of the classes, (C, D + 1). Classes without answers

@@ -35,14 +35,10 @@ def build_page(*, max_bytes: int, explains: bool) -> ServedPage:
 def assemble_page(
     html: str, *, css: str, script: str, images: str, values: Mapping[str, str] | None = None
 ) -> ServedPage:
-    """Return a page with its policy.
+    """Return a page with its policy, which allows only this style sheet and script.
 
-    Args:
-        html: HTML with placeholders such as `{css}`.
-        css: The only style sheet that the policy allows.
-        script: The only script that the policy allows.
-        images: Sources of images that the policy allows.
-        values: Mapping from the names of further placeholders to HTML.
+    `images` are the sources of images that it allows. `values` is HTML for further placeholders in
+    the HTML, such as `{css}`, by name.
     """
     for name, value in {"css": css, "script": script, **(values or {})}.items():
         html = html.replace(f"{{{name}}}", value)
