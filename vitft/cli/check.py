@@ -86,7 +86,12 @@ def _check_command(args: argparse.Namespace) -> int:
     data = prepare_data(args.data, spec)
     if find_arrays(data) is None and not is_table(data):
         check_is_folder(data)
-    fixes = _fixes_path(Path(args.out).expanduser(), data)
+    out = Path(args.out).expanduser()
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
+    check_folder_name(out)
+    check_outside(out, data)
+    fixes = free_name(out / "fixes.csv", suffix=".csv")
     spec = replace(spec, split="content", allow_bad=True)  # unreadable files are reported
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
@@ -105,8 +110,13 @@ def _check_command(args: argparse.Namespace) -> int:
         split=split,
         needs_fixes=bool(args.fixes),
     )
-    together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
-    command = _training_command(args, data, spec, config, together=together)
+    command = _training_command(
+        args,
+        data,
+        spec,
+        config,
+        together=outcome.groups_help or bool(args.run and config.data.group_duplicates),
+    )
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
@@ -156,10 +166,7 @@ def _earlier_table(fixes: Path, outcome: "CheckResult") -> str:
 def _training_command(
     args: argparse.Namespace, data: Path, spec: DataSpec, config: Config, *, together: bool
 ) -> list[str]:
-    """Return the command that trains on the data, with the weights of the check.
-
-    `together` is whether it keeps near-duplicates on one side of the split.
-    """
+    """Return the command that trains with the weights of the check, near-duplicates together."""
     chosen = table_settings(spec) if is_table(data) or spec.classes else []
     command = ["vitft", "finetune", "--data", redacted(args.data), *chosen]
     if args.run or args.weights:
@@ -168,15 +175,6 @@ def _training_command(
     if args.run and config.data.split == "content":
         command += ["--like", args.run]
     return [*command, "--group-duplicates"] if together else command
-
-
-def _fixes_path(out: Path, root: Path) -> Path:
-    """Return the first unused path in `out` among `fixes.csv`, `fixes-2.csv` and so on."""
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file, not a folder", fix="choose a folder with --out DIR")
-    check_folder_name(out)
-    check_outside(out, root)
-    return free_name(out / "fixes.csv", suffix=".csv")
 
 
 def _print_findings(outcome: "CheckResult") -> None:

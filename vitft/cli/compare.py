@@ -49,26 +49,18 @@ def _compare_command(args: argparse.Namespace) -> int:
         output.as_json(comparison_results(comparison))
     else:
         _print_comparison(comparison)
-    if out is None:
-        output.note(f"add --out compare.html for a page{_disputed_text(comparison)}")
-    else:
+    if out is not None:
         output.note(f"{'figure' if is_figure else 'page'}: {out}")
+        return 0
+    page = "add --out compare.html for a page"
+    if disputed := [image for image in comparison.images if image.disputed]:
+        page += f" with the {count(len(disputed), 'image')} on which the runs disagree"
+        # The table of the pairs does not contain those that all runs classify wrongly
+        runs = range(len(comparison.runs))
+        wrong = sum(not any(image.is_correct(run) for run in runs) for image in disputed)
+        page += f" ({wrong:,} of them with different wrong predictions)" if wrong else ""
+    output.note(page)
     return 0
-
-
-def _disputed_text(comparison: "RunComparison") -> str:
-    """Return what the page shows of the images on which the runs disagree, or "" if there are none.
-
-    Images that all runs classify wrongly, but as different classes, are counted as well, because
-    the table of the pairs does not contain them.
-    """
-    disputed = [image for image in comparison.images if image.disputed]
-    runs = range(len(comparison.runs))
-    wrong = sum(not any(image.is_correct(run) for run in runs) for image in disputed)
-    if not disputed:
-        return ""
-    also = f" ({wrong:,} of them with different wrong predictions)" if wrong else ""
-    return f" with the {count(len(disputed), 'image')} on which the runs disagree{also}"
 
 
 def _print_comparison(comparison: "RunComparison") -> None:

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared, add_threshold_options
+from vitft.cli.parser import Parser, add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
-from vitft.messages.results import (
-    CLASS_METRICS,
-    class_table,
-    evaluation_details,
-    evaluation_rows,
-)
+from vitft.messages.results import CLASS_METRICS, class_table, evaluation_details, evaluation_rows
 from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import check_threshold
 from vitft.system import console
@@ -46,7 +41,7 @@ def add_evaluate(parser: Parser) -> None:
     add_shared(common, "--run")
     add_shared(common, "--format", choices=("table", "json", "csv"))
     common.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
-    add_threshold_options(common)
+    add_shared(common, "--threshold", "--precision")
     add_shared(common, "--device", default="auto")
     add_table_settings(data)
     data.add_argument(
@@ -59,10 +54,7 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def _evaluate_command(args: argparse.Namespace) -> int:
-    """Evaluate a model, print the results and return the exit code.
-
-    The exit code is 3 if an image could not be read.
-    """
+    """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
     from vitft.data.labelled import find_labelled
     from vitft.data.remote.prepare import prepare_data
     from vitft.predict.onnx_engine import gives_several

@@ -98,10 +98,7 @@ def add_explain(parser: Parser) -> None:
 
 
 def _explain_command(args: argparse.Namespace) -> int:
-    """Write the figures, print a summary and return the exit code.
-
-    The exit code is 3 if an image could not be read.
-    """
+    """Write the figures, print a summary and return the exit code: 3 if an image is unreadable."""
     if args.run is not None and args.weights is not None:
         raise UsageError("--run and --weights cannot be combined", fix="use only one of them")
     if not args.images and not args.model:

@@ -1,7 +1,6 @@
 """`vitft export`: export a trained model to other formats, and push it to the Hugging Face Hub."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from vitft.cli import output
@@ -164,7 +163,11 @@ def _export_command(args: argparse.Namespace) -> int:
         problem = "; ".join(error.problem for error in done.refused)
         raise RunError(problem, fix="; ".join(fixes))
     if args.out is None and done.folder != Path("export"):
-        output.note(_moved_note(done.folder, plan.formats))
+        note = f"export/ already existed, so this export is in {done.folder}/"
+        usable = [name for name in plan.formats if name not in CLOSED_FORMATS]
+        inner = usable[0] if usable and len(plan.formats) > 1 else ""
+        run = f": other commands need --run {done.folder / inner}" if usable else ""
+        output.note(f"{note}{run}")
     if plan.dry_run:
         output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
         output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))
@@ -174,14 +177,3 @@ def _export_command(args: argparse.Namespace) -> int:
         output.note(f"pushing to {plan.repo}")
         output.result(f"pushed: {push(done, plan)}")
     return 0
-
-
-def _moved_note(folder: Path, formats: Sequence[str]) -> str:
-    """Return the note about an export that is not in `export/`, which existed."""
-    note = f"export/ already existed, so this export is in {folder}/"
-    usable = [name for name in formats if name not in CLOSED_FORMATS]
-    if not usable:
-        return note
-    return (
-        f"{note}: other commands need --run {folder if len(formats) == 1 else folder / usable[0]}"
-    )

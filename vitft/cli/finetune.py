@@ -144,10 +144,7 @@ def _print_dry_run(args: argparse.Namespace) -> int:
 
 
 def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
-    """Return the settings and the directory of a run to resume.
-
-    The settings are None if the run is finished.
-    """
+    """Return the settings (None if the run is finished) and the directory of a run to resume."""
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_resume
 

@@ -73,7 +73,11 @@ def add_label(parser: Parser) -> None:
 def _label_command(args: argparse.Namespace) -> int:
     """Serve the page until a signal arrives; return 130 for SIGINT or 143 for other signals."""
     root, table = Path(args.data).expanduser(), Path(args.out).expanduser()
-    names = _class_names(args.classes)
+    names = [name.strip() for name in args.classes.split(",") if name.strip()]
+    if repeated := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(
+            f"--classes names {repeated} twice", fix="give every class once, separated by commas"
+        )
     check_port(args.port)
     if root.is_file():
         is_table = root.suffix.lower() == ".csv"
@@ -127,16 +131,6 @@ def _label_command(args: argparse.Namespace) -> int:
     return stopper.exit_code or code
 
 
-def _class_names(text: str) -> list[str]:
-    """Return the names of classes separated by commas."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if repeated := next((name for name in names if names.count(name) > 1), ""):
-        raise UsageError(
-            f"--classes names {repeated} twice", fix="give every class once, separated by commas"
-        )
-    return names
-
-
 def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
     """Check the path of the table."""
     if table.suffix.lower() != ".csv" or table.is_dir():
@@ -155,10 +149,9 @@ def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
 
 
 def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
-    """Return the prefix of the pictures' paths in the table.
+    """Return the prefix of the pictures' paths in the table, and whether its folder is their base.
 
-    Also return whether these paths are relative to the table's folder. If the pictures are neither
-    in nor below that folder, the paths are relative to the picture folder instead.
+    Pictures that are not below that folder have paths relative to the picture folder instead.
     """
     home, place = Path(os.path.abspath(table)).parent, os.path.abspath(root)  # noqa: PTH100 - keeps links
     if place == str(home):
@@ -170,10 +163,9 @@ def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
 def _print_next(
     answers: Mapping[str, int], table: Path, root: Path, args: argparse.Namespace
 ) -> None:
-    """Print the number of labelled pictures, and a command that trains a model on them.
+    """Print the number of labelled pictures by class, and the command that trains on them.
 
-    Instead of the command, print what is missing if there are too few pictures for training.
-    `answers` maps the classes that have labelled pictures to their numbers.
+    If there are too few pictures for training, print what is missing instead.
     """
     output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
     few = [f"{name} ({number})" for name, number in answers.items() if number < _MIN_PER_CLASS]

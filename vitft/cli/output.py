@@ -32,15 +32,10 @@ _MIN_TEXT = 16
 def _column_widths(
     natural: Sequence[int], width: int, *, shorten: Sequence[int], drop: Sequence[int]
 ) -> dict[int, int]:
-    """Return the widths of the columns that are shown, by index, in order.
+    """Return the widths of the columns that are shown, by index, given their `natural` widths.
 
-    The result may still be wider than the terminal, if nothing is left to shorten or leave out.
-
-    Args:
-        natural: Width of the widest cell of each column, in characters.
-        width: Width of the terminal, in characters.
-        shorten: Columns whose text may be cut, the least important first.
-        drop: Columns that may be left out if that is not enough, the least important first.
+    `shorten` are the columns whose text may be cut, `drop` those that may be left out if that is
+    not enough, the least important first. The result may still be wider than `width`.
     """
     shown = dict(enumerate(natural))
     for dropped in range(len(drop) + 1):
@@ -57,16 +52,11 @@ def _column_widths(
 def _wrapped_widths(
     headings: Mapping[int, str], content: Sequence[int], width: int, *, whole: Collection[int]
 ) -> dict[int, int]:
-    """Return the widths of the columns of a table whose headings and text may be wrapped, by index.
+    """Return the widths of the columns, by index, in a table that is wrapped between words.
 
-    Headings are broken only between words. The result is empty if the table does not need to be
-    wrapped, or if it is wider than the terminal even then.
-
-    Args:
-        headings: Headings of the columns that are shown, by index.
-        content: Width of the widest cell of each column, in characters, without the heading.
-        width: Width of the terminal, in characters.
-        whole: Columns whose cells are not wrapped if the others can give way.
+    `content` are the widths of the widest cells without the headings. The cells of the columns
+    `whole` are not wrapped if the others can give way. The result is empty if the table needs no
+    wrapping, or if it is wider than `width` even then.
     """
     natural = {i: max(len(name), content[i]) for i, name in headings.items()}
     if _table_width(natural) <= width:

@@ -161,9 +161,10 @@ class Parser(argparse.ArgumentParser):
             option, height, width = sides.groups()
             pixels = height if height == width else f"{height} {width}"
             raise UsageError(message, fix=f"use {option} {pixels}")
-        value = re.search(r"argument (--[\w-]+): invalid float value: '([^']+)'", message)
-        if value and (number := _plain_number(value[2])):
-            raise UsageError(message, fix=f"use {value[1]} {number}")
+        number = r" *(\d+)(?:[.,](\d+))?( ?%)? *"  # e.g. 95% or 0,95
+        if value := re.search(rf"argument (--[\w-]+): invalid float value: '{number}'", message):
+            meant = float(f"{value[2]}.{value[3] or 0}") / (100 if value[4] else 1)
+            raise UsageError(message, fix=f"use {value[1]} {meant:g}")
         if corrected := self.corrected(message):
             raise UsageError(message, fix=corrected)
         wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
@@ -179,33 +180,22 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2]
         if unknown not in self.typed or re.match(r"-|\w+=", unknown):
             return ""
-        text, option = self.option_for(unknown)
-        if not option or option[0] in self.typed:
+        known = self._option_string_actions
+        text, option, value = "the output is named", "--out", unknown
+        if "--run" in known and (os.path.lexists(unknown) or unknown.startswith(f"{BASE}{os.sep}")):
+            text, option = "the model is given", "--run"
+        elif "--out" in known and known["--out"].metavar == "DIR":
+            value = str(Path(unknown).with_suffix(""))
+        if option not in known or option in self.typed:
             return ""
         at = self.typed.index(unknown)
-        words = [*self.typed[:at], *option, *self.typed[at + 1 :]]
-        return f"{text} with {option[0]}: {shell_join(['vitft', *words])}"
+        words = [*self.typed[:at], option, value, *self.typed[at + 1 :]]
+        return f"{text} with {option}: {shell_join(['vitft', *words])}"
 
     def with_value(self, argument: str) -> str:
         """Return an option with the name of its value, e.g. `--out DIR`, or the argument itself."""
         action = self._option_string_actions.get(argument)
         return f"{argument} {action.metavar}" if action and action.metavar else argument
-
-    def option_for(self, word: str) -> tuple[str, tuple[str, ...]]:
-        """Return what a superfluous argument probably is, and the option and value to write.
-
-        Both are empty if the command has no such option.
-        """
-        known = self._option_string_actions
-        if "--run" in known and (os.path.lexists(word) or word.startswith(f"{BASE}{os.sep}")):
-            return "the model is given", ("--run", word)
-        if "--out" not in known:
-            return "", ()
-        is_folder = known["--out"].metavar == "DIR"
-        return "the output is named", (
-            "--out",
-            str(Path(word).with_suffix("")) if is_folder else word,
-        )
 
     def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
@@ -234,15 +224,6 @@ class Parser(argparse.ArgumentParser):
         return words.union(*(command.words() for command in self.commands.values()))
 
 
-def _plain_number(text: str) -> str:
-    """Return `0.95` for `95%` and `0,95`, and an empty string for other text."""
-    match = re.fullmatch(r"(\d+)(?:[.,](\d+))?( ?%)?", text.strip())
-    if match is None:
-        return ""
-    number = float(f"{match[1]}.{match[2] or 0}")
-    return f"{number / 100 if match[3] else number:g}"
-
-
 class OptionGroup(Protocol):
     """A parser or one of its argument groups."""
 
@@ -268,24 +249,6 @@ class Commands:
         return command
 
 
-def add_threshold_options(group: OptionGroup) -> None:
-    """Add the options for the threshold below which predictions are marked `not sure`."""
-    group.add_argument(
-        "--threshold",
-        type=float,
-        metavar="P",
-        help='mark predictions as "not sure" if their probability is below P (several labels: '
-        "the probability that predicts a label)",
-    )
-    group.add_argument(
-        "--precision",
-        type=float,
-        metavar="P",
-        help='choose the threshold: mark predictions as "not sure" so that about P of the others '
-        "are correct",
-    )
-
-
 # options that several commands have in common, each declared once ---------------------------------
 
 _SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -294,6 +257,18 @@ _SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "run directory, checkpoint or export (default: runs/latest)",
     },
     "--device": {"help": "device: auto, cpu, cuda, cuda:1 or mps (default: auto)"},
+    "--threshold": {
+        "type": float,
+        "metavar": "P",
+        "help": 'mark predictions as "not sure" if their probability is below P (several labels: '
+        "the probability that predicts a label)",
+    },
+    "--precision": {
+        "type": float,
+        "metavar": "P",
+        "help": 'choose the threshold: mark predictions as "not sure" so that about P of the '
+        "others are correct",
+    },
     "--cache": {
         "metavar": "DIR",
         "help": "folder of cached features, or none to disable the cache (default: "

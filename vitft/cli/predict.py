@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared, add_threshold_options
+from vitft.cli.parser import Parser, add_shared
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest
 
@@ -57,7 +57,7 @@ def add_predict(parser: Parser) -> None:
     common.add_argument(
         "--top-k", type=int, default=1, metavar="K", help="number of classes per image (default: 1)"
     )
-    add_threshold_options(common)
+    add_shared(common, "--threshold", "--precision")
     common.add_argument(
         "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
     )
@@ -104,9 +104,9 @@ def add_predict(parser: Parser) -> None:
 
 
 def _predict_command(args: argparse.Namespace) -> int:
-    """Print or write one row per image, and return the exit code.
+    """Write one row per image, and return the exit code: 3 if one of them could not be read.
 
-    The exit code is 3 if an image could not be read, unless the images were split among processes.
+    It is 0 if the images were split among processes.
     """
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())

@@ -48,9 +48,7 @@ def _report_command(args: argparse.Namespace) -> int:
 def new_page(name: str, also: str = "") -> Path:
     """Return the path of a page to write, after checking that it can be created.
 
-    Args:
-        name: The path.
-        also: Suffix of another kind of file that can be written, e.g. ".png".
+    `also` is the suffix of another kind of file that can be written, e.g. ".png".
 
     Raises:
         UsageError: The name ends with the suffix of another kind of file.

@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared, add_threshold_options
+from vitft.cli.parser import Parser, add_shared
 from vitft.predict.request import check_threshold, requested_thresholds
 from vitft.serve.limits import ALL_INTERFACES, ServeLimits, access_for, is_loopback
 from vitft.system.errors import Stopped, UsageError
@@ -38,7 +38,7 @@ def add_serve(parser: Parser) -> None:
     )
     add_shared(common, "--host")
     add_shared(common, "--port", default=8000)
-    add_threshold_options(common)
+    add_shared(common, "--threshold", "--precision")
     add_shared(common, "--device", default="auto")
     advanced.add_argument(
         "--allow-host",

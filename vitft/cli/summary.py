@@ -27,10 +27,7 @@ _ONE_LINE = 65
 def print_summary(
     run: Path, found: RunResults | None, config: Config, *, status: str, is_latest: bool
 ) -> None:
-    """Print the results of a run, if it has any, and suggest the next commands.
-
-    The commands include the run directory unless the run is the latest one in `runs`.
-    """
+    """Print the results of a run, if it has any, and suggest the next commands."""
     folder = shell_quote(str(run))
     if status != "finished":
         output.warn(f"{status}; resume with: vitft finetune --resume {folder}")
