@@ -216,6 +216,12 @@ class Decisions(NamedTuple):
     unreadable: Collection[str] = ()
     """Paths that the table drops because the files could not be read when it was written."""
 
+    @property
+    def without_effect(self) -> str:
+        """Numbers of listed images that stay as they are, such as `, 3 kept, 4 undecided`."""
+        undecided = f", {self.undecided:,} undecided (used as they are)" * (self.undecided > 0)
+        return f"{f', {self.kept:,} kept' * (self.kept > 0)}{undecided}"
+
 
 def read_decisions(
     table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
@@ -302,8 +308,7 @@ def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
     files = [replace(file, label=index[name]) for file, name in kept]
     moved = sum(old[file.label] != name for file, name in kept)
     note = f"fixes applied: {count(len(new) - len(kept), 'image')} left out, {moved:,} relabelled"
-    note += f", {decisions.kept:,} kept" * (decisions.kept > 0)
-    note += f", {decisions.undecided:,} undecided (used as they are)" * (decisions.undecided > 0)
+    note += decisions.without_effect
     notes = [*folder.notes, note]
     if empty:
         left_out = count(len(empty), "class", "classes")

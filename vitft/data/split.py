@@ -199,6 +199,13 @@ class FormerSplit:
     groups: Mapping[str, Part]
     """Mapping from the names of the user's groups to `train`, `val` or `test`."""
 
+    def part_of(self, group: Sequence[InspectedFile]) -> Part:
+        """Return the subset of a group, held out if one of its images was; empty if all are new."""
+        known = {self.parts.get(file.sha256, "") for file in group}
+        known |= {self.groups.get(file.group, "") for file in group if file.group}
+        order: tuple[Part, ...] = ("test", "val", "train")
+        return next((part for part in order if part in known), "")
+
     def assign(
         self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
     ) -> list[InspectedFile]:
@@ -212,12 +219,8 @@ class FormerSplit:
             if file.part != "test":
                 members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
         parts: dict[str, Part] = {}
-        order: tuple[Part, ...] = ("test", "val", "train")  # held out if any image was
         for group in members.values():
-            known = {self.parts.get(file.sha256, "") for file in group}
-            known |= {self.groups.get(file.group, "") for file in group if file.group}
-            part: Part = next((one for one in order if one in known), "")
-            parts |= {file.path: part for file in group}
+            parts |= dict.fromkeys((file.path for file in group), self.part_of(group))
         assigned = []
         for file in files:
             part = parts.get(file.path, "")
