@@ -102,20 +102,15 @@ class Explainer:
                 reason = error.reason
             return ImageError(path, reason)  # new: the old traceback would keep the bytes
 
-        views = in_order(view, enumerate(paths), workers=2)
-        done = 0
-        for stack in stack_batches(views, 8):
+        for stack in stack_batches(in_order(view, enumerate(paths), workers=2), 8):
             errors = {number: error.reason for number, error in stack.failed}
             results = dict(zip(stack.indices, self.explain_batch(stack.pixels), strict=True))
-            count = len(results) + len(errors)
-            for number in range(done, done + count):
+            for number in sorted((*errors, *results)):
+                path = paths[number]
                 if number in errors:
-                    yield ExplainedImage(path=paths[number], error=errors[number])
+                    yield ExplainedImage(path=path, error=errors[number])
                 else:
-                    yield self.write_image(
-                        number, paths[number], *results[number], notes=notes[number]
-                    )
-            done += count
+                    yield self.write_image(number, path, *results[number], notes=notes[number])
 
     def explain_batch(self, pixels: Pixels) -> Iterator[tuple[Pixels, NDArray[np.float32], Scores]]:
         """Yield each preprocessed image (S, S, 3), its map (gh, gw) and its scores."""
@@ -244,9 +239,7 @@ def safe_stem(path: str) -> str:
 def illustrate_predictions(
     engine: Engine, predictions: Iterator[Prediction], folder: Path
 ) -> Iterator[Prediction]:
-    """Yield the predictions unchanged, and write a relevance overlay for each one.
-
-    No overlay is written for a prediction whose `view` is None.
+    """Yield the predictions unchanged, and write a relevance overlay for each one with a `view`.
 
     Raises:
         UsageError: The structure of the model does not support attribution maps.

@@ -94,8 +94,7 @@ def chosen_method(
 ) -> Method:
     """Return the method with a name (default: relevance) and those options that are not None.
 
-    `about` is the name of the class to explain, which only relevance uses; `spell` spells the
-    options in errors.
+    `about` is the name of the class to explain. `spell` spells the options in errors.
 
     Raises:
         UsageError: The method is unknown, an option is unknown, invalid or has no effect, or two
@@ -178,8 +177,7 @@ def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> 
     """Return a picture with a colour bar below it, from the lowest to the highest value of its map.
 
     `name` is that of the values, in ASCII: Pillow's font has no other characters. If it does not
-    fit between the words at the ends of the bar, it has a line of its own. The height of the text
-    is by default proportional to the width of the picture.
+    fit between the words at the ends of the bar, it has a line of its own.
     """
     font_px = font_px or max(12, picture.width // 28)
     font, margin = ImageFont.load_default(font_px), font_px // 2
@@ -219,9 +217,7 @@ def heads_sheet(
     """Return a sheet of maps (blocks, heads, gh, gw) below a title in ASCII.
 
     A row is a block, or a head if there are more blocks than heads, so that the sheet is not higher
-    than a screen or slide. Maps are 56 to 112 pixels high: with few in a row, they are larger. If
-    the shorter side of the sheet would be below `side_px`, everything on it is enlarged. `legend`
-    adds a colour bar for all maps, each of which has its own lowest and highest value.
+    than a screen or slide. If its shorter side would be below `side_px`, everything is enlarged.
     """
     of_row, of_column = "block", "head"
     if len(maps) > maps.shape[1]:

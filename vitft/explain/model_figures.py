@@ -42,11 +42,10 @@ class _ModelFigures(NamedTuple):
 
 
 def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> _ModelFigures:
-    """Write filters.png, positions.png and, if any image is readable, distance.png to a folder.
+    """Write filters.png, positions.png (of learned embeddings only) and distance.png to a folder.
 
-    For a model without learned position embeddings (DINOv3), positions.png is omitted.
-
-    The attention distance is averaged over at most 128 images, evenly spaced in the list.
+    The attention distance is averaged over at most 128 images, evenly spaced in the list. If none
+    is readable, distance.png is omitted.
 
     Raises:
         UsageError: The model is a timm model.
@@ -56,10 +55,8 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
     vit = require_vit(model.net, "--model")
     figures = {"filters.png": filters_png(*patch_filters(vit), title=f"{model.name}: filters")}
     if vit.pos_embed is not None:
-        similarity = position_similarity(vit.config, vit.pos_embed)
-        figures["positions.png"] = positions_png(
-            similarity, title=f"{model.name}: position embeddings"
-        )
+        similarity, title = position_similarity(vit.config, vit.pos_embed), "position embeddings"
+        figures["positions.png"] = positions_png(similarity, title=f"{model.name}: {title}")
     some = images[:: max(1, len(images) // _MAX_DISTANCE_IMAGES)][:_MAX_DISTANCE_IMAGES]
     transform = model.transform
     views = decode_images(
