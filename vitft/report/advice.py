@@ -8,7 +8,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitft.data.fixes import is_leak, paths_settled_by
 from vitft.messages.pages import (
@@ -31,8 +31,7 @@ _SMALL_CLASS = 20
 """Number of images below which a class that is also less than a third of the median is small."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Advice:
+class _Advice(NamedTuple):
     """What to do or expect next, as a sentence, and the reason, including any uncertainty."""
 
     what: str
@@ -65,10 +64,9 @@ def _no_better_than_guessing(run: Run) -> _Advice | None:
     what = "Do not use this model yet."
     mirrored = bool(effective_settings(run.config).get("train.flip"))
     if not run.results.exact and (found.predicts or mirrored or found.too_few):
-        weights, solver = run.setting("weights", "name"), run.setting("optim", "solver")
-        remedy = chance_remedy(
-            str(weights or ""), str(solver or ""), mirrored=mirrored, too_few=found.too_few
-        )
+        keys = ("weights", "name"), ("optim", "solver")
+        start = [str(run.setting(*key) or "") for key in keys]
+        remedy = chance_remedy(*start, mirrored=mirrored, too_few=found.too_few)
         what = f"Do not use this model yet: {remedy}."
     return _Advice(what, chance_reason(run.results, found))
 
@@ -143,16 +141,14 @@ def _weakest_class(run: Run) -> _Advice | None:
 
 def _small_classes(run: Run) -> _Advice | None:
     """Advise collecting images of classes or labels that have far fewer images than the others."""
-    sizes = Counter(dict.fromkeys(run.classes, 0))
-    own = (row for row in run.rows if row.split != "test")
-    sizes.update(name for row in own for name in run.split.names(row))
+    validated = Counter(
+        name for row in run.rows if row.split == "val" for name in run.split.names(row)
+    )
+    sizes = {name: run.train_counts[name] + validated[name] for name in run.classes}
     usual = statistics.median(sizes.values())
     small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS))
     if not small:
         return None
-    validated = Counter(
-        name for row in run.rows if row.split == "val" for name in run.split.names(row)
-    )
     named = listing((f"{name} ({n:,})" for n, name in small), most=3)
     fewest = small[0][1]
     known = count(validated[fewest], "validation image")
@@ -173,16 +169,12 @@ def _more_images(run: Run) -> _Advice | None:
         return _Advice(gain, "The learning curve below may level off.")
     if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
         return None
+    kept = {name: run.config.get(name, {}) for name in ("data", "weights")}  # not those of a head
     return _Advice(
         "Do not expect much from more images of the same kind.",
         "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, or "
         "training more layers.",
-        command=command_of(  # the other settings are for a head alone
-            {
-                **{name: run.config.get(name, {}) for name in ("data", "weights")},
-                "train": {"layers": "blocks:2"},
-            }
-        ),
+        command=command_of({**kept, "train": {"layers": "blocks:2"}}),
     )
 
 

@@ -21,8 +21,6 @@ from vitft.system.text import count, interval, percent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ChartSection:
-    """A section with text, charts and a table of the charted values."""
-
     title: str
     text: str
     charts: list[str]
@@ -107,7 +105,7 @@ def confidence_section(run: Run) -> _ChartSection | None:
     bins = [b for b in calibration["bins"] if b["images"]] if calibration else []
     if not calibration or not bins:
         return None
-    rows = list[list[str | int]]()
+    counted, rows = "label decisions" if run.several else "images", list[list[str | int]]()
     for one in bins:
         ends = (one["low"], one["high"])  # with as many digits as distinguish them, at most two
         digits = next((d for d in (0, 1) if len({percent(end, d) for end in ends}) > 1), 2)
@@ -118,12 +116,7 @@ def confidence_section(run: Run) -> _ChartSection | None:
         text=confidence_text(run.measured),
         charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
         caption="Points above the diagonal: underconfident. Points below: overconfident.",
-        columns=[
-            "confidence",
-            "label decisions" if run.several else "images",
-            "mean confidence",
-            "accuracy",
-        ],
+        columns=["confidence", counted, "mean confidence", "accuracy"],
         rows=rows,
     )
 
@@ -156,12 +149,9 @@ _SCALE = 3
 
 
 def write_charts(run: Path, folder: Path) -> list[str]:
-    """Write the charts of the page of a run as SVG files to a new folder.
+    """Write the charts of the page of a run as SVG files to a new folder, and return their names.
 
     The charts have a white background and the colours of the page in light mode.
-
-    Returns:
-        The names of the files, which are made of the titles of the charts.
 
     Raises:
         RunError: A file of the run is damaged, the run has no chart, or the folder exists or cannot

@@ -15,18 +15,7 @@ from typing import cast
 import numpy as np
 
 from vitft.config.schema import shown_value
-from vitft.messages.comparison import (
-    accuracy_columns,
-    cross_validated_difference,
-    data_difference,
-    effect,
-    more_accurate,
-    pair_columns,
-    result_notes,
-    smallest_difference,
-    split_difference,
-    too_few,
-)
+from vitft.messages import comparison as messages
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -66,10 +55,8 @@ from vitft.system.text import count, interval, listing, p_text, percent, points,
 
 def _check_runs(runs: Sequence[Run]) -> None:
     if len(runs) > len(ascii_uppercase):
-        raise UsageError(
-            f"cannot compare {len(runs)} runs",
-            fix=f"compare at most {len(ascii_uppercase)} runs at a time",
-        )
+        fix = f"compare at most {len(ascii_uppercase)} runs at a time"
+        raise UsageError(f"cannot compare {len(runs)} runs", fix=fix)
     evaluated = [run.is_evaluation for run in runs]
     if any(evaluated) and not all(evaluated):
         own, other = str(runs[evaluated.index(False)].path), runs[evaluated.index(True)]
@@ -115,10 +102,7 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
 
 
 def _evaluate_commands(runs: Sequence[Run]) -> list[str]:
-    """Return the commands that evaluate two runs on new images, in backquotes.
-
-    For more than two runs, the result is a single command with the placeholder RUN.
-    """
+    """Return the commands that evaluate two runs on new images, or one with RUN for more runs."""
     names = [str(run.path) for run in runs] if len(runs) == 2 else ["RUN"]
     command = ["vitft", "evaluate", "--data", "NEW", "--run"]
     return [f"`{shell_join([*command, name])}`" for name in names]
@@ -141,10 +125,10 @@ def _comparison_notes(
     notes, sizes = list[str](), [len(table) for table in by_digest]
     if any(size != common for size in sizes):
         shared = common - len(relabelled)
-        notes.append(split_difference(sizes, shared, relabelled=bool(relabelled)))
+        notes.append(messages.split_difference(sizes, shared, relabelled=bool(relabelled)))
     notes += fixes_notes(runs, by_digest, relabelled)
     for letter, changes in zip(ascii_uppercase[1:], data_changes(runs), strict=False):
-        notes.append(data_difference(letter, *changes))
+        notes.append(messages.data_difference(letter, *changes))
     # The effect of fixes on two heads that were both cross-validated is tested in `fixes_effect`.
     has_fixes = any(run.setting("data", "fixes") for run in runs)
     cross_validated = [run for run in runs if run.results.estimate("cross-validation")]
@@ -153,10 +137,10 @@ def _comparison_notes(
         if len(right) > common:
             p = PairedDifference.of(right, also_right, groups).p
             accuracies = [int(flags.sum()) / len(flags) for flags in (right, also_right)]
-            notes.append(cross_validated_difference(len(right), accuracies, p))
+            notes.append(messages.cross_validated_difference(len(right), accuracies, p))
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
-    notes += result_notes(
+    notes += messages.result_notes(
         [run.results for run in runs],
         head_only=[
             "cross_validation" in run.measured and not run.results.estimate("cross-validation")
@@ -267,11 +251,7 @@ class RunComparison:
         }
 
     def accuracy_rows(self) -> list[tuple[str, ...]]:
-        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds.
-
-        If the runs have the same images, their accuracy on these is the only one (see
-        `is_same_images`).
-        """
+        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds."""
         rows = []
         for i, run in enumerate(self.runs):
             cells: tuple[str, ...] = _cells(self.accuracies[i] if self.images else None)
@@ -285,11 +265,7 @@ class RunComparison:
 
     @cached_property
     def cross_validated(self) -> list[Proportion | None]:
-        """Cross-validated accuracy and interval of each run, or None; empty if no run has them.
-
-        A run that trained further layers after the head has none: its cross-validation is that of
-        the head alone.
-        """
+        """Cross-validated accuracy and interval of each run, or None; empty if no run has them."""
         found = [run.results.estimate("cross-validation") for run in self.runs]
         known = [(one.value, one.interval) if one and one.interval else None for one in found]
         return known if any(known) else []
@@ -312,14 +288,14 @@ class RunComparison:
     @property
     def columns(self) -> tuple[str, ...]:
         """Headings of `accuracy_rows`."""
-        return accuracy_columns(
+        return messages.accuracy_columns(
             same_images=self.is_same_images, cross_validated=bool(self.cross_validated)
         )
 
     @property
     def pair_columns(self) -> tuple[str, ...]:
         """Headings of `pair_rows`."""
-        return pair_columns(self.letters)
+        return messages.pair_columns(self.letters)
 
     def pair_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each pair of runs, e.g. "B - A"."""
@@ -373,7 +349,7 @@ class RunComparison:
         if added and not added.settings:
             fewer, more = pair.letters if added.is_second else pair.letters[::-1]
             verdict = "helped" if (pair.difference > 0) == added.is_second else "hurt"
-            return effect(
+            return messages.effect(
                 f"the {count(added.images, 'training image')} that {more} adds to those of {fewer}",
                 verdict if pair.p < 0.05 else "no clear effect",
                 pair.letters,
@@ -381,8 +357,8 @@ class RunComparison:
                 images="the shared images",
             )
         if self.needed_disagreements > self.num_units:
-            return too_few(self.units, pair.letters)
-        return more_accurate(pair.letters, pair.difference, pair.p, self.shared)
+            return messages.too_few(self.units, pair.letters)
+        return messages.more_accurate(pair.letters, pair.difference, pair.p, self.shared)
 
     def next_step(self) -> str:
         """Return a sentence with the commands that compare the runs most reliably, if needed."""
@@ -415,9 +391,9 @@ class RunComparison:
         return next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
 
     def power_text(self) -> str:
-        """Return a sentence on differences that so few shared images cannot show; "" if many.
+        """Return a sentence on differences that so few shared images cannot show, or "".
 
-        The text is also empty if all conclusions rest on cross-validation.
+        It is not needed if all conclusions rest on cross-validation.
         """
         needed = self.needed_disagreements
         is_cross_validated = all(one and one.is_cross_validated for one in self.fixes)
@@ -425,15 +401,15 @@ class RunComparison:
             return ""
         if needed > self.num_units:
             return f"With only {self.units}, no difference can be significant."
-        return "" if self.groups is not None else smallest_difference(needed, self.shared)
+        return "" if self.groups is not None else messages.smallest_difference(needed, self.shared)
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
     """Compare runs on their shared validation images, except those with different labels.
 
     Raises:
-        UsageError: A run is given twice, there are more than 26 runs, or no validation image is
-            shared by all of them.
+        UsageError: There are more than 26 runs, only some of them are evaluations, or no validation
+            image is shared by all of them.
         RunError: A run has not finished, or has no validation predictions.
     """
     _check_runs(runs)
@@ -444,13 +420,12 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     images, relabelled = list[SharedImage](), list[str]()
     for sha256 in common:
         predictions = [table[sha256] for table in by_digest]
-        if len({one.label for one in predictions}) == 1:
-            predicted = tuple(one.predicted for one in predictions)
-            probabilities = tuple(one.probability for one in predictions)
-            first = predictions[0]
-            images.append(SharedImage(sha256, first.path, first.label, predicted, probabilities))
-        else:
+        if len({one.label for one in predictions}) > 1:
             relabelled.append(sha256)
+            continue
+        first, predicted = predictions[0], tuple(one.predicted for one in predictions)
+        probabilities = tuple(one.probability for one in predictions)
+        images.append(SharedImage(sha256, first.path, first.label, predicted, probabilities))
     names = [run.name for run in runs]
     groups = groups_of([image.sha256 for image in images], runs)
     return RunComparison(

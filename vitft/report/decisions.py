@@ -26,7 +26,7 @@ from vitft.data.fixes import (
 )
 from vitft.data.table import quote_cell
 from vitft.messages.pages import COPIES_WARNING, TEST_COPIES_WARNING
-from vitft.metrics.results import AuditResults, CopyGroup, FileRemark, Mislabel
+from vitft.metrics.results import AuditResults, CopyGroup, Mislabel
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, Thumbnails
 from vitft.system.console import visible
@@ -35,6 +35,12 @@ from vitft.system.text import count, escape_formula, listing, shell_quote
 
 _View = dict[str, Any]
 """Values for the template `decisions.html.j2`."""
+_LABELS, _GROUPS = ("probable label error",), ("group of duplicates", "groups of duplicates")
+_ODD = "These images may be fine. Drop those that do not show their class."
+_BAD = (
+    "These files are not used. The table drops damaged ones so that they do not stop a run, but "
+    "not those that only need a library: install it and check again."
+)
 MAX_FINDINGS, MAX_MEMBERS = 40, 6
 """Maximum number of findings of each kind, and of members of a group of duplicates, on a page."""
 
@@ -137,35 +143,40 @@ def make_decisions(
         warning: Sentence that reports former fixes that cannot be read, or an empty string.
         steps: Next steps, each with a command.
     """
-    proposed = [] if several else list(fixes)
+    proposed, sections = [] if several else list(fixes), list[_View]()
     table = _DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
     open_labels, open_groups = undecided_numbers(audit, paths_settled_by(former))
-    sections = [
-        one
-        for one in (
-            _mislabel_section(audit["mislabels"], table, several=several, undecided=open_labels),
-            _duplicate_section(audit["duplicates"], table, undecided=open_groups),
-            _remark_section("odd", "Unusual images", audit["odd"], table),
-            _remark_section("bad", "Unreadable files", audit["bad"], table),
-        )
-        if one
-    ]
+    if found := audit["mislabels"]:
+        sections.append(_mislabel_section(found, table, several=several, undecided=open_labels))
+    if groups := audit["duplicates"]:
+        sections.append(_duplicate_section(groups, table, undecided=open_groups))
+    for kind, noun, remarks, text in (
+        ("odd", "unusual image", audit["odd"], _ODD),
+        ("bad", "unreadable file", audit["bad"], _BAD),
+    ):
+        cards = [
+            table.card(item["path"], detail=item["reason"], is_readable=kind != "bad")
+            for item in remarks[:MAX_FINDINGS]
+        ]
+        if cards:
+            number, title = len(remarks), f"{noun.capitalize()}s"
+            sections.append(_section(kind, title, (noun,), text, [_group(cards)], number, number))
     if not sections:
         return None
     if former:
         those = count(len(former), "earlier decision")
         warning = f"The saved table also contains {those}, unless you decide otherwise here."
     single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
-    grouped = [member["path"] for group in audit["duplicates"] for member in group["members"]]
-    found, files = len(single) + len(audit["duplicates"]), len({*single, *grouped})
+    grouped = [member["path"] for group in groups for member in group["members"]]
+    findings, files = len(single) + len(groups), len({*single, *grouped})
     about = (
-        f"In total: {count(found, 'finding')} on {count(files, 'file')}. The table lists each file "
-        "once. Of duplicates, it lists the file that the others are compared with only if you "
+        f"In total: {count(findings, 'finding')} on {count(files, 'file')}. The table lists each "
+        "file once. Of duplicates, it lists the file that the others are compared with only if you "
         "change it."
     )
     return {
         "sections": sections,
-        "about": about if found != files else "",
+        "about": about if findings != files else "",
         "table": "" if several else table.to_json(former),
         "can_decide": not several,
         "former": warning,
@@ -196,40 +207,29 @@ def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
     apart = [group for group in audit["duplicates"] if group["across_split"]]
     _, across = undecided_numbers({**audit, "duplicates": apart}, kept)
     of_them = f" ({across:,} across splits)" if 0 < across < groups else ""
-    texts = (_labels_text(labels) * bool(labels), f"{_groups_text(groups)}{of_them}" * bool(groups))
-    return " and ".join(filter(None, texts))
-
-
-def _labels_text(number: int) -> str:
-    """Return a number of probable label errors as text."""
-    return count(number, "probable label error")
-
-
-def _groups_text(number: int) -> str:
-    """Return a number of groups of duplicates as text."""
-    return count(number, "group of duplicates", "groups of duplicates")
+    texts = [count(labels, *_LABELS)] * bool(labels)
+    texts += [f"{count(groups, *_GROUPS)}{of_them}"] * bool(groups)
+    return " and ".join(texts)
 
 
 def _section(
     kind: str,
     title: str,
-    number: str,
+    nouns: Sequence[str],
     text: str,
-    *,
-    found: Sequence[object],
     groups: Sequence[_View],
-    shown: int,
-    undecided: int | None = None,
+    found: int,
+    undecided: int,
 ) -> _View:
-    """Return the findings of one kind; `number` counts those that earlier fixes do not keep."""
+    """Return the findings of one kind; fixes keep those that are not `undecided`."""
     return {
         "id": kind,
         "title": title,
-        "number": number,
+        "number": count(undecided, *nouns),
         "text": text,
         "groups": groups,
-        "more": len(found) - shown,
-        "kept": 0 if undecided is None else len(found) - undecided,
+        "more": max(0, found - MAX_FINDINGS),
+        "kept": found - undecided,
     }
 
 
@@ -242,10 +242,7 @@ def _group(
 
 def _mislabel_section(
     found: Sequence[Mislabel], table: _DecisionTable, *, several: bool, undecided: int
-) -> _View | None:
-    """Return the section on probable label errors, or None if there are none."""
-    if not found:
-        return None
+) -> _View:
     class_index = {name: number for number, name in enumerate(table.classes)}
     cards = [
         table.card(
@@ -259,27 +256,19 @@ def _mislabel_section(
         for item in found[:MAX_FINDINGS]
     ]
     what = "suggests that a label is wrong or missing" if several else "predicts another class"
-    return _section(
-        "mislabels",
-        "Probable label errors",
-        _labels_text(undecided),
+    text = (
         f"A model that was not trained on these images {what}. Look at each image before you "
         "change its label, because difficult images are also listed. Other wrong labels may "
         "remain: the fewer images there are, and the more difficult the classes are, the fewer of "
-        "them can be found.",
-        found=found,
-        groups=[_group(cards)],
-        shown=len(cards),
-        undecided=undecided,
+        "them can be found."
     )
+    title = "Probable label errors"
+    return _section("mislabels", title, _LABELS, text, [_group(cards)], len(found), undecided)
 
 
 def _duplicate_section(
     found: Sequence[CopyGroup], table: _DecisionTable, *, undecided: int
-) -> _View | None:
-    """Return the section on duplicates, or None if there are none."""
-    if not found:
-        return None
+) -> _View:
     groups = []
     for group in shown_groups(found):
         warnings = [f"in {listing(subset_names(group))}"] * group["across_split"]
@@ -293,16 +282,8 @@ def _duplicate_section(
     warning = COPIES_WARNING if any(map(is_leak, found)) else ""
     if any("test" in subset_names(g) and g["across_split"] and g["kind"] == "near" for g in found):
         warning += TEST_COPIES_WARNING
-    return _section(
-        "duplicates",
-        "Duplicates",
-        _groups_text(undecided),
-        warning + "Keep only one of identical files.",
-        found=found,
-        groups=groups,
-        shown=len(groups),
-        undecided=undecided,
-    )
+    text = warning + "Keep only one of identical files."
+    return _section("duplicates", "Duplicates", _GROUPS, text, groups, len(found), undecided)
 
 
 def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
@@ -312,26 +293,6 @@ def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
     """
     ordered = sorted(found, key=lambda g: not (g["across_split"] or g["labels_differ"]))
     return ordered[:MAX_FINDINGS]
-
-
-def _remark_section(
-    kind: str, title: str, found: Sequence[FileRemark], table: _DecisionTable
-) -> _View | None:
-    """Return the section on unusual or unreadable files, or None if there are none."""
-    if not found:
-        return None
-    texts = {
-        "odd": "These images may be fine. Drop those that do not show their class.",
-        "bad": "These files are not used. The table drops damaged ones so that they do not stop a "
-        "run, but not those that only need a library: install it and check again.",
-    }
-    cards = [
-        table.card(item["path"], detail=item["reason"], is_readable=kind != "bad")
-        for item in found[:MAX_FINDINGS]
-    ]
-    number = count(len(found), title.lower().removesuffix("s"))
-    groups = [_group(cards)]
-    return _section(kind, title, number, texts[kind], found=found, groups=groups, shown=len(cards))
 
 
 # decisions on the page of a run: its findings, earlier decisions and the next commands ------------

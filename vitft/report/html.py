@@ -55,13 +55,6 @@ STRONGEST = {"light": 0.42, "dark": 0.5}
 """Fraction of the colour in the strongest shade; the rest is the background."""
 
 
-def _blend(colour: str, ground: str, fraction: float) -> str:
-    """Return a mixture of two colours as `#rrggbb`; `fraction` is the proportion of `colour`."""
-    pairs = zip(channels(colour), channels(ground), strict=True)
-    mixed = (round(255 * (fraction * a + (1 - fraction) * b)) for a, b in pairs)
-    return "#" + "".join(f"{value:02x}" for value in mixed)
-
-
 def channels(colour: str) -> tuple[float, ...]:
     """Return the red, green and blue values of `#rrggbb`, each from 0 to 1."""
     return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
@@ -69,8 +62,12 @@ def channels(colour: str) -> tuple[float, ...]:
 
 def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
     """Return the shades of a colour on the background of the theme, from faintest to strongest."""
-    steps = [strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1)) for i in range(NUM_SHADES)]
-    return [_blend(theme[colour], theme["ground"], step) for step in steps]
+    pairs, found = [*zip(*map(channels, (theme[colour], theme["ground"])), strict=True)], []
+    for i in range(NUM_SHADES):
+        step = strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1))  # the proportion of the colour
+        mixed = [round(255 * (step * a + (1 - step) * b)) for a, b in pairs]
+        found.append("#" + bytes(mixed).hex())
+    return found
 
 
 def css_variables(name: str, theme: Mapping[str, str]) -> str:
@@ -82,25 +79,13 @@ def css_variables(name: str, theme: Mapping[str, str]) -> str:
     return " ".join(lines)
 
 
-def colour_scheme() -> str:
+def colour_scheme(*, prints_light: bool = False) -> str:
     """Return CSS rules that define the colours of a page for light and dark mode."""
     light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
+    scheme, media = ("", "screen and ") if prints_light else ("color-scheme: light dark; ", "")
     return (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    )
-
-
-def _style_sheet() -> str:
-    """Return the style sheet that defines the colours: light or dark on screen, light in print.
-
-    It also contains the classes of `colour_classes`.
-    """
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
-    return (
-        f":root {{ {light} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f"{colour_classes()}"
+        f":root {{ {scheme}{light} }}\n"
+        f"@media {media}(prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
     )
 
 
@@ -124,7 +109,8 @@ def render(template: str, view: Mapping[str, object]) -> str:
     """
     from markupsafe import Markup
 
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8") + _style_sheet()
+    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    css += colour_scheme(prints_light=True) + colour_classes()
     script = "\n".join(
         (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "decisions.js")
     )
@@ -154,14 +140,10 @@ def template_engine() -> "Environment":
         "interval": interval,
         "percent": percent,
         "points": points,
-        "whole_percent": _unbroken_percent,
+        # The space in `< 1%` does not break the line.
+        "whole_percent": lambda value: whole_percent(value).replace(" ", "\N{NO-BREAK SPACE}"),
     }
     return engine
-
-
-def _unbroken_percent(probability: float | None) -> str:
-    """Return a whole percentage; the space in `< 1%` does not break the line."""
-    return whole_percent(probability).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _printable(value: Any) -> Any:  # noqa: ANN401 - any template value

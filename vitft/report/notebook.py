@@ -24,10 +24,9 @@ from vitft.report.run_files import Thumbnails, read_run
 from vitft.report.summary import cautions, key_figures
 from vitft.system.text import listing, shell_quote
 
-MAX_MISTAKES, MAX_PREDICTIONS, MAX_LINES = 12, 24, 20
-"""Maximum numbers of mistakes and predictions shown as HTML, and of predictions shown as text."""
-_MAX_CLASSES = 20
-"""Maximum number of class names shown."""
+_MAX_MISTAKES, _MAX_PREDICTIONS, _MAX_LINES, _MAX_CLASSES = 12, 24, 20, 20
+"""Maximum numbers of mistakes and predictions shown as HTML, of predictions shown as text, and of
+class names."""
 _DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
     'body[data-jp-theme-light="false"] .vitft',
     "body.vscode-dark .vitft",
@@ -45,16 +44,16 @@ class Predictions(list[Prediction]):
     def add_batch(self, batch: Iterable[Prediction]) -> None:
         """Append predictions; those beyond the table lose their `view`."""
         for one in batch:
-            self.append(one if len(self) < MAX_PREDICTIONS else replace(one, view=None))
+            self.append(one if len(self) < _MAX_PREDICTIONS else replace(one, view=None))
 
     def __repr__(self) -> str:
-        lines = [*map(repr, self[:MAX_LINES])]
-        if len(self) > MAX_LINES:
-            lines.append(f"... and {len(self) - MAX_LINES:,} more")
+        lines = [*map(repr, self[:_MAX_LINES])]
+        if len(self) > _MAX_LINES:
+            lines.append(f"... and {len(self) - _MAX_LINES:,} more")
         return "[" + ",\n ".join(lines) + "]"
 
     def _repr_html_(self) -> str:
-        shown = self[:MAX_PREDICTIONS]
+        shown = self[:_MAX_PREDICTIONS]
         pictures = [
             "" if one.view is None else _data_uri(Image.fromarray(one.view)) for one in shown
         ]
@@ -66,10 +65,9 @@ class Predictions(list[Prediction]):
 class Explanation(Image.Image):
     """A PIL image of a map over a picture, with the method and the values of the map.
 
-    `map_name` is the method with the block and the head that the map shows, if it shows one, and
-    `meaning` is what is true of the brighter parts of the map, as in the caption. For relevance,
-    `about` is the class that the map explains, and `probability` its probability; for other
-    methods they are "" and None. `heat` contains the unscaled map (gh, gw).
+    `map_name` is the method with the block and the head, if the map shows one, and `meaning` what
+    is true of the brighter parts. For relevance, `about` is the class that the map explains, and
+    `probability` its probability. `heat` contains the unscaled map (gh, gw).
     """
 
     def __init__(
@@ -103,8 +101,7 @@ class Explanation(Image.Image):
     def _repr_png_(self) -> None:
         """Return None so that a notebook does not store the picture again, without its caption."""
 
-    def _repr_jpeg_(self) -> None:
-        """Return None so that a notebook does not store the picture again, without its caption."""
+    _repr_jpeg_ = _repr_png_
 
 
 def result_card(folder: Path) -> str:
@@ -127,7 +124,7 @@ def result_card(folder: Path) -> str:
         texts=[text for text in (weakest, cautions(run)) if text],
         call=f'vitft.load({str(folder)!r}).predict("photo.jpg")' if has_results else "",
         page=str(page) if page.is_file() else f"vitft report --run {shell_quote(str(folder))}",
-        mistakes=wrong[:MAX_MISTAKES],
+        mistakes=wrong[:_MAX_MISTAKES],
         num_mistakes=len(wrong),
         sections=[section for section in sections if section],
         thumbnails=Thumbnails([run]),
@@ -143,7 +140,6 @@ def trained_card(line: str, classes: Sequence[str], facts: Sequence[tuple[str, s
 
 
 def _data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
-    """Return a small copy of an image as a data URI."""
     return jpeg_uri(thumbnail_jpeg(image, side))
 
 

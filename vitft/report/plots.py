@@ -49,12 +49,9 @@ _LABEL_SIZE = 8.5
 def filters_png(
     components: NDArray[np.float32], variance: NDArray[np.float32], title: str
 ) -> bytes:
-    """Return a PNG of principal components, up to seven per row.
+    """Return a PNG of principal components (n, k, k, 3) from 0 to 1, up to seven per row.
 
-    Args:
-        components: Components (n, k, k, 3) with values from 0 to 1.
-        variance: Fraction of the variance that each component explains (n,).
-        title: Title of the figure.
+    `variance` is the fraction of the variance that each component explains (n,).
     """
     columns = min(7, len(components))
     rows = -(-len(components) // columns)
@@ -94,13 +91,10 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
 
 
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
-    """Return a PNG of mean attention distances by block, with one marker per head and their legend.
+    """Return a PNG of mean attention distances (L, H) in pixels by block, one marker per head.
 
-    Args:
-        distance: Mean attention distances (L, H) in pixels.
-        images: Number of images on which the distances were measured.
-        uniform: Distance of a head with uniform attention, shown as a dashed line.
-        title: Title of the figure.
+    `images` is the number of images on which they were measured, and `uniform` the distance of a
+    head with uniform attention, shown as a dashed line.
     """
     depth, heads = distance.shape
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -242,7 +236,7 @@ def drawable(text: str) -> tuple[str, list[str]]:
             families.append(family)
         if not family:
             missing[character] = None
-        parts.append(character if family else _escaped(character))
+        parts.append(character if family else character.encode("unicode_escape").decode())
     if missing:
         _warn_of_missing_font(visible("".join([*missing][:_MOST_MISSING])))
     return "".join(parts), families
@@ -252,14 +246,9 @@ def drawable(text: str) -> tuple[str, list[str]]:
 def _warn_of_missing_font(characters: str) -> None:
     """Log, once for the same characters, that no font on this machine has them."""
     log.warning(
-        f"figures show codes such as {_escaped(characters[0])}, because no font on this machine "
-        f"has {characters}: install one, e.g. Noto Sans CJK for Chinese, Japanese and Korean"
+        f"figures show codes, because no font on this machine has {characters}: install one, e.g. "
+        "Noto Sans CJK for Chinese, Japanese and Korean"
     )
-
-
-def _escaped(character: str) -> str:
-    r"""Return the code of a character, e.g. \u8486."""
-    return character.encode("unicode_escape").decode()
 
 
 @functools.cache
@@ -321,9 +310,8 @@ class PatchTokens:
     prefix: tuple[str, ...]
     """Tokens that precede those of the patches, such as `class token`."""
     is_linear: bool
-    """Whether each patch is multiplied with one matrix; convolutions may precede it otherwise."""
+    """Whether each patch is multiplied with one matrix, without convolutions before it."""
     has_bias: bool
-    """Whether a bias is added to the product of patch and matrix."""
     is_sum: bool
     """Whether the tokens equal the sum of projections and positions, without a normalisation."""
     channels: int
@@ -341,9 +329,22 @@ def patches_png(view: NDArray[np.uint8], parts: PatchTokens, title: str) -> byte
     grid, apart, one = above.subplots(1, 3)
     _draw_grid(grid, view, parts.grid, shown)
     _draw_apart(apart, patches, parts.grid, shown)
-    _draw_patch(one, patches[shown], shown, parts)
+    # The patch is enlarged so that its pixels can be counted.
+    height, width = patches.shape[1:3]
+    colours = f" x {parts.channels} colours" if parts.channels > 1 else ""
+    numbers = f" = {height * width * parts.channels} numbers" if parts.is_linear else ""
+    title_of_patch = f"3. Patch {shown + 1}: {width} x {height} pixels{colours}{numbers}"
+    _show(one, patches[shown], title_of_patch)
+    one.set_xticks(np.arange(0.5, width - 1), minor=True)
+    one.set_yticks(np.arange(0.5, height - 1), minor=True)
+    one.tick_params(which="minor", length=0)
+    if max(height, width) <= 32:
+        one.grid(which="minor", color="white", linewidth=0.5)
+    one.spines[:].set(edgecolor=_MARK, linewidth=2.2)
     _draw_matrices(below, parts, patches[0, ..., 0].size * parts.channels, shown)
-    add_title(figure, title, summary(view, parts))
+    also = f", preceded by the {listing(parts.prefix)}" if parts.prefix else ""
+    detail = f"{len(patches)} tokens of {parts.tokens.shape[1]} numbers{also}"
+    add_title(figure, title, f"{view.shape[1]} x {view.shape[0]} pixels become {detail}")
     return to_png(figure)
 
 
@@ -355,19 +356,13 @@ def cut_patches(view: NDArray[np.uint8], grid: tuple[int, int]) -> NDArray[np.ui
     return tiles.reshape(rows * columns, height, width, -1)
 
 
-def summary(view: NDArray[np.uint8], parts: PatchTokens) -> str:
-    """Return the line below the title: what the model reads and what it makes of it."""
-    count, width = parts.tokens.shape
-    also = f", preceded by the {listing(parts.prefix)}" if parts.prefix else ""
-    pixels = f"{view.shape[1]} x {view.shape[0]} pixels"
-    return f"{pixels} become {count} tokens of {width} numbers{also}"
-
-
 def _draw_grid(axes: Axes, view: NDArray[np.uint8], grid: tuple[int, int], shown: int) -> None:
     """Draw an image under its grid, with the number of each patch if there is space for it."""
     rows, columns = grid
     height, width = view.shape[0] / rows, view.shape[1] / columns
-    show(axes, view, f"1. Image as the model receives it: {view.shape[1]} x {view.shape[0]} pixels")
+    _show(
+        axes, view, f"1. Image as the model receives it: {view.shape[1]} x {view.shape[0]} pixels"
+    )
     for row in range(1, rows):
         axes.axhline(row * height - 0.5, color="white", linewidth=0.8)
     for column in range(1, columns):
@@ -400,25 +395,11 @@ def _draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], s
     for index, patch in enumerate(big):
         top, left = index // columns * (down + gap), index % columns * (right + gap)
         mosaic[top : top + down, left : left + right] = patch
-    show(
+    _show(
         axes, mosaic, f"2. {rows} x {columns} = {len(patches)} patches of {width} x {height} pixels"
     )
     corner = shown % columns * (right + gap) - 0.5, shown // columns * (down + gap) - 0.5
     axes.add_patch(Rectangle(corner, right, down, fill=False, edgecolor=_MARK, linewidth=2.2))
-
-
-def _draw_patch(axes: Axes, patch: NDArray[np.uint8], shown: int, parts: PatchTokens) -> None:
-    """Draw one patch (h, w, 3), enlarged so that its pixels can be counted."""
-    height, width = patch.shape[:2]
-    colours = f" x {parts.channels} colours" if parts.channels > 1 else ""
-    numbers = f" = {height * width * parts.channels} numbers" if parts.is_linear else ""
-    show(axes, patch, f"3. Patch {shown + 1}: {width} x {height} pixels{colours}{numbers}")
-    axes.set_xticks(np.arange(0.5, width - 1), minor=True)
-    axes.set_yticks(np.arange(0.5, height - 1), minor=True)
-    axes.tick_params(which="minor", length=0)
-    if max(height, width) <= 32:
-        axes.grid(which="minor", color="white", linewidth=0.5)
-    axes.spines[:].set(edgecolor=_MARK, linewidth=2.2)
 
 
 def _draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown: int) -> None:
@@ -456,7 +437,7 @@ def _draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, show
     bar.ax.tick_params(labelsize=8)
 
 
-def show(axes: Axes, pixels: NDArray[np.uint8], title: str) -> None:
+def _show(axes: Axes, pixels: NDArray[np.uint8], title: str) -> None:
     """Show pixels without ticks."""
     axes.imshow(pixels, interpolation="nearest")
     axes.set(xticks=[], yticks=[])

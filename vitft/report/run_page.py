@@ -10,17 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitft.messages.results import (
-    baseline_text,
-    chance_clause,
-    difference_text,
-    how_measured,
-    quoted_measure,
-    rough_digits,
-    rough_percent,
-    weak_text,
-    weakest_sentence,
-)
+from vitft.messages import results as messages
 from vitft.metrics.results import class_pair_counts
 from vitft.metrics.summary import own_cross_validation
 from vitft.predict.validation import least_confident, mistakes
@@ -97,22 +87,26 @@ def run_page(run: Run) -> dict[str, object]:
         "root": run.root_uri,
         "title": f"{run.data_name or run.name}: training report",
         "data_name": run.data_name or run.name,
-        "chance": chance_clause(run.results),
+        "chance": messages.chance_clause(run.results),
         "score": one
         and {
-            "value": rough_percent(one),
-            "interval": interval(one.interval, rough_digits(one)),
-            "what": quoted_measure(one),
-            "how": how_measured(one),
+            "value": messages.rough_percent(one),
+            "interval": interval(one.interval, messages.rough_digits(one)),
+            "what": messages.quoted_measure(one),
+            "how": messages.how_measured(one),
             "bar": score_bar(
-                one.measure, one.value, one.interval, one.baseline, marks=baseline_text(one)
+                one.measure,
+                one.value,
+                one.interval,
+                one.baseline,
+                marks=messages.baseline_text(one),
             ),
         },
         "weakest": weak,
-        "weakest_text": weak_text(weak)
+        "weakest_text": messages.weak_text(weak)
         if weak
-        else weakest_sentence(run.results, len(run.classes)),
-        "difference": difference_text(run.results),
+        else messages.weakest_sentence(run.results, len(run.classes)),
+        "difference": messages.difference_text(run.results),
         "examples": _examples(run, thumbnails),
         "about": summary_sentences(run),
         "figures": key_figures(run),
@@ -251,7 +245,7 @@ def _confusion_of(
 ) -> dict[str, object] | None:
     """Return the confusions, given numbers of images by true and predicted class, or None.
 
-    The matrix is empty if there are many classes; `more` counts the pairs that are not shown.
+    The matrix is empty if there are many classes. `more` counts the pairs that are not shown.
     """
     if not counts:
         return None
@@ -287,13 +281,12 @@ def _confusion_of(
 def _cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     """Count the distinct images by true class and class predicted in cross-validation.
 
-    There are no counts if the model is not the cross-validated head, or if the validation images
-    are at least as many.
+    There are none if the model is not the cross-validated head, or if the validation images are at
+    least as many.
     """
     if run.several or not own_cross_validation(run.measured):
         return Counter()
     index = {name: i for i, name in enumerate(run.classes)}
     true = {row.sha256: run.split.names(row)[0] for row in run.rows}
-    pairs = ((true[key], name) for key, name in run.cross_validated.items())
-    counts = Counter((index[one], index[other]) for one, other in pairs if {one, other} <= {*index})
+    counts = Counter((index[true[key]], index[name]) for key, name in run.cross_validated.items())
     return counts if counts.total() > len(run.predictions) else Counter()

@@ -2,21 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitft.data.inspection import describe_counts
 from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text
 from vitft.features.reference import power_text
-from vitft.messages.results import (
-    EXACT_LABELS,
-    chance_clause,
-    distinguishes,
-    last_block_note,
-    metric_rows,
-    selection_note,
-    sentence,
-)
+from vitft.messages import results as messages
 from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
 from vitft.models.pretrained.catalog import weights_name
 from vitft.models.vit_config import ViTConfig
@@ -39,8 +31,7 @@ _WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _KeyFigure:
+class _KeyFigure(NamedTuple):
     """A metric with its 95% interval and an explanation."""
 
     name: str
@@ -61,7 +52,7 @@ def summary_sentences(run: Run) -> list[str]:
     paragraphs = (
         _describe_data(run),
         _describe_model(run),
-        " ".join(map(sentence, tried)),
+        " ".join(map(messages.sentence, tried)),
         _describe_unlike(run),
         cautions(run),
     )
@@ -75,22 +66,21 @@ def _describe_data(run: Run) -> str:
         return ""
     origin = f" from “{run.data_name}”" if run.data_name else ""
     classes = f"{count(len(run.classes), 'class', 'classes')} ({listing(run.classes)})"
-    clause = chance_clause(run.results)
+    clause = messages.chance_clause(run.results)
     if run.several:
         classes = f"{count(len(run.classes), 'label')} ({listing(run.classes)})"
-    text = f"{distinguishes('This model', classes, clause)}."
+    text = f"{messages.distinguishes('This model', classes, clause)}."
     if run.several and not clause:
         text = f"This multi-label model assigns each image any combination of {classes}."
+    text += (
+        f" It was trained on {count(parts['train'], 'image')}{origin} and evaluated on "
+        f"{count(parts['val'], 'other image')}, the validation images."
+    )
     bad, used = len(run.audit.get("bad", [])), len(run.rows)
     different = len({row.sha256 for row in run.rows})
-    once = different < used
-    text_of_counts = describe_counts(bad, used, different=different)
-    counts = f" The data: {text_of_counts}." if bad or once else ""
-    return (
-        f"{text} It was trained on {count(parts['train'], 'image')}{origin} and "
-        f"evaluated on {count(parts['val'], 'other image')}, the validation images.{counts}"
-        f"{' Copies count once.' * once}"
-    )
+    if bad or different < used:
+        text += f" The data: {describe_counts(bad, used, different=different)}."
+    return f"{text} Copies count once." if different < used else text
 
 
 def _describe_model(run: Run) -> str:
@@ -98,11 +88,11 @@ def _describe_model(run: Run) -> str:
     name, shape = str(run.setting("weights", "name") or ""), run.card and run.card.architecture
     if not name and not shape:
         return ""
-    kind = "Vision Transformer" if isinstance(shape, ViTConfig) else "network"
-    size = f"{run.parameters:,}"
+    kind, blocks, size = "network", "", f"{run.parameters:,}"
+    if isinstance(shape, ViTConfig):
+        kind, blocks = "Vision Transformer", f"{count(shape.depth, 'block')}, "
     if run.parameters >= 100_000:
         size = f"{run.parameters / 1e6:,.1f} million"
-    blocks = f"{count(shape.depth, 'block')}, " if isinstance(shape, ViTConfig) else ""
     origin = f"was pretrained (weights: {weights_name(name) or 'unknown'})"
     if name == "none" or name.startswith("random:"):
         origin = "was initialised at random"
@@ -116,9 +106,8 @@ def _describe_model(run: Run) -> str:
             trained.append(_WHAT_WAS_TRAINED.get(stage, ""))
     pixels = shape.image_size if shape else ()
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
-    view = run.audit.get("view")
-    if view:
-        inputs += f" {sentence(describe_view(view))}"
+    if view := run.audit.get("view"):
+        inputs += f" {messages.sentence(describe_view(view))}"
     training = f"; {', then '.join(filter(None, trained))}" if any(trained) else ""
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 
@@ -154,12 +143,12 @@ def cautions(run: Run) -> str:
     elif status != "finished":
         texts.append(f"The status of the run is “{status}”: the results may be incomplete.")
     if run.several:
-        texts.append(EXACT_LABELS)
+        texts.append(messages.EXACT_LABELS)
     if run.measured.get("selected_on_validation"):
         planned = int(run.setting("optim", "epochs") or 0)
-        texts.append(selection_note(selected_epoch(run.measured, run.layers, planned)))
+        texts.append(messages.selection_note(selected_epoch(run.measured, run.layers, planned)))
     if (head := run.measured.get("head")) and head["last_block_top1"] is not None:
-        texts.append(last_block_note(head["blocks"], head["last_block_top1"]))
+        texts.append(messages.last_block_note(head["blocks"], head["last_block_top1"]))
     return " ".join(texts)
 
 
@@ -168,7 +157,7 @@ def key_figures(run: Run) -> list[_KeyFigure]:
     if not run.measured:
         return []
     figures = []
-    for name, value, ends, meaning in metric_rows(run.results, run.measured):
+    for name, value, ends, meaning in messages.metric_rows(run.results, run.measured):
         text, bar = percent(value), score_bar(name, value, ends, None)
         if name == "calibration error":
             text, bar = percent_or_bound(value, ends), ""
