@@ -65,7 +65,6 @@ class CheckResult:
     folder: Folder
     """The images that were checked, including unreadable ones."""
     grey_range: GreyRange
-    """Range of grey levels of images with more than 8 bits per channel."""
 
     @property
     def fixes(self) -> Sequence[Fix]:
@@ -158,15 +157,11 @@ def check_folder(
         found = fingerprints.by_digest[file.sha256]
         return (*file.odd, *quality_remarks(found, file.width, file.height))
 
+    parts = {file.path: file.part for file in good} if split is None else split
     audit = audit_images(
         [
-            AuditedImage(
-                file.path,
-                folder.classes[file.label],
-                file.part if split is None else split.get(file.path, ""),
-                file.sha256,
-            )
-            for file in good
+            AuditedImage(f.path, folder.classes[f.label], parts.get(f.path, ""), f.sha256)
+            for f in good
         ],
         unused=folder.unused,
         notes=(*folder.warnings, *folder.notes),

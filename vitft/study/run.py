@@ -289,12 +289,9 @@ def run_study(
             if backbone is None or one is not first:
                 backbone = load(one)
             x = backbone.rows(files)
-        points = []
-        with console.Progress(
-            f"fitting heads on {console.visible(one.name)}",
-            len(plan.shots) * len(splits),
-            unit="heads",
-        ) as progress:
+        points, heads = [], len(plan.shots) * len(splits)
+        step = f"fitting heads on {console.visible(one.name)}"
+        with console.Progress(step, heads, unit="heads") as progress:
             for shots in plan.shots:
                 correct = []
                 for seed, split in enumerate(splits):
@@ -345,9 +342,8 @@ def evaluate_head(
 ) -> NDArray[np.bool_]:
     """Fit a head to the training images, and return a mask (m,) of correct test predictions."""
     train, test = torch.from_numpy(split.train(shots)), torch.from_numpy(split.test)
-    with one_thread(
-        when=len(train) * min(len(train), x.shape[1]) * classes < SINGLE_THREAD_COST / CV_FOLDS
-    ):
+    cost = len(train) * min(len(train), x.shape[1]) * classes
+    with one_thread(when=cost < SINGLE_THREAD_COST / CV_FOLDS):
         x_train, x_test = reduce_dimensions(x[train], x[test])
         y_train, weight = y[train], torch.ones(1, len(train))
         l2, _ = choose_penalty(x_train, y_train, weight, classes=classes, seed=seed)
