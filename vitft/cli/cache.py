@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser, add_shared
+from vitft.cli.parser import Commands, Parser, add_options, add_shared
 from vitft.data.remote.samples import find_copies
 from vitft.system.cores import cache_folder
 from vitft.system.errors import UsageError
@@ -29,13 +29,8 @@ def add_cache(parser: Parser) -> None:
         add_shared(action, "--cache", help=help_text)
         action.set_defaults(command=command)
         if name == "clean":
-            action.add_argument(
-                "--to-gb",
-                type=float,
-                default=0.0,
-                metavar="GB",
-                help="target size of the cache in gigabytes (default: 0)",
-            )
+            target = "target size of the cache in gigabytes (default: 0)"
+            add_options(action, {"--to-gb GB": target}, type=float, default=0.0)
 
 
 def _list_cache(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.cli.table_settings import (
     TABLE_SETTINGS,
     add_table_settings,
@@ -45,28 +45,18 @@ def add_check(parser: Parser) -> None:
     )
     results, labels = parser.section("common options"), parser.section("label errors")
     source = labels.add_mutually_exclusive_group()
-    source.add_argument(
-        "--weights", metavar="NAME", help="pretrained weights for checking the labels"
-    )
-    source.add_argument(
-        "--run",
-        metavar="DIR",
-        help="run directory that provides the pretrained weights and the split",
-    )
+    texts = {
+        "--weights NAME": "pretrained weights for checking the labels",
+        "--run DIR": "run directory that provides the pretrained weights and the split",
+    }
+    add_options(source, texts)
     add_shared(labels, "--cache", "--device")
-    results.add_argument(
-        "--out",
-        default=".",
-        metavar="DIR",
-        help="folder in which to write check.html and fixes.csv (default: .)",
-    )
+    out = "folder in which to write check.html and fixes.csv (default: .)"
+    add_options(results, {"--out DIR": out}, default=".")
     add_shared(results, "--format")
     data = parser.section("data options")
-    data.add_argument(
-        "--fixes",
-        metavar="CSV",
-        help="decisions of an earlier check to apply first (default: as in --run)",
-    )
+    fixes = "decisions of an earlier check to apply first (default: as in --run)"
+    add_options(data, {"--fixes CSV": fixes})
     add_table_settings(data)
     parser.settable = TABLE_SETTINGS
     parser.set_defaults(command=_check_command)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.cli.report import new_page
 from vitft.system.imports import require_extra
 from vitft.system.text import count
@@ -18,12 +18,8 @@ def add_compare(parser: Parser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="two or more run directories, e.g. runs/*"
     )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help="HTML page to write, with curves and the images on which the runs disagree, or figure "
-        "(.png)",
-    )
+    out = "HTML page to write, with curves and the images on which the runs disagree, or figure "
+    add_options(parser, {"--out FILE": f"{out}(.png)"})
     add_shared(parser, "--format")
     parser.set_defaults(command=_compare_command)
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser
+from vitft.cli.parser import Commands, Parser, add_options
 from vitft.data.download.resumable import DownloadLimits
 from vitft.system.errors import UsageError
 from vitft.system.text import count, labelled, shell_quote
@@ -17,15 +17,14 @@ def add_data(parser: Parser) -> None:
     fetch.add_argument(
         "name", metavar="NAME", nargs="?", help="name of a known dataset (available: flower_photos)"
     )
-    fetch.add_argument("--url", metavar="URL", help="URL of a .tar, .tar.gz or .zip file")
-    fetch.add_argument("--out", metavar="DIR", help="folder to create (default: ./NAME)")
+    texts = {
+        "--url URL": "URL of a .tar, .tar.gz or .zip file",
+        "--out DIR": "folder to create (default: ./NAME)",
+        "--sha256 HEX": "expected SHA-256 of the archive",
+        "--allow-private-addresses": "also download from this machine and its local network",
+    }
+    add_options(fetch, texts)
     fetch.add_argument("--to", dest="out", help=argparse.SUPPRESS)  # former name of --out
-    fetch.add_argument("--sha256", metavar="HEX", help="expected SHA-256 of the archive")
-    fetch.add_argument(
-        "--allow-private-addresses",
-        action="store_true",
-        help="also download from this machine and its local network",
-    )
     fetch.set_defaults(command=_fetch_data)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.messages.results import CLASS_METRICS, class_table, evaluation_details, evaluation_rows
@@ -31,16 +31,11 @@ def add_evaluate(parser: Parser) -> None:
         "accuracy. The exit code is 3 if an image cannot be read."
     )
     common, data = parser.section("common options"), parser.section("data options")
-    common.add_argument(
-        "--data",
-        required=True,
-        metavar="DIR|TABLE",
-        help="folder with one folder per class, table with the columns path and label, hf:NAME or "
-        "wds:URL",
-    )
+    images = "folder with one folder per class, table with the columns path and label, hf:NAME or "
+    add_options(common, {"--data DIR|TABLE": f"{images}wds:URL"}, required=True)
     add_shared(common, "--run")
     add_shared(common, "--format", choices=("table", "json", "csv"))
-    common.add_argument("--out", metavar="DIR", help="new folder for eval.json and predictions.csv")
+    add_options(common, {"--out DIR": "new folder for eval.json and predictions.csv"})
     add_shared(common, "--threshold", "--precision")
     add_shared(common, "--device", default="auto")
     add_table_settings(data)

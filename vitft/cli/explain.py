@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.explain.heatmaps import (
     FUSIONS,
     METHOD_OPTIONS,
@@ -31,28 +31,16 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
     common, drawn = parser.section("common options"), parser.section("output options")
     add_shared(common, "--run", help="run directory or checkpoint (default: runs/latest)")
-    common.add_argument(
-        "--weights", metavar="NAME", help="pretrained weights to explain instead of a run"
-    )
-    common.add_argument(
-        "--class",
-        dest="about",
-        metavar="NAME",
-        help="class to explain (default: the most probable one)",
-    )
-    common.add_argument(
-        "--out", metavar="DIR", help="new folder for the images (default: explained)"
-    )
-    common.add_argument(
-        "--model",
-        action="store_true",
-        help="plot a ViT's filters, position embeddings and attention distances, without images",
-    )
-    common.add_argument(
-        "--patches",
-        action="store_true",
-        help="draw how a ViT cuts each image into patches and turns them into tokens",
-    )
+    add_options(common, {"--weights NAME": "pretrained weights to explain instead of a run"})
+    about = "class to explain (default: the most probable one)"
+    add_options(common, {"--class NAME": about}, dest="about")
+    texts = {
+        "--out DIR": "new folder for the images (default: explained)",
+        "--model": "plot a ViT's filters, position embeddings and attention distances, without "
+        "images",
+        "--patches": "draw how a ViT cuts each image into patches and turns them into tokens",
+    }
+    add_options(common, texts)
     advanced = parser.section("advanced options")
     advanced.add_argument(
         "--method",
@@ -62,38 +50,24 @@ def add_explain(parser: Parser) -> None:
     advanced.add_argument(
         "--fusion", choices=FUSIONS, help="how to combine the attention heads (default: mean)"
     )
-    advanced.add_argument(
-        "--discard",
-        type=float,
-        metavar="FRACTION",
-        help="fraction of the attention weights that rollout discards, smallest first (default: 0)",
+    discarded = (
+        "fraction of the attention weights that rollout discards, smallest first (default: 0)"
     )
-    advanced.add_argument(
-        "--block",
-        type=int,
-        metavar="N",
-        help="block for --method attention, counting from 0 (default: the last)",
-    )
-    advanced.add_argument(
-        "--head",
-        type=int,
-        metavar="N",
-        help="head for --method attention, counting from 0 (default: all)",
-    )
+    add_options(advanced, {"--discard FRACTION": discarded}, type=float)
+    numbers = {
+        "--block N": "block for --method attention, counting from 0 (default: the last)",
+        "--head N": "head for --method attention, counting from 0 (default: all)",
+    }
+    add_options(advanced, numbers, type=int)
     add_shared(advanced, "--device", default="auto")
     add_shared(advanced, "--allow-pickle")
-    drawn.add_argument(
-        "--size",
-        type=int,
-        metavar="N",
-        help=f"minimum shorter side of the results in pixels (default: {MIN_SIDE_PX})",
-    )
-    drawn.add_argument(
-        "--legend", action="store_true", help="add a colour bar to each image, e.g. for slides"
-    )
-    drawn.add_argument(
-        "--arrays", action="store_true", help="also write attribution maps and logits to .npz files"
-    )
+    side = f"minimum shorter side of the results in pixels (default: {MIN_SIDE_PX})"
+    add_options(drawn, {"--size N": side}, type=int)
+    texts = {
+        "--legend": "add a colour bar to each image, e.g. for slides",
+        "--arrays": "also write attribution maps and logits to .npz files",
+    }
+    add_options(drawn, texts)
     parser.set_defaults(command=_explain_command)
 
 

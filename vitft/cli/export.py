@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.export.plan import (
     CLOSED_FORMATS,
     EXPORT_FORMATS,
@@ -31,62 +31,37 @@ def add_export(parser: Parser) -> None:
         )
     parser.add_argument("--format", action=_FormatByName, help=argparse.SUPPRESS)
     graphs = parser.add_argument_group("ONNX and PyTorch graphs")
-    graphs.add_argument(
-        "--with-preprocessing",
-        action="store_true",
-        help="accept uint8 images and normalise them inside the graph",
-    )
-    graphs.add_argument(
-        "--with-resize", action="store_true", help="ONNX only: accept images of any size"
-    )
+    texts = {
+        "--with-preprocessing": "accept uint8 images and normalise them inside the graph",
+        "--with-resize": "ONNX only: accept images of any size",
+    }
+    add_options(graphs, texts)
     run = parser.add_argument_group("run")
     models = "run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)"
     add_shared(run, "--run", metavar="RUN", help=models)
-    run.add_argument(
-        "--out",
-        metavar="DIR",
-        help="new folder for the export (default: export, or export-2 and so on)",
+    add_options(
+        run, {"--out DIR": "new folder for the export (default: export, or export-2 and so on)"}
     )
-    run.add_argument(
-        "--images",
-        type=int,
-        default=NUM_COMPARED,
-        metavar="N",
-        help=(
-            "number of validation images used to compare the exported model with the original "
-            f"(default: {NUM_COMPARED})"
-        ),
+    compared = (
+        "number of validation images used to compare the exported model with the original "
+        f"(default: {NUM_COMPARED})"
     )
-    run.add_argument(
-        "--licence",
-        metavar="NAME",
-        default="",
-        help="licence stated in the README, e.g. mit (default: licence of the pretrained weights)",
-    )
+    add_options(run, {"--images N": compared}, type=int, default=NUM_COMPARED)
+    licence = "licence stated in the README, e.g. mit (default: licence of the pretrained weights)"
+    add_options(run, {"--licence NAME": licence}, default="")
     hub = parser.add_argument_group("Hugging Face Hub")
-    hub.add_argument(
-        "--push-to-hub", metavar="OWNER/NAME", default="", help="repository to push the export to"
+    add_options(hub, {"--push-to-hub OWNER/NAME": "repository to push the export to"}, default="")
+    add_options(hub, {"--private": "make the repository private when creating it"})
+    add_options(hub, {"--revision BRANCH": "branch to push to (default: main)"}, default="")
+    add_options(
+        hub, {"--dry-run": "write the folder for the Hub for review, without network or upload"}
     )
-    hub.add_argument(
-        "--private", action="store_true", help="make the repository private when creating it"
-    )
-    hub.add_argument(
-        "--revision", metavar="BRANCH", default="", help="branch to push to (default: main)"
-    )
-    hub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="write the folder for the Hub for review, without network or upload",
-    )
-    hub.add_argument(
-        "--image-licence",
-        metavar="NAME",
-        default="",
-        help="licence of your images, which lets the model page show one image per class",
-    )
-    hub.add_argument(
-        "--image-credit", metavar="TEXT", default="", help="authors and source of your images"
-    )
+    texts = {
+        "--image-licence NAME": "licence of your images, which lets the model page show one image "
+        "per class",
+        "--image-credit TEXT": "authors and source of your images",
+    }
+    add_options(hub, texts, default="")
     parser.set_defaults(command=_export_command)
 
 

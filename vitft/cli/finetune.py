@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_options
 from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, option_settings
 from vitft.config.run import Config, parse_setting, requested_config, to_toml
@@ -49,33 +49,19 @@ def add_finetune(parser: Parser) -> None:
                 help=text,
             )
     parser.add_argument("--freeze", dest="train", help=argparse.SUPPRESS)  # former name of --train
-    common.add_argument("--recipe", metavar="NAME", help="recipe, or TOML file with settings")
-    common.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any setting (see docs/settings.md), e.g. data.val_rate=0.1 (may be repeated)",
-    )
-    run.add_argument("--out", metavar="DIR", help="run directory (default: runs/<time>-<data>)")
-    run.add_argument("--resume", metavar="DIR", help="directory of an unfinished run to continue")
-    run.add_argument(
-        "--max-time",
-        metavar="TIME",
-        help="stop after a time, e.g. 90s, 10m or 2h, to continue with --resume (--budget plans "
-        "trials by the time)",
-    )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check all inputs, print the settings and what would be trained, and exit",
-    )
-    run.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed for split and training (--set train.seed=N keeps the split, default: 0)",
-    )
+    add_options(common, {"--recipe NAME": "recipe, or TOML file with settings"})
+    setting = "any setting (see docs/settings.md), e.g. data.val_rate=0.1 (may be repeated)"
+    add_options(common, {"--set KEY=VALUE": setting}, action="append", default=[])
+    texts = {
+        "--out DIR": "run directory (default: runs/<time>-<data>)",
+        "--resume DIR": "directory of an unfinished run to continue",
+        "--max-time TIME": "stop after a time, e.g. 90s, 10m or 2h, to continue with --resume "
+        "(--budget plans trials by the time)",
+        "--dry-run": "check all inputs, print the settings and what would be trained, and exit",
+    }
+    add_options(run, texts)
+    seed = "seed for split and training (--set train.seed=N keeps the split, default: 0)"
+    add_options(run, {"--seed N": seed}, type=int)
     parser.set_defaults(command=finetune_command)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.cli.serve import browser_address, check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
@@ -40,30 +40,17 @@ def add_label(parser: Parser) -> None:
     )
     parser.add_argument("data", metavar="DIR", help="folder of images, with or without subfolders")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--weights",
-        metavar="NAME",
-        help=f"pretrained weights for the features, of which larger ones need fewer answers "
-        f"(default: {_BUNDLED})",
-    )
-    source.add_argument(
-        "--run",
-        metavar="RUN",
-        help="run directory or checkpoint whose model computes the features and makes the first "
-        "guesses",
-    )
-    parser.add_argument(
-        "--classes",
-        default="",
-        metavar="A,B,...",
-        help="class names, separated by commas (the page can add more)",
-    )
-    parser.add_argument(
-        "--out",
-        default="labels.csv",
-        metavar="FILE",
-        help="table to which the answers are appended (default: labels.csv)",
-    )
+    texts = {
+        "--weights NAME": "pretrained weights for the features, of which larger ones need fewer "
+        f"answers (default: {_BUNDLED})",
+        "--run RUN": "run directory or checkpoint whose model computes the features and makes the "
+        "first guesses",
+    }
+    add_options(source, texts)
+    names = "class names, separated by commas (the page can add more)"
+    add_options(parser, {"--classes A,B,...": names}, default="")
+    table = "table to which the answers are appended (default: labels.csv)"
+    add_options(parser, {"--out FILE": table}, default="labels.csv")
     add_shared(parser, "--host")
     add_shared(parser, "--port", default=8001)
     add_shared(parser, "--cache", "--device")

@@ -231,6 +231,14 @@ class OptionGroup(Protocol):
         """Add one option."""
 
 
+def add_options(group: OptionGroup, texts: Mapping[str, str], **properties: Any) -> None:  # noqa: ANN401
+    """Add options, given as e.g. `--out DIR` with their help; one without a value is a switch."""
+    for words, text in texts.items():
+        flag, _, metavar = words.partition(" ")
+        kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        group.add_argument(flag, help=text, **kind, **properties)
+
+
 class Commands:
     """Subcommands of a parser."""
 

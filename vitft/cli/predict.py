@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.predict.output import ProcessShard
 from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest
 
@@ -53,39 +53,26 @@ def add_predict(parser: Parser) -> None:
         choices=ROW_FORMATS,
         help="format of the rows (default: inferred from the suffix of --out, otherwise table)",
     )
-    common.add_argument("--out", metavar="FILE", help="new file for the rows (default: print them)")
-    common.add_argument(
-        "--top-k", type=int, default=1, metavar="K", help="number of classes per image (default: 1)"
+    add_options(common, {"--out FILE": "new file for the rows (default: print them)"})
+    add_options(
+        common, {"--top-k K": "number of classes per image (default: 1)"}, type=int, default=1
     )
     add_shared(common, "--threshold", "--precision")
-    common.add_argument(
-        "--explain", metavar="DIR", help="new folder for relevance overlays of the images"
-    )
-    common.add_argument("--resume", action="store_true", help="continue an unfinished output file")
-    advanced.add_argument(
-        "--list",
-        action="append",
-        default=[],
-        dest="lists",
-        metavar="FILE",
-        help="file with a list of images (may be repeated)",
-    )
-    advanced.add_argument(
-        "--allow-private-addresses",
-        action="store_true",
-        help="also download images from this machine and its local network",
-    )
+    texts = {
+        "--explain DIR": "new folder for relevance overlays of the images",
+        "--resume": "continue an unfinished output file",
+    }
+    add_options(common, texts)
+    listed = {"--list FILE": "file with a list of images (may be repeated)"}
+    add_options(advanced, listed, action="append", default=[], dest="lists")
+    private = "also download images from this machine and its local network"
+    add_options(advanced, {"--allow-private-addresses": private})
     add_shared(advanced, "--device", default="auto")
-    advanced.add_argument(
-        "--bom",
-        action="store_true",
-        help="begin CSV with a byte order mark, so that Excel reads it as UTF-8",
-    )
-    advanced.add_argument(
-        "--tta",
-        action="store_true",
-        help="average the predictions for each image and its mirror image",
-    )
+    texts = {
+        "--bom": "begin CSV with a byte order mark, so that Excel reads it as UTF-8",
+        "--tta": "average the predictions for each image and its mirror image",
+    }
+    add_options(advanced, texts)
     advanced.add_argument(
         "--dtype",
         choices=PREDICT_DTYPES,

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_shared
 from vitft.config.run import read_recipe, read_toml
 from vitft.system.files import resource
 
@@ -17,12 +17,7 @@ def add_recipes(parser: Parser) -> None:
         nargs="?",
         help="name of a recipe to print (default: list all recipes)",
     )
-    parser.add_argument(
-        "--format",
-        choices=("table", "json"),
-        default="table",
-        help="format of the list (default: table)",
-    )
+    add_shared(parser, "--format", help="format of the list (default: table)")
     parser.set_defaults(command=_recipes_command)
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Parser, add_options
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import plan_run
 
@@ -14,17 +14,13 @@ _FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", 
 
 def add_report(parser: Parser) -> None:
     """Add the options of `vitft report`."""
-    parser.add_argument("--run", metavar="DIR", help="run directory (default: runs/latest)")
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help="HTML page to write (default: report.html in the run directory)",
-    )
-    parser.add_argument(
-        "--charts",
-        metavar="DIR",
-        help="new folder for the charts as SVG files (without --out, the page is not written)",
-    )
+    texts = {
+        "--run DIR": "run directory (default: runs/latest)",
+        "--out FILE": "HTML page to write (default: report.html in the run directory)",
+        "--charts DIR": "new folder for the charts as SVG files (without --out, the page is not "
+        "written)",
+    }
+    add_options(parser, texts)
     parser.set_defaults(command=_report_command)
 
 

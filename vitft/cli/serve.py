@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.predict.request import check_threshold, requested_thresholds
 from vitft.serve.limits import ALL_INTERFACES, ServeLimits, access_for, is_loopback
 from vitft.system.errors import Stopped, UsageError
@@ -30,43 +30,21 @@ def add_serve(parser: Parser) -> None:
         "to stop it."
     )
     common, advanced = parser.section("common options"), parser.section("advanced options")
-    common.add_argument(
-        "--run",
-        metavar="RUN",
-        help="run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME "
-        "(default: runs/latest)",
-    )
+    model = "run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME (default: runs/latest)"
+    add_options(common, {"--run RUN": model})
     add_shared(common, "--host")
     add_shared(common, "--port", default=8000)
     add_shared(common, "--threshold", "--precision")
     add_shared(common, "--device", default="auto")
-    advanced.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="additional host name to accept, e.g. of a reverse proxy (may be repeated)",
-    )
-    advanced.add_argument(
-        "--max-bytes",
-        type=_byte_count,
-        default=ServeLimits().max_bytes,
-        metavar="N",
-        help="maximum size of a request in bytes, e.g. 20MB or 500000 (default: "
-        f"{ServeLimits().max_bytes})",
-    )
-    advanced.add_argument(
-        "--queue",
-        type=int,
-        default=ServeLimits().queue,
-        metavar="N",
-        help=f"maximum number of queued images (default: {ServeLimits().queue})",
-    )
-    advanced.add_argument(
-        "--access-log",
-        action="store_true",
-        help="print a line per request to stderr: time, client, method, path, status, duration",
-    )
+    host = "additional host name to accept, e.g. of a reverse proxy (may be repeated)"
+    add_options(advanced, {"--allow-host NAME": host}, action="append", default=[])
+    usual = ServeLimits()
+    size = f"maximum size of a request in bytes, e.g. 20MB or 500000 (default: {usual.max_bytes})"
+    add_options(advanced, {"--max-bytes N": size}, type=_byte_count, default=usual.max_bytes)
+    queued = f"maximum number of queued images (default: {usual.queue})"
+    add_options(advanced, {"--queue N": queued}, type=int, default=usual.queue)
+    line = "print a line per request to stderr: time, client, method, path, status, duration"
+    add_options(advanced, {"--access-log": line})
     parser.set_defaults(command=_serve_command)
 
 

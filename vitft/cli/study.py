@@ -3,7 +3,7 @@
 import argparse
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Parser, add_options, add_shared
 from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
 from vitft.config.run import config_from_table
 from vitft.messages.comparison import HEAD_NOTE, lead_sentences
@@ -14,44 +14,22 @@ from vitft.system.text import shell_join
 def add_study(parser: Parser) -> None:
     """Add the options of `vitft study`."""
     experiment = parser.add_argument_group("experiment")
-    experiment.add_argument(
-        "--data",
-        required=True,
-        metavar="DIR",
-        help="image folder with one folder per class, table of labels, or demo",
+    images = "image folder with one folder per class, table of labels, or demo"
+    add_options(experiment, {"--data DIR": images}, required=True)
+    weights = (
+        "weights as for vitft finetune, random:NAME (random weights), or none (random weights of "
+        "the first architecture)"
     )
-    experiment.add_argument(
-        "--weights",
-        required=True,
-        nargs="+",
-        metavar="NAME",
-        help="weights as for vitft finetune, random:NAME (random weights), or none (random "
-        "weights of the first architecture)",
-    )
-    experiment.add_argument(
-        "--shots",
-        type=int,
-        nargs="+",
-        default=[5, 10, 25, 50, 100],
-        metavar="N",
-        help="numbers of training images per class (default: 5 10 25 50 100)",
-    )
-    experiment.add_argument(
-        "--seeds",
-        type=int,
-        default=3,
-        metavar="N",
-        help="number of random draws of the training images (default: 3)",
-    )
-    experiment.add_argument(
-        "--no-baselines",
-        action="store_true",
-        help="omit the baselines: raw pixels and colour histograms",
-    )
+    add_options(experiment, {"--weights NAME": weights}, required=True, nargs="+")
+    shots = "numbers of training images per class (default: 5 10 25 50 100)"
+    usual = [5, 10, 25, 50, 100]
+    add_options(experiment, {"--shots N": shots}, type=int, nargs="+", default=usual)
+    draws = "number of random draws of the training images (default: 3)"
+    add_options(experiment, {"--seeds N": draws}, type=int, default=3)
+    baselines = "omit the baselines: raw pixels and colour histograms"
+    add_options(experiment, {"--no-baselines": baselines})
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--out", metavar="DIR", help="new folder for the results (default: study-<data>)"
-    )
+    add_options(run, {"--out DIR": "new folder for the results (default: study-<data>)"})
     add_shared(run, "--cache", "--device", "--allow-pickle")
     add_table_settings(run)
     parser.settable = TABLE_SETTINGS

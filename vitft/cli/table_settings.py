@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from vitft.cli.parser import OptionGroup
+from vitft.cli.parser import OptionGroup, add_options
 from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, parse_setting
 from vitft.config.sections import DataSpec
@@ -22,13 +22,8 @@ TABLE_SETTINGS = (
 
 def add_table_settings(group: OptionGroup) -> None:
     """Add the `--set` option for the columns and the base folder of a table."""
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="how to read a table of labels, e.g. data.label=species (may be repeated)",
-    )
+    text = "how to read a table of labels, e.g. data.label=species (may be repeated)"
+    add_options(group, {"--set KEY=VALUE": text}, action="append", default=[])
 
 
 def table_settings(spec: DataSpec) -> list[str]:

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser, add_shared
+from vitft.cli.parser import Commands, Parser, add_options, add_shared
 from vitft.models.pretrained.catalog import licence_terms, marked_licence
 from vitft.system.cores import has_gpu
 from vitft.system.errors import UsageError
@@ -18,15 +18,12 @@ def add_weights(parser: Parser) -> None:
     listed.add_argument("--all", action="store_true", help="list the whole catalogue")
     sizes = ("tiny", "small", "base", "large", "huge")
     listed.add_argument("--size", choices=sizes, help="list only models of this size")
-    listed.add_argument(
-        "--licence",
-        metavar="NAME",
-        help="list only weights with this licence: open (no further terms), commercial (allows "
-        "commercial use) or e.g. apache-2.0",
-    )
-    listed.add_argument(
-        "--data", metavar="WORD", help="list only weights trained on this dataset, e.g. 21k"
-    )
+    texts = {
+        "--licence NAME": "list only weights with this licence: open (no further terms), "
+        "commercial (allows commercial use) or e.g. apache-2.0",
+        "--data WORD": "list only weights trained on this dataset, e.g. 21k",
+    }
+    add_options(listed, texts)
     listed.set_defaults(command=_list_weights)
     show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
     show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
@@ -46,19 +43,10 @@ def add_weights(parser: Parser) -> None:
     inspected.add_argument(
         "file", metavar="FILE", help="a .safetensors, .npz or .pth file, or timm:NAME=FILE"
     )
-    inspected.add_argument(
-        "--classes",
-        type=int,
-        metavar="N",
-        help="number of classes of a new head, or 0 for no head (default: keep the head)",
-    )
-    inspected.add_argument(
-        "--image-size",
-        type=int,
-        nargs="+",
-        metavar="PX",
-        help="input size in pixels: one side, or height and width",
-    )
+    classes = "number of classes of a new head, or 0 for no head (default: keep the head)"
+    add_options(inspected, {"--classes N": classes}, type=int)
+    size = "input size in pixels: one side, or height and width"
+    add_options(inspected, {"--image-size PX": size}, type=int, nargs="+")
     add_shared(inspected, "--allow-pickle")
     inspected.set_defaults(command=_inspect_weights)
 
