@@ -20,11 +20,11 @@ from statistics import NormalDist
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitft.metrics.results import Interval
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+_Reals = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Groups = np.ndarray[Any, np.dtype[np.int64]]
 """Integers (n,), one per image; the images of a group share an integer."""
@@ -52,7 +52,7 @@ _MOST_LOGITS = 10**6
 
 
 def design_effect(
-    residuals: NDArray[np.floating[Any]],
+    residuals: _Reals,
     groups: Groups | None,
     correlation: float = PRIOR_CORRELATION,
 ) -> float:
@@ -76,7 +76,7 @@ def design_effect(
 
 
 def variance_ratio(
-    residuals: NDArray[np.floating[Any]],
+    residuals: _Reals,
     groups: Groups | None,
     correlation: float = PRIOR_CORRELATION,
 ) -> float:
@@ -120,7 +120,7 @@ def mean_error(values: Floats, groups: Groups | None = None) -> float:
     return math.sqrt(float((sums**2).sum()) * len(sums) / max(1, len(sums) - 1)) / len(values)
 
 
-def _group_sums(values: NDArray[Any], groups: Groups | None) -> Floats:
+def _group_sums(values: np.ndarray[Any, np.dtype[Any]], groups: Groups | None) -> Floats:
     """Return the sum of `values` (n,) for each group, or for each image without groups."""
     own = np.arange(len(values)) if groups is None else np.unique(groups, return_inverse=True)[1]
     return np.bincount(own, values).astype(np.float64)
@@ -346,7 +346,7 @@ def sign_flip(sums: Groups) -> float:
 
 
 def p_of_guessing(
-    logits: NDArray[np.floating[Any]],
+    logits: _Reals,
     labels: Groups,
     groups: Groups | None = None,
     effect: float = 1.0,
