@@ -39,12 +39,11 @@ MANY_SHARDS, SMALL_SHARD = 64, 2**24
 _MAPPED_SHARDS = 64
 """Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
 process to 256 open files."""
-LIMIT_GB = 20.0
-"""Total cache size in GB above which the least recently used spaces are removed."""
+LIMIT_GB = 20.0  # total cache size in GB above which the least recently used spaces are removed
 
 
 def default_folder() -> Path:
-    """Return the default folder of cached features (see `cache_folder`)."""
+    """Return the default folder of cached features."""
     return cache_folder("features")
 
 
@@ -89,11 +88,9 @@ class Store:
         self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
         self.shards: list[_Shard] = []
-        self.mapped: OrderedDict[int, CachedRows] = OrderedDict()
-        """Mapped rows of the most recently used shards, by shard number."""
+        self.mapped: OrderedDict[int, CachedRows] = OrderedDict()  # of the shards used last
         self.lock = threading.RLock()
-        self.damaged = 0
-        """Number of damaged rows and files found since the store was opened."""
+        self.damaged = 0  # number of damaged rows and files found since the store was opened
         self.waiting: dict[bytes, CachedRows] = {}
         self.flushed = time.monotonic()
         self.pause_s = 1.0
@@ -102,24 +99,9 @@ class Store:
             os.utime(self.folder)  # record the last use for `prune`
         for path in sorted(self.folder.glob("*.rows")):
             self.open_shard(path)
-        if len(self.shards) > MANY_SHARDS:
-            self.merge_small_shards()
-
-    def make_folder(self) -> None:
-        """Create the folder and its description if missing, and remove stale temporary files.
-
-        The folder can also go missing while the store is open, if the cache is deleted.
-        """
-        if not (self.folder / "space.json").exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / "space.json", self.text)
-        for leftover in self.folder.glob(".*"):  # from a process killed while writing
-            with contextlib.suppress(OSError):
-                if time.time() - leftover.stat().st_mtime > 86400:
-                    leftover.unlink()
-
-    def merge_small_shards(self) -> None:
-        """Merge the small shards into one, because each mapped shard needs a file descriptor."""
+        if len(self.shards) <= MANY_SHARDS:
+            return
+        # Merge the small shards into one, because each mapped shard needs a file descriptor
         small = [i for i, shard in enumerate(self.shards) if shard.num_bytes < SMALL_SHARD]
         rows = {
             key: np.array(row)
@@ -131,6 +113,16 @@ class Store:
                 self.write_shard(rows)
                 for i in small:
                     self.shards[i].path.unlink(missing_ok=True)
+
+    def make_folder(self) -> None:
+        """Create the folder and its description if missing, and remove stale temporary files."""
+        if not (self.folder / "space.json").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "space.json", self.text)
+        for leftover in self.folder.glob(".*"):  # from a process killed while writing
+            with contextlib.suppress(OSError):
+                if time.time() - leftover.stat().st_mtime > 86400:
+                    leftover.unlink()
 
     def open_shard(self, path: Path) -> None:
         """Add the rows of a shard, or delete its file if `_read_shard` finds it damaged."""
@@ -165,7 +157,7 @@ class Store:
             return self.mapped[number]
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have created, e.g. by merging small shards."""
+        """Add shards that other processes have created."""
         with self.lock:
             known = {shard.path for shard in self.shards}
             for path in sorted({*self.folder.glob("*.rows")} - known):
@@ -194,14 +186,7 @@ class Store:
         return row
 
     def add(self, rows: Mapping[bytes, CachedRows]) -> None:
-        """Add rows, and call `flush` if many bytes are pending or the last flush was long ago.
-
-        The interval between flushes grows from one second to five minutes. Rows that are added
-        together are written together.
-
-        Raises:
-            RunError, ResourceError: The shard cannot be written.
-        """
+        """Add rows, and write all pending rows together if they are many or wait for long."""
         if not rows:
             return
         for key, row in rows.items():
@@ -213,12 +198,7 @@ class Store:
             self.flush()
 
     def flush(self) -> None:
-        """Write the pending rows as a new shard.
-
-        Raises:
-            RunError: The folder is not writable.
-            ResourceError: The disk is full or broken.
-        """
+        """Write the pending rows as a new shard."""
         self.flushed = time.monotonic()
         if not self.waiting:
             return
@@ -227,47 +207,49 @@ class Store:
         self.waiting = {}
 
     def write_shard(self, rows: Mapping[bytes, CachedRows]) -> None:
-        """Write rows as a new shard and add it to the store."""
+        """Write rows as a new shard and add it to the store.
+
+        A shard has the magic, the length of the header, the header, keys, checksums, aligned rows.
+        """
         path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.rows"
+        keys = b"".join(rows)
+        sums = np.array([_checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
+        some = next(iter(rows.values()))
+        fields = {"count": len(rows), "shape": list(some.shape), "dtype": str(some.dtype)}
+        header = json.dumps(fields | {"index": zlib.crc32(sums, zlib.crc32(keys))}).encode()
+        head = _SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
+        padding = b"\0" * (-len(head) % _ALIGN)
         with writing(path, option="--cache DIR, or use --cache none"):
-            write_atomically(path, _shard_bytes(rows))
+            write_atomically(
+                path, b"".join([head, padding, *(row.tobytes() for row in rows.values())])
+            )
         self.open_shard(path)
 
 
 class JoinedStore:
-    """Two stores used as one: each row is split into a leading part and the rest.
-
-    The first store can be shared with runs that need only the leading values.
-    """
+    """Two stores used as one: the leading part of each row, and the rest."""
 
     def __init__(self, leading: Store, rest: Store) -> None:
         self.leading, self.rest = leading, rest
 
     def get(self, key: bytes) -> CachedRows | None:
-        """Return the row for a key, or None if either part is missing or damaged."""
-        parts = [self.leading.get(key), self.rest.get(key)]
-        if parts[0] is None or parts[1] is None:
-            return None
-        return np.concatenate([parts[0], parts[1]])
+        leading, rest = self.leading.get(key), self.rest.get(key)
+        return None if leading is None or rest is None else np.concatenate([leading, rest])
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether both parts of a row exist, even if they are damaged."""
         return key in self.leading and key in self.rest
 
     def add(self, rows: Mapping[bytes, CachedRows]) -> None:
-        """Split rows and add their parts to the two stores (see `Store.add`)."""
         size = self.leading.shape[0]
         new = {key: row[:size] for key, row in rows.items() if self.leading.get(key) is None}
         self.leading.add(new)
         self.rest.add({key: row[size:] for key, row in rows.items()})
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have created (see `Store.find_new_shards`)."""
         self.leading.find_new_shards()
         self.rest.find_new_shards()
 
     def flush(self) -> None:
-        """Write the pending rows of both stores."""
         self.leading.flush()
         self.rest.flush()
 
@@ -277,24 +259,8 @@ def _checksum(key: bytes, row: CachedRows) -> int:
     return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))
 
 
-def _shard_bytes(rows: Mapping[bytes, CachedRows]) -> bytes:
-    """Return the bytes of a shard: magic, header length, header, keys, checksums, aligned rows."""
-    some = next(iter(rows.values()))
-    keys = b"".join(rows)
-    sums = np.array([_checksum(k, r) for k, r in rows.items()], dtype="<u4").tobytes()
-    fields = {"count": len(rows), "shape": list(some.shape), "dtype": str(some.dtype)}
-    header = json.dumps(fields | {"index": zlib.crc32(sums, zlib.crc32(keys))}).encode()
-    head = _SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
-    padding = b"\0" * (-len(head) % _ALIGN)
-    return b"".join([head, padding, *(row.tobytes() for row in rows.values())])
-
-
 def _read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Shard | None:
-    """Read the index of a shard, or return None if its header, index or length is wrong.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Read the index of a shard, or return None if its header, index or length is wrong."""
     try:
         with open(path, "rb", opener=open_regular) as file:
             if file.read(8) != _SHARD_MAGIC:
@@ -352,9 +318,9 @@ def remove_spaces(chosen: Iterable[_Space]) -> int:
 
 
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
-    """Delete the least recently used spaces until the others fit into `limit_gb` gigabytes.
+    """Delete the least recently used spaces until the others fit; return the number of bytes freed.
 
-    Spaces used within the last `idle_s` seconds are kept. Return the number of bytes freed.
+    Spaces used within the last `idle_s` seconds are kept.
     """
     kept = 0.0
     removable = []
@@ -366,11 +332,6 @@ def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int
 
 
 def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str) -> Store:
-    """Return the store of a space, creating it if needed.
-
-    Raises:
-        RunError: The folder is not writable.
-        ResourceError: The disk is full or broken.
-    """
+    """Return the store of a space, creating it if needed; errors name the option `--cache`."""
     with writing(root, option="--cache DIR, or use --cache none"):
         return Store(root, space, shape, dtype)

@@ -22,8 +22,7 @@ from vitft.system.device import exact_float32
 class Prefix(nn.Module):
     """Frozen layers that map pixels (B, channels, H, W) to tokens or pooled features.
 
-    Tokens are (B, N, width), or have the shape of the block's input in a timm model. Pooled
-    features are (B, feature_size).
+    Tokens are (B, N, width), or in a timm model inputs to a block. Pooled features are (B, D).
     """
 
     def __init__(
@@ -31,13 +30,9 @@ class Prefix(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.stop, self.autocast = model, stop, autocast
-        self.intermediate = intermediate
-        """Number of blocks before the intermediate feature that follows pooled features of vitft's
-        own models (see `VisionTransformer.finish`); 0 for none."""
+        self.intermediate = intermediate  # blocks before an intermediate feature, if any
         self.pooled = stop == len(model.blocks)
         self.shape, self.leading = output_shape(model, stop)
-        """Shape of the output for one image, (D,) or (N, D), and how many leading values of the
-        last axis come from the last block."""
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -68,17 +63,12 @@ class Prefix(nn.Module):
         return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
-        """Return the prefix, converted to bf16 if `precision` is `bf16`.
-
-        For fp16, features are cached in float32, because activations of large Vision Transformers
-        may exceed the range of fp16. For bf16, vitft's own models are copied with bf16 weights:
-        this needs less memory than autocast and is equally accurate. timm models use autocast,
-        because some of their layers (BatchNorm) may need float32.
-        """
-        if precision != "bf16":
+        """Return the prefix, converted to bf16 if `precision` is `bf16`."""
+        if precision != "bf16":  # activations of large models may exceed the range of fp16
             return self
-        if isinstance(self.model, TimmModel):
+        if isinstance(self.model, TimmModel):  # some layers (BatchNorm) may need float32
             return Prefix(self.model, self.stop, autocast=True)
+        # Less memory than autocast, and equally accurate
         return copy.deepcopy(self).to(torch.bfloat16)
 
 
@@ -86,9 +76,8 @@ def output_shape(model: Model, stop: int) -> tuple[tuple[int, ...], int]:
     """Describe the output of a `Prefix` that stops before block `stop`, for one image.
 
     Returns:
-        The shape, which is (D,) for pooled features and (N, D) for tokens, and how many leading
-        values of the last axis come from the last block. In a timm model, tokens have the shape of
-        the block's input, and all values of the last axis are counted.
+        The shape, which is (D,) for pooled features and (N, D) for tokens (in a timm model, that of
+        the block's input), and how many leading values of the last axis come from the last block.
     """
     pooled = stop == len(model.blocks)
     if isinstance(model, TimmModel):
@@ -190,9 +179,7 @@ def cut_model(model: Model, layers: str) -> Cut:
 def run_prefix(prefix: Prefix, pixels: Tensor) -> Tensor:
     """Run a prefix on normalised float32 pixels (B, channels, H, W), without TensorFloat-32.
 
-    Returns:
-        The inputs to the suffix, in bfloat16 if the prefix uses autocast, otherwise in the dtype of
-        the prefix's weights.
+    The result is bfloat16 if the prefix uses autocast, and otherwise has the dtype of its weights.
     """
     if prefix.autocast:
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):

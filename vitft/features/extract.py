@@ -51,10 +51,8 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.device import BatchLimit, start_reading, to_device
 from vitft.system.errors import DataError, DivergedError, ImageError
 
-_LARGEST_FEATURE = 1e15
-"""Magnitude above which sums of squares of features may overflow in float32."""
-_FEATURES_VERSION = "1"
-"""Version in the settings of every store, incremented when the computation of features changes."""
+_LARGEST_FEATURE = 1e15  # magnitude above which sums of squares of features may overflow in float32
+_FEATURES_VERSION = "1"  # incremented when the computation of features changes
 _BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
 help (benchmarks/notebook/speed.md)."""
@@ -81,12 +79,12 @@ class Extractor:
     """A frozen prefix with a cache of its outputs.
 
     Args:
-        prefix: The frozen layers, converted to `precision` by `Prefix.in_precision`.
+        prefix: The frozen layers, which are converted to `precision`.
         folder: Cache folder; None for a temporary folder of this process.
         precision: With `fp32`, images are decoded and resized by `EvalTransform`; with `bf16` or
-            `fp16`, the faster and slightly less exact `data.jpeg` is used where possible.
+            `fp16`, the faster and slightly less exact `resized` is used where possible.
         max_pixels: Maximum number of pixels per image.
-        exact: Whether to avoid `data.jpeg` even with `bf16` or `fp16`.
+        exact: Whether to avoid `resized` even with `bf16` or `fp16`.
         workers: Number of threads, each on one core (default: as many as torch uses).
     """
 
@@ -102,7 +100,9 @@ class Extractor:
     ) -> None:
         self.device = next(prefix.parameters()).device
         self.prefix = prefix.in_precision(precision)
-        self.limit = BatchLimit(batch_size(self.device.type, prefix.leading))
+        # On CPUs, the activations of 8 images of a wide model already fill the caches
+        is_wide = self.device.type == "cpu" and prefix.leading >= 768
+        self.limit = BatchLimit(8 if is_wide else _BATCH_IMAGES[self.device.type])
         self.workers = workers or torch.get_num_threads()
         self.max_pixels = max_pixels
         self.precision = precision
@@ -128,27 +128,23 @@ class Extractor:
         self.computed = 0  # number of rows not found in the cache
 
     def store(self, view: View) -> _AnyStore:
-        """Return the store for the rows of a view."""
+        """Return the store for the rows of a view; features of earlier blocks are in another."""
         if view.settings not in self.stores:
-            self.stores[view.settings] = self.open_view(view)
+            space, shape = {**self.space, "view": view.settings}, self.prefix.shape
+            dtype = "uint16" if self.precision == "bf16" else "float32"
+            leading, more = self.prefix.leading, shape[-1] - self.prefix.leading
+            last = open_store(self.folder, space, (leading,) if more else shape, dtype)
+            self.stores[view.settings] = last
+            if more:
+                space["cut"] = f"{more} values of the blocks before the last"
+                rest = open_store(self.folder, space, (more,), dtype)
+                self.stores[view.settings] = JoinedStore(last, rest)
         return self.stores[view.settings]
-
-    def open_view(self, view: View) -> _AnyStore:
-        """Open a view's store; any features of earlier blocks are in a separate store."""
-        space, shape = {**self.space, "view": view.settings}, self.prefix.shape
-        dtype = "uint16" if self.precision == "bf16" else "float32"
-        more = shape[-1] - self.prefix.leading
-        if not more:
-            return open_store(self.folder, space, shape, dtype)
-        leading = open_store(self.folder, space, (self.prefix.leading,), dtype)
-        space["cut"] = f"{more} values of the blocks before the last"
-        return JoinedStore(leading, open_store(self.folder, space, (more,), dtype))
 
     def of_last_block(self) -> Self:
         """Return an extractor for the last block's features that uses the rows cached by this one.
 
-        Afterwards, this extractor must not compute features, because both extractors share a model
-        that now reads only the last block.
+        Both share a model, so this one must not compute features afterwards.
         """
         found = copy.copy(self)
         if isinstance(self.prefix.model, VisionTransformer):
@@ -170,13 +166,7 @@ class Extractor:
         claim: Claim | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> InspectedFolder:
-        """Inspect every file in a folder and cache its features, decoding each file at most once.
-
-        Raises:
-            DataError: Too many files are unreadable (see `inspect_folder`).
-            DivergedError: The features are not finite or are too large to compute with.
-            RunError, ResourceError: The cache cannot be written.
-        """
+        """Inspect every file in a folder and cache its features; each is decoded only once."""
         images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints, claim)
         found = (image.found for image in images)
         return collect(folder, found, allow_bad=allow_bad, progress=progress)
@@ -190,13 +180,7 @@ class Extractor:
         claim: Claim | None = None,
         progress: Callable[[int], None],
     ) -> None:
-        """Compute and cache the features of all files that are not yet in the cache.
-
-        Raises:
-            ImageError: A file is no longer a readable image.
-            DivergedError: The features are not finite or are too large to compute with.
-            RunError, ResourceError: The cache cannot be written.
-        """
+        """Compute and cache the features of all files; an ImageError if one is unreadable."""
         for image in self.extract(root, files, view, claim=claim):
             if isinstance(image.found, ImageError):
                 raise image.found
@@ -221,8 +205,13 @@ class Extractor:
             DivergedError: The features are not finite or are too large to compute with.
             RunError, ResourceError: The cache cannot be written.
         """
-        store = self.store(view)
-        claim = claim or _local_claims()
+        store, owners = self.store(view), dict[bytes, object]()
+
+        def claim_here(key: bytes) -> bool:  # in the threads of this process
+            token = object()
+            return owners.setdefault(key, token) is token  # atomic
+
+        claim = claim or claim_here
         inspect = functools.partial(
             inspect_file,
             root,
@@ -266,11 +255,7 @@ class Extractor:
         fingerprints: Fingerprints | None,
         claim: Claim,
     ) -> ExtractedImage:
-        """Look up an image in the caches, and decode it only if something is missing.
-
-        Raises:
-            ImageError: The bytes are not a complete image of a supported format.
-        """
+        """Look up an image in the caches, and decode it only if something is missing."""
         row = self.facts.get(facts_key(opened.file.path, opened.sha256))
         known = None if row is None else decode_facts(row, opened)
         facts = known or opened.facts()
@@ -287,15 +272,7 @@ class Extractor:
         return result
 
     def start(self, batch: PixelBatch[ExtractedImage], view: View) -> Callable[[], None]:
-        """Start to run the prefix on the images in a batch that have no output yet.
-
-        Returns:
-            A function that waits for the outputs and stores them in the images. It raises a
-            DivergedError if the outputs are not finite or are too large to compute with.
-
-        Raises:
-            ResourceError: A single image does not fit in memory.
-        """
+        """Start to run the prefix on images without output; return a function that waits for it."""
         pixels, missing = batch.pixels, batch.missing
         if pixels is None:
             return lambda: None
@@ -351,18 +328,12 @@ class Extractor:
             store.find_new_shards()
 
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
-        """Return the cached rows of images as float32 on the CPU: (n, D) or (n, N, D).
-
-        A result larger than 2 GiB is a memory-mapped temporary file.
-
-        Raises:
-            DataError: A row is missing because the image or the cache has changed.
-        """
+        """Return the cached rows of images as float32 on the CPU: (n, D) or (n, N, D)."""
         store, shape = self.store(view), (len(digests), *self.prefix.shape)
         if 4 * np.prod(shape, dtype=np.int64) <= _IN_MEMORY_BYTES:
             table: Any = np.empty(shape, np.float32)
-        else:
-            with tempfile.TemporaryFile(dir=self.folder) as file:  # the map keeps a descriptor
+        else:  # mapped to a temporary file, of which the map keeps a descriptor
+            with tempfile.TemporaryFile(dir=self.folder) as file:
                 table = np.memmap(file, np.float32, "w+", shape=shape)
         for i, digest in enumerate(digests):
             row = store.get(key_of(digest, view.name))
@@ -376,26 +347,6 @@ class Extractor:
                 row = (row.astype(np.uint32) << 16).view(np.float32)
             table[i] = row
         return torch.from_numpy(table)
-
-
-def _local_claims() -> Claim:
-    """Return a `Claim` for the threads of this process."""
-    owners: dict[bytes, object] = {}
-
-    def claim(key: bytes) -> bool:
-        token = object()
-        return owners.setdefault(key, token) is token  # atomic
-
-    return claim
-
-
-def batch_size(device: str, width: int) -> int:
-    """Return the number of images per forward pass.
-
-    For wide models on a CPU, the result is only 8, because the activations of 8 images already fill
-    the CPU caches.
-    """
-    return 8 if device == "cpu" and width >= 768 else _BATCH_IMAGES[device]
 
 
 def vanished_error(error: ImageError) -> DataError:

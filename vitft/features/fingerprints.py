@@ -77,25 +77,17 @@ def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
 class Fingerprints:
     """Fingerprints of the images inspected in a pass over a folder.
 
-    Workers call `inspect`; the thread that collects their results in order calls `add`.
-
-    Args:
-        cache: Cache folder; empty for the default folder, `none` for no cache.
-        grey_range: Grey range of the data set (see `data.grey_levels`).
+    Workers call `inspect`; the thread that collects their results in order calls `add`. `cache` is
+    a folder, empty for the default one, or `none`.
     """
 
     def __init__(self, cache: str, grey_range: GreyRange = ()) -> None:
         self.grey_range = grey_range
         self.store = fingerprint_store(cache, grey_range)
-        self.by_digest: dict[str, FactsRow] = {}
-        """Mapping from file digests to fingerprints (FINGERPRINT_BYTES,)."""
+        self.by_digest: dict[str, FactsRow] = {}  # fingerprints by file digest
 
     def inspect(self, opened: OpenedImage) -> tuple[InspectedFile, FactsRow]:
-        """Return the facts and fingerprint of an image, decoding it only if they are not cached.
-
-        Raises:
-            ImageError: The bytes are not a complete image of a supported format.
-        """
+        """Return the facts and fingerprint of an image, decoding it only if they are not cached."""
         if self.store is not None:
             known = self.store.get(facts_key(opened.file.path, opened.sha256))
             if known is not None and (facts := decode_facts(known, opened)) is not None:
@@ -149,12 +141,7 @@ def fingerprint_folder(
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
 ) -> InspectedFolder:
-    """Inspect every file in a folder and add its fingerprint to `fingerprints`.
-
-    Raises:
-        DataError: Too many files are unreadable (see `inspection.inspect_folder`).
-        RunError, ResourceError: The cache cannot be written.
-    """
+    """Inspect every file in a folder and add its fingerprint to `fingerprints`."""
     root = os.fspath(folder.root)
     results = in_order(
         lambda file: inspect_file(
@@ -181,13 +168,7 @@ def fingerprint_folder(
 
 
 def fingerprint_store(cache: str, grey_range: GreyRange) -> Store | None:
-    """Return the store of fingerprints, or None if they are not cached.
-
-    If the default folder cannot be used, a warning is logged and fingerprints are not cached.
-
-    Raises:
-        RunError, ResourceError: The folder chosen with `cache` cannot be used.
-    """
+    """Return the store of fingerprints, or None without a cache or a usable default folder."""
     if cache == "none":
         return None
     space = {"vitft": "2", "what": "sketches of images"}  # version, incremented if rows change

@@ -15,8 +15,7 @@ from vitft.data.split import stratify
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 CV_FOLDS = 5
-CV_IMAGES = 20_000
-"""Maximum number of images to cross-validate; if there are more, a stratified subset is used."""
+CV_IMAGES = 20_000  # to cross-validate at most; of more, a stratified subset is used
 
 
 def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = None) -> Tensor:
@@ -26,11 +25,14 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     are in the same fold. A class with several groups is in at least two folds (see
     `spread_classes`). For multi-label data, the folds are approximately stratified by label.
     """
-    if y.ndim == 2:
-        return _folds_by_label(y, count, seed, groups)
-    random, labels = np.random.default_rng(seed), y.numpy()
     own = np.arange(len(y)) if groups is None else groups.numpy()
     _, group = np.unique(own, return_inverse=True)
+    if y.ndim == 2:
+        counts = np.zeros((group.max() + 1, y.shape[1]), dtype=np.int64)
+        np.add.at(counts, group, y.numpy().astype(np.int64))
+        part = stratify(counts, np.bincount(group), [1 / count] * count, seed=seed)
+        return torch.from_numpy(part[group])
+    random, labels = np.random.default_rng(seed), y.numpy()
     fold_id = _place_groups(labels, group, count, random)
     single, offset = fold_id < 0, 0
     for label in np.unique(labels):
@@ -48,10 +50,7 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
 
 
 def in_one_group(y: Tensor, groups: Tensor) -> Tensor:
-    """Return which images (n,) have a class whose images are all in one group.
-
-    Heads that are not fitted to the group do not know the class. Labels (n, C) are not examined.
-    """
+    """Return which images (n,) have a class in one group, unknown to heads without the group."""
     if y.ndim == 2:
         return torch.zeros(len(y), dtype=torch.bool)
     pairs = torch.stack([y, groups.to(y)], dim=1).unique(dim=0)
@@ -61,11 +60,7 @@ def in_one_group(y: Tensor, groups: Tensor) -> Tensor:
 def _place_groups(
     labels: Indices, group: Indices, count: int, random: np.random.Generator
 ) -> Indices:
-    """Return the fold of each image (n,) whose group has several images, and -1 for the others.
-
-    Groups are placed by size, largest first, each in the fold with the smallest fractions of its
-    classes or, of several such folds, in the one with the fewest images.
-    """
+    """Return the fold of each image (n,) whose group has several images, and -1 for the others."""
     fold_id, sizes = np.full(len(labels), -1), np.bincount(group)
     if len(sizes) == len(labels):
         return fold_id
@@ -74,6 +69,7 @@ def _place_groups(
     fractions = np.zeros((count, len(totals)))  # of the images of each class
     members = np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])
     order = random.permutation(np.flatnonzero(sizes > 1))
+    # By size, largest first, into the fold with the smallest fractions of the classes, then images
     for chosen in order[np.argsort(-sizes[order], kind="stable")]:
         rows = members[chosen]
         own, images = np.unique(label[rows], return_counts=True)
@@ -83,16 +79,6 @@ def _place_groups(
         fractions[best, own] += parts
         taken[best] += len(rows)
     return fold_id
-
-
-def _folds_by_label(y: Tensor, count: int, seed: int, groups: Tensor | None) -> Tensor:
-    """Return the fold of each image (n,), stratified by label; groups are not split."""
-    own = torch.arange(len(y)) if groups is None else groups
-    _, unit = np.unique(own.numpy(), return_inverse=True)
-    counts = np.zeros((unit.max() + 1, y.shape[1]), dtype=np.int64)
-    np.add.at(counts, unit, y.numpy().astype(np.int64))
-    part = stratify(counts, np.bincount(unit), [1 / count] * count, seed=seed)
-    return torch.from_numpy(part[unit])
 
 
 def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
@@ -146,9 +132,8 @@ def rows_of_views(images: Tensor, total: int, views: int) -> Tensor:
 def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:
     """Return folds (n,) in which every class with several groups is in at least two folds.
 
-    With few groups, all images of a class may be in one fold by chance, and one head would be
-    fitted without the class. In this case, one of the class's groups is moved to the smallest of
-    the `count` folds. Empty folds are removed, and the others are renumbered from 0.
+    With few groups, all images of a class may be in one fold by chance. One of the class's groups
+    is then moved to the smallest of the `count` folds. Empty folds are removed.
     """
     _, label = np.unique(labels, return_inverse=True)
     if not len(label):

@@ -42,17 +42,14 @@ MIN_WRONG, MAX_WRONG = 0.03, 0.5
 sets (3.3%, Northcutt et al. 2021, "Pervasive Label Errors in Test Sets Destabilize Machine Learning
 Benchmarks", https://arxiv.org/abs/2103.14749). With a smaller one, a single wrong label would not
 be reported."""
-_WRONG_PRIOR = (1.5, 49.0)
-"""Parameters of the beta prior on the fraction of wrong labels, between the bounds."""
-_POWER_SPREAD = 0.7
-"""Spread of the normal prior on the logarithms of the powers, which has mean 0."""
+_WRONG_PRIOR = (1.5, 49.0)  # beta prior on the fraction of wrong labels between the bounds
+_POWER_SPREAD = 0.7  # spread of the normal prior on the logarithms of the powers, which has mean 0
 
 
 class LabelScores(NamedTuple):
     """Probabilities of the classes of n images, and of their given labels to be wrong."""
 
-    probabilities: Tensor
-    """Class probabilities (n, C)."""
+    probabilities: Tensor  # class probabilities (n, C)
     wrong: Tensor
     """Probability that the given label is wrong (n,) or, for multi-label data, that each label is
     wrong or missing (n, C)."""
@@ -69,11 +66,10 @@ def check_labels(
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Find probable label errors, scoring each image with heads that were not fitted to it.
 
-    Images with identical copies under other labels are neither used for fitting nor reported here,
-    because the audit lists them separately. `groups` maps the digest of each image that has
-    near-duplicates to the name of its group. `features` is a function that returns the
-    features (n, D) of images, given their digests. For multi-label data, `labels` contains the
-    label names, and `classes` contains the label sets.
+    Images with identical copies under other labels are neither used for fitting nor reported.
+    `groups` maps the digests of near-duplicates to the name of their group, and `features` returns
+    the features (n, D) of digests. For multi-label data, `labels` are label names, and `classes`
+    label sets.
 
     Returns:
         The label errors, and the class probabilities by name for the path of each file that has an
@@ -116,11 +112,10 @@ def number_groups(names: Iterable[str]) -> Tensor:
 def find_mislabels(
     scores: LabelScores, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
 ) -> list[Mislabel]:
-    """Return the files whose label is more probably wrong than right.
+    """Return the files whose label is more probably wrong than right, the most probable first.
 
-    The labels that are most probably wrong come first. For multi-label data, the suggestion
-    is to add or remove a label. `paths` lists the files of each image; the list is empty if the
-    image must not be reported.
+    For multi-label data, the suggestion is to add or remove a label. `paths` lists the files of
+    each image to report.
     """
     if y.ndim == 2:
         return _wrong_or_missing(scores, y, paths, classes)
@@ -169,9 +164,7 @@ def score_given_labels(
     """Return class probabilities, and the probability that each given label is wrong.
 
     Each row of `logits` (n, C) must come from a head that was not fitted to that image.
-    Near-duplicates, which share a number in `groups` (n,), do not vote for each other. The rows of
-    the probabilities sum to 1, except for multi-label data, where labels have independent
-    probabilities.
+    Near-duplicates, which share a number in `groups` (n,), do not vote for each other.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
     if y.ndim == 2:
@@ -198,22 +191,14 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
     """
     others = max(1.0, factors.shape[2] - 1)
     powers, _ = _fit_given_others(factors, y, others)
-    others = _confused_classes(torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1), y)
-    return *_fit_given_others(factors, y, others), others
-
-
-def _confused_classes(probabilities: Tensor, y: Tensor) -> float:
-    """Return the effective number of classes with which a class is confused, at least 1.
-
-    It is exp(H), where H is the mean over the classes (of more than 1,000, the first) of the
-    entropy of their wrong labels, as expected from the class probabilities (n, C) and the labels
-    `y` (n,).
-    """
+    # exp(H), where H is the mean over the classes of the expected entropy of their wrong labels
+    probabilities = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
     columns = probabilities[:, :MAX_DENSE_CLASSES]  # limits the memory
     counts = columns.new_zeros(probabilities.shape[1], columns.shape[1])
     counts.index_add_(0, y, columns).fill_diagonal_(0)  # by given (row) and true class
     fractions = counts / counts.sum(dim=0).clamp(min=1e-30)
-    return float(torch.special.entr(fractions).sum(dim=0).mean().exp())
+    others = float(torch.special.entr(fractions).sum(dim=0).mean().exp())
+    return *_fit_given_others(factors, y, others), others
 
 
 def _fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor, float]:
@@ -248,8 +233,8 @@ def _fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor
 def probably_wrong(given: Tensor, wrong: float, *, others: float) -> Tensor:
     """Return the probability that each label is wrong, in the shape of `given`.
 
-    `given` contains the calibrated probabilities of the given labels. `wrong` is the fraction of
-    labels that are wrong, and `others` the number of classes that a wrong label may be.
+    `given` are the calibrated probabilities of the given labels, `wrong` the fraction of wrong
+    labels, and `others` the number of classes that a wrong label may be.
     """
     if_wrong = wrong * (1 - given) / others
     return if_wrong / (if_wrong + (1 - wrong) * given)

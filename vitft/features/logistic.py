@@ -24,16 +24,11 @@ from vitft.system.device import one_thread
 
 # batched L-BFGS for smooth convex functions -------------------------------------------------------
 
-_Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Function from points (K, P) to values (K,) and gradients (K, P), all float64."""
+_Objective = Callable[[Tensor], tuple[Tensor, Tensor]]  # (K, P) -> (K,), (K, P)
 
-_ARMIJO = 1e-4
-"""Fraction of the predicted decrease that a step must achieve (Armijo condition)."""
-_ROUNDING = 1e-6
-"""Largest relative change in a function's value that rounding of float32 features may hide."""
-_STALLED = 1e-12
-"""Decrease, relative to max(1, abs(value)), below which the minimisation of a function is
-considered converged."""
+_ARMIJO = 1e-4  # fraction of the predicted decrease that a step must achieve (Armijo condition)
+_ROUNDING = 1e-6  # relative change that rounding of float32 features may hide
+_STALLED = 1e-12  # smaller decreases, relative to max(1, abs(value)), end the minimisation
 
 
 @dataclass(slots=True)
@@ -74,11 +69,10 @@ class CurvatureHistory:
 
 
 def minimise(objective: _Objective, start: Tensor, *, steps: int, tolerance: float) -> Tensor:
-    """Minimise every function, and return the final points (K, P).
+    """Minimise every function from `start` (K, P), and return the final points (K, P), float64.
 
     Iteration stops for a function when the largest absolute entry of its gradient is at most
-    `tolerance`, when its value no longer decreases, or after `steps` steps. `start` (K, P) is
-    float64.
+    `tolerance`, when its value no longer decreases, or after `steps` steps.
     """
     point = start.clone()
     value, gradient = objective(point)
@@ -105,13 +99,11 @@ def minimise(objective: _Objective, start: Tensor, *, steps: int, tolerance: flo
 def _line_search(
     objective: _Objective, point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Halve each function's step until the function decreases, trying at most 25 lengths.
-
-    A step is also accepted if rounding may hide a decrease that the new gradient confirms.
+    """Halve each function's step (K, P) until the function decreases, at most 25 times.
 
     Returns:
-        The step (K, P), which is zero where no length was accepted; the value (K,) and gradient
-        (K, P) after the step; and a mask (K,) of the functions whose step was accepted.
+        The step, zero where none was accepted, the value (K,) and gradient (K, P) after it, and a
+        mask (K,) of the functions whose step was accepted.
     """
     slope = _row_dot(gradient, step)  # (K,), negative or 0
     good = torch.zeros_like(value, dtype=torch.bool)
@@ -120,7 +112,7 @@ def _line_search(
         fell = new_value <= value + _ARMIJO * slope
         is_hidden = (new_value <= value + _ROUNDING * value.abs()) & (
             _row_dot(new_gradient, step) <= (2 * _ARMIJO - 1) * slope
-        )
+        )  # by rounding, but the new gradient confirms the decrease
         good = fell | is_hidden
         if bool(good.all()):
             return step, new_value, new_gradient, good
@@ -138,13 +130,10 @@ def _row_dot(one: Tensor, other: Tensor) -> Tensor:
 
 # logistic regression on fixed features, solved to the optimum by L-BFGS ---------------------------
 
-LARGE_VALUES = 10**8
-"""Number of values above which a feature matrix is read in chunks instead of copied."""
+LARGE_VALUES = 10**8  # larger feature matrices are read in chunks instead of copied
 CHUNK_ROWS = 16_384
-_CHUNK_LOGITS = 2**26
-"""Maximum number of logits (problems x classes x rows) to hold at a time."""
-SINGLE_THREAD_COST = 10**8
-"""Number of multiplications per step below which one thread is faster than two."""
+_CHUNK_LOGITS = 2**26  # maximum number of logits (problems x classes x rows) to hold at a time
+SINGLE_THREAD_COST = 10**8  # multiplications per step; below, one thread is faster
 _TOLERANCE_CLASSES = 10
 """Number of classes up to which the tolerance of the gradient is as given; it then falls as 1 / C,
 as the gradients do. Otherwise heads of thousands of classes would be far from their optimum."""
@@ -167,13 +156,10 @@ class Standardizer:
 
     @classmethod
     def fit(cls, x: Tensor) -> Self:
-        """Fit to training features (n, D), leaving constant dimensions unscaled.
-
-        For a large matrix, mean and variance are computed in float64, chunk by chunk.
-        """
+        """Fit to training features (n, D), leaving constant dimensions unscaled."""
         if not is_large(x):
             std, mean = torch.std_mean(x, dim=0, correction=0)
-        else:
+        else:  # chunk by chunk, in float64
             total = x.new_zeros(x.shape[1], dtype=torch.float64)
             squares = torch.zeros_like(total)
             for part in x.split(CHUNK_ROWS):
@@ -191,11 +177,7 @@ class Standardizer:
         return type(self)(self.mean[:count], self.std[:count])
 
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert a head (C, D + 1) on standardised features to an equivalent one on raw features.
-
-        Returns:
-            The weight (C, D) and bias (C,) of the head on raw features, float32.
-        """
+        """Return the weight (C, D) and bias (C,) on raw features of a head (C, D + 1) on scaled."""
         raw, bias = head[:, :-1].float() / self.std, head[:, -1].float()
         return raw, bias - raw @ self.mean
 
@@ -219,35 +201,33 @@ class Problem:
     """Settings of K problems that do not depend on the rows."""
 
     classes: int
-    l2: "float | tuple[float, ...]"
-    """One penalty or, for multi-label data, also one for each label."""
-    total_weight: Tensor
-    """Sum of the sample weights of each problem, (K, 1)."""
-    standardizer: Standardizer | None
-    """Scaling applied to each chunk of features as it is read; None if they are already
-    standardised."""
+    l2: "float | tuple[float, ...]"  # one penalty or, for multi-label data, also one for each label
+    total_weight: Tensor  # sum of the sample weights of each problem, (K, 1)
+    standardizer: Standardizer | None  # of each chunk that is read; None if they are standardised
     processes: int = 1
 
     def objective(
         self, x: Tensor, y: Tensor, sample_weight: Tensor, *, stride: int = 1
     ) -> "HeadObjective":
         """Return the objective of every `stride`-th chunk of rows, given weights (K, n)."""
-        kind = _CrossEntropyObjective if y.ndim == 1 else _LabelsObjective
         weights = (sample_weight / self.total_weight).to(x.dtype)
-        return kind(problem=self, x=x, y=y, weights=weights, stride=stride)
+        return HeadObjective(problem=self, x=x, y=y, weights=weights, stride=stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadObjective:
-    """Penalised mean loss of K linear heads, with gradient, as sums over chunks of rows."""
+    """Weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with gradient.
+
+    Points are (K, C * (D + 1)), and values (K,). For multi-label data, the cross-entropy is binary,
+    and the heads of a problem, one for each label, are independent functions of their own weights:
+    points are (K * C, D + 1), and values (K * C,).
+    """
 
     problem: Problem
     x: Tensor
     y: Tensor
-    weights: Tensor
-    """Weight of each image in each problem, (K, n); each row of all processes sums to 1."""
-    stride: int = 1
-    """Only every `stride`-th chunk is summed."""
+    weights: Tensor  # of each image in each problem, (K, n); each row of all processes sums to 1
+    stride: int = 1  # only every `stride`-th chunk is summed
     sharing: Sharing | None = None
 
     @property
@@ -271,8 +251,8 @@ class HeadObjective:
     def sums(self, flat: Tensor) -> list[Tensor]:
         """Return the loss, gradient of the weights and of the biases, without the penalty.
 
-        The shapes are (K,) or, for multi-label data, (K * C,); (K * C, D); and (K * C,). The sums
-        are float64 on the CPU.
+        They are (K,) or, for multi-label data, (K * C,); (K * C, D); and (K * C,): float64, on the
+        CPU.
         """
         head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
         step = CHUNK_ROWS * self.stride
@@ -304,31 +284,15 @@ class HeadObjective:
 
     def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sums over some rows, given their standardised features `x`."""
-        raise NotImplementedError
-
-
-def add_in_pairs(terms: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors: each of the first half plus one of the second, and so on."""
-    while len(terms) > 1:
-        half = -(-len(terms) // 2)
-        terms = [
-            one + terms[i + half] if i + half < len(terms) else one
-            for i, one in enumerate(terms[:half])
-        ]
-    return terms[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CrossEntropyObjective(HeadObjective):
-    """Weighted mean cross-entropy plus l2/2 |W|^2, with gradient, for each of K linear heads.
-
-    Points are (K, C * (D + 1)), and values (K,).
-    """
-
-    def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over one chunk of the loss (K,) and its gradients."""
         problems, classes, _ = self.shape
         weights = self.weights[:, part]
+        if self.y.ndim == 2:
+            logits = head[:, :-1] @ x.T + head[:, -1:]  # (K * C, n)
+            target = self.y[part].to(head).T.repeat(problems, 1)
+            weights = weights.repeat_interleave(classes, dim=0)
+            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+            error = (logits.sigmoid() - target) * weights
+            return (losses * weights).sum(dim=1), error @ x, error.sum(dim=1)
         # Images are on the last axis: a last axis of few classes would leave SIMD lanes empty.
         logits = (head[:, :-1] @ x.T).add_(head[:, -1:])  # (K * C, n)
         log_probabilities = logits.unflatten(0, (problems, classes)).log_softmax(dim=1)
@@ -341,23 +305,15 @@ class _CrossEntropyObjective(HeadObjective):
         return loss, error.flatten(0, 1) @ x, error.sum(dim=2).flatten()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LabelsObjective(HeadObjective):
-    """Weighted mean binary cross-entropy plus l2/2 |w|^2, with gradient, for each of K * C heads.
-
-    The heads of a problem, one for each label, are independent functions of their own weights.
-    Points are (K * C, D + 1), and values (K * C,).
-    """
-
-    def terms(self, head: Tensor, x: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over one chunk of the loss (K * C,) and its gradients."""
-        problems, classes, _ = self.shape
-        logits = head[:, :-1] @ x.T + head[:, -1:]  # (K * C, n)
-        target = self.y[part].to(head).T.repeat(problems, 1)
-        weights = self.weights[:, part].repeat_interleave(classes, dim=0)
-        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        error = (logits.sigmoid() - target) * weights
-        return (losses * weights).sum(dim=1), error @ x, error.sum(dim=1)
+def add_in_pairs(terms: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors: each of the first half plus one of the second, and so on."""
+    while len(terms) > 1:
+        half = -(-len(terms) // 2)
+        terms = [
+            one + terms[i + half] if i + half < len(terms) else one
+            for i, one in enumerate(terms[:half])
+        ]
+    return terms[0]
 
 
 def solve_logistic(
@@ -378,11 +334,9 @@ def solve_logistic(
     Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, which avoids a copy
     of the whole matrix. Biases are not penalised. Iterations start from the heads `start`
-    (K, C, D + 1; default: zeros) and stop as in `lbfgs.minimise`, with a `tolerance` for up to
-    `_TOLERANCE_CLASSES` classes. For multi-label data, each label may have its own penalty.
-
-    With `sharing`, this process sums over its own chunks only, and the others over theirs (see
-    `Problem.objective`). The steps are computed by this process alone.
+    (K, C, D + 1; default: zeros) and stop as in `minimise`, with a `tolerance` for up to
+    `_TOLERANCE_CLASSES` classes. With `sharing`, this process sums over its own chunks only, and
+    computes the steps for all.
 
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.

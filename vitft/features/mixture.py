@@ -9,7 +9,7 @@ Notation: n images, D feature dimensions, C classes, K folds; the features `x` a
 class indices `y` are (n,). The leading columns of `x` are the features of the last block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,9 +29,7 @@ _SINGLE_THREAD_VALUES = 10**7
 """Number of values in a feature matrix below which a single thread is used. More threads would save
 less than a second and could even be slower on a busy machine.
 """
-_SMALLEST_VARIANCE = 1e-6
-"""Lower bound on the mean within-class variance, which would otherwise be 0 if the images of each
-class were identical."""
+_SMALLEST_VARIANCE = 1e-6  # of a class, on average; identical images would have 0
 
 
 def solve_discriminant(
@@ -39,12 +37,11 @@ def solve_discriminant(
 ) -> Tensor:
     """Fit a linear discriminant analysis for each of several values of the shrinkage in (0, 1].
 
-    Rows whose `sample_weight` (n,) is zero are not used. The logit of a class without images is
-    log(0.5 / number of rows used) for every image.
+    Each class is a Gaussian, and its prior is its fraction of the total `sample_weight` (n,). The
+    logit of a class without images is log(0.5 / number of rows used) for every image.
 
     Returns:
-        The heads (S, C, D + 1), float64: weights and, in the last column, biases. Each class is
-        modelled as a Gaussian, and its prior is its fraction of the total sample weight.
+        The heads (S, C, D + 1), float64: weights and, in the last column, biases.
     """
     with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES):
         used = sample_weight > 0
@@ -65,18 +62,12 @@ def solve_discriminant(
 def _inverse_products(
     residual: Tensor, vectors: Tensor, variance: float, shrinkages: Sequence[float]
 ) -> Tensor:
-    """Return inverse(covariance) @ vectors (S, D, C) for several shrinkages.
+    """Return inverse((1 - s) R^T R + s * variance * I) @ vectors (S, D, C) for shrinkages s.
 
-    The smaller of two systems is solved: D equations, or n equations by the Woodbury identity.
-
-    Args:
-        residual: Matrix R (n, D) such that R^T R is the covariance before shrinkage.
-        vectors: Vectors (D, C), one per column.
-        variance: Diagonal value of the matrix towards which the covariance is shrunk.
-        shrinkages: Fractions s; the covariance is (1 - s) R^T R + s * variance * I.
+    The residual R is (n, D), and the vectors are (D, C).
     """
     found = []
-    is_dual = len(residual) < residual.shape[1]
+    is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
     rows = residual.float()  # twice as fast; rounding errors are far below the ridge
     gram = (rows @ rows.T if is_dual else rows.T @ rows).double()
     identity = torch.eye(len(gram), dtype=gram.dtype)
@@ -94,33 +85,24 @@ def _inverse_products(
 # cross-validated choice between linear heads that read one block and heads that read several ------
 
 _SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
-_MIN_IMAGES = 20
-"""Minimum number of images for reading several blocks; with fewer, the evidence is too weak."""
-_PRIOR = (0.0, -2.5)
-"""Prior means of the two heads' log weights. A priori, the second head has little weight."""
-_PRIOR_STRENGTH = 3.0
-"""Penalty per squared deviation from the prior means, in units of the loss of one image."""
+_MIN_IMAGES = 20  # for several blocks; with fewer, the evidence is too weak
+_PRIOR = (0.0, -2.5)  # means of log weights; a priori, the second head has little weight
+_PRIOR_STRENGTH = 3.0  # penalty per squared deviation, in losses of one image
 
-_FACTOR_EXPONENTS = (-4.0, 2.0)
-"""Smallest and largest base-10 logarithm of the factor that calibrates logits."""
+_FACTOR_EXPONENTS = (-4.0, 2.0)  # base-10 logarithms of factors that calibrate logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadMethod:
     """Method for fitting a linear head to standardised features."""
 
-    l2: "float | tuple[float, ...]"
-    """L2 penalty of the logistic regression, or one penalty for each label's regression."""
-    read: int
-    """Number of leading features that the logistic regression reads."""
-    logistic: float = 1.0
-    """Factor applied to the logits of the logistic regression."""
-    discriminant: float = 0.0
-    """Factor applied to the logits of the discriminant analysis; 0 if it is not used."""
+    l2: "float | tuple[float, ...]"  # of the logistic regression, or of each label's
+    read: int  # number of leading features that the logistic regression reads
+    logistic: float = 1.0  # factor applied to the logits of the logistic regression
+    discriminant: float = 0.0  # factor of the discriminant analysis; 0 if unused
     shrinkage: float = 0.0
     name: str = LAST_BLOCK
-    alone: float = 1.0
-    """Factor that calibrates the logits of the logistic regression if it is used alone."""
+    alone: float = 1.0  # calibrates the logistic regression if used alone
 
     @property
     def reads_several(self) -> bool:
@@ -138,11 +120,8 @@ class HeadMethod:
     ) -> Tensor:
         """Return one approximate head for each of K sets of sample weights (K, n).
 
-        If the heads read only the leading features, the optimisation starts from the heads `start`
-        (K, C, read + 1).
-
-        Returns:
-            The heads (K, C, D + 1), or (K, C, read + 1) if they read only the leading features.
+        The heads are (K, C, D + 1), or (K, C, read + 1) if they read only the leading features. In
+        this case, the optimisation starts from the heads `start`.
         """
         leading = x[:, : self.read]
         if not self.reads_several:
@@ -155,10 +134,7 @@ class HeadMethod:
         return self.combine(logistic, torch.stack(discriminant))
 
     def combine(self, logistic: Tensor, discriminant: Tensor) -> Tensor:
-        """Return the weighted sums (..., C, D + 1) of two kinds of heads.
-
-        `logistic` has the shape (..., C, read + 1), and `discriminant` (..., C, D + 1).
-        """
+        """Return the weighted sums of heads (..., C, read + 1) and (..., C, D + 1)."""
         total = self.discriminant * discriminant
         total[..., : self.read] += self.logistic * logistic[..., :-1]
         total[..., -1] += self.logistic * logistic[..., -1]
@@ -171,8 +147,7 @@ class Candidate(NamedTuple):
     name: str
     method: HeadMethod
     scores: Tensor
-    groups: Groups | None = None
-    """Group numbers (n,) of the images, from which standard errors are computed."""
+    groups: Groups | None = None  # of the images (n,), for standard errors
 
     def losses(self, y: Tensor) -> Tensor:
         """Return the cross-entropy of each image (n,) in nats."""
@@ -183,10 +158,7 @@ class Candidate(NamedTuple):
         return fraction_right(are_right(self.scores, y))
 
     def described(self, y: Tensor, today: "Candidate | None" = None) -> HeadCandidate:
-        """Return the candidate's name, loss and accuracy for the results.
-
-        The gain over the head on the last block, `today`, is included if that is given.
-        """
+        """Return the candidate's results, with its gain over the last block's head, `today`."""
         found: HeadCandidate = {
             "reads": self.name,
             "cv_loss": self.losses(y).mean().item(),
@@ -210,8 +182,6 @@ def choose_head_method(
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
     """Choose the method for fitting the head, and return it with the scores of all candidates.
 
-    With fewer than `_MIN_IMAGES` images, a head on the last block is the only candidate.
-
     Args:
         x: Standardised features (rows, D): all images in the first view, then the same images in
             the next view, and so on. Only the first view is scored.
@@ -221,7 +191,7 @@ def choose_head_method(
         classes: Number of classes.
         l2: L2 penalty of the logistic regression.
         read: Number of leading features that belong to the last block.
-        groups: Group numbers (n,) of the images, from which standard errors are computed.
+        groups: Group numbers (n,) from which standard errors are computed.
     """
     images = len(fold_id)
     first, truth = x[:images], y[:images]
@@ -256,9 +226,7 @@ def choose_head_method(
 def choose_shrinkage(
     x: Tensor, y: Tensor, sample_weight: Tensor, fold_id: Tensor, *, classes: int
 ) -> tuple[float, float, Tensor]:
-    """Choose the shrinkage of the discriminant analysis by cross-validation.
-
-    The arguments are the same as for `choose_head_method`.
+    """Choose the shrinkage of the discriminant analysis; arguments as in `choose_head_method`.
 
     Returns:
         The shrinkage with the lowest loss, the factor that calibrates the logits, and the
@@ -283,8 +251,7 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
     """Return a factor that calibrates logits (n, C), and the calibrated log-probabilities (n, C).
 
     The factor minimises a loss in which each label is replaced by a random one with probability
-    1 / n. Without this replacement, if the logits classify all images correctly, the loss would
-    keep falling as the factor grows.
+    1 / n. Otherwise, if all images are classified correctly, the loss would fall without end.
     """
     images, classes = logits.shape
     target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
@@ -293,28 +260,21 @@ def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
         log_probabilities = (10**exponent * logits).log_softmax(dim=-1)
         return -(target * log_probabilities).sum().item()
 
-    factor = 10 ** smallest(loss, *_FACTOR_EXPONENTS)
-    return factor, (factor * logits).log_softmax(dim=-1)
-
-
-def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the position of a function's minimum in an interval, to within 1e-3.
-
-    The function must have only one minimum in the interval.
-    """
-    ratio = (5**0.5 - 1) / 2  # golden-section search
+    # Golden-section search for the only minimum
+    (low, high), ratio = _FACTOR_EXPONENTS, (5**0.5 - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = function(a), function(b)
+    at_a, at_b = loss(a), loss(b)
     while high - low > 1e-3:
         if at_a < at_b:
             high, b, at_b = b, a, at_a
             a = high - ratio * (high - low)
-            at_a = function(a)
+            at_a = loss(a)
         else:
             low, a, at_a = a, b, at_b
             b = low + ratio * (high - low)
-            at_b = function(b)
-    return (low + high) / 2
+            at_b = loss(b)
+    factor = 10 ** ((low + high) / 2)
+    return factor, (factor * logits).log_softmax(dim=-1)
 
 
 def choose_candidate(
@@ -323,9 +283,8 @@ def choose_candidate(
     """Return the candidate to use.
 
     Discriminant analysis alone is preferred to the mixture if its loss is lower by more than one
-    standard error and its accuracy is not lower. The preferred candidate is used only if it has a
-    lower loss than the head on the last block, by more than one standard error. Otherwise, the head
-    on the last block is used.
+    standard error and its accuracy is not lower. The preferred candidate is used only if its loss
+    is lower than that of the head on the last block, too, by more than one standard error.
     """
     better = mixture
     if is_lower(several, mixture, y) and several.top1(y) >= mixture.top1(y):
@@ -340,37 +299,17 @@ def is_lower(one: Candidate, other: Candidate, y: Tensor) -> bool:
 
 
 def _gain_and_error(one: Candidate, other: Candidate, y: Tensor) -> tuple[float, float]:
-    """Return by how much the loss of `one` is lower than that of `other`, and its standard error.
-
-    The standard error is computed from the differences between each image's two losses, summed over
-    the images of each group.
-    """
+    """Return how much lower the loss of `one` is than that of `other`, and the standard error."""
     gain = (other.losses(y) - one.losses(y)).double().numpy()
     return float(gain.mean()), mean_error(gain, one.groups)
 
 
 def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:
-    """Return the weights of two sets of log-probabilities (n, C) that minimise the penalised loss.
-
-    The penalty pulls the logarithms of the weights towards `_PRIOR`; the fewer images there are,
-    the stronger its effect.
-    """
-    prior = torch.tensor(_PRIOR, dtype=torch.float64)
+    """Return weights of two log-probabilities (n, C) with the lowest loss, near `_PRIOR`."""
+    prior, strength = torch.tensor(_PRIOR, dtype=torch.float64), _PRIOR_STRENGTH / len(y)
     parts = torch.stack([one, other]).double()  # (2, n, C)
-    objective = _mixture_objective(parts, y, prior, _PRIOR_STRENGTH / len(y))
-    found = minimise(objective, prior[None], steps=60, tolerance=1e-6)[0].exp()
-    return found[0].item(), found[1].item()
 
-
-def _mixture_objective(
-    parts: Tensor, y: Tensor, prior: Tensor, strength: float
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function that maps log-weights (1, 2) to the penalised loss and its gradient.
-
-    The loss has the shape (1,), and the gradient has the shape (1, 2).
-    """
-
-    def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:  # (1, 2) -> (1,), (1, 2)
         weights = point[0].exp()
         logits = torch.einsum("m,mnc->nc", weights, parts)
         probabilities = logits.softmax(dim=-1)
@@ -380,4 +319,5 @@ def _mixture_objective(
         loss = F.cross_entropy(logits, y) + strength * offset.square().sum()
         return loss[None], (slope + 2 * strength * offset)[None]
 
-    return value_and_gradient
+    found = minimise(value_and_gradient, prior[None], steps=60, tolerance=1e-6)[0].exp()
+    return found[0].item(), found[1].item()

@@ -13,8 +13,7 @@ from vitft.data.duplicates import IndexPair
 from vitft.features.folds import CV_IMAGES, stratified_subset
 
 _SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
-NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07
-"""Number of neighbours and softmax temperature, as in Caron et al. 2021 (DINO, 2104.14294)."""
+NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07  # as in Caron et al. 2021 (DINO, 2104.14294)
 _MAX_VOTERS = 50_000
 """Maximum number of images that vote. In larger datasets, a fixed sample stratified by class votes,
 so the time grows with the number of images, not with its square."""
@@ -35,10 +34,9 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 
 
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
-    """Return, for each image, the votes (n, C) of its nearest neighbours in other groups.
+    """Return, for each image, the votes (n, C) of its nearest neighbours in other groups (n,).
 
-    `groups` (n,) contains group numbers. The votes for the classes of an image sum to 1, or to 0 if
-    there is only one group. At most `_MAX_VOTERS` images vote.
+    Those for the classes of an image sum to 1, or to 0 if there is only one group.
     """
     voters, known, found = _voting_images(y), F.normalize(x, dim=-1), []
     candidates, theirs = known[voters], groups[voters]
@@ -69,10 +67,7 @@ def _rows_at_once(voters: int) -> int:
 
 
 def _votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Return, for each query, the weights of the most similar images, summed by class: (m, C).
-
-    `similarity` (m, n) contains cosines, and `y` (n,) the class indices of the images.
-    """
+    """Return the weights of each query's most similar images, summed by class: (m, C)."""
     nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
     weight = (nearest.values / KNN_TEMPERATURE).exp()
     if y.ndim == 2:

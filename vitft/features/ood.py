@@ -34,22 +34,15 @@ _Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _MAX_DIMENSIONS = 1_024
 """Maximum number of dimensions of each kind of feature; if there are more, only the leading ones
 are used. This limits the size of the file to 4 MB for each kind, plus 4 kB for each class."""
-_IN_DISTRIBUTION = 0.98
-"""Fraction of held-out images to classify as in distribution."""
-_ENOUGH_DISTANCES = 200
-"""Number of distances from which the limit is their quantile, without a fitted distribution."""
-_MIN_HELD_OUT = 20
-"""Minimum number of held-out images from which to estimate the limit."""
-_FOLDS = 5
-"""Number of parts into which the held-out images are divided; each part is compared with a fit to
-all other images."""
-_MAX_FITTED = 5_000
-"""Maximum number of held-out images; also the maximum number of images in each fit."""
+_IN_DISTRIBUTION = 0.98  # fraction of held-out images to classify as in distribution
+_ENOUGH_DISTANCES = 200  # whose quantile is the limit, without a fitted distribution
+_MIN_HELD_OUT = 20  # minimum number of held-out images from which to estimate the limit
+_FOLDS = 5  # parts of the held-out images; each is compared with a fit to all others
+_MAX_FITTED = 5_000  # held-out images, and images in each fit
 _PARTS_OF = ((100, _FOLDS), (500, 3), (math.inf, 2))
 """Pairs (upper limit, number of fits). The first pair whose limit exceeds the number of held-out
 images determines how many fits are made for each left-out class."""
-_CLASSES_LEFT_OUT = 10
-"""Maximum number of classes to leave out, one at a time."""
+_CLASSES_LEFT_OUT = 10  # maximum number of classes to leave out, one at a time
 _MIN_SPREAD = 1e-3
 """Minimum standard deviation of cube roots of squared distances; that of normally distributed
 features is above 0.1, so only that of constant features is lower."""
@@ -76,7 +69,7 @@ def fit_reference(
     intermediate: Features | None = None,
     intermediate_blocks: int = 0,
 ) -> tuple[Reference | None, OodResults]:
-    """Fit a reference to features (n, D) and class indices (n,), and estimate detection rates.
+    """Fit a reference to inputs to the head (n, D) and classes (n,), and estimate detection rates.
 
     Args:
         features: Inputs to the head.
@@ -84,7 +77,7 @@ def fit_reference(
         held_out: Mask (n,) of the images that represent new images: all images if the layers before
             the head are frozen, otherwise the images not used for training.
         groups: Group numbers (n,), shared by near-duplicates, which are held out together.
-        trained: Whether the features were trained on these classes; recorded in the results.
+        trained: Whether the features were trained on these classes.
         intermediate: Intermediate features (n, D) to use as well, if any.
         intermediate_blocks: Number of blocks before the intermediate features.
 
@@ -120,10 +113,7 @@ def fit_reference(
 
 
 def _units_of(distances: Distances) -> list[float]:
-    """Return the units of P kinds of squared distances (P, n), as in `Reference`.
-
-    They are the third powers of the standard deviations of the cube roots, or 1 if P is 1.
-    """
+    """Return the units of P kinds of squared distances (P, n), as in `Reference`."""
     if len(distances) == 1:
         return [1.0]
     spreads = np.cbrt(distances).std(axis=1, ddof=1)
@@ -156,10 +146,9 @@ def _thinned(rows: _ClassIndices, most: int) -> _ClassIndices:
 
 
 class _Folds:
-    """P kinds of features, each (n, D), with class indices (n,) and held-out rows (m,) in folds.
+    """P kinds of features, each (n, D), with classes (n,) and held-out rows (m,) in folds.
 
-    The held-out rows are divided into `_FOLDS` parts. Near-duplicates, which share a number in
-    `groups` (n,), are in the same part.
+    Near-duplicates, which share a number in `groups` (n,), are in the same fold.
     """
 
     def __init__(
@@ -177,14 +166,7 @@ class _Folds:
     def fit_without(
         self, fold: int, label: int | None = None
     ) -> tuple[list[ClassStatistics], Distances]:
-        """Fit to all rows outside one fold and, if `label` is given, outside that class.
-
-        Near-duplicates of rows in the fold are left out too. At most `_MAX_FITTED` rows are used.
-
-        Returns:
-            The fit to each kind of features, and the squared distances (P, k) of the rows in the
-            fold, except for rows of the left-out class.
-        """
+        """Fit outside a fold and class; return fits, and squared distances (P, k) in the fold."""
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
         some = _thinned(np.flatnonzero(kept), _MAX_FITTED)
@@ -197,23 +179,13 @@ class _Folds:
         return np.stack([fit.distances(x[rows]) for fit, x in pairs])
 
     def distances(self) -> Distances:
-        """Return the squared distances (P, m) of the held-out rows, each from fits to other rows.
-
-        The rows are in the order of the folds.
-        """
+        """Return the squared distances (P, m) of held-out rows, by fold, from fits to others."""
         return np.concatenate([self.fit_without(fold)[1] for fold in range(_FOLDS)], axis=1)
 
     def leave_classes_out(self) -> list[float]:
-        """Leave out up to `_CLASSES_LEFT_OUT` classes, one at a time, and treat each as unknown.
+        """Return the fraction of the images of each left-out class that exceed the limit.
 
-        Several fits are made for each class. Each fit leaves out the class and one fold. The limit
-        is estimated from the scores of the other classes' images in these folds, and the scores of
-        the left-out class's images are compared with it. A class is skipped if there are too few
-        scores to estimate the limit.
-
-        Returns:
-            For each left-out class, the fraction of its held-out images that exceed the limit (mean
-            over the fits).
+        Each of several fits leaves out the class and one fold, whose other images set the limit.
         """
         fractions = list[float]()
         parts = next(parts for most, parts in _PARTS_OF if len(self.rows) < most)
@@ -223,7 +195,7 @@ class _Folds:
             own = self.rows[self.labels[self.rows] == label]
             found = [self.fit_without((number + i) % _FOLDS, int(label)) for i in range(parts)]
             known = np.concatenate([distances for _, distances in found], axis=1)
-            if known.shape[1] < _MIN_HELD_OUT // 2:
+            if known.shape[1] < _MIN_HELD_OUT // 2:  # too few to estimate the limit
                 continue
             unknown = np.concatenate([self.squares(fits, own) for fits, _ in found], axis=1)
             units = _units_of(known)

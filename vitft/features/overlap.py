@@ -17,8 +17,7 @@ from torch import Tensor
 from vitft.data.inspection import Pixels, in_chunks, in_order, overlapped
 
 _SMALLEST_BATCH = 16
-_BATCHES = 16
-"""Minimum number of batches in a pass, unless they would be smaller than `_SMALLEST_BATCH`."""
+_BATCHES = 16  # in a pass at least, unless they would be smaller
 LARGEST_CHUNK, CHUNKS = 16, 32
 """Maximum number of files that a worker decodes at a time, and minimum number of such chunks for
 each worker in a pass."""
@@ -40,8 +39,7 @@ class PixelBatch(Generic[Image]):
     """Images, and the pixels of those for which something is to be computed."""
 
     images: list[Image] = field(default_factory=list)
-    missing: list[Image] = field(default_factory=list)
-    """The images with pixels."""
+    missing: list[Image] = field(default_factory=list)  # the images with pixels
     pixels: Tensor | None = None
     """Pixels (B, H, W, channels) of `missing`, in pinned memory for a CUDA GPU; None if it is
     empty."""
@@ -57,13 +55,13 @@ def computed_batches(
     workers: int,
     device: torch.device,
 ) -> Generator[list[Image], None, None]:
-    """Yield the images of files in order, in batches that have been computed and saved.
+    """Yield the images of files in order, in batches of up to `size` that are computed and saved.
 
     Args:
         files: Files of the images.
-        decode: Function that opens a few files; called in workers.
-        start: Function that starts to compute a batch, and returns a function that waits for it. On
-            a CPU, both are called in workers; otherwise, in one thread each.
+        decode: Function that opens a few files; called in `workers`.
+        start: Function that starts to compute a batch on `device`, and returns a function that
+            waits for it. On a CPU, both are called in workers; otherwise, in one thread each.
         save: Function that writes a batch to the cache.
         size: Maximum number of images per batch.
         workers: Number of workers.

@@ -35,10 +35,8 @@ _PENALTY_CLASSES = 100
 _PENALTY_LOGITS = 10_000_000
 """Maximum number of logits (images x classes) of a cross-validation that chooses the penalty. If it
 is exceeded, the penalty is chosen for some of the images, then for some of the classes."""
-_CALIBRATED_LOGITS = 2_000_000
-"""Maximum number of logits from which the calibrated loss for a penalty is estimated."""
-_DEFAULT_L2 = 0.1
-"""L2 penalty of up to `_DEFAULT_CLASSES` classes where cross-validation does not choose one."""
+_CALIBRATED_LOGITS = 2_000_000  # logits that estimate the calibrated loss of a penalty, at most
+_DEFAULT_L2 = 0.1  # of up to `_DEFAULT_CLASSES` classes without cross-validation
 _DEFAULT_CLASSES = 10
 
 
@@ -72,15 +70,12 @@ def choose_penalty(
     """Choose the penalty with the lowest cross-validated loss of calibrated logits.
 
     It differs less by chance than the accuracy (benchmarks/accuracy/README.md). `PENALTIES` are
-    tried from strong to weak until the loss has risen twice in a row. The rows of
-    `x` and `y` form `views` blocks, one for each view of the same images. Near-duplicates share a
-    number in `groups` (n / views,). All views of an image and of its near-duplicates are held out
-    together, and only the first view is scored.
-
-    For multi-label data, the penalty with the lowest loss is chosen separately for each label.
+    tried from strong to weak until the loss has risen twice in a row. The rows form `views` blocks,
+    one for each view of the same images. All views of an image and of its near-duplicates, which
+    share a number in `groups` (n / views,), are held out together. Only the first view is scored.
 
     Returns:
-        The penalty, or the penalty of each label, and the scores of all penalties tried.
+        The penalty, or that of each label of multi-label data, and the scores of all tried.
     """
     images = len(y) // views
     first = y[:images]
@@ -120,11 +115,7 @@ def choose_sampled_penalty(
     views: int,
     groups: Tensor | None,
 ) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
-    """Choose the penalty for raw features (n, D) as `choose_penalty` does, on a sample if need be.
-
-    If only some of the classes are in the sample, the penalty is divided in proportion (see
-    `PENALTIES`).
-    """
+    """Choose the penalty for raw features (n, D) as `choose_penalty` does, perhaps on a sample."""
     images = len(y) // views
     some = sample_classes(
         y[:images],
@@ -152,7 +143,7 @@ def choose_sampled_penalty(
     )
     if some.classes == classes:
         return l2, path
-    ratio = some.classes / classes
+    ratio = some.classes / classes  # see `PENALTIES`
     assert isinstance(l2, float)
     log.debug(f"the penalty was chosen for {some.classes:,} of {classes:,} classes")
     return l2 * ratio, [s._replace(l2=s.l2 * ratio, classes=some.classes) for s in path]

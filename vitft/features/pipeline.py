@@ -35,8 +35,7 @@ from vitft.system.text import count, format_bytes
 
 log = logging.getLogger(__name__)
 
-_HEAD_BLOCKS = 6
-"""Maximum number of blocks that a head fitted by L-BFGS reads by default."""
+_HEAD_BLOCKS = 6  # maximum number of blocks that a head fitted by L-BFGS reads by default
 _MAX_HEAD_DIMENSIONS = 3_100
 """Maximum number of feature dimensions that a head fitted by L-BFGS reads by default. The time to
 fit the head grows with the cube of this number if there are more images than dimensions."""
@@ -54,11 +53,7 @@ class FrozenPipeline:
     precision: str
 
     def open_extractor(self, spec: TrainSpec, *, max_pixels: int) -> Extractor | None:
-        """Return a caching extractor for the frozen layers, or None if nothing is frozen.
-
-        Raises:
-            RunError, ResourceError: The cache folder specified in `spec` cannot be written to.
-        """
+        """Return a caching extractor for the frozen layers, or None if nothing is frozen."""
         if self.cut.prefix is None:
             return None
         make = functools.partial(
@@ -97,10 +92,6 @@ def load_pipeline(
 
     `local_rank` is the index of the GPU that `train.device=auto` selects. If `announce` is set, the
     model is logged.
-
-    Raises:
-        WeightsError: The weights cannot be found or read, or do not match the configuration.
-        UsageError: The device or stage is not available.
     """
     device = pick_device(train.device, number=local_rank)
     precision = pick_precision(train.precision, device)
@@ -122,13 +113,7 @@ def load_pipeline(
 def read_several_blocks(
     pipeline: FrozenPipeline, spec: TrainSpec, *, images: int
 ) -> FrozenPipeline:
-    """Return the pipeline with a new head that may read several blocks of the frozen model.
-
-    If the head may read only one block, the pipeline is returned unchanged.
-
-    Raises:
-        UsageError: `train.head_blocks` is above 1, but the model does not support such a head.
-    """
+    """Return the pipeline with a head that may read several blocks, if the model supports it."""
     model = pipeline.model
     blocks = blocks_to_read(model, spec, images=images)
     if blocks == 1 or isinstance(model, TimmModel):
@@ -143,11 +128,7 @@ def read_several_blocks(
 
 
 def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
-    """Return how many of the last blocks a run's head may read if it is fitted by L-BFGS.
-
-    Raises:
-        UsageError: `train.head_blocks` is above 1, but the model is a timm model.
-    """
+    """Return how many of the last blocks a run's head may read if it is fitted by L-BFGS."""
     if isinstance(model, TimmModel):
         require(
             spec.head_blocks < 2,
@@ -178,8 +159,7 @@ def build_pipeline(
     """Freeze a loaded model for a stage, move it to a device and cut it.
 
     Raises:
-        UsageError: The model lacks the layers that the stage trains, cannot be cut before them, or
-            does not support activation checkpointing.
+        UsageError: The model does not support the stage or activation checkpointing.
     """
     set_checkpointing(model, spec.checkpointing)
     require(
@@ -201,11 +181,7 @@ def build_pipeline(
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Enable or disable activation checkpointing, which affects only training.
-
-    Raises:
-        UsageError: The model is a timm model without activation checkpointing.
-    """
+    """Enable or disable activation checkpointing; a UsageError if the timm model has none."""
     if not isinstance(model, TimmModel):
         model.checkpointing = enabled
         return
@@ -231,16 +207,9 @@ def inspect_dataset(
     claim: Claim | None = None,
     label: str = "extracting features",
 ) -> InspectedFolder:
-    """Inspect every image in a folder once, optionally computing features and fingerprints.
+    """Inspect every image in a folder once, and compute features and fingerprints where given.
 
-    Features of `view` are extracted if both `extractor` and `view` are given; see
-    `Extractor.extract` for `claim`. Fingerprints are computed and added to `fingerprints` if it is
-    given. `label` is shown while features are extracted.
-
-    Raises:
-        DataError: Too many files are unreadable (see `inspection.inspect_folder`).
-        DivergedError: The features are not finite or are too large to compute with.
-        RunError, ResourceError: A cache cannot be written.
+    See `Extractor.extract` for `claim` and errors. `label` is shown while features are extracted.
     """
     label = "checking images" if extractor is None else label
     with console.Progress(label, len(folder.files)) as progress:
@@ -274,16 +243,9 @@ def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
-    """Log the disk space needed for the images' tokens, and check that it is available.
-
-    The tokens of an image take about as much space as a photo. Pooled features are small and need
-    no check.
-
-    Raises:
-        ResourceError: The disk has too little free space.
-    """
+    """Log the disk space for the images' tokens; a ResourceError if there is not as much."""
     shape = extractor.prefix.shape
-    if len(shape) == 1:
+    if len(shape) == 1:  # pooled features are small; tokens are about as large as a photo
         return
     store = extractor.store(view)
     assert isinstance(store, Store)

@@ -23,12 +23,9 @@ Features = np.ndarray[Any, np.dtype[np.float32]]
 Distances = np.ndarray[Any, np.dtype[np.float64]]
 
 REFERENCE_FILE = "reference.npz"
-_STATISTICS = ("centre", "means", "within")
-"""Names of the arrays of `ClassStatistics`."""
-_USUALLY_NOT = 0.2
-"""Highest fraction of a class that is flagged up to which its images usually are not noticed."""
-_INTERMEDIATE = "intermediate_"
-"""Prefix of the names of arrays that belong to the intermediate feature."""
+_STATISTICS = ("centre", "means", "within")  # names of the arrays of `ClassStatistics`
+_USUALLY_NOT = 0.2  # up to this flagged fraction, images of a class usually go unnoticed
+_INTERMEDIATE = "intermediate_"  # prefix of the arrays of the intermediate feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +33,7 @@ class ClassStatistics:
     """Means and scatter of one kind of feature by class; classes without images are omitted."""
 
     centre: Features  # mean of all features, (D,)
-    means: Features
-    """Class means minus the centre, whitened by the within-class scatter: (C, D)."""
+    means: Features  # class means minus the centre, whitened by the within-class scatter: (C, D)
     within: Features
     """Whitening matrix (D, D), which gives centred features equal scatter in all directions within
     classes."""
@@ -45,8 +41,7 @@ class ClassStatistics:
     def distances(self, features: Features) -> Distances:
         """Return the squared distance (n,) of each feature from the nearest class mean.
 
-        If there are fewer dimensions here than in the features (n, D), only the leading dimensions
-        of the features are used.
+        Only as many leading dimensions of the features (n, D) are used as there are here.
         """
         x = features[:, : len(self.centre)] - self.centre
         z = x.astype(np.float64) @ self.within
@@ -78,16 +73,11 @@ class Reference(ClassStatistics):
     unknown: Interval | None = None
     """Lowest and highest fraction of a left-out class whose images have scores above `limit`; None
     if not measured, or if the features were trained on these classes."""
-    intermediate_blocks: int = 0
-    """Number of blocks before the intermediate feature; 0 if it is not used."""
-    intermediate: ClassStatistics | None = None
-    """Statistics of the intermediate feature, if it is used."""
+    intermediate_blocks: int = 0  # before the intermediate feature; 0 if it is not used
+    intermediate: ClassStatistics | None = None  # of the intermediate feature, if used
 
     def scores(self, features: Features, intermediate: Features | None = None) -> Distances:
-        """Return the score (n,) of each image, given its features and intermediate features.
-
-        Without an intermediate feature, it is the squared distance (see `distances`).
-        """
+        """Return the score (n,) of each image, a squared distance if it has one feature only."""
         if self.intermediate is None:
             return self.distances(features)
         assert intermediate is not None, "the intermediate features are missing"
@@ -135,8 +125,7 @@ class Reference(ClassStatistics):
 def power_text(by_class: Interval) -> str:
     """Return how many images of similar classes are flagged as unlike the training images.
 
-    `by_class` has the lowest and the highest fraction of a class that was left out. Other classes
-    may be outside this range.
+    `by_class` has the lowest and the highest fraction of a class that was left out.
     """
     share = " to ".join(dict.fromkeys(percent(bound, 0) for bound in by_class))
     if by_class[1] < _USUALLY_NOT:
@@ -156,35 +145,32 @@ def combined(distances: Sequence[Distances]) -> Distances:
 def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None:
     """Return the reference of a run directory, or None if there is no such file.
 
-    Args:
-        run: The run directory.
-        width: Number of dimensions of the model's features.
-        config: Architecture of the model.
-
     Raises:
-        RunError: The file cannot be read or is damaged, or it does not fit the model.
+        RunError: The file is damaged, or does not fit features of `width` dimensions of the model.
     """
     path = run / REFERENCE_FILE
     try:
         arrays = read_npz(path)
+        if not _are_statistics(arrays):
+            raise ValueError("it does not contain feature statistics")
+        found = Reference.from_arrays(arrays)
+        if not _fits_width(found, width):
+            raise ValueError(f"it does not match {width}-dimensional features")
+        if found.intermediate is not None and not (
+            isinstance(config, ViTConfig)
+            and found.intermediate_blocks <= config.depth - config.read_blocks
+            and _fits_width(found.intermediate, config.width)
+        ):
+            raise ValueError("its intermediate feature does not match the model")
+        return found
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise _damaged_reference(path, describe_os_error(error)) from error
-    except ValueError as error:
-        raise _damaged_reference(path, str(error)) from error
-    if not _are_statistics(arrays):
-        raise _damaged_reference(path, "it does not contain feature statistics")
-    found = Reference.from_arrays(arrays)
-    if not _fits_width(found, width):
-        raise _damaged_reference(path, f"it does not match {width}-dimensional features")
-    if found.intermediate is not None and not (
-        isinstance(config, ViTConfig)
-        and found.intermediate_blocks <= config.depth - config.read_blocks
-        and _fits_width(found.intermediate, config.width)
-    ):
-        raise _damaged_reference(path, "its intermediate feature does not match the model")
-    return found
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise RunError(
+            f"damaged run: {path} ({reason})",
+            fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
+        ) from error
 
 
 def _fits_width(found: ClassStatistics, width: int) -> bool:
@@ -201,7 +187,7 @@ def _are_statistics(arrays: Mapping[str, Features]) -> bool:
     if f"{_INTERMEDIATE}blocks" in arrays:
         required |= {f"{_INTERMEDIATE}{name}": rank for name, rank in ranks.items()}
         required |= {f"{_INTERMEDIATE}blocks": 0}
-    known = required | {"unknown_range": 1, "unknown": 0}  # `unknown` was a single number once
+    known = required | {"unknown_range": 1}
     if not required.keys() <= arrays.keys() <= known.keys():
         return False
     fits = (a.ndim == known[n] and a.dtype == np.float32 for n, a in arrays.items())
@@ -211,11 +197,3 @@ def _are_statistics(arrays: Mapping[str, Features]) -> bool:
     blocks = float(arrays.get(f"{_INTERMEDIATE}blocks", 1))
     is_block = blocks >= 1 and blocks.is_integer()
     return is_block and by_class.shape == (2,) and bool(((by_class >= 0) & (by_class <= 1)).all())
-
-
-def _damaged_reference(path: Path, reason: str) -> RunError:
-    """Return the error for a damaged reference file."""
-    return RunError(
-        f"damaged run: {path} ({reason})",
-        fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
-    )

@@ -38,22 +38,18 @@ log = logging.getLogger(__name__)
 
 # images of a run, and the inputs to its trained layers --------------------------------------------
 
-EVAL_BATCH = 32
-"""Number of images per evaluation batch; batches of cached features and of images in memory are
-eight times as large."""
+EVAL_BATCH = 32  # images per evaluation batch; eight times as many if cached or in memory
 
 _ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
-"""Generator of (rows, views) batches; the views are uint8 of shape (B, H, W, channels)."""
+"""(rows, views): uint8, (B, H, W, C)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ImageTable:
     """Unaugmented views of all images, decoded once and kept on the device."""
 
-    positions: Mapping[str, int]
-    """Mapping from each path to its row of `pixels`."""
-    pixels: Tensor
-    """Views of all images, uint8 of shape (n, H, W, channels)."""
+    positions: Mapping[str, int]  # mapping from each path to its row of `pixels`
+    pixels: Tensor  # views of all images, uint8 of shape (n, H, W, channels)
 
     def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> _ImageBatches:
         """Yield the views of `rows` in order, in batches of the given sizes."""
@@ -69,21 +65,13 @@ class Dataset:
 
     manifest: Manifest
     transform: EvalTransform
-    max_pixels: int
-    """Maximum number of pixels in an image; larger images raise an error."""
+    max_pixels: int  # maximum number of pixels in an image; larger images raise an error
     device: torch.device
-    group: ProcessGroup
-    """Process group across which each batch is divided."""
-    duplicates: Mapping[str, str]
-    """Mapping from the digest of each image with near-duplicates to the name of its group."""
-    groups: Mapping[str, str]
-    """Mapping from digests to the names of groups that cross-validation keeps together (see
-    `fold_groups`); images without a group may be missing.
-    """
-    own_split: bool = False
-    """Whether the data, and not vitft, names the validation images."""
-    known_to_weights: int = 0
-    """Number of training and validation images on which the pretrained weights were trained."""
+    group: ProcessGroup  # process group across which each batch is divided
+    duplicates: Mapping[str, str]  # names of the groups of near-duplicates, by digest
+    groups: Mapping[str, str]  # groups for cross-validation by digest (see `fold_groups`)
+    own_split: bool = False  # whether the data, and not vitft, names the validation images
+    known_to_weights: int = 0  # images on which the pretrained weights were trained
 
     @property
     def distinct(self) -> list[Row]:
@@ -91,10 +79,7 @@ class Dataset:
         return distinct_rows([row for row in self.manifest.rows if row.split != "test"])
 
     def labels(self, rows: Sequence[Row]) -> Tensor:
-        """Return the targets of `rows` on the device: class indices (n,), or labels (n, C).
-
-        For multi-label data, the targets are 0 or 1 for each label, in float32.
-        """
+        """Return the targets on the device: class indices (n,), or 0 and 1 in float32 (n, C)."""
         kind = torch.float32 if self.manifest.labels else torch.long
         return to_device(torch.as_tensor(self.manifest.targets(rows), dtype=kind), self.device)
 
@@ -103,10 +88,7 @@ class Dataset:
         return number_groups(self.groups.get(row.sha256, row.sha256) for row in rows)
 
     def user_groups(self, rows: Sequence[Row]) -> Groups | None:
-        """Return the numbers (n,) of the user's groups of `rows`, or None if there are none.
-
-        They are the units of intervals and tests; an image without a group is one by itself.
-        """
+        """Return the numbers (n,) of the user's groups of `rows`, units of intervals, or None."""
         if not any(row.group for row in self.manifest.rows):
             return None
         return number_groups(row.group or f"image {row.sha256}" for row in rows).numpy()
@@ -167,9 +149,8 @@ def fold_groups(
 ) -> Mapping[str, str]:
     """Return the groups (by digest) that cross-validation keeps together.
 
-    These are `groups`, with one exception: cross-validation needs at least two groups per class. If
-    all training images of a class are in one group, only near-duplicates among them (`duplicates`)
-    are kept together, and a message is logged. For multi-label data, there is no exception.
+    Cross-validation needs at least two groups per class. If all training images of a class are in
+    one group, only near-duplicates among them (`duplicates`) are kept together, with a message.
     """
     if groups is duplicates or manifest.labels:
         return groups
@@ -190,14 +171,11 @@ class StageInputs:
     """Inputs to one stage: cached outputs of the frozen prefix, images in memory, or files."""
 
     data: Dataset
-    cut: Cut
-    """Model cut at the freeze boundary of the stage."""
-    extractor: Extractor | None
-    """Feature extractor that runs the frozen prefix; None if nothing is frozen."""
-    images: _ImageTable | None = None
-    """Decoded images; None if they are not needed or too large to keep in memory."""
+    cut: Cut  # model cut at the freeze boundary of the stage
+    extractor: Extractor | None  # of the frozen prefix; None if nothing is frozen
+    images: _ImageTable | None = None  # None if not needed or too large
     limit: BatchLimit = field(default_factory=lambda: BatchLimit(8 * EVAL_BATCH))
-    """Number of images evaluated at a time."""
+    """Images evaluated at a time."""
 
     def last_features(self, rows: Sequence[Row]) -> Tensor:
         """Return the cached pooled features (n, D) of the last block."""
@@ -205,10 +183,7 @@ class StageInputs:
         return self.features(rows)[:, : self.extractor.prefix.leading]
 
     def features(self, rows: Sequence[Row], view: View | None = None) -> Tensor:
-        """Return the cached outputs of the frozen prefix in float32 on the CPU.
-
-        They are pooled features (n, D) or tokens (n, N, D).
-        """
+        """Return cached outputs of the frozen prefix, (n, D) or (n, N, D), float32 on the CPU."""
         assert self.extractor is not None
         return self.extractor.rows(
             [row.sha256 for row in rows], view or eval_view(self.data.transform)
@@ -272,8 +247,7 @@ def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
 
 # training and validation batches of a stage, from cached features, memory or files ----------------
 
-_EpochBatches = Callable[[int, int], Iterator[Batch]]
-"""Function of (epoch, step) that iterates over the batches of an epoch, starting at that step."""
+_EpochBatches = Callable[[int, int], Iterator[Batch]]  # (epoch, first step) -> batches
 
 
 def caches_views(cut: Cut, train: TrainSpec) -> bool:

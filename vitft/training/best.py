@@ -34,17 +34,13 @@ class BestWeights:
 
     def __init__(self, model: Model, *, selects: bool = True) -> None:
         self.model, self.selects = model, selects
-        self.epochs = 0
-        """Number of validated epochs."""
+        self.epochs = 0  # number of validated epochs
         self.epochs_since_best = 0
-        self.highest = 0.0
-        """Highest validation accuracy so far."""
+        self.highest = 0.0  # highest validation accuracy so far
         self.weights: dict[str, Tensor] = {}
-        self.file = ""
-        """Name of the file in `resume/` that contains `weights`; empty if they are not on disk."""
+        self.file = ""  # in `resume/`, with `weights`; empty if they are not on disk
         self._validated = cast("RunResults", {})
-        self.head_results: SolvedHeadResults | None = None
-        """Results of fitting the head; reported even if a later stage yields the best weights."""
+        self.head_results: SolvedHeadResults | None = None  # reported for any later stage, too
 
     @property
     def results(self) -> RunResults:
@@ -54,11 +50,7 @@ class BestWeights:
         return cast("RunResults", {**self._validated, **self.head_results})
 
     def update(self, metrics: Metrics) -> None:
-        """Count an epoch, and copy the model's weights if the metrics are the best so far.
-
-        The first epoch always counts as the best so far, later ones by `is_better`. If `selects` is
-        false, every epoch counts as the best.
-        """
+        """Count an epoch, and copy the model's weights if the metrics are the best so far."""
         self.epochs += 1
         self.epochs_since_best += 1
         self.highest = max(self.highest, metrics["top1"])
@@ -72,11 +64,7 @@ class BestWeights:
         self._validated["selected_on_validation"] = self.selects and self.epochs > 1
 
     def restore(self) -> None:
-        """Load the best weights into the model.
-
-        Raises:
-            RunError: A tensor read from a file does not fit the model.
-        """
+        """Load the best weights into the model; a RunError if those of a file do not fit."""
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
                 if name not in self.weights:  # this tensor never changes
@@ -121,9 +109,8 @@ def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
     """Return whether the metrics `new` are better than `best` on the same validation images.
 
     Of the epochs whose accuracy is at most one standard error below the `highest`, the one with the
-    lowest loss is the best. With few images, the accuracy stays the same for many epochs or changes
-    by chance, while the loss keeps changing. `messages.training.BEST_RULE` states this rule in
-    words. The standard error is that of the interval, which counts groups.
+    lowest loss is the best (`BEST_RULE` in words). With few images, the accuracy stays the same for
+    many epochs or changes by chance. The standard error is that of the interval: it counts groups.
     """
     new_fits, best_fits = (
         highest - one["top1"] <= (one["top1_interval"][1] - one["top1_interval"][0]) / (2 * Z)
@@ -136,14 +123,11 @@ def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
 class RunningMetrics:
     """Running mean loss and accuracy over the steps of an epoch."""
 
-    first_loss: float | None = None
-    """Loss of the first step of the stage; ln(classes) for a head initialised to zero."""
-    steps: Natural = 0
-    """Number of steps in the stage so far."""
+    first_loss: float | None = None  # of the stage; ln(classes) for a head of zeros
+    steps: Natural = 0  # number of steps in the stage so far
     images: Natural = 0
     correct: Natural = 0
-    total: float = 0.0
-    """Sum of the losses over all images."""
+    total: float = 0.0  # sum of the losses over all images
     lr: float = 0.0
 
     def add(self, step: StepResult) -> None:

@@ -25,7 +25,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.system.text import count
 from vitft.training.head_stage import of_last_block, read_last_block
 from vitft.training.stages import RunContext
-from vitft.training.state import read_budget, write_budget
+from vitft.training.state import BUDGET_FILE, read_budget, write_for_resume
 from vitft.training.trial import (
     EVIDENCE,
     MIN_STEPS,
@@ -47,8 +47,7 @@ reports and for variations in machine speed."""
 
 _FIRST_STEPS = 120
 """Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
-_LONGER = 1.5
-"""A candidate is tried again only for at least this many times as many epochs."""
+_LONGER = 1.5  # A candidate is tried again only for at least this many times as many epochs
 _SLIGHT_EVIDENCE = 1.0
 """Difference of the held-out losses, in standard errors, within which a trial tells little."""
 
@@ -76,7 +75,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
     found = _shared_budget(context)
     if found is None or found["chosen"] is None:
         found = _try_candidates(context, solved.method, found or _untried(context))
-        write_budget(run, found)
+        write_for_resume(run, BUDGET_FILE, found)
     context.budget, context.config = found, replace(config, train=replace(config.train, budget=""))
     every = {candidate.layers: candidate for candidate in layers_to_try(best.model)}
     if found["chosen"] in every:
@@ -118,7 +117,7 @@ def _shared_budget(context: RunContext) -> BudgetResults | None:
 def record_start_trials(context: RunContext, found: StartTrials) -> None:
     """Save the scores of other starts, if any, before any layers are tried."""
     if found:
-        write_budget(context.run, {**_untried(context), **found})
+        write_for_resume(context.run, BUDGET_FILE, {**_untried(context), **found})
 
 
 def _untried(context: RunContext) -> BudgetResults:
@@ -255,7 +254,7 @@ class _Search:
         else:
             trials[place] = trial
         self.found["used"] = _used_seconds(self.context)
-        write_budget(self.context.run, self.found)
+        write_for_resume(self.context.run, BUDGET_FILE, self.found)
         log.info(describe_trial(trial))
 
 

@@ -38,11 +38,7 @@ class _DemoResults:
 
 
 def run_demo() -> _DemoResults:
-    """Fine-tune bundled and random weights, then predict, export and write the report.
-
-    Raises:
-        Stopped: A signal stopped a run.
-    """
+    """Fine-tune bundled and random weights, then predict, export and write the report."""
     config = config_from_table(read_recipe("demo"))
     config = replace(config, data=demo_data(config.data))
     baseline = replace(config, weights=replace(config.weights, name="random:demo"))

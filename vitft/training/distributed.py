@@ -63,11 +63,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def shard(self, items: Sequence[_Value], unit: int = 1) -> Sequence[_Value]:
-        """Return this rank's shard of the items: every `size`-th block of `unit` items.
-
-        If the items are processed in batches of `unit`, the batches are the same as with one
-        process.
-        """
+        """Return this rank's shard of the items: every `size`-th block of `unit` items."""
         if self.size == 1:
             return items
         return [items[i] for i in self.indices(len(items), unit, self.rank)]
@@ -174,8 +170,8 @@ class ProcessGroup:
     def claims(self) -> Callable[[bytes], bool] | None:
         """Return a function that returns True only in the first process that calls it with a key.
 
-        Every process must call this method the same number of times, because each call starts a new
-        set of claims. The result is None if there is a single process or no common store.
+        It is None without a common store. Every process must call this method equally often: each
+        call starts a new set of claims.
         """
         if self.store is None:
             return None
@@ -248,9 +244,6 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
 
     A process that has not responded for `timeout_s` seconds is considered lost. `device` is as in
     `train.device`.
-
-    Raises:
-        ResourceError: The processes cannot connect to each other.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from vitft.metrics.classification import (
 )
 from vitft.metrics.intervals import Floats
 from vitft.metrics.label_metrics import fit_thresholds
-from vitft.metrics.results import FinalTestResults, Metrics, RunResults
+from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
@@ -55,19 +55,12 @@ _MIN_THRESHOLD = 1e-6
 class _FinalEvaluation:
     """Final results of a run, and the temperature that calibrates the logits."""
 
-    temperature: "float | Floats"
-    """Divisor of the logits; one per label (C,) for a multi-label model."""
-    logits: Tensor
-    """Calibrated logits (n, C) of the validation images, in manifest order."""
+    temperature: "float | Floats"  # divisor of the logits; one per label (C,) if multi-label
+    logits: Tensor  # calibrated logits (n, C) of the validation images, in manifest order
     results: RunResults
-    training: ScoredSet | None = None
-    """Calibrated cross-validated logits (m, C) and labels (m,) of the training images; None if they
-    were not used for calibration."""
-    cross_validated: NDArray[np.int32] | None = None
-    """Cross-validated class of each image (see `_cross_validated_classes`), if there are any."""
-    thresholds: tuple[float, ...] = ()
-    """Minimum probability at which a multi-label model assigns each label; empty for other
-    models."""
+    training: ScoredSet | None = None  # calibrated cross-validated set, if calibration used it
+    cross_validated: NDArray[np.int32] | None = None  # see `_cross_validated_classes`
+    thresholds: tuple[float, ...] = ()  # minimum probability of each label, if multi-label
 
 
 def evaluate_run(
@@ -100,10 +93,20 @@ def evaluate_run(
     )
     if fitted.note:
         log.debug(f"not calibrated: {fitted.note}")
-    rule = _DecisionRule.fit(validation, training, fitted) if manifest.labels else _DecisionRule()
+    thresholds, held_out = np.empty(0), np.array(0.5)
+    if manifest.labels:  # each row of `held_out` (n, C) was chosen without its own image
+        found = fit_thresholds(validation, training)
+        # The largest float below 1 is above every probability that is not rounded to 1.
+        thresholds = sigmoid(found.value / fitted.value).clip(_MIN_THRESHOLD, 1 - _MIN_THRESHOLD)
+        held_out = sigmoid(found.held_out)
     measured = classification_metrics(
-        logits, labels, manifest.outputs, thresholds=rule.held_out, groups=groups
+        logits, labels, manifest.outputs, thresholds=held_out, groups=groups
     )
+    if "labels" in measured:
+        scales = np.broadcast_to(fitted.value, len(thresholds)).tolist()
+        per_label = measured["labels"]["per_label"].values()
+        for row, value, scale in zip(per_label, thresholds.tolist(), scales, strict=True):
+            row["threshold"], row["temperature"] = value, scale
     is_solved = "l2" in results and results["best_epoch"] == 1
     is_whole = not manifest.labels and len(rows) == len(every)
     text = confirmed_in_float32(measured["top1"], results["top1"], precision)
@@ -111,10 +114,10 @@ def evaluate_run(
         log.debug(text)
     metrics = {
         **results,
-        **rule.described(measured, fitted),
+        **measured,
         **calibrated_metrics(exact, labels, fitted, groups),
         **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-        **_final_test(inputs, model, precision, fitted.value, rule),
+        **_final_test(inputs, model, precision, fitted.value, thresholds),
         "seconds": round(time.monotonic() - started, 1),
     }
     if training is not None:
@@ -124,36 +127,9 @@ def evaluate_run(
     predicted = None
     if scored is not None and inputs.data.group.is_main:
         predicted = _cross_validated_classes(inputs.data, scored)
-    return _FinalEvaluation(fitted.value, scaled, final, training, predicted, rule.thresholds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DecisionRule:
-    """Rule that turns logits into predictions: the largest logit, or a threshold per label."""
-
-    thresholds: tuple[float, ...] = ()
-    """Minimum probability at which each label is assigned; empty if each image has one class."""
-    held_out: "float | Floats" = 0.5
-    """Thresholds (n, C) before calibration; each row was chosen without its own image."""
-
-    @classmethod
-    def fit(
-        cls, validation: ScoredSet, training: ScoredSet | None, fitted: FittedTemperature
-    ) -> Self:
-        """Choose the label thresholds of a multi-label model, given logits before calibration."""
-        found = fit_thresholds(validation, training)
-        # The largest float below 1 is above every probability that is not rounded to 1.
-        values = sigmoid(found.value / fitted.value).clip(_MIN_THRESHOLD, 1 - _MIN_THRESHOLD)
-        return cls(thresholds=tuple(values.tolist()), held_out=sigmoid(found.held_out))
-
-    def described(self, metrics: Metrics, fitted: FittedTemperature) -> Metrics:
-        """Return the metrics, with the thresholds and temperatures of a multi-label model added."""
-        if "labels" in metrics:
-            rows = metrics["labels"]["per_label"].values()
-            scales = np.broadcast_to(fitted.value, len(self.thresholds)).tolist()
-            for row, value, scale in zip(rows, self.thresholds, scales, strict=True):
-                row["threshold"], row["temperature"] = value, scale
-        return metrics
+    return _FinalEvaluation(
+        fitted.value, scaled, final, training, predicted, tuple(thresholds.tolist())
+    )
 
 
 def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
@@ -168,9 +144,7 @@ def _calibrate(
 ) -> tuple[FittedTemperature, ScoredSet | None]:
     """Fit a temperature to the validation images and, if comparable, to the cross-validated ones.
 
-    Returns:
-        The temperature, and the cross-validated logits (m, C) and labels (m,) of the training
-        images that are not in the validation set, or None if they were not used.
+    The latter are returned, too, unless they were not used: logits (m, C) and labels (m,).
     """
     training = None
     if scored is not None and scored.held_out is not None:
@@ -209,7 +183,7 @@ def _final_test(
     model: Model,
     precision: str,
     temperature: "float | Floats",
-    rule: _DecisionRule,
+    thresholds: Floats,
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images that are no copies of others, if any remain."""
     data = inputs.data
@@ -226,10 +200,10 @@ def _final_test(
     return {
         "test": {
             **classification_metrics(
-                _divided(logits, temperature) if rule.thresholds else logits,
+                _divided(logits, temperature) if len(thresholds) else logits,
                 labels,
                 data.manifest.outputs,
-                thresholds=np.array(rule.thresholds),
+                thresholds=thresholds,
                 groups=groups,
             ),
             **probability_metrics(

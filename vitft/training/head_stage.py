@@ -32,11 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def solve_head_stage(context: RunContext) -> SolvedHead:
-    """Fit the linear head, validate it, and score all images by cross-validation.
-
-    The main process fits all heads, and the other processes receive the results. If there are many
-    features, the final fit is shared (see `solve_together`).
-    """
+    """Fit the linear head, validate it, and score all images by cross-validation."""
     best, group, solver = context.best, context.inputs.data.group, HeadSolver(context)
     with console.quiet_step("fitting the head"):
         solved = solve_together(group, solver.solve, solver.own_objective)
@@ -223,10 +219,7 @@ def representative_scores(context: RunContext, first: StageInputs) -> ScoredImag
 def _head_features(
     model: Model, inputs: StageInputs, views: Sequence[View]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs to the head for the training images, validation images and all distinct.
-
-    Those of the training images are (views * n, D), one view after the other.
-    """
+    """Return inputs to the head: training (views * n, D), by view, validation, and distinct."""
     data = inputs.data
     parts = [inputs_to_head(model, inputs, data.manifest.train, view) for view in views]
     training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied

@@ -39,10 +39,7 @@ from vitft.training.distributed import (
 
 
 def with_step_defaults(spec: OptimSpec, layers: str, model: Model, images: int) -> OptimSpec:
-    """Return the settings with default values for a missing learning rate and batch size.
-
-    `layers` are as in `train.layers`, and `images` is the number of training images.
-    """
+    """Return the settings with the default learning rate and batch size where they have none."""
     lr = default_lr(layers, last_block_size(model)) if spec.lr is None else spec.lr
     batch_norm = bool(running_statistics(model))
     size = spec.batch_size or default_batch_size(layers, images, batch_norm=batch_norm)
@@ -145,8 +142,7 @@ class WeightAverage:
         self.average = {name: w.detach().clone() for name, w in weights.items() if decay}
         self.before = {name: w.detach().clone() for name, w in weights.items() if fraction < 1}
         """Weights before training."""
-        self.swapped_out: dict[str, Tensor] = {}
-        """Trained weights while the model holds other ones; otherwise empty."""
+        self.swapped_out: dict[str, Tensor] = {}  # trained ones while others are loaded
 
     @property
     def trained(self) -> dict[str, Tensor]:
@@ -200,19 +196,16 @@ class Batch(NamedTuple):
     inputs: Tensor
     labels: Tensor
     """Class indices (B,), class probabilities (B, C), or multi-label targets of 0 and 1 (B, C)."""
-    images: int = 0
-    """Size of the whole batch if this is one rank's slice of it; otherwise 0."""
+    images: int = 0  # size of the whole batch if this is one rank's slice of it; otherwise 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """Metrics of one optimiser step."""
 
-    step: int
-    """Step number, counting from 0 at the start of the stage."""
+    step: int  # step number, counting from 0 at the start of the stage
     lr: float
-    loss: float
-    """Mean loss of the batch in nats, with class weights and label smoothing."""
+    loss: float  # mean loss of the batch in nats, with class weights and label smoothing
     correct: int
     images: int
 
@@ -231,7 +224,7 @@ class Trainer:
         loss: Loss function, which also determines the kind of targets.
         compiled: Whether to compile the forward and backward passes with torch.compile.
         group: Process group across which each batch is divided.
-        sharded: Whether `model` was returned by `distributed.shard_module`.
+        sharded: Whether `model` was returned by `shard_module`.
     """
 
     def __init__(
@@ -274,8 +267,7 @@ class Trainer:
         )
         self.seed, self.precision = seed, precision
         self.mix, self.loss = mix, loss
-        self.steps = 0
-        """Number of completed steps."""
+        self.steps = 0  # number of completed steps
 
     @property
     def micro_batch(self) -> int:
@@ -328,9 +320,6 @@ class Trainer:
 
     def backward(self, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of the whole batch, given this rank's slice of it.
-
-        If memory runs out and the model is not sharded, the same batch is recomputed in smaller
-        micro-batches.
 
         Returns:
             The mean loss of the whole batch in nats, and the number of its images that are
@@ -400,11 +389,7 @@ class Trainer:
         return [slice(i, min(own, i + self.micro_batch)) for i in range(0, most, self.micro_batch)]
 
     def sync_gradients(self, loss: float, correct: int) -> tuple[float, int]:
-        """Sum the gradients over the process group, and return the sums of `loss` and `correct`.
-
-        Running statistics, e.g. of BatchNorm, are averaged, so that all processes have the same
-        model after each step.
-        """
+        """Sum the gradients over the process group, and return the sums of `loss` and `correct`."""
         if self.group.size == 1:
             return loss, correct
         gradients: list[Tensor] = []

@@ -149,8 +149,7 @@ def audit_run(
 ) -> AuditResults:
     """Return the contents of audit.json, given the inputs to the first stage.
 
-    If `scored` is None, the images are scored with the folds of `seed`. With `find_copies`,
-    near-duplicates are searched for instead of reusing those found for the split; their
+    Near-duplicates are those of the split, or are searched for if `find_copies` is set; their
     fingerprints are cached in `cache`, as `train.cache` has it.
     """
     data = inputs.data

@@ -54,15 +54,16 @@ from vitft.training.setup import Start, extract_and_split, load_data_and_model, 
 from vitft.training.stages import RunContext, StepStage
 from vitft.training.start_trials import try_other_starts
 from vitft.training.state import (
+    WEIGHTS_FILE,
     State,
     check_same_images,
     list_states,
     newest_state,
     read_budget,
-    record_weights,
     recorded_weights,
     remove_states,
     remove_temporary_files,
+    write_for_resume,
 )
 from vitft.training.thumbnails import write_thumbnails
 from vitft.training.trackers import connect_trackers, short_timeouts
@@ -196,7 +197,7 @@ def _open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
                 run.write_text("config.toml", to_toml(start.setup.config))
                 manifest.write(run.split)
                 write_class_indices(run.class_indices, manifest.outputs)
-                record_weights(run, start.setup.report.provenance)
+                write_for_resume(run, WEIGHTS_FILE, start.setup.report.provenance)
             yield run
         except ResourceError as error:
             if has_settings(path):

@@ -100,13 +100,9 @@ class _Inspection:
     """Results of the inspection of all files by the processes of a run."""
 
     inspected: InspectedFolder
-    duplicates: Mapping[str, str]
-    """Mapping from the digests of images that have near-duplicates to the names of their groups;
-    empty if `data.group_duplicates` is not set."""
-    fingerprints: Fingerprints | None
-    """Fingerprints of the readable images, if they were computed."""
-    computed: int
-    """Number of images whose features were computed, summed over all processes."""
+    duplicates: Mapping[str, str]  # names of the groups of near-duplicates, by digest, if wanted
+    fingerprints: Fingerprints | None  # fingerprints of the readable images, if they were computed
+    computed: int  # number of images whose features were computed, summed over all processes
 
 
 def inspect_shards(
@@ -206,11 +202,9 @@ def _share_rows(
 class Setup:
     """Settings, data and model of a run before any image is opened."""
 
-    config: Config
-    """The configuration, with defaults resolved."""
+    config: Config  # the configuration, with defaults resolved
     folder: Folder
-    pipeline: FrozenPipeline
-    """Model cut at the freeze boundary of the first stage."""
+    pipeline: FrozenPipeline  # model cut at the freeze boundary of the first stage
     report: LoadReport
 
 
@@ -220,10 +214,8 @@ class Start:
 
     setup: Setup
     inspection: _Inspection
-    inputs: StageInputs
-    """Inputs to the first stage."""
-    extraction_s: float
-    """Time in seconds spent on checking the images and extracting their features."""
+    inputs: StageInputs  # inputs to the first stage
+    extraction_s: float  # seconds spent on checking images and extracting features
 
     @property
     def full_training_s(self) -> float | None:
@@ -313,13 +305,7 @@ def _count_parameters(model: Model, names: Sequence[str]) -> int:
 
 
 def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
-    """Read all images once, extract features if part of the model is frozen, and split the data.
-
-    Raises:
-        DataError: Too many files are unreadable, or the images cannot be split.
-        DivergedError: Features are not finite, or too large to compute with.
-        RunError, ResourceError: The cache cannot be written, or a process was lost.
-    """
+    """Read all images once, extract features if part of the model is frozen, and split the data."""
     grey_range = measure_grey_range(
         setup.folder,
         max_pixels=setup.config.data.max_pixels,

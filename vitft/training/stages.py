@@ -42,10 +42,8 @@ log = logging.getLogger(__name__)
 
 _EPOCH_FIGURES = frozenset({"epoch", "train_loss", "train_top1", "val_loss", "val_top1"})
 """Keys that a line of metrics.jsonl needs to be shown as an epoch."""
-SAVE_INTERVAL_S = 30.0
-"""Minimum time in seconds between two saved states."""
-SAVE_FRACTION = 0.05
-"""Maximum fraction of the running time spent on saving states."""
+SAVE_INTERVAL_S = 30.0  # minimum time in seconds between two saved states
+SAVE_FRACTION = 0.05  # maximum fraction of the running time spent on saving states
 _LAST_SAVE_S = 3.0
 """Minimum time in seconds between the state saved last and one at the end of a stage."""
 
@@ -55,8 +53,7 @@ class ScoredImages:
     """Features of the distinct images, and their logits from heads fitted to other images."""
 
     features: Tensor
-    held_out: HeldOutLogits | None
-    """Held-out logits; None if there are too few images per class."""
+    held_out: HeldOutLogits | None  # held-out logits; None if there are too few images per class
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,15 +66,12 @@ class RunContext:
     precision: str
     stopper: Stopper
     trackers: Trackers
-    inputs: StageInputs
-    """Inputs to the current stage."""
+    inputs: StageInputs  # inputs to the current stage
     started: float
     """Value of `time.monotonic()` at the start of the run; in a resumed run with a time budget, the
     time used earlier is subtracted."""
-    budget: BudgetResults | None = None
-    """Trials and chosen layers of a run with a time budget; None until the layers are chosen."""
-    scored: ScoredImages | None = None
-    """Features and held-out logits of the distinct images; None before they are computed."""
+    budget: BudgetResults | None = None  # trials and chosen layers, once they are chosen
+    scored: ScoredImages | None = None  # of the distinct images, once computed
 
 
 class StepStage:
@@ -90,23 +84,16 @@ class StepStage:
         self.precision = "fp32" if inputs.cut.pooled else context.precision
         self.trainer = make_trainer(config.train, config.optim, inputs, self.precision)
         self.metrics = RunningMetrics()
-        self.epochs = 0
-        """Number of finished and validated epochs."""
+        self.epochs = 0  # number of finished and validated epochs
         stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
         self.steps_before = len(stepping) * self.trainer.total_steps
         """Number of steps that the earlier stages take if none of them stops early."""
         self.saved_at, self.save_s = time.monotonic(), 0.0
         self.epoch_started = self.saved_at
-        self.has_header = False
-        """Whether the header of the table of epochs has been logged."""
+        self.has_header = False  # whether the header of the table of epochs has been logged
 
     def run(self, saved: State | None = None) -> None:
-        """Train to the end of the stage, starting at its beginning or at a saved state.
-
-        Raises:
-            Stopped: A signal arrived or the time limit was reached. The state has been saved
-                unless a second signal arrived.
-        """
+        """Train to the end of the stage, from its start or a saved state; if stopped, save it."""
         if saved is not None:
             facts = cast("StateFacts", saved.facts)
             load_trainer_state(self.trainer, saved.tensors, facts)

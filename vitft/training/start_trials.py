@@ -43,18 +43,13 @@ from vitft.training.trial import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
 
 log = logging.getLogger(__name__)
 
-_ENLARGEMENT = 1.5
-"""Factor between the sides of the larger and of the usual input."""
+_ENLARGEMENT = 1.5  # factor between the sides of the larger and of the usual input
 _SIZE_FRACTION = 0.06
 """Maximum fraction of the remaining time spent on features of the larger input, so that all layers
 can still be trained at this size: trial and final training take about 16 times as long."""
-_WEIGHTS_FRACTION = 0.06
-"""Maximum fraction of the remaining time spent on features of other weights, which are only
-reported."""
-_TIMED_BATCH = 4
-"""Number of images per forward pass when the times of two models are compared."""
-_TIMED_IMAGES = 32
-"""Number of images whose features are computed to estimate the time for all of them."""
+_WEIGHTS_FRACTION = 0.06  # the same for other weights, which are only reported
+_TIMED_BATCH = 4  # number of images per forward pass when the times of two models are compared
+_TIMED_IMAGES = 32  # images whose features are timed to estimate the time for all
 
 
 def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrials]:
@@ -125,10 +120,7 @@ def _log_trial(found: StartTrial) -> None:
 
 
 def _try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
-    """Compare another start with that of the run; None if there are too few images per class.
-
-    At most `fraction` of the remaining time is spent on features.
-    """
+    """Compare another start in `fraction` of the remaining time; None if classes are too small."""
     data, began = start.inputs.data, time.monotonic()
     group, seconds, rows = data.group, start.setup.config.train.budget_s, data.manifest.train
     used = group.broadcast(time.monotonic() - started)
@@ -204,10 +196,7 @@ def extract(start: Start, rows: Sequence[Row]) -> None:
 
 
 def compare(usual: Start, other: Start) -> StartTrial | None:
-    """Compare cross-validated heads on the training images for two starts.
-
-    The result is None if there are too few images per class for cross-validation.
-    """
+    """Compare cross-validated heads for two starts; None if there are too few images per class."""
     with console.quiet_step("comparing heads by cross-validation"):
         first, second = _held_out_scores(usual), _held_out_scores(other)
     if first is None or second is None:

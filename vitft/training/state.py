@@ -49,16 +49,16 @@ log = logging.getLogger(__name__)
 WEIGHTS_FILE = "weights.json"
 
 
-def record_weights(run: RunDir, origin: Provenance) -> None:
-    """Write where the weights of a new run come from."""
+def write_for_resume(run: RunDir, name: str, content: Provenance | BudgetResults) -> None:
+    """Write the origin of a new run's weights, or trials with the layers chosen, to `resume/`."""
     if run.writes:
         with writing(run.resume):
             run.resume.mkdir(exist_ok=True)
-        write_json(run.resume / WEIGHTS_FILE, origin)
+        write_json(run.resume / name, content)
 
 
 def recorded_weights(folder: Path) -> Provenance:
-    """Return what `record_weights` wrote to a folder; it is empty if there is no such file."""
+    """Return the recorded origin of a run's weights; it is empty if there is no such file."""
     return read_run_json(folder / WEIGHTS_FILE, Provenance) or {}
 
 
@@ -71,11 +71,7 @@ def at_recorded_commit(spec: WeightsSpec, recorded: Provenance) -> WeightsSpec:
 
 
 def checked_report(report: LoadReport, name: str, recorded: Provenance) -> LoadReport:
-    """Return the report on the loaded weights, with their name as at the start of the run.
-
-    Raises:
-        RunError: The weights are not those that the run began with.
-    """
+    """Return the report on the loaded weights, which must be those at the start of the run."""
     before, now = recorded.get("sha256", ""), report.provenance.get("sha256", "")
     if before and now != before:
         raise RunError(
@@ -90,8 +86,7 @@ def checked_report(report: LoadReport, name: str, recorded: Provenance) -> LoadR
 
 # training states on disk, used to resume a stopped run --------------------------------------------
 
-_BUDGET_FILE = "budget.json"
-"""Name of the file that contains the trials of a run with a time budget."""
+BUDGET_FILE = "budget.json"  # trials of a run with a time budget
 
 
 class TrainerFacts(TypedDict):
@@ -105,17 +100,12 @@ class TrainerFacts(TypedDict):
 class StateFacts(TrainerFacts):
     """Values other than tensors in a training state."""
 
-    stage: Natural
-    """Index of the stage in the run, counting from 0."""
-    epochs: Natural
-    """Number of finished and validated epochs of the stage."""
-    tally: RunningMetrics
-    """Running metrics of the current epoch."""
+    stage: Natural  # index of the stage in the run, counting from 0
+    epochs: Natural  # number of finished and validated epochs of the stage
+    tally: RunningMetrics  # running metrics of the current epoch
     best: BestFacts
-    best_file: str
-    """Name of the file with the best weights; empty before the end of the first epoch."""
-    log_bytes: Natural
-    """Size of metrics.jsonl in bytes."""
+    best_file: str  # with the best weights; empty before the first epoch ends
+    log_bytes: Natural  # size of metrics.jsonl in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +117,7 @@ class State:
 
 
 def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
-    """Return the complete state of a trainer before its next step, as tensors and JSON values.
+    """Return the state of a trainer before its next step, as tensors and JSON values.
 
     Every rank of a sharded model must call it, but only the main process receives the tensors.
     """
@@ -153,57 +143,17 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
 def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
 ) -> None:
-    """Restore a trainer from a state returned by `trainer_state`.
-
-    Raises:
-        RunError: The tensors do not fit this trainer.
-    """
-    _check_tensors(trainer, tensors)
-    slots: dict[int, dict[str, Tensor]] = {}
-    targets: dict[str, Mapping[str, Tensor]] = {
-        "weights": trainer.parameters,
-        "buffers": dict(trainer.model.named_buffers()),
-        "average": trainer.average.average,
-        "before": trainer.average.before,
-    }
-    optimized = _optimized_parameters(trainer)
-    for name, value in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind == "optimizer":
-            i, _, key = rest.partition("/")
-            own = slice_like(value, optimized[int(i)]) if trainer.sharded else value
-            slots.setdefault(int(i), {})[key] = own.clone()
-        else:
-            target = targets[kind][rest]
-            target.copy_(slice_like(value, target) if trainer.sharded else value)
-    state = trainer.optimizer.state_dict()
-    trainer.optimizer.load_state_dict({**state, "state": slots})
-    trainer.scaler.load_state_dict(facts["scaler"])
-    trainer.steps, trainer.limit.images = facts["step"], facts["micro_batch"]
-    if trainer.sharded and trainer.spec.micro_batch:  # may have been lowered on resuming
-        trainer.limit.images = trainer.spec.micro_batch
-
-
-def _optimized_parameters(trainer: Trainer) -> list[Tensor]:
-    """Return the parameters in the order of the optimiser's state."""
-    return [p for group in trainer.optimizer.param_groups for p in group["params"]]
-
-
-def _check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
-    """Check that saved tensors have the names and shapes that a trainer expects.
-
-    Raises:
-        RunError: A tensor is missing or unknown, or has the wrong shape.
-    """
-    parameters = _optimized_parameters(trainer)
-    wanted = {f"weights/{name}": tensor.shape for name, tensor in trainer.parameters.items()}
-    wanted |= {f"buffers/{name}": b.shape for name, b in trainer.model.named_buffers()}
-    wanted |= {f"average/{name}": mean.shape for name, mean in trainer.average.average.items()}
-    wanted |= {f"before/{name}": value.shape for name, value in trainer.average.before.items()}
+    """Restore a trainer from a state returned by `trainer_state`; a RunError if it does not fit."""
+    targets: dict[str, Tensor] = {f"weights/{name}": p for name, p in trainer.parameters.items()}
+    targets |= {f"buffers/{name}": b for name, b in trainer.model.named_buffers()}
+    targets |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
+    targets |= {f"before/{name}": value for name, value in trainer.average.before.items()}
+    optimized = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    wanted = {name: target.shape for name, target in targets.items()}
     for name, value in tensors.items():
         slot = re.fullmatch(r"optimizer/(\d{1,6})/\w+", name)
-        if slot and int(slot[1]) < len(parameters):
-            wanted[name] = parameters[int(slot[1])].shape if value.ndim else value.shape
+        if slot and int(slot[1]) < len(optimized):
+            wanted[name] = optimized[int(slot[1])].shape if value.ndim else value.shape
     found = {name: value.shape for name, value in tensors.items()}
     if found != wanted:
         odd = min(dict(found.items() ^ wanted.items()))
@@ -212,6 +162,21 @@ def _check_tensors(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
             "has the wrong shape",
             fix="start a new run in another directory with --out",
         )
+    slots: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name in targets:
+            target = targets[name]
+            target.copy_(slice_like(value, target) if trainer.sharded else value)
+        else:
+            _, i, key = name.split("/")
+            own = slice_like(value, optimized[int(i)]) if trainer.sharded else value
+            slots.setdefault(int(i), {})[key] = own.clone()
+    state = trainer.optimizer.state_dict()
+    trainer.optimizer.load_state_dict({**state, "state": slots})
+    trainer.scaler.load_state_dict(facts["scaler"])
+    trainer.steps, trainer.limit.images = facts["step"], facts["micro_batch"]
+    if trainer.sharded and trainer.spec.micro_batch:  # may have been lowered on resuming
+        trainer.limit.images = trainer.spec.micro_batch
 
 
 def save_state(
@@ -325,17 +290,9 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     return None
 
 
-def write_budget(run: RunDir, found: BudgetResults) -> None:
-    """Write the results of finished trials and, once chosen, the layers to train."""
-    if run.writes:
-        with writing(run.resume):
-            run.resume.mkdir(exist_ok=True)
-        write_json(run.resume / _BUDGET_FILE, found)
-
-
 def read_budget(folder: Path) -> BudgetResults | None:
-    """Return the results that `write_budget` wrote to a folder, or None if there are none."""
-    return read_run_json(folder / _BUDGET_FILE, BudgetResults)
+    """Return the recorded trials and chosen layers, or None if there are none."""
+    return read_run_json(folder / BUDGET_FILE, BudgetResults)
 
 
 def remove_temporary_files(folder: Path) -> None:
@@ -347,7 +304,7 @@ def remove_temporary_files(folder: Path) -> None:
 def remove_states(folder: Path) -> None:
     """Delete the states of a finished run, but keep damaged files."""
     remove_temporary_files(folder)
-    _remove_files([*folder.glob("*.safetensors"), folder / _BUDGET_FILE, folder / WEIGHTS_FILE])
+    _remove_files([*folder.glob("*.safetensors"), folder / BUDGET_FILE, folder / WEIGHTS_FILE])
     with contextlib.suppress(OSError):  # not empty (damaged files), or missing
         folder.rmdir()
 

@@ -42,8 +42,7 @@ from vitft.system.rundir import RunDir, read_run_json
 
 log = logging.getLogger(__name__)
 
-_ATTENTION_BATCH = 4
-"""Number of images per batch when attention is computed; on a CPU, each batch uses one core."""
+_ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one core
 
 
 def write_thumbnails(
@@ -57,12 +56,9 @@ def write_thumbnails(
 ) -> int:
     """Write the folder `thumbs/` of a run and return the number of images in it.
 
-    Files that can no longer be read are omitted. Errors are only logged, because the run itself is
-    complete.
-
-    If `precision` is bf16, attention is computed in bf16, which halves the time. On real photos,
-    the overlays change by one or two grey levels (out of 255) on average
-    (benchmarks/notebook/speed.md).
+    Errors are only logged, because the run itself is complete. If `precision` is bf16, attention is
+    computed in bf16, which halves the time; overlays change by one or two grey levels (out of 255)
+    on average (benchmarks/notebook/speed.md).
     """
     written, folder, temporary = 0, run.path / THUMBS, run.path / f".{THUMBS}"
     try:
@@ -105,18 +101,13 @@ class _ThumbnailMaker:
     """Renderer of thumbnails and attention overlays for the images of a run."""
 
     manifest: Manifest
-    model: nn.Module
-    """Model whose predictions the overlays explain."""
+    model: nn.Module  # model whose predictions the overlays explain
     transform: EvalTransform
     max_pixels: int
-    predicted: Mapping[str, int]
-    """Mapping from digests to predicted class indices, for images whose attention is drawn."""
+    predicted: Mapping[str, int]  # classes by digest, for images whose attention is drawn
 
     def decode(self, row: Row) -> tuple[str, bytes, PixelArray | None] | None:
-        """Return an image's digest, thumbnail and, if attention is drawn, model input (H, W, 3).
-
-        The result is None if the file can no longer be read.
-        """
+        """Return an image's digest, thumbnail and, to draw attention on, model input (H, W, 3)."""
         try:
             image = open_image(
                 self.manifest.locate(row),

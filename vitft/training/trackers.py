@@ -34,11 +34,9 @@ MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
 metrics: `2 * n` for step `n` of the run, and `2 * n + 1` for an epoch that ends with step `n`.
 """
 
-_PROJECT = "vitft"
-"""Name of the experiment or project, unless an environment variable sets another name."""
+_PROJECT = "vitft"  # experiment or project, unless an environment variable names another
 _PROGRESS_FILE = "trackers.json"
-_STEP_INTERVAL = 10
-"""Number of steps between logged losses and learning rates; epochs are always logged."""
+_STEP_INTERVAL = 10  # steps between logged losses and learning rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +44,9 @@ class TrackedRun:
     """Description of a run for a tracker client."""
 
     folder: Path
-    settings: Mapping[str, Any]
-    """Settings of the run by dotted key."""
-    id: str = ""
-    """ID of the run in the tracker if the run is resumed; empty for a new run."""
-    last_moment: int = -1
-    """Moment (see `MetricPoints`) of the last metrics sent; -1 if none were sent."""
+    settings: Mapping[str, Any]  # settings of the run by dotted key
+    id: str = ""  # ID of the run in the tracker if the run is resumed; empty for a new run
+    last_moment: int = -1  # of the last metrics sent; -1 if none were sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +54,8 @@ class Connection:
     """A run's connection to a tracker."""
 
     id: str
-    location: str
-    """URL of the tracked run, or instructions for finding, viewing or uploading it."""
-    last_moment: int = -1
-    """Moment (see `MetricPoints`) of the last metrics received by the tracker; -1 if unknown."""
+    location: str  # URL of the tracked run, or instructions for finding, viewing or uploading it
+    last_moment: int = -1  # of the last metrics received by the tracker; -1 if unknown
 
 
 class _TrackerClient(Protocol):
@@ -323,9 +316,7 @@ class Trackers:
 def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
     """Import the trackers' libraries, connect to their services and return the trackers.
 
-    Raises:
-        UsageError: A library is missing, or a new run cannot connect. A resumed run that cannot
-            connect continues without the tracker.
+    A UsageError is raised if a new run cannot connect; a resumed run goes on without the tracker.
     """
     check_trackers(names)
     trackers = Trackers()

@@ -34,38 +34,28 @@ from vitft.training.reference import COMPUTED_IMAGES
 from vitft.training.setup import compute_views, with_stage_data
 from vitft.training.stages import RunContext, make_trainer, validation_logits
 
-MIN_TRIAL_IMAGES = 60
-"""Minimum number of training images for trials; with fewer images, the held-out images would be too
-few to show a gain."""
-EVIDENCE = 2.0
-"""Reduction of the held-out loss, in standard errors, that needs no further confirmation."""
-TRIAL_FOLDS = 5
-"""Number of folds into which the training images are divided; each trial holds out one of them."""
+MIN_TRIAL_IMAGES = 60  # with fewer training images, too few are held out to show a gain
+EVIDENCE = 2.0  # standard errors of a reduced held-out loss that need no confirmation
+TRIAL_FOLDS = 5  # of the training images; each trial holds out one
 MAX_EPOCHS, MAX_STEPS = 12, 200
 """Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
-_FURTHER = 3.0
-"""The chosen layers are trained for at most this many times as many epochs as in their trial."""
+_FURTHER = 3.0  # the chosen layers train for at most this many times the trial's epochs
 MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
 still behind the head."""
-_TIMED_STEP_IMAGES = 96
-"""Maximum number of images in timed steps. The first step is slower and counts only if there is no
-other."""
-_TIMED_FRACTION = 0.05
-"""Fraction of the remaining time after which no further step is timed."""
+_TIMED_STEP_IMAGES = 96  # at most, in timed steps; the first step is slower and left out
+_TIMED_FRACTION = 0.05  # fraction of the remaining time after which no further step is timed
 _FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Fractions of the trained weights, the rest being those before training, among which the held-out
 loss chooses (`optim.interpolation`)."""
-_FORWARD = 1 / 3
-"""Fraction of a training step's time that a forward pass takes."""
+_FORWARD = 1 / 3  # fraction of a training step's time that a forward pass takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSettings:
     """Candidate of a run with a time budget: layers to train after the head, and their settings."""
 
-    layers: str
-    """Layers in the notation of `train.layers`."""
+    layers: str  # layers in the notation of `train.layers`
     optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -97,13 +87,9 @@ class LayerSettings:
 class HeldOut:
     """Training images, some of which are held out, and heads fitted to the other images."""
 
-    manifest: Manifest
-    """Manifest of the training images, with the held-out images as validation images."""
-    last_head: LinearHead
-    """Head that reads only the last block, fitted to the images that are not held out."""
-    logits: Tensor
-    """Logits (m, C) of the held-out images, from a head fitted to the other images by the method
-    that the run uses."""
+    manifest: Manifest  # of the training images; the held-out ones are its validation images
+    last_head: LinearHead  # reads only the last block; fitted to the other images
+    logits: Tensor  # (m, C) of held-out images, from a head fitted as the run does
 
 
 def hold_out(context: RunContext, method: HeadMethod, fold: int) -> HeldOut:
@@ -145,10 +131,9 @@ class Trial:
         seconds: float,
         times: tuple[float, float] | None = None,
     ) -> None:
-        """Prepare a trial.
+        """Prepare a trial; `times` in seconds per image are those of extraction and of steps.
 
-        `times` are the times of feature extraction and of a training step, in seconds per image; if
-        not given, they are measured in a small fraction of the `seconds` that remain.
+        If they are not given, they are measured in a small fraction of the `seconds` that remain.
         """
         self.context, self.candidate, self.held_out = context, candidate, held_out
         self.data = replace(context.inputs.data, manifest=held_out.manifest)
@@ -222,8 +207,7 @@ class Trial:
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
         """Return the expected time in seconds of the trial and the final training after it.
 
-        The final training of this candidate or of the best earlier one, which takes `after`
-        seconds, is counted: whichever takes longer.
+        The longer final training counts: this candidate's, or `after` for the best earlier one.
         """
         fitted = len(self.held_out.manifest.train)
         scored = len(_FRACTIONS) * (self.images - fitted)
@@ -276,10 +260,7 @@ class Trial:
         return self.results(epochs, logits, group.broadcast(time.monotonic() - started))
 
     def results(self, epochs: int, logits: Mapping[float, Tensor], seconds: float) -> TrialResults:
-        """Return the results of the fraction of the trained weights with the lowest loss.
-
-        `logits` are those of the held-out images (m, C), by fraction of the trained weights.
-        """
+        """Return the results for logits (m, C) of held-out images, by trained fraction."""
         rows = self.held_out.manifest.val
         labels, groups = self.data.labels(rows).cpu(), self.data.group_ids(rows).numpy()
         heads, y = self.held_out.logits, labels.numpy()
