@@ -22,12 +22,9 @@ from vitft.export.compare import ExportComparison
 from vitft.export.facts import (
     catalog_origin,
     class_figures,
-    data_sentence,
-    licence_sentence,
-    model_sentence,
     pretrained_licence,
     program,
-    view_sentence,
+    run_sentences,
 )
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
@@ -250,9 +247,8 @@ def write_readme(
         several=several,
         kind=kind,
         kinds=kinds,
-        model=model_sentence(card, markdown_text),
+        **run_sentences(trained, plan.licence, markdown_text),
         at_chance=markdown_text(chance_clause(results)),
-        view=view_sentence(card),
         row=row,
         plan=plan,
         eight_bits=row if row.is_eight_bits else second,
@@ -263,7 +259,6 @@ def write_readme(
         narrow_reason="" if by_class else trained.last_block_reason,
         results=results,
         accuracy=accuracy_text(results),
-        data=data_sentence(trained, markdown_text),
         table=[
             (markdown_text(name), cells[: 4 if found and by_class else 2])
             for name, *cells in class_figures(trained)[:_MAX_CLASSES_LISTED]
@@ -276,7 +271,6 @@ def write_readme(
         image_credit=", ".join(
             markdown_text(words) for words in (plan.image_licence, plan.image_credit) if words
         ),
-        licence=licence_sentence(card, plan.licence, markdown_text),
     )
     write_atomically(folder / "README.md", f"{text}\n")
 

@@ -1,7 +1,7 @@
 """Facts about a run as sentences, for the README of an export and for exported pages.
 
-Names of classes, folders and weights can contain any character. Most functions therefore have an
-argument `literal`: a function that converts a name to text that is displayed literally.
+Names of classes, folders and weights can contain any character. The argument `literal` is therefore
+a function that converts a name to text that is displayed literally.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun
-from vitft.models.card import Card, Provenance, TimmConfig
+from vitft.models.card import Provenance, TimmConfig
 from vitft.models.pretrained.catalog import (
     CatalogEntry,
     catalog_entries,
@@ -55,9 +55,6 @@ def program(name: str, **values: Any) -> str:  # noqa: ANN401 - any template val
 
 # facts about a run as sentences, for the README of an export and for exported pages ---------------
 
-_Literal = Callable[[str], str]
-"""Function that converts a name to text that is displayed literally."""
-
 
 def _count_images(run: Path) -> dict[str, Counter[str]]:
     """Count the images of each class in each split, and all images of a split under ""."""
@@ -69,38 +66,36 @@ def _count_images(run: Path) -> dict[str, Counter[str]]:
     return found
 
 
-def model_sentence(card: Card, literal: _Literal) -> str:
-    """Return a sentence about the architecture and the origin of a model."""
+def run_sentences(
+    trained: TrainedRun, licence: str, literal: Callable[[str], str]
+) -> dict[str, str]:
+    """Return sentences about the `model`, the `view` (preprocessing), the `data` and the `licence`.
+
+    `licence` is the chosen one; if empty, the sentence names that of the pretrained weights.
+    """
+    card, found = trained.card, trained.measured
     origin = Path(card.weights.get("name", "")).name
     if origin == "model":  # the file name model.safetensors conveys no information
         origin = card.weights.get("from", "")
-    return program(
-        "facts",
-        about="model",
-        shape=card.architecture,
-        is_timm=isinstance(card.architecture, TimmConfig),
-        origin=origin,
-        literal=literal,
-        version=version("vitft"),
-    )
-
-
-def view_sentence(card: Card) -> str:
-    """Return a sentence about the preprocessing of images."""
-    return program("facts", about="view", transform=card.transform)
-
-
-def data_sentence(trained: TrainedRun, literal: _Literal) -> str:
-    """Return a sentence about the name and size of the data."""
-    images, found = _count_images(trained.run), trained.measured
     test = found.get("test") if found else None
-    return program(
-        "facts",
-        about="data",
-        data=literal(trained.results.data or "images"),
-        sizes={part: images[part][""] for part in images},
-        left_out=test["left_out"] if test else 0,
-    )
+    known = pretrained_licence(card.weights)
+    values = {
+        "literal": literal,
+        "shape": card.architecture,
+        "is_timm": isinstance(card.architecture, TimmConfig),
+        "origin": origin,
+        "version": version("vitft"),
+        "transform": card.transform,
+        "data": literal(trained.results.data or "images"),
+        "sizes": {part: counts[""] for part, counts in _count_images(trained.run).items()},
+        "left_out": test["left_out"] if test else 0,
+        "chosen": licence,
+        "known": known,
+        "obligation": obligation(known) if known else "",
+        "from_scratch": is_from_scratch(card.weights),
+    }
+    topics = ("model", "view", "data", "licence")
+    return {about: program("facts", about=about, **values).rstrip() for about in topics}
 
 
 def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:
@@ -117,20 +112,6 @@ def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:
         )
         for name in trained.card.classes
     ]
-
-
-def licence_sentence(card: Card, chosen: str, literal: _Literal) -> str:
-    """Return a sentence about the licences of a model and of its pretrained weights."""
-    known = pretrained_licence(card.weights)
-    return program(
-        "facts",
-        about="licence",
-        chosen=chosen,
-        known=known,
-        obligation=obligation(known) if known else "",
-        from_scratch=is_from_scratch(card.weights),
-        literal=literal,
-    ).rstrip()
 
 
 def catalog_origin(weights: Provenance) -> CatalogEntry | None:

@@ -23,13 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.export.facts import (
-    class_figures,
-    data_sentence,
-    licence_sentence,
-    model_sentence,
-    view_sentence,
-)
+from vitft.export.facts import class_figures, run_sentences
 from vitft.export.formats.base import (
     ExportFormat,
     NumericArray,
@@ -395,22 +389,22 @@ def _page_facts(
     if reference:
         unknown = "flagged; how many images of unknown classes are flagged is not known"
         flagged = f"{reference.power() or unknown}.".capitalize()
-    licensed = licence_sentence(card, licence, str)
+    about = run_sentences(trained, licence, str)
     names = ("label", "labels") if card.thresholds else ("class", "classes")
     return {
         "title": f"{results.data or 'images'}: image classifier",
         "summary": f"{count(len(card.classes), *names)}: {listing(card.classes, 12)}. {accuracy}",
         "caution": f"This model is at chance level: it {clause}." if clause else "",
-        "licence": f"Licence of the model: {licensed} Code of this page: vitft {version('vitft')}, "
-        "Apache-2.0.",
+        "licence": f"Licence of the model: {about['licence']} Code of this page: vitft "
+        f"{version('vitft')}, Apache-2.0.",
         "facts": [
-            ("Model", model_sentence(card, str)),
-            ("Images", view_sentence(card)),
-            ("Data", data_sentence(trained, str)),
+            ("Model", about["model"]),
+            ("Images", about["view"]),
+            ("Data", about["data"]),
             ("Accuracy", accuracy),
             ("Images unlike the training images", flagged),
             ("Weights", f"{precision[0].upper()}{precision[1:]}."),
-            ("Licence", licensed),
+            ("Licence", about["licence"]),
         ],
         "table_title": f"{names[1].capitalize()}, with validation results",
         "table": class_figures(trained),
