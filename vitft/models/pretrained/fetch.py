@@ -144,7 +144,7 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
 
     options: Any = {"revision": entry.revision, "etag_timeout": _ANSWER_S}
     options["tqdm_class"] = _DownloadBar
-    attempt, deadline = 0, time.monotonic() + _BUSY_PATIENCE_S
+    attempt = 0
     while True:
         attempt += 1
         try:
@@ -153,7 +153,8 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
         except (http_error(), OSError) as error:  # OSError: the content has the wrong length
             _check_disk(entry, error)
             was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
-            _wait_or_raise(entry, error, attempt, 0 if was_retried else _ATTEMPTS, deadline)
+            most, deadline = 0 if was_retried else _ATTEMPTS, time.monotonic() + _BUSY_PATIENCE_S
+            _wait_or_raise(entry, error, attempt, most, deadline)
 
 
 def _from_cache(entry: CatalogEntry, *, why: str) -> Path:

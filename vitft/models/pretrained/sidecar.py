@@ -296,10 +296,9 @@ def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
         return ()
     if isinstance(value, dict):
         value = [value.get(str(i)) for i in range(len(value))]
-    if not isinstance(value, list) or len(value) > 1_000_000:
-        raise table.wrong(key, "a list of class names")
-    if not all(isinstance(item, str) for item in value):
-        raise table.wrong(key, "class names for 0, 1, 2 and so on")
+    is_list = isinstance(value, list) and len(value) <= 1_000_000
+    if not is_list or not all(isinstance(item, str) for item in value):
+        raise table.wrong(key, "a list of class names, or class names for 0, 1, 2 and so on")
     return tuple(value)
 
 
