@@ -27,10 +27,8 @@ from vitft.system.structure import Range, StructureError, check_ranges, parse_js
 # what vitft stores in the config.json of an export in the format of another library ---------------
 
 RUN_KEY = "vitft_run"  # key of the numbers of the run in a config.json
-SEVERAL = "multi_label_classification"
-"""Value of `problem_type` with which transformers marks multi-label models in config.json."""
-THRESHOLDS = "vitft_thresholds"
-"""Key of the list of thresholds in config.json, which is in the order of the labels."""
+SEVERAL = "multi_label_classification"  # `problem_type` of multi-label models in transformers
+THRESHOLDS = "vitft_thresholds"  # key of the thresholds in the order of the labels
 
 
 def config_beside(path: Path) -> dict[str, Any]:
@@ -69,8 +67,7 @@ class TimmConfig:
     image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)]
     """Height and width in pixels."""
     sized: bool = False  # whether `image_size` is passed to timm when the network is built
-    num_classes: Annotated[int, Range(ge=0)] = 0
-    """Number of classes; 0 for a model without a head, which returns features."""
+    num_classes: Annotated[int, Range(ge=0)] = 0  # 0 for a model without a head
     in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
     pre_logits: ClassVar[bool] = False
 
@@ -87,8 +84,7 @@ class TimmConfig:
         return replace(self, num_classes=0)
 
 
-TIMM_VITS = ("vision_transformer", "deit", "eva")
-"""timm modules that define Vision Transformers, of which vitft's own model supports some."""
+TIMM_VITS = ("vision_transformer", "deit", "eva")  # timm's modules with Vision Transformers
 
 
 @functools.cache
@@ -135,20 +131,15 @@ class Card:
     """Description of a model, stored in the same file as its weights."""
 
     architecture: AnyConfig
-    transform: EvalTransform
-    """Evaluation transform: a complete description of how to prepare an image for the model."""
-    classes: tuple[str, ...] = ()
-    """Class names in the order of the head's outputs; empty for a backbone without a head."""
+    transform: EvalTransform  # all steps that prepare an image for the model
+    classes: tuple[str, ...] = ()  # in the order of the head's outputs; none without a head
     weights: Provenance = field(default_factory=Provenance)  # origin of the pretrained weights
-    pos_embed: str = "as loaded"
-    """Description of how the position embeddings were resampled from the pretrained grid."""
+    pos_embed: str = "as loaded"  # how the position embeddings were resampled
     split: str = ""  # digest of the split manifest used for training and validation
     thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class. Labels have independent probabilities (sigmoid)."""
-    run: Results | None = None
-    """Numbers of the run, in the card of an export. None in a run directory, whose other files
-    contain them."""
+    run: Results | None = None  # numbers of the run, in the card of an export only
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""

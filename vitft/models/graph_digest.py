@@ -13,11 +13,9 @@ from vitft.models.pretrained.fetch import sha256_of
 from vitft.system.files import write_atomically
 
 DIGEST_KEY = "vitft.sha256"
-_DATA_DIGEST_KEY = "vitft.data_sha256"
-"""Key of the digest of model.onnx.data, which contains the weights of large models."""
+_DATA_DIGEST_KEY = "vitft.data_sha256"  # key of the digest of model.onnx.data, if any
 _BLOCK_BYTES = 2**20
-_METADATA_FIELD = 0x72
-"""Tag of the field `metadata_props` in a `ModelProto`: field 14, with a length."""
+_METADATA_FIELD = 0x72  # tag of `metadata_props` in a `ModelProto`: field 14, with a length
 CHANGED = "the sha256 of the contents differs from the recorded one"
 
 
@@ -40,10 +38,7 @@ def _data_file(graph: Path) -> Path:
 
 
 def add_graph_digest(graph: Path) -> None:
-    """Append the digest of a graph, and of its data file if there is one, to the file.
-
-    The metadata must not contain these entries yet.
-    """
+    """Append the digest of a graph, and of its data file if any, to a file that has none."""
     content = graph.read_bytes()
     if _data_file(graph).is_file():
         content += _metadata_entry(_DATA_DIGEST_KEY, sha256_of(_data_file(graph)))
@@ -52,10 +47,7 @@ def add_graph_digest(graph: Path) -> None:
 
 
 def has_changed(graph: Path) -> bool:
-    """Return whether a file ends with a digest that its contents do not match.
-
-    A file that does not end with a digest counts as unchanged.
-    """
+    """Return whether a file ends with a digest, and its contents do not match it."""
     found = recorded_digest(graph)
     if found is None:
         return False

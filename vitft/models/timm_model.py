@@ -33,8 +33,7 @@ class _Visit:
     at: nn.Module | None = None
     tokens: Tensor | None = None  # new input to the block `at`; None to stop the pass at that block
     calls: int = 0  # number of calls to the block `at`
-    outputs: list[Tensor] = field(default_factory=list)
-    """Outputs of all blocks that return a tensor, in the order of the calls."""
+    outputs: list[Tensor] = field(default_factory=list)  # of all blocks, in the order of the calls
 
 
 _COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
@@ -187,19 +186,16 @@ class TimmModel(nn.Module):
         source: dict[str, Any] = {"file": str(file)} if file is not None else {}
         source = source if tensors is None else _strict_source(config, tensors)
         self.net = _create_timm(config, source, drop_path=drop_path)
-        self.head_name, outer = _classifier_of(self.net, config.timm)
-        """Module path of the classifier in timm's network."""
+        self.head_name, outer = _classifier_of(self.net, config.timm)  # path in timm's network
         self.is_conv = isinstance(outer, nn.Conv2d)
         self.feature_size = outer.in_channels if isinstance(outer, nn.Conv2d) else outer.in_features
         self.net.reset_classifier(0)
         self.net.pretrained_cfg.pop("state_dict", None)  # drop a second copy of the weights
-        self.block_names = _block_names(self.net)
-        """Module paths of the network's blocks, in order; empty if timm does not list them."""
+        self.block_names = _block_names(self.net)  # in order; () if timm does not list them
         for block in self.blocks:
             block.register_forward_pre_hook(_on_call, with_kwargs=True)
             block.register_forward_hook(_on_return)
-        self.cuts: dict[int, frozenset[str]] = {}
-        """Cached names of the network's parameters that are used only from a block on, by block."""
+        self.cuts: dict[int, frozenset[str]] = {}  # results of `trained_after`
         self.pre_logits = nn.Identity()
         self.head: nn.Module = nn.Identity()
         if config.num_classes:

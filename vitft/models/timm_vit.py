@@ -131,10 +131,8 @@ _TIMM_NORMS: Mapping[str, NormLayer] = {
     "RmsNorm": "rmsnorm",
 }
 """Mapping from the class names of timm's normalisation layers to vitft's names."""
-_POOLS: Mapping[str, Pool] = {"token": "cls", "avg": "mean", "map": "map"}
-"""Mapping from timm's names of the poolings to vitft's."""
-_ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")
-"""Class names of timm's rotary position embeddings that vitft's own model supports."""
+_POOLS: Mapping[str, Pool] = {"token": "cls", "avg": "mean", "map": "map"}  # by timm's names
+_ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")  # supported kinds
 
 
 @functools.cache

@@ -172,8 +172,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.checkpointing = False
-        """Whether block activations are recomputed in the backward pass instead of being stored."""
+        self.checkpointing = False  # whether activations are recomputed in the backward pass
         self.patch_embed = _PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None

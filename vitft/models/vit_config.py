@@ -39,8 +39,6 @@ SIZES: Mapping[str, _NamedSize] = {
     "large": _NamedSize(1024, 24, 16, (14, 16, 32)),
     "huge": _NamedSize(1280, 32, 16, (14, 16)),
 }
-
-
 STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
     "r_s16_p8": ((), 32),  # despite "s16": root of stride 4, patches of 8 cells
     "r26_s32": ((2, 2, 2, 2), 32),

@@ -19,12 +19,9 @@ from vitft.models.vit_config import ViTConfig, as_pair, conv_strides
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.text import count
 
-PosEmbed = Literal["bicubic", "jax", "bilinear"]
-"""Rule for resampling position embeddings; `bilinear` is that of SigLIP 2 NaFlex."""
-Sides = int | tuple[int, int] | None
-"""Side or (height, width) in pixels; None for the size used in training."""
-Statistics = tuple[float, ...] | None
-"""One value per channel; None for the values used with the pretrained weights."""
+PosEmbed = Literal["bicubic", "jax", "bilinear"]  # `bilinear`: SigLIP 2 NaFlex
+Sides = int | tuple[int, int] | None  # pixels; None for the size used in training
+Statistics = tuple[float, ...] | None  # per channel; None for those of pretraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,8 +96,7 @@ def similar_models(name: str, known: Iterable[str]) -> list[str]:
 
 # the catalogue of pretrained weights: the entries of `weights/catalog.toml` -----------------------
 
-REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"
-"""Regular expression for the name of a hub repository, owner/name."""
+REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"  # pattern for owner/name on the hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +105,8 @@ class CatalogEntry:
 
     name: str
     licence: str
-    architecture: str = ""
-    """Name for `vitft.create_model`; empty if the architecture is inferred from the file."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Values of `ViTConfig` fields that override `architecture`."""
+    architecture: str = ""  # for `vitft.create_model`; empty if it is inferred from the file
+    options: Mapping[str, Any] = field(default_factory=dict)  # other fields of `ViTConfig`
     data: str = ""  # names of the training datasets, in the order of training
     repo: str = ""  # hub repository, owner/name; empty for a bundled file
     file: str = ""  # name of the file in the repository
@@ -117,10 +114,8 @@ class CatalogEntry:
     gated_source: str = ""
     """Hub repository in which the publisher offers the same weights to accounts that accept its
     terms; empty if there is none. `repo` itself is not gated."""
-    path: str = ""
-    """Path of a bundled file relative to the catalogue's folder; replaces `repo` and `file`."""
-    image_size: tuple[int, int] = (224, 224)
-    """Height and width in pixels of the images used in training."""
+    path: str = ""  # of a bundled file, in the catalogue's folder; replaces `repo` and `file`
+    image_size: tuple[int, int] = (224, 224)  # height and width in pixels, in training
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     crop: float = CROP  # fraction of the resized image's side that the centre crop keeps
@@ -131,8 +126,7 @@ class CatalogEntry:
     aliases: tuple[str, ...] = ()
     note: str = ""
     sha256: str = ""  # digest from the publisher; empty if only the hub provides a digest
-    local: str = ""
-    """Path of the user's own file, used instead of the published file (timm:NAME=FILE)."""
+    local: str = ""  # path of the user's own file (timm:NAME=FILE)
     was: str = ""  # file name of the same weights in older tools
 
     @property
@@ -237,10 +231,8 @@ def entries_by_name() -> Mapping[str, CatalogEntry]:
 # recommended weights, and the default choice of weights -------------------------------------------
 
 _Tier = Literal["fast", "balanced", "best"]
-_ACCEPTABLE_S = 300.0
-"""Maximum time in seconds of the feature pass over a data set with the default weights."""
-_EFFICIENCY = 0.6
-"""Speed of a model, including image decoding, relative to that of a matrix product."""
+_ACCEPTABLE_S = 300.0  # maximum seconds of the feature pass with the default weights
+_EFFICIENCY = 0.6  # speed of a model with image decoding, relative to a matrix product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,16 +127,12 @@ _LIKELY_CAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Converted:
-    """Tensors under vitft's names."""
-
     flavour: Flavour
     tensors: Mapping[str, Tensor]
     heads: int | None = None  # number of attention heads, if evident from the layout
     dropped: tuple[str, ...] = ()  # names and shapes of unused tensors
-    may_rotate: bool = False
-    """Whether the model may have rotary position embeddings, which are not stored as tensors."""
-    is_naflex: bool = False
-    """Whether this is SigLIP 2 NaFlex, whose position embeddings are resampled bilinearly."""
+    may_rotate: bool = False  # whether there may be rotary position embeddings
+    is_naflex: bool = False  # whether this is SigLIP 2 NaFlex (bilinear resampling)
 
 
 def convert(tensors: Mapping[str, Tensor]) -> _Converted:

@@ -24,12 +24,9 @@ from vitft.system.errors import ResourceError, WeightsError
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0  # seconds to wait for the response to a metadata request
-_ATTEMPTS = 3
-"""Maximum number of attempts at a request or download if huggingface_hub itself does not retry."""
-FIRST_WAIT_S = 0.5
-"""Delay in seconds before the second attempt; doubled before each further attempt."""
-_BUSY_PATIENCE_S = 60.0
-"""Maximum time in seconds to keep retrying; a busy hub may set the delay before each attempt."""
+_ATTEMPTS = 3  # maximum, if huggingface_hub itself does not retry
+FIRST_WAIT_S = 0.5  # seconds before the second attempt; doubled before each further one
+_BUSY_PATIENCE_S = 60.0  # maximum seconds to keep retrying; a busy hub may set the delay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

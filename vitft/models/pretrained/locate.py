@@ -24,18 +24,13 @@ from vitft.system.text import count, listing, shell_quote
 
 _FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
 """Suffixes that identify a string as a path rather than a name, even if no such file exists."""
-
-
-RANDOM = "random:"
-"""Prefix of `random:NAME`, which denotes NAME's architecture and transform with random weights."""
+RANDOM = "random:"  # `random:NAME` has NAME's architecture and random weights
 
 
 def check_weights_name(
     name_or_path: str | Path, *, allow_pickle: bool = True, allow_random: bool = False
 ) -> None:
     """Check that `load_backbone` can find these weights, without torch or network access.
-
-    With `allow_random`, the name may begin with `random:`.
 
     Raises:
         WeightsError: They cannot be found, or are of an unsupported kind or a refused pickle.

@@ -26,14 +26,11 @@ class LoadReport:
     dropped: tuple[str, ...] = ()  # tensors in the file that were not used, each with its shape
     head: str
     pre_logits: Literal["kept", "dropped", "none"] = "none"
-    positions: str = "as loaded"
-    """How the position embeddings were resampled, e.g. "14x14 -> 24x24, bicubic" or "14x14 as
-    loaded"."""
+    positions: str = "as loaded"  # e.g. "14x14 -> 24x24, bicubic"
     transform: EvalTransform
     statistics_source: str  # origin of mean and std
     provenance: Provenance
-    classes: tuple[str, ...] = field(default=(), repr=False)
-    """Class names, if the head was kept and the names are known."""
+    classes: tuple[str, ...] = field(default=(), repr=False)  # if the head was kept
     notes: tuple[str, ...] = ()
 
     def headline(self) -> str:

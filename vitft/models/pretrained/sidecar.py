@@ -21,8 +21,7 @@ from vitft.system.files import read_regular
 
 _MAX_STATED_SIDE = 16384
 _LARGEST_GREY = 1e38  # maximum absolute value of the limits of a grey range, as in `EvalTransform`
-_PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Mapping from the Pillow filter numbers that transformers writes to filter names."""
+_PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as in transformers
 _ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_tanh", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
@@ -49,13 +48,11 @@ class SidecarFacts:
     crop: float | None = None
     interpolation: str | None = None
     fit: Fit = "crop"
-    grey_range: GreyRange = ()
-    """Values shown as black and as white in images with more than 8 bits per channel."""
+    grey_range: GreyRange = ()  # values shown as black and as white
     norm_eps: float | None = None  # epsilon of the LayerNorms
     activation: Activation | None = None
     pool: str = ""  # input of the head, as named by timm, e.g. token or avg
-    is_named: bool = False
-    """Whether the architecture is known. If not, the next three facts are only assumptions."""
+    is_named: bool = False  # whether the next three facts are known, not assumed
     rope: RopeConfig | None = None
     pool_heads: int = 0
     final_norm: bool = True

@@ -105,11 +105,9 @@ class PretrainedWeights:
     statistics_source: str  # origin of the transform's mean and std
     provenance: Provenance
     stated_classes: tuple[str, ...] = ()  # class names in the file or in the config.json next to it
-    published: str = ""
-    """Name under which the weights are published, or the name of the file or its folder."""
+    published: str = ""  # published name, or that of the file or its folder
     dropped: tuple[str, ...] = ()  # tensors that vitft does not use, each with its shape
-    resampling: PosEmbed | None = None
-    """The model's own rule for resampling position embeddings; None if the user may choose one."""
+    resampling: PosEmbed | None = None  # None if the user may choose one
     unusable_head: str = ""  # reason why the head cannot be used; empty if it can be used
     notes: tuple[str, ...] = ()
 
