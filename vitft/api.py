@@ -45,7 +45,7 @@ from vitft.predict.pictures import (
     read_picture,
 )
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.request import check_threshold, requested_thresholds
+from vitft.predict.request import check_threshold
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
@@ -226,10 +226,8 @@ class Trained:
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
         check_threshold(threshold or None, precision, spell=parameter)
-        threshold, own = requested_thresholds(
-            threshold, precision, self.folder, self.engine, parameter
-        )
-        postprocess = replace(self.postprocess, top_k=top_k, threshold=threshold, thresholds=own)
+        postprocess = replace(self.postprocess, top_k=top_k)
+        postprocess = postprocess.marking(threshold, precision, self.folder, parameter)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions = Predictions()
         size = PREDICT_BATCH_SIZE if isinstance(self.engine, Predictor) else self.engine.batch

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -103,7 +104,7 @@ def served(
     """Serve a run or an export as `vitft serve` does."""
     engine = open_engine(run, "cpu")
     top_k = len(engine.classes)
-    postprocess = Postprocess.for_run(run, engine, top_k=top_k, threshold=threshold)
+    postprocess = replace(Postprocess.for_run(run, engine, top_k=top_k), threshold=threshold)
     queue = BatchQueue(engine, postprocess, limits or ServeLimits())
     with AppClient(make_app(queue, access_for("127.0.0.1", ["flowers.example"]))) as client:
         yield client

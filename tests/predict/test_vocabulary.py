@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_every_format_has_the_same_names_values_and_notes(
         assert main(["predict", *IMAGES, *common, "--out", f"o.{style}"]) == 3
     model = vitft.load(run, device="cpu")
     engine = model.engine
-    postprocess = Postprocess.for_run("run", engine, top_k=3, threshold=0.99)
+    postprocess = replace(Postprocess.for_run("run", engine, top_k=3), threshold=0.99)
 
     with serving(engine, postprocess=postprocess) as client:
         files = [(name, Path(name).read_bytes()) for name in IMAGES]

@@ -78,7 +78,7 @@ def make_run(
     path.mkdir(parents=True)
     run = RunDir(path)
     settings = {"data": {"path": "photos/flowers"}, "weights": {"name": "demo"}}
-    run.write_text("config.toml", to_toml(config_from_table(settings)))
+    run.write("config.toml", to_toml(config_from_table(settings)))
     Manifest(path, tuple(classes), tuple(rows)).write(run.split)
     write_class_indices(run.class_indices, tuple(classes))
     np.savez(path / "validation.npz", logits=logits)

@@ -72,7 +72,7 @@ def test_a_process_that_does_not_write_leaves_no_files(here: Path) -> None:
     for name in ("main", "other"):
         (here / name).mkdir()
         run = RunDir(here / name, writes=name == "main")
-        run.write_text("a.txt", "text")
+        run.write("a.txt", "text")
         run.write_json("b.json", {"x": 1})
         run.write_arrays("c.npz", x=np.arange(3))
         run.log({"epoch": 1})

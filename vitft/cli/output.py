@@ -268,17 +268,10 @@ def table(
 ) -> None:
     """Print a table as a result; in a file or a pipe, each row is one line.
 
-    On a terminal that is too narrow, columns of `drop` are left out, and then headings and text
-    columns are wrapped between words. With `shorten`, each row remains one line instead.
-
-    Args:
-        columns: Headings.
-        rows: Cells of each row.
-        title: Line above the table.
-        numbers: Number of columns, counted from the right, that are right-aligned.
-        remarks: Number of columns of text to the right of these.
-        shorten: Headings of columns whose text may be cut, the least important first.
-        drop: Headings or indices of columns that may be left out, the least important first.
+    The last columns are `numbers`, which are right-aligned, and then `remarks` in words. On a
+    terminal that is too narrow, columns of `drop` (headings or indices, the least important first)
+    are left out, and then headings and text columns are wrapped between words. With `shorten`, each
+    row remains one line instead, and the text of these columns is cut, the least important first.
     """
     from rich.table import Table
     from rich.text import Text

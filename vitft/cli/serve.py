@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_options, add_shared
-from vitft.predict.request import check_threshold, requested_thresholds
+from vitft.predict.request import check_threshold
 from vitft.serve.limits import ALL_INTERFACES, ServeLimits, access_for, is_loopback
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.imports import heavy_imports, require_extra
@@ -76,11 +76,8 @@ def _serve_command(args: argparse.Namespace) -> int:
         request_log.setLevel(logging.DEBUG)
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         engine = open_engine(args.run, args.device)
-        threshold, thresholds = requested_thresholds(
-            args.threshold, args.precision, checkpoint.parent, engine
-        )
-        postprocess = Postprocess.for_run(
-            args.run, engine, top_k=len(engine.classes), threshold=threshold, thresholds=thresholds
+        postprocess = Postprocess.for_run(args.run, engine, top_k=len(engine.classes)).marking(
+            args.threshold, args.precision, checkpoint.parent
         )
         postprocess.announce()
         server = make_server(engine, postprocess, limits, access)

@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -202,7 +202,12 @@ def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Give
             )
             raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
         if unknown := next((name for name in arguments if name not in known), None):
-            raise UsageError(f"unknown argument {unknown}", fix=_suggest_argument(unknown, known))
+            near, setting = suggest(unknown, known), find_setting(unknown)
+            fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
+            if setting and (not near or unknown.lower() in ALIASES.get(setting, ())):
+                words = [one.keyword for one in FINETUNE_OPTIONS if one.setting == setting]
+                fix = f"use {words[0]}" if words else f'use settings={{"{setting}": ...}}'
+            raise UsageError(f"unknown argument {unknown}", fix=fix)
         return function(*args, **arguments)
 
     described = "".join(
@@ -214,16 +219,6 @@ def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Give
         "Args:\n", f"Args:\n{described}", 1
     )
     return checked
-
-
-def _suggest_argument(name: str, known: Collection[str]) -> str:
-    """Return the suggested fix for an unknown argument of `finetune`."""
-    near = suggest(name, known)
-    setting = find_setting(name)
-    if setting and (not near or name.lower() in ALIASES.get(setting, ())):
-        keywords = [option.keyword for option in FINETUNE_OPTIONS if option.setting == setting]
-        return f"use {keywords[0]}" if keywords else f'use settings={{"{setting}": ...}}'
-    return f"use {near[0]}" if near else f"use one of {', '.join(known)}"
 
 
 def check_argument_types(arguments: Mapping[str, object], settings: object) -> None:

@@ -36,7 +36,6 @@ from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, Views, notes_on, wi
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.open_engine import open_engine
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.request import requested_thresholds
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages, as_in_run
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
@@ -261,8 +260,7 @@ def evaluate(
     if several:  # 0 or 1 per label (C,)
         sets = [split_labels(text) if data.labels else (text,) for text in data.classes]
         index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
-    least, each = requested_thresholds(threshold, precision, folder, engine)
-    postprocess = Postprocess.for_run(run, engine, threshold=least, thresholds=each)
+    postprocess = Postprocess.for_run(run, engine).marking(threshold, precision, folder)
     postprocess.announce()
     predictions, logits, digests, validated, relabelled = _score_labelled(
         data, engine, known, index, postprocess

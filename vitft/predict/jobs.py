@@ -35,7 +35,7 @@ from vitft.predict.output import (
     record_path,
 )
 from vitft.predict.postprocess import Postprocess
-from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest, requested_thresholds
+from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest
 from vitft.predict.rows import Prediction, RowFormat, RowWriter
 from vitft.system import console
 from vitft.system.errors import RunError, UsageError
@@ -57,7 +57,7 @@ _KEYS = {"model", "--top-k", "threshold", "--dtype", "--tta"}
 
 
 def _job_options(
-    request: PredictRequest, checkpoint: Path, threshold: float, thresholds: tuple[float, ...]
+    request: PredictRequest, checkpoint: Path, postprocess: Postprocess
 ) -> _JobOptions:
     """Return what decides the rows of a job besides its images; {} if it cannot be resumed."""
     if request.out is None or request.style not in RESUMABLE:
@@ -74,7 +74,7 @@ def _job_options(
     return {
         "model": digest,
         "--top-k": request.top_k,
-        "threshold": [threshold, *thresholds],
+        "threshold": [postprocess.threshold, *postprocess.thresholds],
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
     }
@@ -162,19 +162,12 @@ def run_prediction(
     )
     labels = engine.classes if engine.thresholds else ()
     form = RowFormat(request.style, request.top_k, labels, bom=request.bom)
-    threshold, thresholds = requested_thresholds(
-        request.threshold, request.precision, checkpoint.parent, engine
-    )
-    postprocess = Postprocess.for_run(
-        request.run,
-        engine,
-        top_k=request.top_k,
-        threshold=threshold,
-        thresholds=thresholds,
+    postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
+        request.threshold, request.precision, checkpoint.parent
     )
     mirrored = MirroredEngine(engine) if request.tta else engine
     pipeline = Pipeline(mirrored, postprocess, keep_views=pictures is not None, web=web)
-    options = _job_options(request, checkpoint, threshold, thresholds)
+    options = _job_options(request, checkpoint, postprocess)
     if (done := _finished_job(request, images, form, options)) is not None:
         return done
     with _open_destination(request, images, form, options, write) as (rows, remaining):

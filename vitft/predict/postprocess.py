@@ -9,6 +9,7 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from vitft.models.find import find_model
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.run_info import place_of_model, results_of_model
 from vitft.system.errors import RunError
+from vitft.system.suggest import Spelling, option
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -84,12 +86,8 @@ class Postprocess:
         engine: _Trained,
         *,
         top_k: int = 1,
-        threshold: float = 0.0,
-        thresholds: Sequence[float] | None = None,
     ) -> Self:
         """Create an instance for a run, checkpoint, graph or `hf:owner/name`, or the latest run.
-
-        The label thresholds of a multi-label model are those of the engine by default.
 
         Raises:
             RunError: The run does not exist.
@@ -99,13 +97,42 @@ class Postprocess:
         return cls(
             classes=engine.classes,
             top_k=top_k,
-            threshold=threshold,
-            thresholds=engine.thresholds if thresholds is None else thresholds,
+            thresholds=engine.thresholds,
             reference=engine.reference,
             run=results_of_model(run, checkpoint, engine.results),
             place=place_of_model(run, checkpoint),
             file_time=checkpoint.stat().st_mtime,
         )
+
+    def marking(
+        self, threshold: float | None, precision: float | None, run: Path, spell: Spelling = option
+    ) -> Self:
+        """Return a copy that marks predictions below a threshold as `not sure`.
+
+        A multi-label model assigns the labels from the threshold on instead. For a precision, the
+        thresholds are chosen from the validation predictions in the folder `run`. `spell` spells
+        the options in errors.
+
+        Raises:
+            RunError: The run has no validation predictions, or a file of the run is damaged.
+            UsageError: No threshold reaches the requested precision.
+        """
+        if precision is None and self.thresholds:
+            every = (threshold,) * len(self.thresholds) if threshold else self.thresholds
+            return replace(self, thresholds=every)
+        if precision is None:
+            return replace(self, threshold=threshold or 0.0)
+        from vitft.predict.threshold import (
+            choose_label_thresholds,  # imports this module and simplejpeg
+            choose_threshold,
+        )
+
+        if self.thresholds:
+            each = choose_label_thresholds(run, precision, self.classes, spell)
+            return replace(self, thresholds=each)
+        chosen = choose_threshold(run, precision, spell)
+        log.info(str(chosen))
+        return replace(self, threshold=chosen.value)
 
     @property
     def run_name(self) -> str:

@@ -1,10 +1,8 @@
 """Request for a prediction job, validated before any expensive import."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitft.data.table import OTHER_EXCEL
 from vitft.predict.output import RESUMABLE, ProcessShard
@@ -12,11 +10,6 @@ from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import Spelling, option
 from vitft.system.text import shell_quote
-
-if TYPE_CHECKING:
-    from vitft.predict.engine import Engine
-
-log = logging.getLogger(__name__)
 
 ROW_FORMATS = ("table", "json", "jsonl", "csv", "parquet", "xlsx")
 FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv",
@@ -123,10 +116,6 @@ class PredictRequest:
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
         check_threshold(self.threshold, self.precision)
-        self.check_combinations()
-
-    def check_combinations(self) -> None:
-        """Raise UsageError if options conflict with each other."""
         if self.bom and self.style != "csv":
             raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
         is_resumable = self.out is not None and self.style in RESUMABLE
@@ -185,37 +174,3 @@ def check_threshold(
             if 50 <= value <= 100:
                 fix = f"use {spell(name, value / 100)} for {value:g}%"
             raise UsageError(f"invalid {spell(name)} {value:g}", fix=fix)
-
-
-def requested_thresholds(
-    threshold: float | None,
-    precision: float | None,
-    run: Path,
-    engine: "Engine",
-    spell: Spelling = option,
-) -> tuple[float, tuple[float, ...]]:
-    """Return the threshold for `not sure`, and the label thresholds of a multi-label model.
-
-    The first is 0 if no predictions are to be marked, as always for a multi-label model, whose
-    labels all have the given threshold. The second is empty if the model gives each image exactly
-    one class. For a precision, both are chosen from the validation predictions in the folder `run`.
-    `spell` spells the options in errors.
-
-    Raises:
-        RunError: The run has no validation predictions, or a file of the run is damaged.
-        UsageError: No threshold reaches the requested precision.
-    """
-    if precision is None:
-        if not engine.thresholds or not threshold:
-            return threshold or 0.0, engine.thresholds
-        return 0.0, (threshold,) * len(engine.thresholds)
-    from vitft.predict.threshold import (
-        choose_label_thresholds,  # imports simplejpeg
-        choose_threshold,
-    )
-
-    if engine.thresholds:
-        return 0.0, choose_label_thresholds(run, precision, engine.classes, spell)
-    chosen = choose_threshold(run, precision, spell)
-    log.info(str(chosen))
-    return chosen.value, ()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self
 
 from vitft.data.label_sets import join_labels
 from vitft.system.console import visible
@@ -19,19 +19,6 @@ NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
 """Notes for a probability below the threshold and for an out-of-distribution image."""
 _DECIMALS = 6
 """Number of decimal places of probabilities in output; further digits differ between machines."""
-
-_ClassProbability = TypedDict("_ClassProbability", {"class": str, "probability": float})
-
-
-class _PredictionDict(TypedDict, total=False):
-    """A prediction as JSON; empty fields are omitted."""
-
-    path: str
-    run: str
-    labels: list[str]  # labels assigned to the image; absent if each image has exactly one class
-    classes: list[_ClassProbability]
-    notes: list[str]
-    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +67,17 @@ class Prediction:
         k = max(k, len(self.labels or ()))
         return replace(self, classes=self.classes[:k], probabilities=self.probabilities[:k])
 
-    def to_dict(self) -> _PredictionDict:
-        """Return the prediction as a dict for JSON and JSONL output and for the server."""
-        row: _PredictionDict = {"path": self.path}
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of JSON and JSONL output and of the server, without empty ones."""
+        row: dict[str, Any] = {"path": self.path}
         if self.run:
             row["run"] = self.run
         if self.error:
             return {**row, "error": self.error}
-        pairs = zip(self.classes, self.probabilities, strict=True)
-        classes: list[_ClassProbability] = [
-            {"class": name, "probability": round(value, _DECIMALS)} for name, value in pairs
-        ]
         if self.labels is not None:
             row["labels"] = [*self.labels]
-        row["classes"] = classes
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        row["classes"] = [{"class": name, "probability": round(p, _DECIMALS)} for name, p in pairs]
         return {**row, "notes": [*self.notes]} if self.notes else row
 
 

@@ -65,7 +65,7 @@ class Predictor:
         device: Device name, as in `train.device`.
         precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
             decoder; images whose most probable class could change due to bf16 are scored again in
-            float32. `auto` is one of them (see `prediction_precision`).
+            float32. `auto` is one of them.
         reference: Statistics of the training features, if the run has them.
 
     Raises:
@@ -92,8 +92,10 @@ class Predictor:
             device = f"cuda:{int(rank) % gpus}"
         self.device = pick_device(device)
         self.model, self.card = model.eval().to(self.device), card
-        if precision == "auto":
-            precision = prediction_precision(model, card, self.device)
+        if precision == "auto":  # bf16 where it is faster, and close calls are known to be found
+            is_safe = isinstance(model, VisionTransformer) and not card.thresholds
+            is_fast = pick_precision("auto", self.device) == "bf16"
+            precision = "bf16" if is_safe and is_fast else "fp32"
         self.precision = precision
         if card.thresholds and precision != "fp32":
             raise one_class_only(f"--dtype {precision}")
@@ -292,12 +294,3 @@ def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
     parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, head inputs)
     rows, inputs = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
     return inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
-
-
-def prediction_precision(model: Model, card: Card, device: torch.device) -> str:
-    """Return the precision that `auto` selects: `bf16` where it is faster and safe, else `fp32`.
-
-    Close calls are known to be found for vitft's own models with one class per image.
-    """
-    is_safe = isinstance(model, VisionTransformer) and not card.thresholds
-    return "bf16" if is_safe and pick_precision("auto", device) == "bf16" else "fp32"

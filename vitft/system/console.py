@@ -171,11 +171,7 @@ def _is_shown() -> bool:
 
 @contextlib.contextmanager
 def timed_step(label: str) -> Iterator[None]:
-    """Show that a step without a count is running, and log its duration unless it fails.
-
-    A terminal shows a spinner with the seconds so far. Otherwise, the start of the step is logged,
-    and then a line every `_PLAIN_INTERVAL_S` seconds.
-    """
+    """Show that a step without a count is running, and log its duration unless it fails."""
     started = time.monotonic()
     with spinner(label) if shows_notes() and _has_terminal() else logged_step(label):
         yield
@@ -283,15 +279,13 @@ class Progress:
             from rich.progress import Progress as Bar
             from rich.table import Column
 
+            whole, wide = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=2)
             self.bar = Bar(
-                TextColumn("{task.description}", table_column=Column(no_wrap=True), markup=False),
+                TextColumn("{task.description}", table_column=whole, markup=False),
                 BarColumn(bar_width=None, table_column=Column(min_width=8, ratio=1)),
-                TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
-                TextColumn("{task.fields[left]} ", table_column=Column(no_wrap=True)),
-                TextColumn(
-                    "{task.fields[metrics]}",
-                    table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2),
-                ),
+                TextColumn("{task.fields[count]}", table_column=whole),
+                TextColumn("{task.fields[left]} ", table_column=whole),
+                TextColumn("{task.fields[metrics]}", table_column=wide),
                 console=stderr(),
                 transient=True,
                 expand=True,
@@ -327,7 +321,9 @@ class Progress:
                 metrics=self.metrics_text(most=stderr().width),
                 left=self.time_left(),
             )
-        elif not self.is_complete and time.monotonic() - self.printed >= _PLAIN_INTERVAL_S:
+            return
+        is_complete = self.total is not None and self.done >= self.total
+        if not is_complete and time.monotonic() - self.printed >= _PLAIN_INTERVAL_S:
             self.printed = time.monotonic()
             log.info(self.line(final=False))
 
@@ -335,11 +331,6 @@ class Progress:
         """Do not count `count` of the units in the rate, because they took no time."""
         self.skipped = count
         self.before = min(self.done, self.before + count)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the total is known and has been reached."""
-        return self.total is not None and self.done >= self.total
 
     def count_text(self) -> str:
         """Return the number of units done and, if it is known, the total, such as `120/600`."""
@@ -358,8 +349,7 @@ class Progress:
     def time_left(self) -> str:
         """Return the estimated time left, such as `40 s left`, or "" until there is an estimate.
 
-        The estimate rests on at least `_MEASURED_S` seconds after the first `advance`: the first
-        units take longer, because caches are filled, threads are started and files are opened.
+        It excludes the first `advance`, in which caches are filled and files are opened.
         """
         if self.first is None or self.total is None:
             return ""

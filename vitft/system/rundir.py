@@ -23,7 +23,6 @@
 """
 
 import contextlib
-import functools
 import io
 import json
 import os
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 
 from vitft.system.errors import LockedError, RunError, UsageError
-from vitft.system.files import free_name, read_regular, write_atomically, write_json, writing
+from vitft.system.files import free_name, read_regular, write_atomically, writing
 from vitft.system.structure import parse_json, structured
 from vitft.system.suggest import Spelling, option, suggest, without_suffix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
@@ -200,15 +199,13 @@ class RunDir:
                 "name with `vitft finetune --resume NAME`",
             )
 
-    def write_text(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         if self.writes:
             self.check_exists()
-            write_atomically(self.path / name, text)
+            write_atomically(self.path / name, content)
 
     def write_json(self, name: str, fields: Mapping[str, Any]) -> None:
-        if self.writes:
-            self.check_exists()
-            write_json(self.path / name, fields)
+        self.write(name, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
     def write_arrays(self, name: str, **arrays: "np.ndarray[Any, Any]") -> None:
         """Write named arrays as a .npz file, compressed unless they are large."""
@@ -217,9 +214,7 @@ class RunDir:
         buffer, is_large = io.BytesIO(), sum(a.nbytes for a in arrays.values()) > _LARGE_ARRAYS
         save = np.savez if is_large else np.savez_compressed
         save(buffer, **arrays)  # type: ignore[arg-type] # numpy 2.0: no allow_pickle
-        if self.writes:
-            self.check_exists()
-            write_atomically(self.path / name, buffer.getvalue())
+        self.write(name, buffer.getvalue())
 
     @property
     def resume(self) -> Path:
@@ -389,7 +384,6 @@ def locked(run: RunDir) -> Iterator[None]:
 
 
 def _check_empty(path: Path, name: str = "out", spell: Spelling = option) -> None:
-    """Raise a RunError if the folder is not empty."""
     if path.is_dir() and any(path.iterdir()):
         raise RunError(
             f"folder {path} is not empty",
@@ -451,6 +445,9 @@ def environment(
     status: str, device: str, precision: str, *, processes: int = 1, instructions: str = ""
 ) -> RunEnvironment:
     """Return the contents of environment.json on this machine for a run that has not ended."""
+    import importlib.metadata
+
+    names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
     return {
         "status": status,
         "device": device,
@@ -459,24 +456,14 @@ def environment(
         "instructions": instructions,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": _package_versions(),
+        "packages": {name: importlib.metadata.version(name) for name in names},
     }
 
 
-@functools.cache
-def _package_versions() -> dict[str, str]:
-    """Return the versions of the packages that influence the results of a run."""
-    import importlib.metadata
-
-    names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
-    return {name: importlib.metadata.version(name) for name in names}
-
-
 def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list[str]:
-    """Return descriptions of how the steps before a run was resumed were computed.
+    """Return descriptions of how the steps before a run was resumed were computed, if not as `now`.
 
-    Only those are returned that differ from `now` in something that changes rounding: the device
-    and its threads, the precision, the instructions, the number of processes or torch.
+    They contain what changes rounding: device, threads, precision, instructions, processes, torch.
     """
     if before is None:
         return []
@@ -509,9 +496,9 @@ def suggest_runs(
 ) -> str:
     """Return the fix for a run that does not exist: similar names, and how to list all runs.
 
-    Runs are searched for in `runs` and in the folder of the given path; exports, which
-    have a README.md, count with the option --run only. If there are none, `otherwise` is returned.
-    `name` is the option that names the run, or empty for an argument without one.
+    Runs are searched for in `runs` and in the folder of the given path; exports, which have a
+    README.md, count with the option --run only. `name` is the option that names the run, or empty
+    for an argument without one. `otherwise` is the fix if there are no runs.
     """
 
     def spelled(path: Path) -> str:

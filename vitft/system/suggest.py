@@ -15,17 +15,11 @@ from vitft.system.text import shell_quote
 def suggest(
     name: str, known: Iterable[str], *, cutoff: float = 0.7, inside: bool = False, most: int = 1
 ) -> list[str]:
-    """Return the known names that were probably meant, the most similar ones first.
+    """Return at most `most` known names that were probably meant, the most similar ones first.
 
-    Case does not matter, and neither does the kind of separator.
-
-    Args:
-        name: The unknown name.
-        known: The names to choose from.
-        cutoff: Minimum ratio of difflib. With 0, the most similar names are returned in any case.
-        inside: Whether to prefer names that contain `name`: those that begin with it, then the
-            shortest ones. Other names follow only without a cutoff.
-        most: Maximum number of names to return.
+    Neither case nor the kind of separator matters. `cutoff` is the minimum ratio of difflib; with
+    0, the most similar names are returned in any case. With `inside`, names that contain `name`
+    come first: those that begin with it, then the shortest ones. Others follow only with cutoff 0.
     """
     wanted, by_form = form(name), {form(other): other for other in reversed([*known])}
     forms = [*reversed(by_form)]

@@ -86,7 +86,7 @@ def choose_layers(context: RunContext, solved: SolvedHead) -> None:
             len(context.inputs.data.manifest.train),
             fraction=found.get("interpolation", 1.0),
         )
-    run.write_text("config.toml", to_toml(context.config))
+    run.write("config.toml", to_toml(context.config))
     if len(context.config.train.stages) > 1:
         # Once blocks are trained, a head does not gain from reading earlier blocks as well
         # (benchmarks/notebook/fine_tuning.md).

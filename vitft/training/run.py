@@ -194,7 +194,7 @@ def _open_run(out: Path, start: Start, *, resume: bool) -> Iterator[RunDir]:
     with locked(run) if group.is_main else contextlib.nullcontext():
         try:
             if group.is_main:
-                run.write_text("config.toml", to_toml(start.setup.config))
+                run.write("config.toml", to_toml(start.setup.config))
                 manifest.write(run.split)
                 write_class_indices(run.class_indices, manifest.outputs)
                 write_for_resume(run, WEIGHTS_FILE, start.setup.report.provenance)

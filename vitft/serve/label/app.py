@@ -179,20 +179,13 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
         handlers.renderers.close()
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    gets: dict[str, Callable[..., Any]] = {
-        "/": handlers.show_page,
-        "/state": handlers.state,
-        "/likely": handlers.likely,
-        "/picture": handlers.picture,
-    }
-    posts: dict[str, Callable[..., Any]] = {
-        "/answer": handlers.answer,
-        "/confirm": handlers.confirm,
-        "/skip": handlers.skip,
-        "/undo": handlers.undo,
-    }
-    allowed = {path: add_route(app, path, function, "GET") for path, function in gets.items()}
-    allowed |= {path: add_route(app, path, function, "POST") for path, function in posts.items()}
+    gets = (handlers.state, handlers.likely, handlers.picture)
+    posts = (handlers.answer, handlers.confirm, handlers.skip, handlers.undo)
+    allowed = {"/": add_route(app, "/", handlers.show_page, "GET")}
+    for method, functions in (("GET", gets), ("POST", posts)):
+        for function in functions:
+            path = f"/{function.__name__}"
+            allowed[path] = add_route(app, path, function, method)
     add_error_handlers(app, allowed)
     app.add_exception_handler(VitftError, _user_error)
     return SecurityMiddleware(app, access, key=key)

@@ -276,7 +276,15 @@ class Session:
         others = [i for i in self.random_rest if i not in done]
         reason: _Reason = "rest"
         if self.probabilities is not None and others:
-            others, reason = self.unsure_pictures(others, most), "unsure"
+            reason = "unsure"
+            others = unsure_pictures(
+                self.probabilities,
+                self.pool.z,
+                candidates=torch.tensor(others),
+                answered=self.trained,
+                others=self.unlabelled(),
+                most=most,
+            )
         number = [*self.kind_of.values()].count(PICKED)
         while len(found) < most and (typical or others):
             is_due = number < TYPICAL_START or number % TYPICAL_EVERY == 0 or reason == "rest"
@@ -290,23 +298,10 @@ class Session:
             number += 1
         return found
 
-    def unsure_pictures(self, candidates: list[int], most: int) -> list[int]:
-        """Return up to `most` candidates with uncertain predictions, in the order of asking."""
-        assert self.probabilities is not None
-        return unsure_pictures(
-            self.probabilities,
-            self.pool.z,
-            candidates=torch.tensor(candidates),
-            answered=self.trained,
-            others=self.unlabelled(),
-            most=most,
-        )
-
     def likely(self, label: str) -> list[tuple[int, float]]:
-        """Return unlabelled pictures that probably belong to a class, most probable first.
+        """Return up to `MANY` unlabelled pictures that probably belong to a class.
 
-        Returns:
-            Up to `MANY` pairs (picture, probability) for pictures outside the audit sample.
+        The pairs (picture, probability) are outside the audit sample, most probable first.
 
         Raises:
             UsageError: The class is unknown.
