@@ -1,8 +1,7 @@
 """Explanations of a model's predictions: attention, rollout and relevance per patch.
 
-method         methods and their options, validated without torch
 attribution    attribution maps of a batch of images
-heatmaps       heat maps over images and contact sheets, without torch
+heatmaps       methods and their options, heat maps and contact sheets, without torch
 model          loading of the model to explain, from a run or from pretrained weights
 explainer      explanation of image files, written as heat maps and arrays
 model_figures  figures of a model (filters, position embeddings, attention distances), and of how

@@ -126,9 +126,8 @@ def attention_distance(
     Attention to the prefix tokens is ignored because they have no position.
     """
     config, first = model.config, model.config.num_prefix
-    distance = _patch_distances(config.grid, config.patch_size).to(
-        model.patch_embed.proj.weight.device
-    )
+    distance = _patch_distances(config.grid, config.patch_size)
+    distance = distance.to(model.patch_embed.proj.weight.device)
     total, count = torch.zeros(config.depth, config.heads, dtype=torch.float64), 0
     for pixels in batches:
         for block, (maps, _) in enumerate(trace_attention(model, model.embed(pixels))):

@@ -15,12 +15,13 @@ from vitft.export.compare import (
     compare_exports,
 )
 from vitft.export.facts import is_from_scratch, pretrained_licence
-from vitft.export.formats import formats_of
 from vitft.export.formats.base import ExportFormat, OpenedModel, open_module
-from vitft.export.formats.html import MAX_ERROR_ROUNDED
-from vitft.export.formats.onnx import OPSET, open_onnx
+from vitft.export.formats.html import MAX_ERROR_ROUNDED, HtmlFormat
+from vitft.export.formats.onnx import OPSET, Int8Format, OnnxFormat, TorchExportFormat, open_onnx
 from vitft.export.formats.onnx_resize import view_difference
-from vitft.export.formats.timm import timm_obstacle
+from vitft.export.formats.preprocessing import PreprocessingFormat
+from vitft.export.formats.timm import SafetensorsFormat, TimmFormat, timm_obstacle
+from vitft.export.formats.transformers import TransformersFormat, TransformersJsFormat
 from vitft.export.plan import ExportPlan, format_options, plan_export
 from vitft.export.trained import (
     TrainedRun,
@@ -74,8 +75,19 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         ResourceError: The disk is full.
         Stopped: A signal was received; the files written so far have been removed.
     """
-    trained = load_trained(run)
-    formats = formats_of(plan, trained)
+    trained, takes_bytes = load_trained(run), plan.with_preprocessing
+    known: dict[str, ExportFormat] = {
+        "safetensors": SafetensorsFormat(),
+        "timm": TimmFormat(),
+        "transformers": TransformersFormat(),
+        "transformers-js": TransformersJsFormat(),
+        "html": HtmlFormat(plan.images, plan.licence),
+        "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
+        "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
+        "int8": Int8Format(takes_bytes=takes_bytes),
+        "preprocessing": PreprocessingFormat(trained=trained),
+    }
+    formats = {name: known[name] for name in plan.formats}
     for name, each in formats.items():
         if reason := each.obstacle(each.source(trained).card):
             raise RunError(
