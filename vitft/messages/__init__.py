@@ -1,4 +1,8 @@
-"""Sentences about numbers and findings, for every screen, page and file."""
+"""Sentences about numbers and findings, for every screen, page and file.
+
+`results` is about a run, an evaluation or an export, `training` about epochs, layers and trials,
+`comparison` about several runs or a study, and `pages` has what only the page of a run tells.
+"""
 
 import lazy_loader
 

@@ -12,6 +12,7 @@ OWN_LABELS = (
     "Runs with different fixes are each scored with their own labels, so their accuracies in the "
     "table cannot be compared."
 )
+# titles and labels of charts
 ON_SHARED = "accuracy on the shared images"
 EACH_RUN = "Accuracy of each run with its 95% interval"
 BY_EPOCH = "Validation accuracy by epoch"
@@ -19,7 +20,6 @@ BY_IMAGES = "Cross-validated accuracy by training images"
 BY_PENALTY = "Cross-validated accuracy by L2 penalty"
 ON_VALIDATION = "validation accuracy"
 ON_TEST = "accuracy on test images (%)"
-"""Titles and labels of charts."""
 
 
 def figure_of_runs(images: int) -> str:

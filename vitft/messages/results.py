@@ -20,11 +20,10 @@ from vitft.system.text import (
     scored_images,
 )
 
-WIDE = 0.05
-"""Length of an interval from which a value has no decimals where space is scarce."""
+WIDE = 0.05  # length of an interval from which a value has no decimals where space is scarce
+# headings and labels
 INTERVAL = "95% interval"
 CROSS_VALIDATED = "cross-validated accuracy"
-"""Headings and labels of charts."""
 EXACT_LABELS = "An image counts as correct only if exactly its labels are predicted."
 Rows = list[tuple[str, str]]
 """Labels and the texts beside them; an empty label continues the row before."""
@@ -310,7 +309,7 @@ def threshold_text(
 def export_accuracy(
     before: float, after: float, bounds: Interval, images: str, *, several_labels: bool = False
 ) -> str:
-    """Return a clause about the accuracy of an export on images, given that of the original."""
+    """Return a clause about the accuracy of an export, given that of the original."""
     measure = "the fraction of images with all labels right" if several_labels else "the accuracy"
     return (
         f"{measure} is {percent(after)}{within(bounds)} on {images}, compared with "
@@ -353,14 +352,13 @@ def few_images_accuracy(images: int, accuracies: Sequence[float]) -> str:
 
 # what `vitft evaluate` shows: labelled rows, the details of -v, and a table of the classes --------
 
-_MOST_LISTED = 30
-"""Maximum number of classes in the table."""
+_MOST_LISTED = 30  # maximum number of classes in the table
 CLASS_METRICS = ("recall", "precision", "f1")
 _BOUNDS = "95% CI"
 
 
 def evaluation_rows(found: Mapping[str, Any]) -> Rows:
-    """Return the accuracy of an evaluation, given the contents of its eval.json."""
+    """Return the accuracy of an evaluation."""
     on, labels = f"on {scored_images(found)}", found.get("labels")
     if labels:
         rows = [("Mean AP", f"{_with_interval(labels, 'map')} {on}")]

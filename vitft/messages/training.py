@@ -1,7 +1,8 @@
 """What `vitft finetune` tells of a run: its epochs, layers and trials, and its final screen."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vitft.config.sections import layers_text
 from vitft.messages.results import (
@@ -27,12 +28,7 @@ from vitft.metrics.results import (
     TrialResults,
 )
 from vitft.metrics.summary import ClassEstimate, Estimate, Results
-from vitft.system.text import (
-    count,
-    format_size,
-    listing,
-    percent,
-)
+from vitft.system.text import count, format_size, listing, percent
 
 BEST_RULE = (
     "the lowest loss among the epochs whose accuracy is at most one standard error below the "
@@ -53,6 +49,30 @@ def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
     if not number:
         return "the fitted head"
     return f"epoch {number}{f' of {planned * stages}' if planned else ''}{after}"
+
+
+EPOCH_COLUMNS = "epoch      train loss  train accuracy  val. loss  val. accuracy      time"
+
+
+def epoch_row(entry: Mapping[str, Any], planned: int, when: str, *, is_best: bool) -> str:
+    """Return the metrics of an epoch below `EPOCH_COLUMNS`."""
+    number = f"{entry['epoch']:.0f}/{planned}"
+    return (
+        f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>14}  "
+        f"{entry['val_loss']:>9.4f}  {percent(entry['val_top1']):>13}  {when:>8}"
+        f"{'  best' * is_best}"
+    )
+
+
+def stopped_early(
+    epochs: int, planned: int, patience: int, best: Mapping[str, Any] | None = None
+) -> str:
+    """Return that a run stopped before its last epoch, and the metrics of the best one."""
+    shown = best and f"; best: validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
+    return (
+        f"stopped early after {epochs} of {planned} epochs: no improvement in the last "
+        f"{count(patience, 'epoch')} (optim.patience){shown or ''}"
+    )
 
 
 def needed_budget(seconds: float) -> str:

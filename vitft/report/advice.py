@@ -38,8 +38,7 @@ class _Advice(NamedTuple):
     why: str
     section: str = ""
     """Id of the section of the page with the images concerned; empty if there is none."""
-    command: str = ""
-    """Command that follows the advice; empty if there is none."""
+    command: str = ""  # command that follows the advice; empty if there is none
 
 
 def advise(run: Run) -> list[_Advice]:
@@ -117,10 +116,7 @@ def _confused_pair(run: Run) -> _Advice | None:
 
 
 def _weakest_class(run: Run) -> _Advice | None:
-    """Advise collecting images of the weakest class.
-
-    Classes with too few images come before those with a low recall.
-    """
+    """Advise collecting images of a class with too few images, or else with a low recall."""
     if advice := _small_classes(run):
         return advice
     known = [one for one in run.results.weakest if run.train_counts[one.name]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitft.messages.pages import confidence_text, learning_text, penalty_text
 from vitft.messages.results import CROSS_VALIDATED, INTERVAL, sentence
-from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch
+from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch, stopped_early
 from vitft.metrics.results import LogLine
 from vitft.report import charts
 from vitft.report.charts import HEIGHT, WIDTH
@@ -44,9 +44,8 @@ def epochs_section(run: Run) -> _ChartSection | None:
     planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
     is_finished = run.environment.get("status") == "finished"
     if is_finished and run.setting("optim", "patience") and len(log) < planned:
-        patience = count(int(run.setting("optim", "patience") or 0), "epoch")
-        text = f"The run stopped early, after {len(log)} of {planned} epochs: no improvement in "
-        text += f"{patience}."
+        patience = int(run.setting("optim", "patience") or 0)
+        text = f"The run {stopped_early(len(log), planned, patience)}."
     if run.measured.get("best_epoch"):
         text += f" The saved weights come from {selected_epoch(run.measured, run.layers)}"
         how = f", the best on the validation images: {BEST_RULE}"
@@ -144,8 +143,7 @@ def learning_section(run: Run) -> _ChartSection | None:
 
 # charts of a run's page as SVG files, for slides and papers ---------------------------------------
 
-_SCALE = 3
-"""Pixels per SVG unit; a chart is about as wide as a slide."""
+_SCALE = 3  # pixels per SVG unit; a chart is about as wide as a slide
 
 
 def write_charts(run: Path, folder: Path) -> list[str]:
@@ -167,25 +165,21 @@ def write_charts(run: Path, folder: Path) -> list[str]:
             f"{run} has no charts: it has neither finished epochs nor results",
             fix="choose a finished run with --run",
         )
+    begin = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SCALE * WIDTH:g}" '
+        f'height="{_SCALE * HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
+    )
+    ground = f'<rect width="{WIDTH:g}" height="{HEIGHT:g}" fill="{LIGHT["ground"]}"></rect>'
     names = []
     with atomic_folder(folder) as new:
         for chart in charts:
             title = re.search(r'aria-label="([^"]*)"', chart)
             assert title is not None
             names.append(re.sub(r"\W+", "_", title[1].lower()) + ".svg")
-            (new / names[-1]).write_text(_standalone(chart))
+            # Attributes take the place of the CSS classes of the page.
+            alone = chart.replace("<svg", begin, 1).replace(' class="chart"', "", 1)
+            for name, colour in LIGHT.items():
+                alone = alone.replace(f'class="f-{name}"', f'fill="{colour}"')
+                alone = alone.replace(f'class="s-{name}"', f'stroke="{colour}"')
+            (new / names[-1]).write_text(alone.replace(">", f">\n{ground}", 1) + "\n")
     return names
-
-
-def _standalone(chart: str) -> str:
-    """Return a chart of a page as an SVG file, with attributes in place of CSS classes."""
-    begin = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SCALE * WIDTH:g}" '
-        f'height="{_SCALE * HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
-    )
-    chart = chart.replace("<svg", begin, 1).replace(' class="chart"', "", 1)
-    for name, colour in LIGHT.items():
-        chart = chart.replace(f'class="f-{name}"', f'fill="{colour}"')
-        chart = chart.replace(f'class="s-{name}"', f'stroke="{colour}"')
-    ground = f'<rect width="{WIDTH:g}" height="{HEIGHT:g}" fill="{LIGHT["ground"]}"></rect>'
-    return chart.replace(">", f">\n{ground}", 1) + "\n"

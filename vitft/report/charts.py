@@ -15,8 +15,7 @@ from vitft.metrics.results import CalibrationBin, Interval
 
 WIDTH, HEIGHT = 324.0, 208.8
 """Size of a chart in SVG units; the width matches a narrow phone so that labels stay legible."""
-_BOTTOM = 172.8
-"""Vertical position of the x-axis."""
+_BOTTOM = 172.8  # vertical position of the x-axis
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
 _LETTER_WIDTHS = {
     **dict.fromkeys("%mMW", 0.95),
@@ -34,13 +33,10 @@ class Series:
 
     xs: Sequence[float]
     ys: Sequence[float]
-    colour: str
-    """Name of a colour in `palette`."""
-    name: str = ""
-    """Text in the legend; empty for no legend entry."""
+    colour: str  # name of a colour of the page
+    name: str = ""  # text in the legend; empty for no legend entry
     width: float = 2.0
-    dashes: str = ""
-    """Value of `stroke-dasharray`; empty for a solid line."""
+    dashes: str = ""  # value of `stroke-dasharray`; empty for a solid line
     markers: Sequence[bool] | None = None
     """Whether to draw each point as a circle; None to draw all of them."""
     radius: float = 3.0
@@ -53,8 +49,7 @@ class Axis:
 
     low: float
     high: float
-    ticks: Sequence[tuple[float, str]]
-    """Tick values with their labels."""
+    ticks: Sequence[tuple[float, str]]  # tick values with their labels
     title: str = ""
     is_log: bool = False
     begin: float = 0.0
@@ -119,54 +114,52 @@ class Chart:
         self.x.begin = LABEL_GAP + labels + (19.0 if self.y.title else 5.0)
         self.x.end = WIDTH - 5.0 - max(4.0, _text_width(self.x.ticks[-1][1]) / 2 - 4.0)
         self.y.begin, self.y.end = _BOTTOM, 23.0 if named else 8.0
-        self.draw_axes()
+        self._draw_axes()
         for series in self.series:
-            self.draw_series(series)
-        self.draw_legend(named)
+            self._draw_series(series)
+        self._draw_legend(named)
         inside = "\n".join(self.elements)
         return (
             f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" class="chart" role="img" '
             f'aria-label="{escape(self.label)}">\n{inside}\n</svg>'
         )
 
-    def draw_axes(self) -> None:
+    def _draw_axes(self) -> None:
         """Draw the grid, the ticks with their labels, the titles and both axis lines."""
         left, right, bottom, top = self.x.begin, self.x.end, self.y.begin, self.y.end
         free = -math.inf
         for value, text in self.x.ticks:
             at = self.x.position(value)
-            self.draw_line(((at, bottom), (at, top)), "line", 0.6)
-            self.draw_line(((at, bottom), (at, bottom + TICK_LENGTH)), "muted", 0.8)
+            self._draw_line(((at, bottom), (at, top)), "line", 0.6)
+            self._draw_line(((at, bottom), (at, bottom + TICK_LENGTH)), "muted", 0.8)
             if at - _text_width(text) / 2 > free:  # omit a label that overlaps the previous one
-                self.draw_text(at, bottom + 15.4, text, "middle")
+                self._draw_text(at, bottom + 15.4, text, "middle")
                 free = at + _text_width(text) / 2 + 2
         for value, text in self.y.ticks:
             at = self.y.position(value)
-            self.draw_line(((left, at), (right, at)), "line", 0.6)
-            self.draw_line(((left, at), (left - TICK_LENGTH, at)), "muted", 0.8)
-            self.draw_text(left - LABEL_GAP, at + 4.0, text, "end")
-        self.draw_line(((left, top), (left, bottom), (right, bottom)), "muted", 0.8)
-        self.draw_text((left + right) / 2, 203.2, self.x.title, "middle")
+            self._draw_line(((left, at), (right, at)), "line", 0.6)
+            self._draw_line(((left, at), (left - TICK_LENGTH, at)), "muted", 0.8)
+            self._draw_text(left - LABEL_GAP, at + 4.0, text, "end")
+        self._draw_line(((left, top), (left, bottom), (right, bottom)), "muted", 0.8)
+        self._draw_text((left + right) / 2, 203.2, self.x.title, "middle")
         if self.y.title:
             middle = (top + bottom) / 2
             rotation = f' transform="rotate(-90 11.4 {middle:.1f})"'
-            self.draw_text(11.4, middle, self.y.title, "middle", rotation)
+            self._draw_text(11.4, middle, self.y.title, "middle", rotation)
 
-    def draw_series(self, series: Series) -> None:
-        """Draw the line and the markers of a series."""
+    def _draw_series(self, series: Series) -> None:
         points = [
             (self.x.position(x), self.y.position(y))
             for x, y in zip(series.xs, series.ys, strict=True)
         ]
         if series.width:
-            self.draw_line(points, series.colour, series.width, series.dashes)
+            self._draw_line(points, series.colour, series.width, series.dashes)
         markers = series.markers if series.markers is not None else [True] * len(points)
         for point, is_marked in zip(points, markers, strict=True):
             if is_marked:
-                self.draw_marker(point, series)
+                self._draw_marker(point, series)
 
-    def draw_marker(self, point: tuple[float, float], series: Series) -> None:
-        """Draw a point of a series as a circle."""
+    def _draw_marker(self, point: tuple[float, float], series: Series) -> None:
         x, y, r = *point, series.radius
         look = f'class="f-{series.colour}"'
         if series.is_hollow:
@@ -175,23 +168,22 @@ class Chart:
         circle = f"M {x - r:.2f} {y:.2f} {arc} {x + r:.2f} {y:.2f} {arc} {x - r:.2f} {y:.2f}"
         self.elements.append(f'<path d="{circle}" {look}></path>')
 
-    def draw_legend(self, named: Sequence[Series]) -> None:
+    def _draw_legend(self, named: Sequence[Series]) -> None:
         """Draw the legend above the plotting area so that it does not cover any points."""
         left = self.x.begin
         for series in named:
             ends = ((left + 3, 10.9), (left + 3 + HANDLE_LENGTH, 10.9))
             if series.width:
-                self.draw_line(ends, series.colour, series.width, series.dashes)
+                self._draw_line(ends, series.colour, series.width, series.dashes)
             if series.markers is None or any(series.markers):
-                self.draw_marker((left + 3 + HANDLE_LENGTH / 2, 10.9), series)
+                self._draw_marker((left + 3 + HANDLE_LENGTH / 2, 10.9), series)
             left += 3 + HANDLE_LENGTH + 8
-            self.draw_text(left, 14.4, series.name, "start", size=LEGEND_FONT_SIZE)
+            self._draw_text(left, 14.4, series.name, "start", size=LEGEND_FONT_SIZE)
             left += _text_width(series.name, LEGEND_FONT_SIZE) + 9
 
-    def draw_line(
+    def _draw_line(
         self, points: Sequence[tuple[float, float]], colour: str, width: float, dashes: str = ""
     ) -> None:
-        """Draw straight line segments between consecutive points."""
         path = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         self.elements.append(
@@ -199,10 +191,9 @@ class Chart:
             f'class="s-{colour}"></path>'
         )
 
-    def draw_text(
+    def _draw_text(
         self, x: float, y: float, text: str, anchor: str, more: str = "", size: int = FONT_SIZE
     ) -> None:
-        """Draw text; `more` contains additional SVG attributes."""
         self.elements.append(
             f'<text x="{x:.2f}" y="{y:.2f}"{more} font-size="{size}" text-anchor="{anchor}" '
             f'class="f-ink">{escape(text)}</text>'

@@ -33,17 +33,7 @@ from vitft.metrics.results import (
     Interval,
 )
 from vitft.predict.validation import ValidationPrediction
-from vitft.report.fixes_effect import (
-    Difference,
-    FixesEffect,
-    cross_validated_pairs,
-    data_changes,
-    find_added,
-    fixes_effects,
-    fixes_notes,
-    fixes_steps,
-    fixes_text,
-)
+from vitft.report import fixes_effect
 from vitft.report.reproduce import blocks_row, different_settings, shown_settings
 from vitft.report.run_files import Run, groups_of
 from vitft.system.errors import RunError, UsageError
@@ -67,18 +57,13 @@ def _check_runs(runs: Sequence[Run]) -> None:
             fix=f"evaluate the run too: `vitft evaluate {shell_join(words)}`",
         )
     for run in runs:
-        status = run.environment.get("status", "finished")
-        if not run.predictions and status != "finished":
-            raise RunError(
-                f"cannot compare {run.path}: the run has not finished (status: {status})",
-                fix=f"finish it with `{resume_command(run.path)}`",
-            )
         if not run.predictions:
-            raise RunError(
-                f"cannot compare {run.path}: validation.npz, which contains the validation "
-                "predictions, is missing",
-                fix="repeat the run with this version of vitft",
-            )
+            why = "validation.npz, which contains the validation predictions, is missing"
+            fix = "repeat the run with this version of vitft"
+            if (status := run.environment.get("status", "finished")) != "finished":
+                why = f"the run has not finished (status: {status})"
+                fix = f"finish it with `{resume_command(run.path)}`"
+            raise RunError(f"cannot compare {run.path}: {why}", fix=fix)
 
 
 def _nothing_shared(runs: Sequence[Run]) -> UsageError:
@@ -89,16 +74,13 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
     seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
     differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
     differ = f"; the runs differ in {listing(differences)}" if differences else ""
+    problem = f"cannot compare: no validation image is shared by all runs{differ}"
+    fix = "evaluate each run on the same labelled photos, which no run has seen: "
+    fix += " and ".join(_evaluate_commands(runs))
     if not set.intersection(*(set(run.classes) for run in runs)):
-        return UsageError(
-            f"cannot compare: the runs have no class in common{differ}",
-            fix="compare runs that were trained on the same data",
-        )
-    return UsageError(
-        f"cannot compare: no validation image is shared by all runs{differ}",
-        fix="evaluate each run on the same labelled photos, which no run has seen: "
-        f"{' and '.join(_evaluate_commands(runs))}",
-    )
+        problem = f"cannot compare: the runs have no class in common{differ}"
+        fix = "compare runs that were trained on the same data"
+    return UsageError(problem, fix=fix)
 
 
 def _evaluate_commands(runs: Sequence[Run]) -> list[str]:
@@ -126,14 +108,14 @@ def _comparison_notes(
     if any(size != common for size in sizes):
         shared = common - len(relabelled)
         notes.append(messages.split_difference(sizes, shared, relabelled=bool(relabelled)))
-    notes += fixes_notes(runs, by_digest, relabelled)
-    for letter, changes in zip(ascii_uppercase[1:], data_changes(runs), strict=False):
+    notes += fixes_effect.fixes_notes(runs, by_digest, relabelled)
+    for letter, changes in zip(ascii_uppercase[1:], fixes_effect.data_changes(runs), strict=False):
         notes.append(messages.data_difference(letter, *changes))
     # The effect of fixes on two heads that were both cross-validated is tested in `fixes_effect`.
     has_fixes = any(run.setting("data", "fixes") for run in runs)
     cross_validated = [run for run in runs if run.results.estimate("cross-validation")]
     if len(runs) == len(cross_validated) == 2 and not has_fixes:
-        right, also_right, groups = cross_validated_pairs(*runs)
+        right, also_right, groups = fixes_effect.cross_validated_pairs(*runs)
         if len(right) > common:
             p = PairedDifference.of(right, also_right, groups).p
             accuracies = [int(flags.sum()) / len(flags) for flags in (right, also_right)]
@@ -185,7 +167,7 @@ class SharedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RunPair(Difference):
+class _RunPair(fixes_effect.Difference):
     """Comparison of the runs with indices `first` and `second` on the shared images."""
 
     first: int
@@ -207,12 +189,10 @@ class RunComparison:
 
     runs: Sequence[Run]
     names: Sequence[str]
-    notes: Sequence[str]
-    """Sentences on the limits of the comparison."""
+    notes: Sequence[str]  # sentences on the limits of the comparison
     images: Sequence[SharedImage]
     pairs: Sequence[_RunPair]
-    groups: Groups | None = None
-    """Groups of the shared images, or None if the runs have none."""
+    groups: Groups | None = None  # groups of the shared images, or None if the runs have none
 
     @property
     def shared(self) -> int:
@@ -322,15 +302,18 @@ class RunComparison:
         return rows
 
     @cached_property
-    def fixes(self) -> list[FixesEffect | None]:
+    def fixes(self) -> list[fixes_effect.FixesEffect | None]:
         """Effect of the fixes for each pair of runs; None if it does not differ in them."""
         pairs = [(pair.first, pair.second, pair.paired, pair.p) for pair in self.pairs]
-        return fixes_effects(self.runs, pairs)
+        return fixes_effect.fixes_effects(self.runs, pairs)
 
     @property
     def limits(self) -> list[str]:
         """Sentences on what the comparison does not tell, the notes included."""
-        return [*fixes_steps(self.runs, self.fixes, [p.letters for p in self.pairs]), *self.notes]
+        return [
+            *fixes_effect.fixes_steps(self.runs, self.fixes, [p.letters for p in self.pairs]),
+            *self.notes,
+        ]
 
     def conclusions(self) -> list[str]:
         """Return the conclusion for each pair of runs as a sentence without a full stop.
@@ -340,12 +323,12 @@ class RunComparison:
         whether the additional images of one run helped.
         """
         return [
-            fixes_text(fixes, pair.letters) if fixes else self._conclusion(pair)
+            fixes_effect.fixes_text(fixes, pair.letters) if fixes else self._conclusion(pair)
             for pair, fixes in zip(self.pairs, self.fixes, strict=True)
         ]
 
     def _conclusion(self, pair: _RunPair) -> str:
-        added = find_added(self.runs[pair.first], self.runs[pair.second])
+        added = fixes_effect.find_added(self.runs[pair.first], self.runs[pair.second])
         if added and not added.settings:
             fewer, more = pair.letters if added.is_second else pair.letters[::-1]
             verdict = "helped" if (pair.difference > 0) == added.is_second else "hurt"
@@ -457,7 +440,7 @@ def run_pairs(
 def comparison_results(comparison: RunComparison) -> ComparisonResults:
     """Return a comparison as an object that can be written as JSON."""
     runs, names, winner = comparison.runs, comparison.names, comparison.winner
-    changes = zip(names[1:], data_changes(runs), strict=True)
+    changes = zip(names[1:], fixes_effect.data_changes(runs), strict=True)
     return {
         "shared_images": comparison.shared,
         "notes": comparison.limits,
@@ -493,12 +476,15 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
 
 
 def _pair_results(
-    comparison: RunComparison, pair: _RunPair, effect: FixesEffect | None, conclusion: str
+    comparison: RunComparison,
+    pair: _RunPair,
+    effect: fixes_effect.FixesEffect | None,
+    conclusion: str,
 ) -> ComparedPair:
     """Return the test of a pair of runs and what follows from it."""
     names = comparison.names[pair.first], comparison.names[pair.second]
     is_significant = pair.p < 0.05
-    added = find_added(comparison.runs[pair.first], comparison.runs[pair.second])
+    added = fixes_effect.find_added(comparison.runs[pair.first], comparison.runs[pair.second])
     return {
         "runs": names,
         "test": "mid-p McNemar" if comparison.groups is None else "sign flips of groups",

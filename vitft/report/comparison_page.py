@@ -17,10 +17,8 @@ from vitft.report.run_files import Run, Thumbnails
 from vitft.system.files import write_atomically
 from vitft.system.text import listing
 
-_MAX_DISPUTED = 60
-"""Maximum number of disputed images on the page."""
-MAX_CURVES = 6
-"""Maximum number of runs whose curves are overlaid; colours and dashes would repeat."""
+_MAX_DISPUTED = 60  # maximum number of disputed images on the page
+MAX_CURVES = 6  # maximum number of runs whose curves are overlaid; colours and dashes would repeat
 
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:

@@ -10,14 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from vitft.messages.comparison import ON_SHARED, ON_VALIDATION, figure_of_runs
 from vitft.report.comparison import Proportion, RunComparison
 from vitft.report.comparison_page import MAX_CURVES, by_epoch, run_descriptions
-from vitft.report.plots import (
-    LINE_COLOURS,
-    MARKERS,
-    MAX_LABEL,
-    add_title,
-    drawable,
-    to_png,
-)
+from vitft.report.plots import LINE_COLOURS, MARKERS, MAX_LABEL, add_title, drawable, to_png
 from vitft.system.console import visible
 from vitft.system.files import write_atomically
 from vitft.system.text import listing
@@ -51,7 +44,6 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
 
 
 def _draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Proportion]) -> None:
-    """Draw a row for each run: a point for its accuracy, and a line for its interval."""
     for row, (accuracy, (low, high)) in enumerate(accuracies):
         colour, marker = _look(row)
         axes.plot([low, high], [row, row], color=colour, linewidth=1.8, clip_on=False)

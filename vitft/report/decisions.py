@@ -33,8 +33,7 @@ from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.text import count, escape_formula, listing, shell_quote
 
-_View = dict[str, Any]
-"""Values for the template `decisions.html.j2`."""
+_View = dict[str, Any]  # values for the template `decisions.html.j2`
 _LABELS, _GROUPS = ("probable label error",), ("group of duplicates", "groups of duplicates")
 _ODD = "These images may be fine. Drop those that do not show their class."
 _BAD = (
@@ -52,17 +51,15 @@ class _DecisionTable:
     fixes: list[Fix]
     labels: Mapping[str, str]
     thumbnail: Callable[[str], str]
-    classes: Sequence[str]
-    """Names of the classes to which images can be moved."""
-    is_listed: set[str] = field(default_factory=set)
-    """Paths with a proposed fix. Other files are written to the table only if they change."""
+    classes: Sequence[str]  # names of the classes to which images can be moved
     position: dict[str, int] = field(default_factory=dict)
-    cards: int = 0
-    """Number of cards made so far."""
+    proposed: int = 0
+    """Number of files with a proposed fix. Others are written to the table only if they change."""
+    cards: int = 0  # number of cards made so far
 
     def __post_init__(self) -> None:
         self.position = {fix.path: i for i, fix in enumerate(self.fixes)}
-        self.is_listed = {*self.position}
+        self.proposed = len(self.fixes)
 
     def card(self, path: str, **fields: object) -> _View:
         """Return a card for a file, after adding the file to the table if necessary.
@@ -95,9 +92,9 @@ class _DecisionTable:
             [
                 *map(_encoded_cell, fix.cells[:4]),
                 ",".join(map(_encoded_cell, fix.cells[4:])),
-                fix.path in self.is_listed,
+                number < self.proposed,
             ]
-            for fix in self.fixes
+            for number, fix in enumerate(self.fixes)
         ]
         content = {
             "header": ",".join(FIX_COLUMNS),
@@ -297,8 +294,7 @@ def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
 
 # decisions on the page of a run: its findings, earlier decisions and the next commands ------------
 
-DOWNLOADED = "~/Downloads/fixes.csv"
-"""Path where browsers usually save the table of decisions."""
+DOWNLOADED = "~/Downloads/fixes.csv"  # path where browsers usually save the table of decisions
 OTHER_PATH = (
     "Change the path if your browser saved it elsewhere, or under another name such as "
     "fixes (1).csv."

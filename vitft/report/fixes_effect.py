@@ -29,8 +29,7 @@ _LOST = 0.02
 """Maximum fraction of the smaller run's training images that the larger run may lack, e.g. because
 they are now validation images.
 """
-_FEW = 0.005
-"""Minimum number of added images, as a fraction of the smaller run's training images."""
+_FEW = 0.005  # minimum number of added images, as a fraction of the smaller run's training images
 _FREE_SETTINGS = frozenset(
     {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
 ) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
@@ -40,11 +39,9 @@ _FREE_SETTINGS = frozenset(
 class _AddedImages(NamedTuple):
     """Training images that occur in only one of two runs."""
 
-    is_second: bool
-    """Whether the second of the two runs has more images."""
+    is_second: bool  # whether the second of the two runs has more images
     images: int
-    settings: tuple[str, ...]
-    """Settings outside `_FREE_SETTINGS` that differ between the runs."""
+    settings: tuple[str, ...]  # settings outside `_FREE_SETTINGS` that differ between the runs
 
 
 def find_added(first: Run, second: Run) -> _AddedImages | None:
@@ -72,8 +69,7 @@ class Difference:
     """Difference in accuracy between two runs, and its significance."""
 
     paired: PairedDifference
-    p: float
-    """p-value of `paired`, Holm-corrected for the number of pairs."""
+    p: float  # p-value of `paired`, Holm-corrected for the number of pairs
 
     @property
     def difference(self) -> float:
@@ -92,17 +88,12 @@ class FixesEffect(Difference):
 
     is_second: bool
     """Whether the fixes are those of the second run. If both runs applied fixes, they are."""
-    relabelled: int
-    """Number of distinct images whose label differs between the runs."""
-    left_out: int
-    """Number of distinct images that the fixes leave out and the run without them has."""
-    added: int
-    """Number of other distinct images that only one of the runs has."""
-    settings: tuple[str, ...]
-    """Other settings that differ and may change the accuracy."""
+    relabelled: int  # number of distinct images whose label differs between the runs
+    left_out: int  # number of distinct images that the fixes leave out and the run without them has
+    added: int  # number of other distinct images that only one of the runs has
+    settings: tuple[str, ...]  # other settings that differ and may change the accuracy
     is_cross_validated: bool
-    both: bool = False
-    """Whether the other run applied fixes, too."""
+    both: bool = False  # whether the other run applied fixes, too
 
     @property
     def verdict(self) -> str:
@@ -120,8 +111,8 @@ def fixes_effects(
     """Return the effect of the fixes for each pair of runs.
 
     A pair is given as two indices, the difference on the validation images that both share (second
-    minus first) and its corrected p-value. The effect is None if the runs applied the same fixes,
-    or if the fixes changed no image.
+    minus first) and its corrected p-value. The effect is None if the fixes are the same or changed
+    no image.
     """
     found = [_fixes_effect(runs[i], runs[j], held_out, p) for i, j, held_out, p in pairs]
     corrected = iter(holm([one.p for one in found if one and one.is_cross_validated]))
@@ -174,17 +165,13 @@ def _fixes_effect(
 
 
 def cross_validated_pairs(first: Run, second: Run) -> tuple[Flags, Flags, Groups | None]:
-    """Return whether each of two runs classifies an image correctly in cross-validation.
+    """Return whether each of two runs is right on images (n,), and the groups of the images.
 
-    The images (n,) are those with the same single label in both runs that both cross-validated.
-    Their groups, if there are any, come last.
+    The images are those with the same single label in both runs that both cross-validated.
     """
     one, other = _labels_by_digest(first), _labels_by_digest(second)
-    keys = [
-        key
-        for key in sorted(first.cross_validated.keys() & second.cross_validated.keys())
-        if len(one.get(key, ())) == 1 and one[key] == other.get(key)
-    ]
+    both = sorted(first.cross_validated.keys() & second.cross_validated.keys())
+    keys = [key for key in both if len(one.get(key, ())) == 1 and one[key] == other.get(key)]
     right, also_right = (
         np.array([{run.cross_validated[key]} == one[key] for key in keys], bool)
         for run in (first, second)

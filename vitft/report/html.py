@@ -49,8 +49,7 @@ TEXT, BACKGROUNDS = ("ink", "muted", "accent", "second", "good", "bad"), ("groun
 GRAPHIC = ("muted", "accent", "second", "good", "bad")
 """Colours of meaningful lines, markers and bars; `line` is used only for separators."""
 
-NUM_SHADES = 6
-"""Number of background shades for matrix cells; their text has the colour `ink`."""
+NUM_SHADES = 6  # number of background shades for matrix cells; their text has the colour `ink`
 STRONGEST = {"light": 0.42, "dark": 0.5}
 """Fraction of the colour in the strongest shade; the rest is the background."""
 
@@ -105,7 +104,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 def render(template: str, view: Mapping[str, object]) -> str:
     """Return the page rendered from a template with the values of a view.
 
-    The template marks the charts in the view as trusted; they must be SVG from the module `svg`.
+    The template marks the charts in the view as trusted; they must be SVG of the module `charts`.
     """
     from markupsafe import Markup
 

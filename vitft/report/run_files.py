@@ -24,45 +24,17 @@ from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder
 from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.intervals import Groups
-from vitft.metrics.results import (
-    AuditResults,
-    EvaluationResults,
-    LogLine,
-    RunResults,
-    read_results,
-)
+from vitft.metrics.results import AuditResults, EvaluationResults, LogLine, RunResults, read_results
 from vitft.metrics.summary import Estimate, Results
 from vitft.models.card import Card, parse_card
 from vitft.models.pretrained.catalog import weights_name
-from vitft.predict.validation import (
-    THUMBS,
-    ValidationPrediction,
-    read_classes,
-    read_cross_validated,
-    read_split,
-    thumb_name,
-    validation_predictions,
-)
+from vitft.predict import validation
+from vitft.system import rundir
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
-from vitft.system.rundir import (
-    BASE,
-    LATEST,
-    RunDir,
-    RunEnvironment,
-    damaged_file,
-    read_environment,
-    read_run_bytes,
-    read_run_json,
-    read_run_lines,
-    run_path,
-    suggest_runs,
-)
 from vitft.system.safetensors_file import read_header
 
-_JsonObject = Mapping[str, Any]
-_MAX_THUMBNAIL_BYTES = 40_000
-"""Maximum size in bytes of a thumbnail written by vitft."""
+_MAX_THUMBNAIL_BYTES = 40_000  # maximum size in bytes of a thumbnail written by vitft
 _MAX_EMBEDDED = 2_000_000
 """Total number of characters after which no more thumbnails are added to a page, so that the page
 stays below 3 MB.
@@ -74,27 +46,21 @@ class Run:
     """Contents of a run directory; fields that come from a missing file are empty."""
 
     path: Path
-    config: Mapping[str, _JsonObject]
+    config: Mapping[str, Mapping[str, Any]]
     config_text: str
     classes: tuple[str, ...]
     rows: tuple[Row, ...]
-    split: Manifest
-    """Content of split.csv; a manifest without rows if the file is missing."""
-    predictions: tuple[ValidationPrediction, ...]
-    measured: RunResults
-    """Content of eval.json; empty if the file is missing."""
-    log: tuple[LogLine, ...]
-    """Lines of metrics.jsonl."""
-    environment: RunEnvironment
+    split: Manifest  # content of split.csv; a manifest without rows if the file is missing
+    predictions: tuple[validation.ValidationPrediction, ...]
+    measured: RunResults  # content of eval.json; empty if the file is missing
+    log: tuple[LogLine, ...]  # lines of metrics.jsonl
+    environment: rundir.RunEnvironment
     audit: AuditResults
     card: Card | None
-    digest: str
-    """SHA-256 of the card and the tensors of the model."""
+    digest: str  # SHA-256 of the card and the tensors of the model
     parameters: int
-    notes_unlike: bool
-    """Whether the model flags images that are unlike the training images."""
-    is_evaluation: bool = False
-    """Whether the directory was written by `vitft evaluate --out`."""
+    notes_unlike: bool  # whether the model flags images that are unlike the training images
+    is_evaluation: bool = False  # whether the directory was written by `vitft evaluate --out`
 
     @property
     def name(self) -> str:
@@ -144,7 +110,6 @@ class Run:
 
     @property
     def root_uri(self) -> str:
-        """URI of `root`, or "" if it is unknown."""
         return folder_uri(self.root)
 
     def setting(self, section: str, name: str) -> Any:  # noqa: ANN401 - any TOML value
@@ -162,11 +127,11 @@ class Run:
         Raises:
             RunError: The file validation.npz is damaged.
         """
-        return read_cross_validated(self.path, self.split)
+        return validation.read_cross_validated(self.path, self.split)
 
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
         """Return the thumbnail of an image as a data URI, or an empty string if there is none."""
-        path = self.path / THUMBS / thumb_name(sha256, attention=attention)
+        path = self.path / validation.THUMBS / validation.thumb_name(sha256, attention=attention)
         try:
             data = read_regular(path, limit=_MAX_THUMBNAIL_BYTES)
         except (OSError, ValueError):
@@ -216,18 +181,18 @@ def find_run(run: str | None) -> Path:
     Raises:
         RunError: The path does not belong to a run, or there is no run yet.
     """
-    path = run_path(run)
+    path = rundir.run_path(run)
     folder = path.parent if path.is_file() else path
     if any((folder / name).is_file() for name in ("eval.json", "environment.json", "split.csv")):
         return folder
     if run is None:
         raise RunError(
-            f"there is no finished run in {BASE}/",
+            f"there is no finished run in {rundir.BASE}/",
             fix="run `vitft finetune --data DIR --weights NAME`, or choose a run with --run DIR",
         )
     otherwise = "pass a directory written by `vitft finetune`, e.g. runs/latest"
     raise RunError(
-        f"{run} is not a run directory", fix=suggest_runs(run, name="", otherwise=otherwise)
+        f"{run} is not a run directory", fix=rundir.suggest_runs(run, name="", otherwise=otherwise)
     )
 
 
@@ -241,7 +206,7 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
     chosen: dict[Path, Path] = {}
     for path in map(find_run, runs):
         target = path.resolve()
-        if target not in chosen or chosen[target].name == LATEST:  # both are in runs/*
+        if target not in chosen or chosen[target].name == rundir.LATEST:  # both are in runs/*
             chosen[target] = path
     if len(chosen) < 2:
         only, times = next(iter(chosen.values())), len(runs)
@@ -258,15 +223,15 @@ def _with_evaluation(run: Run) -> Run:
 
     Evaluations share the images that have the same path in the same data.
     """
-    results = read_run_json(run.path / "eval.json", EvaluationResults)
-    content, path = read_run_bytes(run.path / "predictions.csv") or b"", run.path
+    results, path = rundir.read_run_json(run.path / "eval.json", EvaluationResults), run.path
+    content = rundir.read_run_bytes(path / "predictions.csv") or b""
     lines = io.StringIO(content.decode("utf-8", "surrogateescape"), newline="")
     try:
         assert results is not None
         source, classes = Path(results["data"]["path"]).resolve(), tuple(results["per_class"])
         table = [(f"{source}/{row['path']}", row) for row in csv.DictReader(lines) if row["class"]]
         predictions = [
-            ValidationPrediction(
+            validation.ValidationPrediction(
                 path=row["path"],
                 sha256=key,
                 label=row["label"],
@@ -277,7 +242,9 @@ def _with_evaluation(run: Run) -> Run:
             for key, row in table
         ]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise damaged_file(path / "predictions.csv", f"{error} is missing or invalid") from error
+        raise rundir.damaged_file(
+            path / "predictions.csv", f"{error} is missing or invalid"
+        ) from error
     return replace(
         run,
         classes=classes,
@@ -299,29 +266,25 @@ def groups_of(digests: Sequence[str], runs: Sequence[Run]) -> Groups | None:
 
 
 def read_run(path: Path) -> Run:
-    """Read the files of a run.
-
-    Raises:
-        RunError: A file is damaged.
-    """
+    """Read the files of a run; a damaged one raises `RunError`."""
     evaluated = (path / "predictions.csv").is_file() and not (path / "split.csv").exists()
-    config_text = (read_run_bytes(path / "config.toml") or b"").decode("utf-8", "replace")
-    classes = read_classes(path)
-    split = read_split(path, classes)
-    results = None if evaluated else read_results(RunDir(path).eval)
+    config_text = (rundir.read_run_bytes(path / "config.toml") or b"").decode("utf-8", "replace")
+    classes = validation.read_classes(path)
+    split = validation.read_split(path, classes)
+    results = None if evaluated else read_results(rundir.RunDir(path).eval)
     if results is not None and (*results["per_class"],) != tuple(classes):
         problem = "its classes differ from those in class_indices.json"
-        raise damaged_file(RunDir(path).eval, problem)
-    model, card, digest, parameters = RunDir(path).model, None, "", 0
+        raise rundir.damaged_file(rundir.RunDir(path).eval, problem)
+    model, card, digest, parameters = rundir.RunDir(path).model, None, "", 0
     if os.path.lexists(model):  # `vitft predict` verifies the digest, not this function
         try:
             header = read_header(model)
             card = parse_card(header.metadata.get("vitft.card", ""))
         except (OSError, ValueError) as error:
-            raise damaged_file(model, str(error)) from error
+            raise rundir.damaged_file(model, str(error)) from error
         digest = header.metadata.get("vitft.sha256", "")
         parameters = sum(math.prod(facts.shape) for facts in header.tensors.values())
-    audit = read_run_json(path / "audit.json", AuditResults)
+    audit = rundir.read_run_json(path / "audit.json", AuditResults)
     run = Run(
         path=path,
         config=read_run_config(path) if config_text else {},
@@ -329,10 +292,11 @@ def read_run(path: Path) -> Run:
         classes=classes,
         rows=split.rows,
         split=split,
-        predictions=validation_predictions(path, split),
+        predictions=validation.validation_predictions(path, split),
         measured=results or cast("RunResults", {}),
-        log=read_run_lines(path / "metrics.jsonl", LogLine),
-        environment=read_environment(path / "environment.json") or cast("RunEnvironment", {}),
+        log=rundir.read_run_lines(path / "metrics.jsonl", LogLine),
+        environment=rundir.read_environment(path / "environment.json")
+        or cast("rundir.RunEnvironment", {}),
         audit=audit or cast("AuditResults", {}),
         card=card,
         digest=digest,

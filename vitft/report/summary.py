@@ -14,14 +14,7 @@ from vitft.models.pretrained.catalog import weights_name
 from vitft.models.vit_config import ViTConfig
 from vitft.report.charts import score_bar
 from vitft.report.run_files import Run
-from vitft.system.text import (
-    count,
-    duration,
-    interval,
-    listing,
-    percent,
-    percent_or_bound,
-)
+from vitft.system.text import count, duration, interval, listing, percent, percent_or_bound
 
 _WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
     "head": "only a new linear head was trained",
@@ -38,8 +31,7 @@ class _KeyFigure(NamedTuple):
     value: str
     interval: str
     meaning: str
-    bar: str = ""
-    """SVG of the value and its interval; empty for the calibration error."""
+    bar: str = ""  # SVG of the value and its interval; empty for the calibration error
 
 
 def summary_sentences(run: Run) -> list[str]:

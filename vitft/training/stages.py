@@ -15,7 +15,7 @@ from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
 from vitft.features.head import HeldOutLogits
-from vitft.messages.training import BEST_RULE
+from vitft.messages.training import BEST_RULE, EPOCH_COLUMNS, epoch_row, stopped_early
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import BudgetResults, LogLine
 from vitft.metrics.targets import TrainingLoss
@@ -24,7 +24,7 @@ from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir, read_run_lines
 from vitft.system.signals import Stopper
-from vitft.system.text import count, duration, percent
+from vitft.system.text import duration, percent
 from vitft.training.batches import (
     EVAL_BATCH,
     StageInputs,
@@ -210,12 +210,8 @@ class StepStage:
                 context.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
         patience, stops = self.config.optim.patience, self.is_out_of_patience()
         if stops and self.epochs < self.config.optim.epochs:
-            best = context.best.results
-            log.info(
-                f"stopped early after {self.epochs} of {self.config.optim.epochs} epochs: no "
-                f"improvement in the last {count(patience, 'epoch')} (optim.patience); best: "
-                f"validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
-            )
+            planned, best = self.config.optim.epochs, context.best.results
+            log.info(stopped_early(self.epochs, planned, patience, best))
         return stops
 
     def log_earlier_epochs(self) -> None:
@@ -230,16 +226,11 @@ class StepStage:
         if not self.has_header:
             if self.context.best.selects:
                 log.debug(f"best on the validation images so far: {BEST_RULE}")
-            log.info("epoch      train loss  train accuracy  val. loss  val. accuracy      time")
+            log.info(EPOCH_COLUMNS)
             self.has_header = True
-        number = f"{entry['epoch']:.0f}/{self.config.optim.epochs}"
         best = self.context.best
         is_best = best.selects and best.epochs_since_best == 0 and when != "earlier"
-        log.info(
-            f"{number:>9}  {entry['train_loss']:>10.4f}  {percent(entry['train_top1']):>14}  "
-            f"{entry['val_loss']:>9.4f}  {percent(entry['val_top1']):>13}  {when:>8}"
-            f"{'  best' * is_best}"
-        )
+        log.info(epoch_row(entry, self.config.optim.epochs, when, is_best=is_best))
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""
