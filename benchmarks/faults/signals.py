@@ -52,15 +52,15 @@ from vitft.training.state import newest_state
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 OPTIONS = (*TWO_STAGES, *TRAINING, "--epochs", "3")
 PHASES: tuple[tuple[str, Any, str], ...] = (
-    ("images and features", train, "begin"),
+    ("images and features", train, "extract_and_split"),
     ("solving the head", train, "solve_head_stage"),
     ("a step", Trainer, "step"),
     ("evaluation", stages, "validation_logits"),
     ("saving the state", stages, "save_state"),
-    ("final metrics", train, "final_logits"),
+    ("final metrics", train, "evaluate_run"),
     ("calibrated weights", train, "write_calibrated"),
     ("audit", train, "write_data_reports"),
-    ("thumbnails", train, "write_last_files"),
+    ("thumbnails", train, "write_thumbnails"),
     ("report", cli_finetune, "print_report"),
     ("export", job, "export_run"),
     ("prediction", Predictor, "stream"),

@@ -100,9 +100,7 @@ class Extractor:
     ) -> None:
         self.device = next(prefix.parameters()).device
         self.prefix = prefix.in_precision(precision)
-        # On CPUs, the activations of 8 images of a wide model already fill the caches
-        is_wide = self.device.type == "cpu" and prefix.leading >= 768
-        self.limit = BatchLimit(8 if is_wide else _BATCH_IMAGES[self.device.type])
+        self.limit = BatchLimit(batch_size(self.device.type, prefix.leading))
         self.workers = workers or torch.get_num_threads()
         self.max_pixels = max_pixels
         self.precision = precision
@@ -347,6 +345,11 @@ class Extractor:
                 row = (row.astype(np.uint32) << 16).view(np.float32)
             table[i] = row
         return torch.from_numpy(table)
+
+
+def batch_size(device: str, width: int) -> int:
+    """Return the number of images per forward pass; 8 of a wide model already fill CPU caches."""
+    return 8 if device == "cpu" and width >= 768 else _BATCH_IMAGES[device]
 
 
 def vanished_error(error: ImageError) -> DataError:

@@ -229,6 +229,7 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
                     write_model(run, model, card)
                     run.write_json(run.eval.name, best.results)
                 results = {**best.results, "budget": b} if (b := context.budget) else best.results
+        # The metrics are those of the answers that `vitft predict` will give
         with console.quiet_step("evaluating the model"):
             final = evaluate_run(
                 context.inputs,
@@ -243,6 +244,8 @@ def fit_and_write(context: RunContext, start: Start) -> Result:
             results = final.results
         write_lora_adapter(run, adapter, model, context.config.train, card)
         is_evaluated = True
+
+        # Label errors, duplicates and unlike images; then thumbnails
         write_data_reports(context, start, complete=True)
         if data.group.is_main:
             write_thumbnails(
