@@ -153,13 +153,13 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     return buffer.getvalue()
 
 
-def _example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
-    """Return a JPEG grid of at most one validation image per class, and the class names in order.
+def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
+    """Write a JPEG grid of at most one validation image per class, and return their names in order.
 
-    The result is None for multi-label models, and if the validation images cannot be found.
+    There are none for multi-label models, and if the validation images cannot be found.
     """
     if trained.card.thresholds:
-        return None
+        return []
     found: dict[int, Image.Image] = {}
     classes, side = trained.card.classes, (EXAMPLE_SIDE, EXAMPLE_SIDE)
     for sample in unchanged_images(trained, 20 * len(classes)):
@@ -168,7 +168,7 @@ def _example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
         if len(found) == min(MOST_EXAMPLES, len(classes)):
             break
     if not found:
-        return None
+        return []
     columns = min(EXAMPLE_COLUMNS, len(found))
     rows = -(-len(found) // columns)
     sheet = Image.new("RGB", (columns * EXAMPLE_SIDE, rows * EXAMPLE_SIDE), PAPER)
@@ -177,7 +177,8 @@ def _example_images(trained: TrainedRun) -> tuple[bytes, list[str]] | None:
         sheet.paste(found[label], place)
     buffer = io.BytesIO()
     sheet.save(buffer, "jpeg", quality=90)
-    return buffer.getvalue(), [classes[label] for label in sorted(found)]
+    write_atomically(path, buffer.getvalue())
+    return [classes[label] for label in sorted(found)]
 
 
 # model card of an exported folder: a README.md generated from the files of a run ------------------
@@ -236,9 +237,7 @@ def write_readme(
     confusion = _confusion_png(classes, found) if plan.repo and found and by_class else None
     if confusion is not None:
         write_atomically(folder / CONFUSION_FILE, confusion)
-    examples = _example_images(trained) if plan.image_licence else None
-    if examples is not None:
-        write_atomically(folder / EXAMPLES_FILE, examples[0])
+    examples = _write_examples(trained, folder / EXAMPLES_FILE) if plan.image_licence else []
     metadata = _header_of(trained, row, data, plan)
     text = program(
         "readme",
@@ -266,8 +265,8 @@ def write_readme(
         hidden=len(classes) - _MAX_CLASSES_LISTED,
         confusion_file=CONFUSION_FILE if confusion is not None else "",
         most_labelled=_MOST_LABELLED,
-        examples_file=EXAMPLES_FILE if examples is not None else "",
-        example_names=", ".join(map(markdown_text, examples[1])) if examples else "",
+        examples_file=EXAMPLES_FILE if examples else "",
+        example_names=", ".join(map(markdown_text, examples)),
         image_credit=", ".join(
             markdown_text(words) for words in (plan.image_licence, plan.image_credit) if words
         ),
