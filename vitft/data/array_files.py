@@ -69,9 +69,7 @@ _IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 _RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
 }  # fmt: skip
-"""First file of each binary CIFAR dataset, with the number of label bytes per record and the name
-of the file that lists the classes.
-"""
+"""First file of each binary CIFAR dataset, with its label bytes per record and list of classes."""
 _PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -233,11 +231,10 @@ def _idx_files(folder: Path) -> dict[str, Path]:
 
 
 def _idx_array(path: Path) -> _Array:
-    """Read an IDX file as an array with the shape given in its header.
+    """Read an IDX file of bytes as an array with the shape given in its header.
 
-    Source: the format description on Yann LeCun's MNIST page. A file consists of two zero bytes,
-    an 8 (for unsigned bytes), the number of axes, the length of each axis (32 bits, big-endian) and
-    the values.
+    Source: the format description on Yann LeCun's MNIST page: two zero bytes, an 8 (for bytes), the
+    number of axes, the length of each axis (32 bits, big-endian) and the values.
     """
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         start = file.read(4)

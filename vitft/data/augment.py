@@ -24,10 +24,7 @@ MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 _STREAM = 0x5417F7
 """Constant that separates the random stream of shifts from others with the same seed and epoch."""
 OPERATIONS, MAGNITUDE = 2, 9
-"""Number of RandAugment operations per image, and their strength (out of 30).
-
-Source: Cubuk et al. 2020, arXiv:1909.13719.
-"""
+"""RandAugment operations per image, and their strength (of 30): Cubuk 2020, arXiv:1909.13719."""
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:

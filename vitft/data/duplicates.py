@@ -138,8 +138,7 @@ _HASH_BITS = 16
 """Maximum number of bits in which the hashes of copies may differ. This was derived from 1,600
 copies of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each
 edge): 99% differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of
-different photos, 40 differed in at most 16 bits.
-"""
+different photos, 40 differed in at most 16 bits."""
 _CORRELATION = 0.7
 """Minimum correlation of the brightness planes of copies. The lowest among the 1,600 copies (see
 `_HASH_BITS`) was 0.81."""

@@ -38,9 +38,7 @@ log = logging.getLogger(__name__)
 
 _MOST_MEASURED = 1000  # maximum number of images whose values are read
 _OUTLIER_RATIO = 4
-"""Tails are clipped as outliers if the full range is more than this many times as wide as the range
-without the tails.
-"""
+"""Tails are clipped if the full range is more than this many times as wide as that without them."""
 
 
 def measure_grey_range(

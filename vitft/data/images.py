@@ -214,8 +214,7 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
 MAX_PIXELS = 100_000_000
 _Decoder = Callable[[io.BytesIO, str], ImageFile.ImageFile]
 Convert = Callable[[Image.Image, Image.Image | None], Image.Image]
-"""Function that converts a decoded image of any mode to RGB, given the lower bits of 16-bit colour.
-"""
+"""Function that converts a decoded image to RGB, given the lower bits of 16-bit colour."""
 _DECODERS: Mapping[str, _Decoder] = {
     "JPEG": JpegImagePlugin.JpegImageFile,  # decodes the first image of a multi-picture file (MPO)
     "PNG": PngImagePlugin.PngImageFile,
@@ -225,7 +224,6 @@ _DECODERS: Mapping[str, _Decoder] = {
     "TIFF": TIFF,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
-"""Pillow's decoders; for HEIC, see `_find_decoder`."""
 # Errors that Pillow raises for damaged bytes, found by mutation tests. Its own fuzzers list fewer.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, EOFError,
@@ -344,7 +342,17 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
-    decoder = _find_decoder(kind, name)
+    decoder = _DECODERS.get(kind)
+    if kind == "HEIC":
+        try:
+            require_extra("heic", feature="HEIC")
+        except UsageError as error:
+            raise ImageError(name, f"{error.problem}: {error.fix}") from error
+        from pillow_heif import HeifImageFile
+
+        decoder = HeifImageFile
+    if decoder is None or (kind == "AVIF" and not features.check("avif")):
+        raise ImageError(name, _MISSING_AVIF)
     swept: Warning | None = None
     for _ in range(3):
         silence_pillow()
@@ -359,20 +367,6 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
         except Warning as warning:  # another thread has just restored its own warning filters
             swept = warning
     raise ImageError(name, f"damaged {kind} ({swept})")
-
-
-def _find_decoder(kind: str, name: str) -> _Decoder:
-    if kind == "HEIC":
-        try:
-            require_extra("heic", feature="HEIC")
-        except UsageError as error:
-            raise ImageError(name, f"{error.problem}: {error.fix}") from error
-        from pillow_heif import HeifImageFile
-
-        return HeifImageFile
-    if kind == "AVIF" and not features.check("avif"):
-        raise ImageError(name, _MISSING_AVIF)
-    return _DECODERS[kind]
 
 
 def silence_pillow() -> None:
@@ -391,9 +385,7 @@ def silence_pillow() -> None:
 def _silence_libtiff() -> None:
     """Prevent libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions.
 
-    libtiff's functions for removing its message handlers are looked up in Pillow's extension
-    module, because Pillow may use its own copy of libtiff. On Windows, that module does not export
-    the functions, and libtiff still prints its messages.
+    Pillow's extension module may have its own copy of libtiff. On Windows, it exports nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         libtiff = ctypes.CDLL(_imaging.__file__)

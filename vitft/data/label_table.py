@@ -110,10 +110,7 @@ def _label_places(
 
 
 def _is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
-    """Return whether a table has the columns of `vitft predict`, whose answers are its labels.
-
-    `places` are the indices of the label columns.
-    """
+    """Return whether the labels of a table are predictions, by its other columns."""
     names = [cell.strip().lower() for cell in header]
     answer = [names[place] for place in places]
     if answer == ["class"]:
@@ -311,10 +308,9 @@ def _looks_like_list(cell: str) -> bool:
 
 
 def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
-    """Return a note if cells seem to contain several labels that are not separated.
+    """Return a note if all parts of a cell also occur alone or in other cells.
 
-    This is the case if all parts of a cell also occur alone or in other cells. Blanks also separate
-    the words of a class name, so then all words must occur in several cells.
+    Blanks also separate the words of a class name, so all words must occur in several cells.
     """
     for separator, name in _SEPARATOR_NAMES.items():
         parts = {cell: {*map(str.strip, cell.split(separator))} for cell in cells}
@@ -473,10 +469,7 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
 
 
 def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
-    """Return the column index of each role; the split and the group may be missing.
-
-    The label is also missing if `spec` names several columns for it.
-    """
+    """Return the column index of each role; split, group and several labels may be missing."""
     wanted = {
         "path": spec.path_column,
         "label": spec.label,
@@ -494,10 +487,8 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
         given = given or [i for i, cell in enumerate(names) if cell == name.lower()]
         if name and name != "none" and len(given) != 1:
             many = "more than one column named" if given else "no column named"
-            raise reader.error(
-                f"{many} {name} ({setting}); columns found: {shown}",
-                fix="choose one of these columns",
-            )
+            fix = "choose one of these columns"
+            raise reader.error(f"{many} {name} ({setting}); columns found: {shown}", fix=fix)
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
         if role == "group" and not name:
             places = [i for i, cell in enumerate(names) if GROUP.fullmatch(bare_name(cell))]

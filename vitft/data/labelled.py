@@ -90,7 +90,29 @@ def find_labelled(
         )
     else:
         check_is_folder(source)
-        found, is_divided = _from_folder(source, subset, any_names=bool(spec.classes))
+        walk = Walk(os.fspath(source))
+        folders = split_folders(walk, walk.folders_of("")[0])
+        is_divided = bool(folders)
+        folder = folders.get(_choose_part(folders, subset, source), "")
+        classes, loose = walk.folders_of(folder)
+        places = {name: f"{folder}/{name}".lstrip("/") for name in classes}
+        images = [(path, name) for name in classes for path in walk.images_in(places[name])]
+        walk.raise_if_refused()
+        where = source / folder
+        if not images and not walk.bad:
+            content = count(len(classes), "empty class folder") if classes else "no class folders"
+            content += f"; {count(loose, 'image')} outside class folders" if loose else ""
+            raise DataError(f"no labelled images in {where}: {content}", fix=way_out(where))
+        if not spec.classes:
+            check_are_classes(where, classes, {classes.index(name) for _, name in images})
+        found = LabelledImages(
+            source=source,
+            root=os.fspath(source),
+            classes=tuple(classes),
+            images=tuple(images),
+            bad=tuple(walk.bad),
+            notes=(*[f"evaluating the images in {folder}/"] * bool(folder), *walk.notes()),
+        )
     if spec.classes:
         found = with_changed_classes(found, Path(spec.classes).expanduser())
     if subset is not None and not is_divided:
@@ -123,32 +145,3 @@ def _choose_part(present: Collection[str], subset: str | None, source: Path) -> 
             fix=f"use --subset {next(part for part in present if part != 'train')}",
         )
     return cast("Part", chosen)
-
-
-def _from_folder(root: Path, subset: str | None, *, any_names: bool) -> tuple[LabelledImages, bool]:
-    """Return the labelled images of a folder, and whether the folder is divided into subsets."""
-    walk = Walk(os.fspath(root))
-    parts = split_folders(walk, walk.folders_of("")[0])
-    part = parts.get(_choose_part(parts, subset, root), "")
-    classes, loose = walk.folders_of(part)
-    images = [
-        (path, name) for name in classes for path in walk.images_in(f"{part}/{name}".lstrip("/"))
-    ]
-    walk.raise_if_refused()
-    where = root / part
-    if not images and not walk.bad:
-        content = count(len(classes), "empty class folder") if classes else "no class folders"
-        loosely = f"; {count(loose, 'image')} outside class folders" if loose else ""
-        raise DataError(f"no labelled images in {where}: {content}{loosely}", fix=way_out(where))
-    if not any_names:
-        check_are_classes(where, classes, {classes.index(name) for _, name in images})
-    notes = [f"evaluating the images in {part}/"] if part else []
-    notes += walk.notes()
-    return LabelledImages(
-        source=root,
-        root=os.fspath(root),
-        classes=tuple(classes),
-        images=tuple(images),
-        bad=tuple(walk.bad),
-        notes=tuple(notes),
-    ), bool(parts)

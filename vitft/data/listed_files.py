@@ -82,10 +82,7 @@ def images_below(root: str) -> Images:
 
 
 def _with_common_root(table: LabelTable) -> LabelTable:
-    """Return the table with paths relative to the folder that contains all of its images.
-
-    This is another folder than before only if existing images are outside that one.
-    """
+    """Return the table, relative to another folder if existing images are outside its own."""
     if not any(leads_outside(row.path) for row in table.rows):  # the usual case
         return table
     names = (r.path.strip() if leads_outside(r.path) else r.path for r in table.rows)
@@ -107,7 +104,7 @@ def _with_common_root(table: LabelTable) -> LabelTable:
 
 
 def _split_path(path: str) -> tuple[list[str], str, str]:
-    """Return the folders of a path in lower case, from the last to the first, its name and its key.
+    """Return the folders of a path from the last to the first, in lower case, its name and its key.
 
     The key is the name without image suffix, case, and zeros before a number.
     """

@@ -54,10 +54,8 @@ def check_some_exist(names: Sequence[str]) -> None:
         )
     near = " or ".join(_probably_meant(names[0]))
     several = len(names) > 1
-    raise DataError(
-        f"{listing(names, most=2)} {'do' if several else 'does'} not exist",
-        fix=f"check the path{'s' * several}{f': did you mean {near}?' if near else ''}",
-    )
+    fix = f"check the path{'s' * several}{f': did you mean {near}?' if near else ''}"
+    raise DataError(f"{listing(names, most=2)} {'do' if several else 'does'} not exist", fix=fix)
 
 
 def _probably_meant(name: str) -> list[str]:
@@ -85,7 +83,5 @@ def same_names_below(root: Path, name: str) -> list[str]:
 def refuse_run(root: str) -> None:
     """Raise a DataError if a folder that should contain images to predict is that of a run."""
     if all((Path(root) / name).is_file() for name in ("model.safetensors", "split.csv")):
-        raise DataError(
-            f"{root} is a run, not a folder of images",
-            fix=f"name the run with --run {shell_quote(root)}, and give images or folders besides",
-        )
+        fix = f"name the run with --run {shell_quote(root)}, and give images or folders besides"
+        raise DataError(f"{root} is a run, not a folder of images", fix=fix)

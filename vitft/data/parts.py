@@ -86,9 +86,7 @@ def are_parts(names: Collection[str]) -> bool:
 
 CHOSEN = "chosen"  # name of the column in which `vitft label` records how it chose each image
 PICKED, CONFIRMED, AUDIT, SKIPPED = "picked", "confirmed", "audit", "skipped"
-"""Values of the column `chosen`: chosen as informative, confirmed together with others, drawn at
-random, and skipped, i.e. without a label.
-"""
+"""Values of `chosen`: as informative, confirmed with others, drawn at random, without a label."""
 CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: "val"}
 """Subset to which each value of the column `chosen` assigns an image if it serves as the split."""
 

@@ -151,12 +151,7 @@ def _scan_table(source: Path, spec: DataSpec) -> Folder:
 
 
 def _with_groups(folder: Folder, pattern: str) -> Folder:
-    """Return the folder with each file's group, extracted from the file's path by `pattern`.
-
-    `pattern` is a regular expression whose first group captures the name of the group.
-
-    A file whose path does not match belongs to no group.
-    """
+    """Return the folder with each file's group, which the first group of `pattern` captures."""
     expression, files = re.compile(pattern), []
     for file in folder.files:
         match = expression.search(file.path)
@@ -184,10 +179,7 @@ _FRAME = r"frame[_ -]*\d+\.\w+$"
 
 
 def _sequence_note(folder: Folder) -> str:
-    """Return a note if most names are like `P03_12.jpg` or `frame_0001.jpg`, otherwise "".
-
-    Every class must have several sequences, and they at least three images each on average.
-    """
+    """Return a note if most names are like `P03_12.jpg` or `frame_0001.jpg`, otherwise ""."""
     paths = {f.path: f.label for f in folder.files}
     copies = Counter(m[1] for path in paths if (m := re.search(_ROBOFLOW, path)))
     if copies and len(copies) <= 0.8 * copies.total() > 0.5 * len(paths):
@@ -198,6 +190,7 @@ def _sequence_note(folder: Folder) -> str:
     found = {path: m[1] for path in paths if (m := re.search(_SEQUENCE, path))}
     found = {path: name for path, name in found.items() if not re.search(_DATE, name)}
     by_class = Counter(label for label, _ in {(paths[path], name) for path, name in found.items()})
+    # Every class must have several sequences, with at least three images each on average
     is_known = 0.8 * len(paths) <= len(found) >= 3 * by_class.total()
     if is_known and len(by_class) == len(folder.classes) and min(by_class.values()) > 1:
         path, name = next(iter(found.items()))

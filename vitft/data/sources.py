@@ -246,7 +246,19 @@ def _list_entries(name: str) -> Iterator[str]:
     """Yield the entries of a list, skipping empty lines and, in text files, comments (#)."""
     if Path(name).suffix.lower() in TABLE_SUFFIXES:
         table = TableReader(Path(name), missing=_LIST_FIX, fix=_LIST_FIX)
-        yield from _table_paths(iter(table), name)
+        header = next(iter(table), [])
+        known = [cell.strip().lower() for cell in header]
+        column = next((known.index(title) for title in _LIST_COLUMNS if title in known), None)
+        if column is None and len(header) > 1:
+            raise UsageError(
+                f"{name} has no path column; columns found: {', '.join(header)[:200]}",
+                fix="rename the column that contains the paths to path or to one of "
+                f"{', '.join(_LIST_COLUMNS[1:])}",
+            )
+        if column is None:  # a single column needs no header
+            yield from header
+        for cells in filter(any, table):
+            yield cells[column or 0] if len(cells) > (column or 0) else ""
         return
     try:
         with Path(name).open("rb") as file:
@@ -259,24 +271,6 @@ def _list_entries(name: str) -> Iterator[str]:
     except (OSError, UnicodeError) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else NOT_UTF_16
         raise DataError(f"cannot read the list {name}: {reason}", fix=_LIST_FIX) from error
-
-
-def _table_paths(rows: Iterator[list[str]], name: str) -> Iterator[str]:
-    """Yield the cells in the path column of a table; a single column needs no header."""
-    header = next(rows, [])
-    known = [cell.strip().lower() for cell in header]
-    column = next((known.index(title) for title in _LIST_COLUMNS if title in known), None)
-    if column is None and len(header) > 1:
-        raise UsageError(
-            f"{name} has no path column; columns found: {', '.join(header)[:200]}",
-            fix="rename the column that contains the paths to path or to one of "
-            f"{', '.join(_LIST_COLUMNS[1:])}",
-        )
-    if column is None and header:
-        yield header[0]
-    for cells in rows:
-        if any(cells):
-            yield cells[column or 0] if len(cells) > (column or 0) else ""
 
 
 # ---- standard input

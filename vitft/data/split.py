@@ -530,10 +530,8 @@ def split(
             unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
         raise _lacking_images(lacking, checked.folder, unread)
     if not manifest.val:
-        raise DataError(
-            "the reference split leaves no images for validation",
-            fix="increase data.val_rate, add images, or use the default split",
-        )
+        fix = "increase data.val_rate, add images, or use the default split"
+        raise DataError("the reference split leaves no images for validation", fix=fix)
     return manifest
 
 

@@ -178,28 +178,25 @@ class TableReader:
         try:
             for self.line, line in enumerate(lines, start=1):
                 if line.strip():
-                    found.append((self.line, self.json_object(line)))
+                    fields = parse_json(line)
+                    if not isinstance(fields, dict):
+                        problem = "the text is JSON, but not an object such as {...}"
+                        raise self.error(problem, column="1")
+                    inner = {k: v for k, v in fields.items() if v and isinstance(v, dict)}
+                    for name in inner:  # its fields become `outer.inner`
+                        fields |= {f"{name}.{key}": v for key, v in fields.pop(name).items()}
+                    found.append((self.line, fields))
         except UnicodeError as error:
             raise self.error(NOT_UTF_16) from error
+        except ValueError as error:
+            reason, column = getattr(error, "msg", str(error)), getattr(error, "colno", 1)
+            problem = f"the text is not valid JSON ({reason})"
+            raise self.error(problem, column=str(column)) from error
         names = list(dict.fromkeys(name for _, fields in found for name in fields))
         self.line = 1
         yield names
         for self.line, fields in found:
             yield [cell_text(fields.get(name)) for name in names]
-
-    def json_object(self, line: str) -> dict[str, Any]:
-        """Return the JSON object on a line, with the fields of inner objects as `outer.inner`."""
-        try:
-            fields = parse_json(line)
-        except ValueError as error:
-            reason, column = getattr(error, "msg", str(error)), getattr(error, "colno", 1)
-            problem = f"the text is not valid JSON ({reason})"
-            raise self.error(problem, column=str(column)) from error
-        if not isinstance(fields, dict):
-            raise self.error("the text is JSON, but not an object such as {...}", column="1")
-        for name in [name for name, value in fields.items() if value and isinstance(value, dict)]:
-            fields |= {f"{name}.{key}": value for key, value in fields.pop(name).items()}
-        return fields
 
     def parquet_rows(self) -> Iterator[list[str]]:
         """Yield the header of a Parquet file, then its rows, without embedded images."""

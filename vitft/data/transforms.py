@@ -88,10 +88,8 @@ class EvalTransform:
                 fix=f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash|pad",
             )
         if len(self.mean) != len(self.std):
-            raise UsageError(
-                f"invalid normalisation: mean {self.mean}, std {self.std}",
-                fix="use one mean and one positive standard deviation per channel, e.g. 0.5",
-            )
+            fix = "use one mean and one positive standard deviation per channel, e.g. 0.5"
+            raise UsageError(f"invalid normalisation: mean {self.mean}, std {self.std}", fix=fix)
 
     @property
     def channels(self) -> int:

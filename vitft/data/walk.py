@@ -285,10 +285,8 @@ class Walk:
     def raise_if_refused(self) -> None:
         if self.refused:
             more = f" and {len(self.refused) - 1} more" if len(self.refused) > 1 else ""
-            raise DataError(
-                f"permission denied: {self.refused[0]}{more}",
-                fix="make the folders readable (chmod -R u+rX) or remove them",
-            )
+            fix = "make the folders readable (chmod -R u+rX) or remove them"
+            raise DataError(f"permission denied: {self.refused[0]}{more}", fix=fix)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -170,6 +170,17 @@ def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
         ) from error
 
 
+def check_space(folder: Path, needed: float, what: str, *, option: str) -> None:
+    """Raise a ResourceError if a folder's disk has fewer than `needed` bytes left for `what`."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ResourceError(
+            f"{what} needs another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB is free in "
+            f"{folder}",
+            fix=f"free some disk space, or choose a folder on another disk with {option}",
+        )
+
+
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder that is renamed to `path` at the end, or removed on an error.

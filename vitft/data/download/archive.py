@@ -9,7 +9,6 @@ import contextlib
 import errno
 import gzip
 import os
-import shutil
 import stat
 import struct
 import tarfile
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal, cast
 
 from vitft.system import console
-from vitft.system.errors import DataError, ResourceError
-from vitft.system.files import writing
+from vitft.system.errors import DataError
+from vitft.system.files import check_space, writing
 
 # reader for the entries of tar and zip archives from untrusted sources ----------------------------
 
@@ -229,13 +228,8 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
             files = [(parts, entry.size) for entry, parts in checked if not entry.is_folder]
         if not files:
             raise ArchiveRefusedError("it contains no files")
-        content, free = sum(size for _, size in files), shutil.disk_usage(folder).free
-        if content > free:
-            raise ResourceError(
-                f"{name} would take up {content / 1e9:.1f} GB when unpacked, but only "
-                f"{free / 1e9:.1f} GB is free in {folder.parent}",
-                fix="free some disk space, or choose a folder on another disk with --to",
-            )
+        content = sum(size for _, size in files)
+        check_space(folder.parent, content, f"unpacking {name}", option="--to")
         # The outer folders that contain all files
         folders = [parts[:-1] for parts, _ in files]
         pairs = zip(min(folders), max(folders), strict=False)
@@ -266,10 +260,8 @@ def _as_data_error(name: str) -> Iterator[None]:
     try:
         yield
     except ArchiveRefusedError as refusal:
-        raise DataError(
-            f"{name} was refused: {refusal}; nothing was kept",
-            fix="get the archive from another source, or manually extract only the files you trust",
-        ) from refusal
+        fix = "get the archive from another source, or manually extract only the files you trust"
+        raise DataError(f"{name} was refused: {refusal}; nothing was kept", fix=fix) from refusal
     except (*ARCHIVE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # EINVAL: zipfile tried to seek to a negative position

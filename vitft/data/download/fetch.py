@@ -54,12 +54,16 @@ def fetch_folder(
         ResourceError: The disk is full or too small.
         LockedError: Another process is downloading to the same target.
     """
-    _check_target(target)
     part = target.with_name(f"{target.name}.part")
     with writing(part, option="--to"):
         target.parent.mkdir(parents=True, exist_ok=True)
     with _locked_target(target):
-        _check_target(target)  # check again, now that it is locked
+        if target.exists() or target.is_symlink():
+            other = f"use it with --data {shell_quote(str(target))}, or choose another folder with"
+            raise RunError(
+                f"{target} already exists; nothing was fetched or overwritten",
+                fix=f"{other} --out DIR",
+            )
         fetch_to_part(archive.url, part, size=archive.size, limits=patience)
         with part.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -84,15 +88,6 @@ def fetch_folder(
     )
 
 
-def _check_target(target: Path) -> None:
-    if target.exists() or target.is_symlink():
-        raise RunError(
-            f"{target} already exists; nothing was fetched or overwritten",
-            fix=f"use it with --data {shell_quote(str(target))}, or choose another folder with "
-            "--out DIR",
-        )
-
-
 @contextlib.contextmanager
 def _locked_target(target: Path) -> Iterator[None]:
     """Lock the target against other processes, on systems that have fcntl."""
@@ -108,10 +103,8 @@ def _locked_target(target: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise LockedError(
-                f"another process is fetching {target}",
-                fix="wait until that process finishes, or stop it",
-            ) from error
+            fix = "wait until that process finishes, or stop it"
+            raise LockedError(f"another process is fetching {target}", fix=fix) from error
         try:
             yield
         finally:
@@ -166,10 +159,8 @@ def _image_root(folder: Path, name: str) -> Path:
         if len(inner) != 1:
             break
         place = inner[0]
-    raise DataError(
-        f"{name} contains no image folder ({problem}); nothing was kept",
-        fix="use an archive with one folder per class, or arrange the images yourself",
-    )
+    fix = "use an archive with one folder per class, or arrange the images yourself"
+    raise DataError(f"{name} contains no image folder ({problem}); nothing was kept", fix=fix)
 
 
 def select_archive(
@@ -194,15 +185,11 @@ def select_archive(
         near = suggest(name, KNOWN_ARCHIVES, cutoff=0.6)
         also = "pass the address of any archive with --url"
         also = also if ":" in name else f"use a known dataset ({names}), or {also}"
-        raise UsageError(
-            f"unknown dataset {name!r}",
-            fix=f"check the name: did you mean {near[0]}?" if near else also,
-        )
+        fix = f"check the name: did you mean {near[0]}?" if near else also
+        raise UsageError(f"unknown dataset {name!r}", fix=fix)
     if url is not None and not is_url(url):
-        raise UsageError(
-            f"{url!r} is not a web address",
-            fix="use an address that starts with https:// or http://",
-        )
+        fix = "use an address that starts with https:// or http://"
+        raise UsageError(f"{url!r} is not a web address", fix=fix)
     if name is not None:
         archive = replace(KNOWN_ARCHIVES[name], url=url or KNOWN_ARCHIVES[name].url)
     else:

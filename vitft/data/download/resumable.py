@@ -9,7 +9,6 @@ import http.client
 import json
 import logging
 import re
-import shutil
 import time
 import urllib.error
 from dataclasses import asdict, dataclass
@@ -25,8 +24,8 @@ from vitft.data.download.web_image import (
     status_line,
 )
 from vitft.system import console
-from vitft.system.errors import DataError, ResourceError
-from vitft.system.files import write_atomically, writing
+from vitft.system.errors import DataError
+from vitft.system.files import check_space, write_atomically, writing
 from vitft.system.text import redacted
 
 log = logging.getLogger(__name__)
@@ -40,11 +39,7 @@ class DownloadLimits:
     stall_s: float = 30.0
     """Maximum time in seconds to wait for the response, and then for each `pace` bytes."""
     pace: int = 2**16
-    attempts: int = 4
-    """Maximum number of failed attempts in a row.
-
-    An attempt that delivers at least `pace` bytes restarts the count at 1.
-    """
+    attempts: int = 4  # that fail in a row; one that delivers `pace` bytes restarts the count
     wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""
@@ -94,10 +89,8 @@ def fetch_to_part(
             if failures >= limits.attempts:
                 kept = f"; {file_size(part) / 1e6:.1f} MB was kept" if file_size(part) else ""
                 again = "check the address and the network, and run the command again"
-                raise DataError(
-                    f"cannot fetch {url}: {broke}{kept}",
-                    fix="run the command again later to resume" if kept else again,
-                ) from broke
+                fix = "run the command again later to resume" if kept else again
+                raise DataError(f"cannot fetch {url}: {broke}{kept}", fix=fix) from broke
             wait = limits.wait_s * 2 ** (failures - 1)
             log.info(f"{broke!s}; retrying in {wait:g} s")
             time.sleep(wait)
@@ -131,10 +124,8 @@ def _attempt(url: str, part: Path, size: int | None, limits: DownloadLimits) -> 
                 raise _BrokeOffError(status) from error
             raise DataError(f"cannot fetch {url}: {status}", fix="check the address") from error
         except PrivateAddressError as error:
-            raise DataError(
-                f"cannot fetch {url}: {error}",
-                fix="if you trust this address, add --allow-private-addresses",
-            ) from error
+            fix = "if you trust this address, add --allow-private-addresses"
+            raise DataError(f"cannot fetch {url}: {error}", fix=fix) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
             if clock.is_up or isinstance(getattr(error, "reason", error), TimeoutError):
@@ -164,19 +155,12 @@ def _receive(
     else:
         start = 0
     if size is not None and total not in (None, size):
-        raise DataError(
-            f"{url} has {total:,} bytes instead of {size:,}",
-            fix="check the address, and whether the network requires a login",
-        )
+        fix = "check the address, and whether the network requires a login"
+        raise DataError(f"{url} has {total:,} bytes instead of {size:,}", fix=fix)
     if (total or 0) > limits.max_bytes:
         raise _file_too_large(url, limits)
-    needed, free = (total or size or 0) - start, shutil.disk_usage(part.parent).free
-    if needed > free:
-        raise ResourceError(
-            f"the download needs another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB is "
-            f"free in {part.parent}",
-            fix=f"free some disk space, or choose a folder on another disk with {limits.option}",
-        )
+    needed = (total or size or 0) - start
+    check_space(part.parent, needed, "the download", option=limits.option)
     header = answer.headers.get
     version = RemoteVersion(
         url=redacted(url), etag=header("ETag", ""), modified=header("Last-Modified", ""), size=total

@@ -177,15 +177,11 @@ def list_shards(address: str) -> list[ShardPlace]:
     addresses = [address]
     while match := _BRACES.search(addresses[0]):
         if (texts := _texts_in_braces(match[1])) is None:
-            raise UsageError(
-                f"wds:{address}: {{{match[1]}}} is not a list of shards",
-                fix="use {00..99} for numbers, or {train,val} for names",
-            )
+            fix = "use {00..99} for numbers, or {train,val} for names"
+            raise UsageError(f"wds:{address}: {{{match[1]}}} is not a list of shards", fix=fix)
         if len(texts) * len(addresses) > _MAX_SHARDS:
-            raise UsageError(
-                f"wds:{address} names more than {_MAX_SHARDS:,} shards",
-                fix="correct the numbers in braces, or divide the data",
-            )
+            fix = "correct the numbers in braces, or divide the data"
+            raise UsageError(f"wds:{address} names more than {_MAX_SHARDS:,} shards", fix=fix)
         addresses = [one.replace(match[0], text, 1) for one in addresses for text in texts]
     if scheme in ("", "file"):
         paths = [os.path.abspath(_local_path(one)) for one in addresses]  # noqa: PTH100

@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -55,8 +54,8 @@ from vitft.data.remote.samples import (
 )
 from vitft.data.table import encode_table
 from vitft.system import console
-from vitft.system.errors import DataError, ResourceError, UsageError, VitftError
-from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.errors import DataError, UsageError, VitftError
+from vitft.system.files import check_space, write_atomically, write_json, writing
 from vitft.system.imports import install_command, require_extra
 from vitft.system.text import count, describe_os_error, labelled, redacted
 
@@ -125,13 +124,7 @@ def _attempt_file(address: str, part: Path, limits: DownloadLimits) -> None:
         raise DataError(
             f"{address} is larger than {limits.max_bytes / 1e9:g} GB", fix="use smaller shards"
         )
-    free = shutil.disk_usage(part.parent).free
-    if size - start > free:
-        raise ResourceError(
-            f"the download needs another {(size - start) / 1e9:.1f} GB, but only "
-            f"{free / 1e9:.1f} GB is free in {part.parent}",
-            fix=f"free some disk space, or choose a folder on another disk with {limits.option}",
-        )
+    check_space(part.parent, size - start, "the download", option=limits.option)
     label = f"fetching {console.visible(part.name.removesuffix('.part'))}"
     with writing(part, option=limits.option):
         part.touch()
@@ -194,10 +187,8 @@ def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]
     rows = iter(reader)
     header = next(rows)
     if "path" not in header:
-        raise reader.error(
-            f"each sample has several images ({', '.join(header)})",
-            fix="keep one image in each sample, named KEY.jpg",
-        )
+        fix = "keep one image in each sample, named KEY.jpg"
+        raise reader.error(f"each sample has several images ({', '.join(header)})", fix=fix)
     column = header.index("path")
     return ((row[column], f"{index.parent}/{row[column]}") for row in rows)
 
@@ -268,13 +259,7 @@ def _ready_shards(
         # Those that are left must fit on the disk; their size is the mean of those fetched
         sizes = [shard.file.size for shard in found if shard.file.file.startswith("shards/")]
         needed = (len(shards) - number) * sum(sizes) / max(1, len(sizes))
-        free = shutil.disk_usage(place.folder).free
-        if needed > free:
-            raise ResourceError(
-                f"{place.text} needs about another {needed / 1e9:.1f} GB, but only "
-                f"{free / 1e9:.1f} GB is free in {place.folder.parent}",
-                fix=f"free some disk space, or choose a folder on another disk with {COPY_OPTION}",
-            )
+        check_space(place.folder.parent, needed, place.text, option=COPY_OPTION)
     log.debug(f"{count(len(shards), 'shard')} copied")
     return found
 

@@ -104,10 +104,8 @@ def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
             file.seek(0)
             _collect_samples(file, os.fstat(file.fileno()).st_size, found, unused)
     except ArchiveRefusedError as refusal:
-        raise DataError(
-            f"the shard {shown} was refused: {refusal}",
-            fix="write the shard again, or get it from another source",
-        ) from refusal
+        fix = "write the shard again, or get it from another source"
+        raise DataError(f"the shard {shown} was refused: {refusal}", fix=fix) from refusal
     except ARCHIVE_ERRORS as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise DataError(
