@@ -299,10 +299,8 @@ def _read_torchvision(name: str, root: Path) -> _LoadedArrays:
             argument = PUBLISHED_SIZES[name].argument
             which = {argument: part == "train" if argument == "train" else part}
             found = _open_torchvision(kind, root, which)
-            labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)))
-            parts.append(
-                ArrayPart(part, _channels_last(np.asarray(found.data)), labels.astype(int))
-            )
+            labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)), int)
+            parts.append(ArrayPart(part, _channels_last(np.asarray(found.data)), labels))
             names = tuple(getattr(found, "classes", ()))
         if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
             names = tuple(text.partition(" ")[0] for text in names)

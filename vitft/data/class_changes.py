@@ -25,11 +25,7 @@ _ClassChanges = Mapping[str, str]
 def read_class_changes(
     path: Path, known: Collection[str], *, allow_unknown: bool = False
 ) -> _ClassChanges:
-    """Read a table of class changes; all its classes must be `known` unless `allow_unknown` is set.
-
-    Raises:
-        DataError: The table is invalid; the message names the line and the column.
-    """
+    """Read a table of changes to `known` classes (or any); a DataError names an invalid line."""
     reader = TableReader(
         path,
         missing="use a table with the columns class and new_class, and check its path",
@@ -75,11 +71,7 @@ def read_class_changes(
 
 
 def change_classes(folder: Folder, table: Path) -> Folder:
-    """Return the folder with classes renamed, merged or left out as specified in a table.
-
-    Raises:
-        DataError: The table is invalid or leaves fewer than two classes.
-    """
+    """Return the folder with classes changed by a table; a DataError if fewer than two are left."""
     changes = read_class_changes(table, folder.classes)
     new = [changes.get(name, name) for name in folder.classes]
     classes = sorted({new[file.label] for file in folder.files} - {""})

@@ -183,10 +183,9 @@ def _change_raw_mode(
 
 
 def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
-    """Correct the raw mode of a TIFF file from which Pillow would read wrong values.
+    """Correct the raw mode of a TIFF file that Pillow would misread; a ValueError if impossible.
 
-    Return whether the image has 16-bit colour whose lower 8 bits can be read. Raises a ValueError
-    if Pillow has no raw mode for the layout.
+    Return whether the image has 16-bit colour whose lower 8 bits can be read.
     """
     if image.format not in ("PNG", "TIFF"):
         return False
@@ -297,11 +296,7 @@ def read_image(
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Read a regular file, or an image in an array dataset or in the copy of a remote dataset.
-
-    Raises:
-        ImageError: The file is a pipe, a device or too large, or it cannot be read.
-    """
+    """Read a file, or an image in an array dataset or a copy; an ImageError if that fails."""
     name = os.fspath(path)
     if reason := no_image_reason(name):
         raise ImageError(name, reason)

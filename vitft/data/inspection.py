@@ -379,8 +379,7 @@ def collect(
     """Collect the results of a pass over a folder's files, calling `progress(1)` after each.
 
     Raises:
-        DataError: More than ten files and more than a tenth of all files are unreadable, and
-            `allow_bad` is not set.
+        DataError: Over ten files and a tenth of all are unreadable, unless `allow_bad` is set.
     """
     good: list[InspectedFile] = []
     bad: list[tuple[str, str]] = []

@@ -110,11 +110,7 @@ def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Itera
 
 
 def expand(inputs: Sequence[str]) -> Iterator[str]:
-    """Yield each file name as given and, for each folder, the sorted paths of its images.
-
-    Raises:
-        DataError: None of the inputs exists, or a folder contains no images or cannot be read.
-    """
+    """Yield each file name and the sorted images of each folder; a DataError if there are none."""
     check_some_exist(inputs)
     for name in inputs:
         if Path(name).is_dir():

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.metrics.results import UnusedFiles
@@ -23,8 +24,7 @@ ARCHIVE_SUFFIXES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz
 _MOST_KINDS = 6  # maximum number of suffixes or classes named in one note
 
 
-@dataclass(frozen=True, slots=True)
-class _UnusedKind:
+class _UnusedKind(NamedTuple):
     suffixes: frozenset[str]
     reason: str
     fix: str

@@ -224,8 +224,11 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
             contextlib.closing(_open_entries(file, kind, packed, limits)) as entries,
             console.Progress(f"checking {label}", megabytes, unit="MB") as read,
         ):
-            checked = _accepted_entries(counted(entries, file, read, megabytes), packed, limits)
-            files = [(parts, entry.size) for entry, parts in checked if not entry.is_folder]
+            files = []
+            for entry, parts in _accepted_entries(entries, packed, limits):
+                read.advance(min(megabytes, round(file.tell() / 1e6)) - read.done)
+                if not entry.is_folder:
+                    files.append((parts, entry.size))
         if not files:
             raise ArchiveRefusedError("it contains no files")
         content = sum(size for _, size in files)
@@ -243,15 +246,6 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
                 written.advance(not entry.is_folder)
                 if parts[:outer] == wrapper:  # skip empty folders outside
                     _write_entry(entry, folder.joinpath(*parts[outer:]))
-
-
-def counted(
-    entries: Iterator[_ArchiveEntry], file: BinaryIO, progress: console.Progress, megabytes: int
-) -> Iterator[_ArchiveEntry]:
-    """Yield the entries, reporting how many of the `megabytes` have been read as progress."""
-    for entry in entries:
-        progress.advance(min(megabytes, round(file.tell() / 1e6)) - progress.done)
-        yield entry
 
 
 @contextlib.contextmanager
@@ -308,11 +302,7 @@ def _accepted_entries(
 
 
 def parts_of(entry: _ArchiveEntry) -> tuple[str, ...]:
-    """Return the path of an entry, split into folder names and a file name.
-
-    Raises:
-        ArchiveRefusedError: Its kind or name is refused, or the path leads out of the folder.
-    """
+    """Return the parts of an entry's path; an ArchiveRefusedError if its kind or path is unsafe."""
     why, name = entry.refused, entry.name
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if not why and (name.startswith("/") or name[1:3] in (":/", ":\\")):

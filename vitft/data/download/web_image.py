@@ -126,11 +126,7 @@ def is_url(name: str) -> bool:
 
 
 def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
-    """Download the file at a web address and return its bytes.
-
-    Raises:
-        ImageError: The address is refused, or the response is an error, incomplete or too slow.
-    """
+    """Return the bytes at a web address; an ImageError if it is refused, incomplete or too slow."""
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:
         try:

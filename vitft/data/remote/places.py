@@ -96,11 +96,7 @@ def short_name(data: str) -> str:
 
 
 def check_place(data: str) -> Place | None:
-    """Return the place that a value of `--data` names, or None if the value may be a path.
-
-    Raises:
-        UsageError: The value is an address or an archive, which need `wds:` or another command.
-    """
+    """Return the place that a value of `--data` names, if any; a UsageError if it lacks `wds:`."""
     place = place_of(data)
     if place is not None:
         if not place.address.strip("/"):

@@ -243,16 +243,15 @@ def _ready_shards(
     place: Place, shards: Sequence[ShardPlace], limits: DownloadLimits
 ) -> list[IndexedShard]:
     """Return all shards with their samples, after fetching and indexing those that are new."""
+    found = []
     if all(_is_local(shard) for shard in shards):
         with console.Progress(f"reading {place.name}", len(shards), unit="shards") as progress:
-            found = []
             for shard in shards:
                 found.append(_ready_shard(place, shard, limits))
                 progress.advance()
             return found
     if place.kind != "hf":
         log.info(labelled("Data", f"copying {place.text} to {place.folder}"))
-    found = []
     for number, shard in enumerate(shards, start=1):  # each download has its own progress bar
         log.debug(f"shard {number} of {len(shards)}: {shard.name}")
         found.append(_ready_shard(place, shard, limits))
@@ -304,10 +303,9 @@ def _ready_shard(place: Place, shard: ShardPlace, limits: DownloadLimits) -> Ind
         if not _is_local(shard):
             path.unlink(missing_ok=True)
         raise
-    file = str(path) if _is_local(shard) else f"shards/{shard.name}"
-    indexed = IndexedShard(
-        ShardFile(shard.name, file, state.st_size, str(state.st_mtime_ns)), contents
-    )
+    name = str(path) if _is_local(shard) else f"shards/{shard.name}"
+    file = ShardFile(shard.name, name, state.st_size, str(state.st_mtime_ns))
+    indexed = IndexedShard(file, contents)
     write_samples(record, indexed)
     return indexed
 

@@ -407,11 +407,7 @@ def _load_positions(folder: str, _changed_ns: int) -> tuple[_Positions, LocalCop
 
 
 def copy_member(path: str, most: int | None = None) -> bytes | None:
-    """Return the first `most` bytes of an image in a local copy, or None if there is no such image.
-
-    Raises:
-        ImageError: Its shard is missing or has changed since it was indexed.
-    """
+    """Return up to `most` bytes of an image in a copy, or None; an ImageError if it has changed."""
     match = COPY.fullmatch(path)
     if match is None:
         return None
