@@ -148,19 +148,13 @@ def read_fixes(path: Path, digest: str) -> list[Fix]:
     table, _ = open_table(path, digest)
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
-    rows = (dict(zip(header, cells, strict=False)) for cells in filter(any, lines))
-    return [
-        Fix(
-            path=row.get("path", ""),
-            action=row.get("action", "").strip().lower(),
-            label=row.get("label", ""),
-            new_label=row.get("new_label", ""),
-            reason=row.get("reason", ""),
-            kind=row.get("kind", ""),
-            confidence=number_in(row.get("confidence", "")),
-        )
-        for row in rows
-    ]
+    fixes = []
+    for cells in filter(any, lines):
+        row = dict.fromkeys(FIX_COLUMNS, "") | dict(zip(header, cells, strict=False))
+        *texts, confidence = (row[name] for name in FIX_COLUMNS)
+        fix = Fix(**dict(zip(FIX_COLUMNS, texts, strict=False)), confidence=number_in(confidence))
+        fixes.append(replace(fix, action=fix.action.strip().lower()))
+    return fixes
 
 
 def settled_paths(spec: DataSpec) -> set[str]:

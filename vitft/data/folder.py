@@ -17,7 +17,6 @@ from typing import Literal
 
 from vitft.config.sections import DataSpec
 from vitft.data.array_files import PUBLISHED_SIZES, TORCHVISION
-from vitft.data.arrays import ArraySet
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import (
@@ -169,18 +168,6 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
         warnings=(*warnings_on_names(classes), *_warnings_on_files(classes, files)),
         notes=tuple(notes),
         empty=empty,
-    )
-
-
-def scan_arrays(root: Path, arrays: ArraySet) -> Folder:
-    """Return a `Folder` that presents an array dataset as image files."""
-    return Folder(
-        root=root,
-        classes=arrays.classes,
-        files=tuple(File(*row) for row in arrays.listing()),
-        layout="split" if arrays.splits else "classes",
-        notes=arrays.notes,
-        labels=arrays.labels,
     )
 
 

@@ -101,10 +101,7 @@ def measure_grey_range(
 
 
 def _has_wide_header(source: str | bytes) -> bool:
-    """Return whether a header declares a PNG or TIFF with more than 8 bits per channel.
-
-    The result is False for damaged and unreadable files: the inspection reports them.
-    """
+    """Return whether a header declares more than 8 bits per channel; False if it is damaged."""
     silence_pillow()
     try:
         with contextlib.closing(_open_header(source)) as file:

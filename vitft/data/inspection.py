@@ -102,9 +102,18 @@ def in_order(
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
 
     def take() -> _Mapped:
-        result = _wait_for(*pending[0])  # stays in `pending` meanwhile, for the case of a signal
+        item, future = pending[0]  # stays in `pending` meanwhile, for the case of a signal
+        waited, step = 0.0, PATIENCE_S
+        while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
+            waited += step
+            step = waited
+            first: object = item  # of a batch
+            while isinstance(first, Sequence) and not isinstance(first, str) and len(first):
+                first = next((part for part in first if not isinstance(part, int)), "")
+            name = getattr(first, "path", "") or first
+            log.info(f"still waiting for {name} after {waited:.0f} s")
         pending.popleft()
-        return result
+        return future.result()
 
     try:
         for item in items:
@@ -149,24 +158,6 @@ def overlapped(
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _wait_for(item: object, future: Future[_Mapped]) -> _Mapped:
-    """Return the result for an item; after `PATIENCE_S`, log a message each time that doubles."""
-    waited, step = 0.0, PATIENCE_S
-    while True:
-        try:
-            return future.result(timeout=step)
-        except TimeoutError:
-            if future.done():  # raised by the function, or finished just now
-                return future.result()
-            waited += step
-            step = waited
-            first = item  # of a batch
-            while isinstance(first, Sequence) and not isinstance(first, str) and len(first):
-                first = next((part for part in first if not isinstance(part, int)), "")
-            name = getattr(first, "path", "") or first
-            log.info(f"still waiting for {name} after {waited:.0f} s")
 
 
 class _ImageBatch(NamedTuple):

@@ -144,10 +144,7 @@ def only_fit(path: str, images: Images) -> str:
 
 
 def _missing_fix(root: Path, missing: Mapping[str, str], images: Images, *, alone: bool) -> str:
-    """Return what to do about missing files: where images of their names are, if any.
-
-    If the table lists other files that exist (`alone`), images in other folders are not proposed.
-    """
+    """Return what to do about missing files; no other folder if files beside them exist (`alone`)."""
     first, *_ = missing
     if not _reason_missing(first):  # as `vitft predict` writes them
         return "use --set data.root=. (the paths are relative to the current folder)"

@@ -12,7 +12,7 @@ from vitft.data.walk import is_surely_no_image
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
 from vitft.system.suggest import folded, namesakes, near_paths
-from vitft.system.text import listing, redacted, shell_quote
+from vitft.system.text import listing, redacted
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +78,3 @@ def same_names_below(root: Path, name: str) -> list[str]:
     found = namesakes(root, folded(name), os.DirEntry.is_file)
     inside = (path for path in found if path.is_relative_to(root) and os.pardir not in path.parts)
     return [str(path.relative_to(root)) for path in inside]
-
-
-def refuse_run(root: str) -> None:
-    """Raise a DataError if a folder that should contain images to predict is that of a run."""
-    if all((Path(root) / name).is_file() for name in ("model.safetensors", "split.csv")):
-        fix = f"name the run with --run {shell_quote(root)}, and give images or folders besides"
-        raise DataError(f"{root} is a run, not a folder of images", fix=fix)

@@ -16,7 +16,6 @@ from vitft.data.folder import (
     File,
     Folder,
     check_is_folder,
-    scan_arrays,
     scan_folder,
     twins_among,
     warnings_on_names,
@@ -43,7 +42,14 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     reference = spec.split == "reference"
     arrays = find_arrays(data)
     if arrays is not None:
-        folder = scan_arrays(data, arrays)
+        folder = Folder(
+            root=data,
+            classes=arrays.classes,
+            files=tuple(File(*row) for row in arrays.listing()),
+            layout="split" if arrays.splits else "classes",
+            notes=arrays.notes,
+            labels=arrays.labels,
+        )
     elif is_table(data):
         folder = _scan_table(data, spec)
     else:

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.label_table import PATH_COLUMNS
 from vitft.data.listed_files import Images, images_below, only_fit
-from vitft.data.missing import check_some_exist, is_missing, refuse_run, warn_of_misspelt
+from vitft.data.missing import check_some_exist, is_missing, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import NOT_UTF_16, TABLE_SUFFIXES, TableReader, open_text
@@ -37,7 +37,7 @@ from vitft.data.walk import (
 )
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError, UsageError
-from vitft.system.text import describe_os_error, listing, redacted
+from vitft.system.text import describe_os_error, listing, redacted, shell_quote
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,9 @@ def expand(inputs: Sequence[str]) -> Iterator[str]:
 
 def _folder_images(root: str) -> Iterator[ImageSource]:
     """Return the images in and below a folder, sorted by path."""
-    refuse_run(root)
+    if all((Path(root) / name).is_file() for name in ("model.safetensors", "split.csv")):
+        fix = f"name the run with --run {shell_quote(root)}, and give images or folders besides"
+        raise DataError(f"{root} is a run, not a folder of images", fix=fix)
     images = _walk_and_log(walk := Walk(root.rstrip("/") or "/"))
     first = next(images, None)
     if first is None or not walk.has_image_name(first.name):

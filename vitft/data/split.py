@@ -467,12 +467,8 @@ def split(
     The reference split draws from all files, as the reference script does, and drops the unreadable
     files afterwards.
 
-    Args:
-        checked: The inspected images.
-        spec: Settings of the split.
-        groups: Names of groups by digest, as returned by `joined_groups`.
-        former: Split of an earlier run, whose images stay where they were, unless a class would
-            then have no validation images.
+    `groups` are those of `joined_groups`. Images of `former` stay where they were, unless a class
+    would then have no validation images.
 
     Raises:
         DataError: A class has no training images, or fewer than two classes have validation images.

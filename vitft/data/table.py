@@ -104,12 +104,7 @@ class TableReader:
 
     The suffix determines the format: JSON Lines, Parquet, Excel or CSV. Values that are not text
     are converted: missing values to empty cells, numbers to decimal text, and others to `_NotText`.
-
-    Args:
-        path: Path of the file.
-        missing: Fix to suggest if the file cannot be read.
-        fix: Fix to suggest if the file is invalid.
-        error: Class of the errors to raise.
+    `missing` is the fix if the file cannot be read, and `fix` if it is invalid.
 
     Raises:
         DataError: The file cannot be read. If `error` is given, that class is raised instead.

@@ -241,10 +241,7 @@ class _DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
     def connection(
         self, kind: "type[_DeadlineConnection]", req: urllib.request.Request
     ) -> "Callable[..., _DeadlineConnection]":
-        """Return a function that creates the connection for a request.
-
-        A proxy, which the user has chosen, resolves host names itself: only names can be checked.
-        """
+        # A proxy, which the user has chosen, resolves host names itself: only names can be checked
         parts = urlsplit(req.full_url)
         is_proxied = req.host != unquote(parts.netloc)
         if is_proxied and not self.allow_private:

@@ -80,11 +80,9 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
     hub = parse_name(place.address)
     try:
         with _quiet_libraries():
-            found: Any = None
+            progress: dict[str, Any] = {}
             with contextlib.suppress(OSError, ValueError):
-                found = parse_json(read_regular(place.folder / _PROGRESS, limit=2**28))
-            is_known = isinstance(found, dict) and isinstance(found.get("splits"), dict)
-            progress: dict[str, Any] = found if is_known else {}
+                progress = parse_json(read_regular(place.folder / _PROGRESS, limit=2**28))
             local = os.path.exists(hub.name)  # noqa: PTH110
             version = local_version(hub.name) if local else str(progress.get("version", ""))
             if not version:

@@ -82,9 +82,7 @@ def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
     """Read the samples of a shard, called `shown` in messages.
 
     Raises:
-        DataError: The file is not a tar file, is truncated or damaged, or has a member that is
-            refused: a link, a device, a name that leads outside, the same name twice, or a text
-            that is too large or not valid JSON.
+        DataError: The file is not a tar file, is damaged, or has a member that is refused.
         OSError: The file cannot be read.
     """
     found: dict[str, _Sample] = {}
