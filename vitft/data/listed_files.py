@@ -144,7 +144,7 @@ def only_fit(path: str, images: Images) -> str:
 
 
 def _missing_fix(root: Path, missing: Mapping[str, str], images: Images, *, alone: bool) -> str:
-    """Return what to do about missing files; no other folder if files beside them exist (`alone`)."""
+    """Return what to do about missing files: not all are if `alone`, so no folder is named."""
     first, *_ = missing
     if not _reason_missing(first):  # as `vitft predict` writes them
         return "use --set data.root=. (the paths are relative to the current folder)"
