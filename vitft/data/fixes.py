@@ -302,8 +302,7 @@ def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
     files = [replace(file, label=index[name]) for file, name in kept]
     moved = sum(old[file.label] != name for file, name in kept)
     note = f"fixes applied: {count(len(new) - len(kept), 'image')} left out, {moved:,} relabelled"
-    note += decisions.without_effect
-    notes = [*folder.notes, note]
+    notes = [*folder.notes, note + decisions.without_effect]
     if empty:
         left_out = count(len(empty), "class", "classes")
         notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")

@@ -201,10 +201,10 @@ class FormerSplit:
 
     def part_of(self, group: Sequence[InspectedFile]) -> Part:
         """Return the subset of a group, held out if one of its images was; empty if all are new."""
-        known = {self.parts.get(file.sha256, "") for file in group}
-        known |= {self.groups.get(file.group, "") for file in group if file.group}
+        found = {self.parts.get(file.sha256, "") for file in group}
+        found |= {self.groups.get(file.group, "") for file in group if file.group}
         order: tuple[Part, ...] = ("test", "val", "train")
-        return next((part for part in order if part in known), "")
+        return next((part for part in order if part in found), "")
 
     def assign(
         self, files: Sequence[InspectedFile], groups: Mapping[str, str], *, divided: bool
@@ -218,9 +218,7 @@ class FormerSplit:
         for file in files:
             if file.part != "test":
                 members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
-        parts: dict[str, Part] = {}
-        for group in members.values():
-            parts |= dict.fromkeys((file.path for file in group), self.part_of(group))
+        parts = {f.path: self.part_of(group) for group in members.values() for f in group}
         assigned = []
         for file in files:
             part = parts.get(file.path, "")
