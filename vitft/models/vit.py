@@ -35,7 +35,7 @@ from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
 
-class _PatchEmbed(nn.Module):
+class PatchEmbed(nn.Module):
     """Projection of image patches to tokens: (B, channels, S, S) to (B, P, D)."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -173,7 +173,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing = False  # whether activations are recomputed in the backward pass
-        self.patch_embed = _PatchEmbed(config)
+        self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, width)) if config.distilled else None

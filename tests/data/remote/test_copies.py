@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from vitft.cli.main import main
 from vitft.config import DataSpec
 from vitft.data import DownloadLimits, place_of, prepare_data
 from vitft.models import load_checkpoint
-from vitft.system import DataError
+from vitft.system import DataError, ResourceError
 
 PRIVATE = "data.allow_private_addresses=true"
 SPEC = DataSpec(allow_private_addresses=True)
@@ -171,3 +172,20 @@ def test_a_secret_is_sent_but_never_written(tmp_path: Path, tiny_weights: Path) 
     for path in written:
         assert "hidden123" not in path.name
         assert not path.is_file() or b"hidden123" not in path.read_bytes(), path
+
+
+def test_a_disk_that_is_too_small_is_known_after_the_first_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = shards_of(draw_folder(tmp_path / "data", per_class=20), shards=10)
+    free = shutil.disk_usage(tmp_path)._replace(free=2 * len(contents[0]))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+
+    with (
+        serving_shards(contents) as (site, asked),
+        pytest.raises(ResourceError, match="needs about another") as error,
+    ):
+        prepare_data(site.url, SPEC)
+
+    assert len(asked) == 1
+    assert "VITFT_CACHE" in error.value.fix
