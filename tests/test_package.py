@@ -6,7 +6,7 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -248,6 +248,44 @@ def test_tests_import_public_names_only() -> None:
     assert {*internal_imports()} == REMAINDER["internal_imports"], (
         "a public name stands in the __init__.pyi of its package"
     )
+
+
+def definitions(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of functions and constants; those of classes show in schemas and texts."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+WORD = re.compile(r"\w+")
+
+
+def test_names_that_only_their_own_module_uses_are_private() -> None:
+    others = [
+        path
+        for folder in ("vitft", "tests", "benchmarks", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".pyi", ".j2")
+    ]
+    files = Counter(
+        word
+        for path in [*others, *ROOT.glob("*.md")]
+        for word in {*WORD.findall(path.read_text(encoding="utf-8"))}
+    )
+
+    alone = [
+        f"{where(path)}: {name}"
+        for path in SOURCES
+        if "reference" not in path.parts  # a program that people get
+        for name in definitions(tree_of(path))
+        if files[name] == 1 and not name.startswith(("_", "add_"))
+    ]
+
+    assert not alone, "begin these names with _"
 
 
 PRIVATE = re.compile(

@@ -82,7 +82,7 @@ def to_grey(planes: Tensor) -> Tensor:
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
 
 
-def describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = False) -> str:
+def _describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = False) -> str:
     """Return a graph's classes, preprocessing, input and output as one line of ASCII JSON."""
     transform, shape = trained.card.transform, trained.card.architecture
     height, width = transform.image_size
@@ -199,7 +199,7 @@ class TorchExportFormat(ExportFormat):
         for module in (each for each in modules if isinstance(each, torch.fx.GraphModule)):
             for node in module.graph.nodes:
                 node.meta.pop("stack_trace", None)  # contains local paths
-        text = describe_graph(trained, takes_bytes=self.takes_bytes)
+        text = _describe_graph(trained, takes_bytes=self.takes_bytes)
         content = io.BytesIO()  # torch's writer does not report a full disk as such
         with silenced():
             torch.export.save(program, content, extra_files={_DESCRIPTION_FILE: text})
@@ -251,7 +251,7 @@ def save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size: 
         program.save(path, external_data=is_big)
         if any_size:
             source = RESIZE_INPUT if takes_bytes else PLANES_INPUT
-            text = describe_graph(trained, takes_bytes=takes_bytes, any_size=True)
+            text = _describe_graph(trained, takes_bytes=takes_bytes, any_size=True)
             add_resize(path, trained.card.transform, text, is_big=is_big, source=source)
         add_graph_digest(path)
 
@@ -281,7 +281,7 @@ def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN40
     inputs = (*graph.inputs, *graph.initializers.values())
     for part in (graph, *graph, *inputs, *outputs, *inside):
         part.metadata_props.clear()  # contains file paths and source lines
-    program.model.metadata_props["vitft"] = describe_graph(trained, takes_bytes=takes_bytes)
+    program.model.metadata_props["vitft"] = _describe_graph(trained, takes_bytes=takes_bytes)
     return program
 
 

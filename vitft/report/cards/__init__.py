@@ -9,22 +9,22 @@ from pathlib import Path
 
 from vitft.report.html import colour_scheme
 
-CARDS = Path(__file__).parent
+_CARDS = Path(__file__).parent
 
 
 def cards_style() -> str:
     """Return the style sheet, with the colours for light and dark mode."""
-    return colour_scheme() + read_asset(CARDS, "cards.css")
+    return colour_scheme() + read_asset(_CARDS, "cards.css")
 
 
 def elements_script() -> str:
     """Return the script that creates elements with text in which every character is visible."""
-    return read_asset(CARDS, "elements.js")
+    return read_asset(_CARDS, "elements.js")
 
 
 def cards_script() -> str:
     """Return the script that queues the chosen images and shows their predictions."""
-    return elements_script() + read_asset(CARDS, "cards.js")
+    return elements_script() + read_asset(_CARDS, "cards.js")
 
 
 def read_asset(folder: Path, name: str) -> str:
