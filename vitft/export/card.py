@@ -30,12 +30,20 @@ from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
 from vitft.export.trained import TrainedRun, unchanged_images
 from vitft.features.reference import REFERENCE_FILE
-from vitft.messages.results import accuracy_text, chance_clause, measured_on, weak_text
+from vitft.messages.results import (
+    TOP5,
+    accuracy_text,
+    chance_clause,
+    eight_bits_name,
+    hub_name,
+    measured_on,
+    weak_text,
+)
 from vitft.metrics.results import AuditResults, Interval, RunResults, class_pair_counts
 from vitft.models.card import Card
 from vitft.system.files import write_atomically
 from vitft.system.rundir import read_run_json
-from vitft.system.text import interval, is_measurable, not_calibrated, shell_quote
+from vitft.system.text import is_measurable, not_calibrated, shell_quote
 
 # section "Intended use and limits" of a model card, written from the results of the run -----------
 
@@ -312,9 +320,8 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
     metrics: list[tuple[str, str, float | None, Interval | None]] = []
     part, on = "validation", row.compared_on
     if row.is_eight_bits:
-        name = "accuracy (all labels right)" if row.several_labels else "accuracy"
-        accuracy = row.correct[1] / row.images
-        metrics = [("accuracy", f"{name} with 8-bit weights", accuracy, row.interval)]
+        name, accuracy = eight_bits_name(several_labels=row.several_labels), row.correct[1]
+        metrics = [("accuracy", name, accuracy / row.images, row.interval)]
     elif one := trained.results.estimate("test", "validation"):
         part, on, found = one.kind, measured_on(one), trained.measured
         metrics = [(one.measure.replace(" ", "_"), one.measure, one.value, one.interval)]
@@ -322,7 +329,7 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
             own = found["test"] if part == "test" else found
             metrics += [
                 ("balanced_accuracy", "mean recall", own["balanced"], own["balanced_interval"]),
-                ("top5_accuracy", "top-5 accuracy", own["top5"], own["top5_interval"]),
+                ("top5_accuracy", TOP5, own["top5"], own["top5_interval"]),
             ]
     return [
         EvalResult(
@@ -332,7 +339,7 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
             dataset_split=part,
             metric_type=kind,
             metric_value=round(value, 6),
-            metric_name=f"{name} on {on}, 95% CI {interval(bounds)}",
+            metric_name=hub_name(name, on, bounds),
         )
         for kind, name, value, bounds in metrics
         if value is not None

@@ -23,6 +23,7 @@ from vitft.system.text import (
 WIDE = 0.05  # length of an interval from which a value has no decimals where space is scarce
 # headings and labels
 INTERVAL = "95% interval"
+TOP5 = "top-5 accuracy"
 CROSS_VALIDATED = "cross-validated accuracy"
 EXACT_LABELS = "An image counts as correct only if exactly its labels are predicted."
 Rows = list[tuple[str, str]]
@@ -317,6 +318,16 @@ def export_accuracy(
     )
 
 
+def hub_name(name: str, on: str, bounds: Interval | None) -> str:
+    """Return the name of a metric in the table of a model card."""
+    return f"{name} on {on}, 95% CI {interval(bounds)}"
+
+
+def eight_bits_name(*, several_labels: bool) -> str:
+    """Return the name of the accuracy of an export with 8-bit weights."""
+    return f"accuracy {'(all labels right) ' * several_labels}with 8-bit weights"
+
+
 def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
     """Return why the head of an export reads only the last block, and what that costs.
 
@@ -384,7 +395,7 @@ def evaluation_details(found: Mapping[str, Any]) -> list[str]:
     else:
         lines.append(f"always predicting the largest class: {percent(found['majority'])}")
         if found["top5"] is not None:
-            lines.append(f"top-5 accuracy: {_with_interval(found, 'top5')}")
+            lines.append(f"{TOP5}: {_with_interval(found, 'top5')}")
     bounds = found["loss_interval"]
     ends = f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
     lines.append(f"log-loss: {found['loss']:.3f} nats ({ends})")

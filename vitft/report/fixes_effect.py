@@ -25,10 +25,7 @@ from vitft.system.text import count, shell_join
 
 # effect of additional training images on accuracy, from a comparison of two runs ------------------
 
-_LOST = 0.02
-"""Maximum fraction of the smaller run's training images that the larger run may lack, e.g. because
-they are now validation images.
-"""
+_LOST = 0.02  # maximum fraction of the smaller run's training images that the larger may lack
 _FEW = 0.005  # minimum number of added images, as a fraction of the smaller run's training images
 _FREE_SETTINGS = frozenset(
     {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}

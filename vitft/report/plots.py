@@ -207,7 +207,7 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
 
 
 def _lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
-    """Return the new height of the lowest label in a block; `block` contains label indices."""
+    """Return the new height of the lowest label in a block of label indices."""
     middle = sum(heights[i] for i in block) / len(block)
     low = middle - spacing * (len(block) - 1) / 2
     return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))

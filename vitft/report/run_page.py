@@ -255,7 +255,6 @@ def _confusion_of(
         """The images of class i that are predicted as j."""
         n, total = counts.get((i, j), 0), totals[i]
         label, predicted = classes[i], classes[j]
-        result = "classified correctly" if i == j else f"classified as {predicted}"
         shade = min(NUM_SHADES - 1, int(n / total * NUM_SHADES)) if n else 0
         return {
             "label": label,
@@ -264,7 +263,7 @@ def _confusion_of(
             "fraction": percent(n / total, 0) if total else "",
             "cell": f"{i}-{j}",
             "shade": f"{'right' if i == j else 'wrong'}-{shade}" if n else "",
-            "text": f"{n} of {total} images of {label} {result}",
+            "total": total,
         }
 
     pairs = sorted((-n, n, i, j) for (i, j), n in counts.items() if i != j)
