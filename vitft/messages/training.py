@@ -236,7 +236,6 @@ def detail_lines(results: Results, found: RunResults, layers: str, planned: int)
 
 
 def _on(one: Estimate) -> str:
-    """Return on which images a number was measured, to follow it."""
     return how_measured(one).removesuffix(", evaluated once")
 
 

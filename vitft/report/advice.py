@@ -71,7 +71,6 @@ def _no_better_than_guessing(run: Run) -> _Advice | None:
 
 
 def _copies_across_split(run: Run) -> _Advice | None:
-    """Warn if validation images duplicate training images, which inflates the accuracy."""
     groups = sum(map(is_leak, run.audit.get("duplicates", [])))
     if not groups:
         return None
@@ -175,7 +174,6 @@ def _more_images(run: Run) -> _Advice | None:
 
 
 def _few_validation_images(run: Run) -> _Advice | None:
-    """Advise using more validation images if the accuracy is too uncertain to compare models."""
     low, high = run.measured["top1_interval"]
     if run.measured.get("groups"):  # a number of groups would be needed
         return None

@@ -125,7 +125,6 @@ class Chart:
         )
 
     def _draw_axes(self) -> None:
-        """Draw the grid, the ticks with their labels, the titles and both axis lines."""
         left, right, bottom, top = self.x.begin, self.x.end, self.y.begin, self.y.end
         free = -math.inf
         for value, text in self.x.ticks:

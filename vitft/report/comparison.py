@@ -179,7 +179,6 @@ class _RunPair(fixes_effect.Difference):
 
 
 def _cells(found: tuple[float, Interval | None] | None) -> tuple[str, str]:
-    """Return an accuracy and its interval as text."""
     return (percent(found[0]), interval(found[1])) if found else ("–", "")
 
 
@@ -481,7 +480,6 @@ def _pair_results(
     effect: fixes_effect.FixesEffect | None,
     conclusion: str,
 ) -> ComparedPair:
-    """Return the test of a pair of runs and what follows from it."""
     names = comparison.names[pair.first], comparison.names[pair.second]
     is_significant = pair.p < 0.05
     added = fixes_effect.find_added(comparison.runs[pair.first], comparison.runs[pair.second])

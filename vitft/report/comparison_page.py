@@ -91,11 +91,7 @@ def curve_charts(comparison: RunComparison) -> list[tuple[str, str]]:
                 curves.append((letter, xs, ys))
         if len(curves) > 1:
             chart = charts.overlaid_curves(
-                title,
-                curves[:MAX_CURVES],
-                x=x,
-                is_percent="accuracy" in title,
-                is_log=x != "epoch",
+                title, curves[:MAX_CURVES], x=x, is_percent="accuracy" in title, is_log=x != "epoch"
             )
             more = f" ({', '.join(one[0] for one in curves[MAX_CURVES:])} not shown)"
             drawn.append((title + more * (len(curves) > MAX_CURVES), chart))

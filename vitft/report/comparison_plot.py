@@ -62,7 +62,6 @@ def _draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Prop
 def _draw_curves(
     axes: Axes, names: Sequence[str], curves: Sequence[Sequence[tuple[float, float]]]
 ) -> None:
-    """Draw the validation accuracy of each run by epoch, as points (epoch, accuracy)."""
     for row, points in enumerate(curves):
         if len(points) > 1:
             colour, marker = _look(row)
@@ -84,5 +83,4 @@ def _draw_curves(
 
 
 def _look(row: int) -> tuple[str, str]:
-    """Return the colour and the marker of a run."""
     return LINE_COLOURS[row % len(LINE_COLOURS)], MARKERS[row % len(MARKERS)]

@@ -337,7 +337,6 @@ def former_fixes(run: Run) -> tuple[list[Fix], str]:
 
 
 def _next_steps(run: Run) -> list[tuple[str, str]]:
-    """Return the commands that repeat a run with the saved decisions and compare both runs."""
     data = {
         key: value
         for key, value in run.config.get("data", {}).items()

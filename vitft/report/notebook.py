@@ -153,7 +153,6 @@ def _notebook_part(part: str, **view: object) -> str:
 
 @functools.cache
 def _notebook_style() -> str:
-    """Return the style sheet of the pages, nested under the class `vitft`."""
     own, page = (
         (TEMPLATES / name).read_text(encoding="utf-8") for name in ("notebook.css", "page.css")
     )

@@ -136,9 +136,8 @@ def accuracy_curves_png(
 ) -> bytes:
     """Return a PNG of the accuracy curves of a study, with their intervals as bands.
 
-    Each line has markers and is labelled at its end so that readers need not match colours to a
-    legend. Baselines are dashed and grey. A dotted line shows the accuracy of always predicting the
-    largest class.
+    Each line is labelled at its end. Baselines are dashed and grey. A dotted line shows the
+    accuracy of always predicting the largest class.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
@@ -207,7 +206,6 @@ def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
 
 
 def _lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
-    """Return the new height of the lowest label in a block of label indices."""
     middle = sum(heights[i] for i in block) / len(block)
     low = middle - spacing * (len(block) - 1) / 2
     return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
@@ -242,7 +240,6 @@ def drawable(text: str) -> tuple[str, list[str]]:
 
 @functools.cache
 def _warn_of_missing_font(characters: str) -> None:
-    """Log, once for the same characters, that no font on this machine has them."""
     log.warning(
         f"figures show codes, because no font on this machine has {characters}: install one, e.g. "
         "Noto Sans CJK for Chinese, Japanese and Korean"
@@ -393,7 +390,6 @@ def _draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], s
 
 
 def _draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, shown: int) -> None:
-    """Draw projections, positions and tokens as matrices with one column per patch."""
     count, width = parts.tokens.shape
     how = f"Each patch times a {num_inputs} x {width} matrix{', plus a bias' * parts.has_bias}"
     if not parts.is_linear:
@@ -428,7 +424,6 @@ def _draw_matrices(figure: FigureBase, parts: PatchTokens, num_inputs: int, show
 
 
 def _show(axes: Axes, pixels: NDArray[np.uint8], title: str) -> None:
-    """Show pixels without ticks."""
     axes.imshow(pixels, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.set_title(title, fontsize=9.5)

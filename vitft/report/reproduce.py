@@ -126,10 +126,7 @@ def _value_of_model(run: Run, key: str) -> Any:  # noqa: ANN401 - any TOML value
 
 
 def blocks_row(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Return a row with the number of blocks that each head reads; empty if they are equal.
-
-    Unless it is set, cross-validation chooses it for each run.
-    """
+    """Return a row with the number of blocks that each head reads; empty if they are equal."""
     shapes = [run.card.architecture if run.card else None for run in runs]
     read = [count(s.read_blocks, "block") if isinstance(s, ViTConfig) else "–" for s in shapes]
     return [("read by the head", *read)] if len({*read} - {"–"}) > 1 else []
@@ -160,10 +157,7 @@ def _own_defaults(run: Run) -> dict[str, Any]:
 
 
 def _defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings and the defaults of all others, by dotted name.
-
-    Settings whose value is None are omitted.
-    """
+    """Return the given settings and the defaults of all others, without those that are None."""
     config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value

@@ -188,11 +188,7 @@ def _unchecked(run: Run) -> str:
 
 
 def _balance_section(run: Run) -> tuple[str, list[tuple[str, int, int]], int] | None:
-    """Return a sentence about the class sizes, the images of each class, and those of the largest.
-
-    The images of a class are those for training and for validation. Without a split, the result is
-    None.
-    """
+    """Return a sentence on class sizes, (class, training, validation images), and the largest."""
     if not run.rows:
         return None
     counts = Counter((name, row.split) for row in run.rows for name in run.split.names(row))
@@ -210,8 +206,7 @@ def _balance_section(run: Run) -> tuple[str, list[tuple[str, int, int]], int] | 
 def _class_rows(run: Run) -> list[dict[str, Any]]:
     """Return a table row for each class, lowest recall first and undefined recalls last.
 
-    The average precision and the threshold are empty unless the run is multi-label, and the bar,
-    the SVG of the recall, is empty if there are many classes.
+    Only multi-label runs have an average precision and a threshold.
     """
     several = run.measured.get("labels")
     by_label = several["per_label"] if several else {}

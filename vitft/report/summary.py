@@ -76,7 +76,6 @@ def _describe_data(run: Run) -> str:
 
 
 def _describe_model(run: Run) -> str:
-    """Describe the architecture, the initial weights, the trained layers and the input."""
     name, shape = str(run.setting("weights", "name") or ""), run.card and run.card.architecture
     if not name and not shape:
         return ""
