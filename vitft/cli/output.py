@@ -103,8 +103,7 @@ class StdoutLostError(Exception):
 class SafeStream:
     """A text stream that drops what it cannot write and keeps the first error in `failure`.
 
-    Args:
-        inner: The stream, or None if its descriptor was closed when Python started.
+    There is no inner stream if its descriptor was closed when Python started.
     """
 
     def __init__(self, inner: TextIO | None) -> None:
@@ -142,10 +141,9 @@ class SafeStream:
             self.failure = self.failure or error
 
     def finish(self) -> None:
-        """Flush the stream for the last time.
+        """Flush the stream for the last time, and discard text that could not be written.
 
-        Text that could not be written is discarded. Otherwise, Python would try to write it again
-        at exit, fail, and exit with code 120.
+        Otherwise, Python would try to write it again at exit, fail, and exit with code 120.
         """
         self.flush()
         if self.is_missing:
@@ -169,8 +167,7 @@ class _Stdout(SafeStream):
     def exit_code(self, code: int) -> int:
         """Return the final exit code of a command that itself returned `code`.
 
-        If the reader has closed the pipe, the command ends without a message, as a program killed
-        by SIGPIPE does.
+        If the reader has closed the pipe, there is no message, as of a program killed by SIGPIPE.
 
         Raises:
             ResourceError: The results of a successful command could not be written.

@@ -337,9 +337,7 @@ def to_toml(config: Config) -> str:
 def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Config:
     """Return the settings of a new run, and log it if they replace the solver of a head.
 
-    Args:
-        recipe: Name of a recipe, or path of a TOML file with settings.
-        named: Settings by dotted name, which take precedence over the recipe.
+    `named` are settings by dotted name, which take precedence over the recipe or TOML file.
 
     Raises:
         UsageError: The recipe is unknown, or a setting is unknown, is invalid or has no effect. The

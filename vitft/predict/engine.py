@@ -121,9 +121,8 @@ class Pipeline:
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order, with an error if the image is unusable.
 
-        The sources, including unusable ones, are divided into chunks of `engine.batch`, so a run
-        that is resumed after a whole number of chunks produces the same predictions. Only a few
-        chunks are in memory at a time.
+        The sources are divided into chunks of `engine.batch`, so a run that is resumed after a
+        whole number of chunks produces the same predictions. A few chunks are in memory at a time.
 
         Raises:
             RunError: The engine cannot compute the scores, or some logits are not finite.
@@ -149,8 +148,7 @@ class Pipeline:
     ) -> Generator[list[Prediction], None, None]:
         """Yield batches of predictions; workers load the images of the next batches meanwhile.
 
-        A batch is finished in another thread while the next one is loaded and started, so that a
-        GPU always has work.
+        A batch is finished in another thread, so that a GPU always has work.
         """
         engine = self.engine
         fetched = with_fetched(sources, limits=self.web)
@@ -172,18 +170,11 @@ class Pipeline:
             return LoadedImage(source.name, None, error.reason)
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
-        """Return the predictions for a batch, scoring its usable images in one call to the engine.
-
-        Raises:
-            RunError: The engine cannot compute the scores, or some logits are not finite.
-        """
+        """Return the predictions for a batch; errors are those of `predict`."""
         return self.start_batch(loaded)()
 
     def start_batch(self, loaded: Sequence[LoadedImage]) -> Callable[[], list[Prediction]]:
-        """Start to score a batch; return a function that waits and returns the predictions.
-
-        Both may raise what `predict_batch` raises.
-        """
+        """Start to score a batch; return a function that waits and returns the predictions."""
         usable = [(item.path, item.view) for item in loaded if item.view is not None]
         wait = self.engine.start(np.stack([view for _, view in usable])) if usable else None
 
@@ -233,10 +224,7 @@ def decode_view(
 
 
 class MirroredEngine:
-    """Engine that averages the logits of each image and its mirror image.
-
-    The features come from the original image alone.
-    """
+    """Engine that averages the logits of images and mirror images, with the images' features."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

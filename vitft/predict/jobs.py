@@ -132,11 +132,8 @@ def run_prediction(
 ) -> int:
     """Run a prediction job: write one row per image and return the number of error rows.
 
-    Args:
-        request: Images, model, destination and options.
-        write: Function called with each line, without its line break, if there is no output file.
-        stdin: Stream that is read if the images of the request include `-`.
-        illustrate: Function that writes relevance overlays (from the package `explain`).
+    Without an output file, each line is passed to `write` without its line break. `illustrate`
+    writes relevance overlays (from the package `explain`).
 
     Raises:
         VitftError: The request cannot be carried out; see `vitft.system.errors`.
@@ -267,20 +264,15 @@ def _choose_engine(
             "slightly"
         )
     if request.engine == "numpy":
-        raise UsageError(
-            "the NumPy engine does not support this model",
-            fix="remove --engine numpy",
-        )
+        problem = "the NumPy engine does not support this model"
+        raise UsageError(problem, fix="remove --engine numpy")
     if are_few:  # too few for a batch per core: all cores score one batch at a time
         predictor.in_workers = False
     return predictor, images
 
 
 def _finished_job(
-    request: PredictRequest,
-    images: Iterator[ImageSource],
-    form: RowFormat,
-    options: _JobOptions,
+    request: PredictRequest, images: Iterator[ImageSource], form: RowFormat, options: _JobOptions
 ) -> int | None:
     """Return the number of error rows if a resumed job is already complete, otherwise None.
 

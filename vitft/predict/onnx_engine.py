@@ -63,9 +63,7 @@ class OnnxEngine(CpuEngine):
         self.batch = 1 if self.any_size else _ONNX_BATCH_SIZE
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
-        """Return the preprocessed image (S, S, 3).
-
-        If the graph resizes images itself, return the decoded image (H, W, 3) instead.
+        """Return the preprocessed image (S, S, 3), or the decoded image (H, W, 3) to be resized.
 
         Raises:
             ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
@@ -78,9 +76,7 @@ class OnnxEngine(CpuEngine):
         return np.asarray(image) if self.any_size else self.transform.pixels(image)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3).
-
-        If the graph resizes images itself, pass a decoded image (1, H, W, 3) instead.
+        """Return the scores of preprocessed images (B, S, S, 3), or of a decoded one (1, H, W, 3).
 
         Raises:
             RunError: onnxruntime cannot run the graph, or its output has the wrong shape.

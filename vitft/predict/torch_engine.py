@@ -57,16 +57,11 @@ For a model whose error is larger for noise images, that error is used."""
 
 
 class Predictor:
-    """An `Engine` in torch: a loaded model that classifies images.
+    """An `Engine` in torch: a loaded model that classifies images, from vitft or timm.
 
-    Args:
-        model: Model from vitft or timm, with a head.
-        card: Card of the model's checkpoint.
-        device: Device name, as in `train.device`.
-        precision: `fp32`, or `bf16` to compute features with bf16 weights and use the fast JPEG
-            decoder; images whose most probable class could change due to bf16 are scored again in
-            float32. `auto` is one of them.
-        reference: Statistics of the training features, if the run has them.
+    `device` is a name as in `train.device`. The precision `bf16` computes features with bf16
+    weights and uses the fast JPEG decoder; images whose most probable class could change due to
+    bf16 are scored again in float32. `auto` is either that or `fp32`.
 
     Raises:
         RunError: The model has no classes.
@@ -106,9 +101,14 @@ class Predictor:
         self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
         self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
-        self.bf16_prefix: Prefix | None = None if precision == "fp32" else self.bf16_copy()
+        self.bf16_prefix: Prefix | None = None
+        """A copy of the model that computes features in bf16, as feature extraction does."""
         self.bf16_error = _BF16_ERROR
-        if self.bf16_prefix is not None:
+        if precision != "fp32":
+            from vitft.features import cut  # imports torch's optimisers
+
+            whole = cut.Prefix(self.model, len(model.blocks), intermediate=self.intermediate)
+            self.bf16_prefix = whole.in_precision("bf16")
             self.bf16_error = max(_BF16_ERROR, self.probe_error(self.bf16_prefix))
 
     @classmethod
@@ -171,11 +171,7 @@ class Predictor:
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3).
-
-        Raises:
-            ResourceError: A single image does not fit in memory.
-        """
+        """Return the scores of preprocessed images (B, S, S, 3); errors are those of `start`."""
         return self.start(views)()
 
     def start(self, views: Views) -> Callable[[], Scores]:
@@ -195,10 +191,7 @@ class Predictor:
 
     @torch.inference_mode()
     def start_part(self, views: Views) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Start to compute features and logits, which are then returned in float32 on the CPU.
-
-        If intermediate features are used, they follow the features.
-        """
+        """Start to compute features, also intermediate ones, and logits, in float32 on the CPU."""
         inputs = self.inputs(views)
         with exact_float32(self.device):
             if self.bf16_prefix is None:
@@ -220,13 +213,6 @@ class Predictor:
         features = self.model.features(inputs, self.intermediate)
         logits = self.model.classify(features[:, : self.feature_size])
         return features.float(), logits.float()
-
-    def bf16_copy(self) -> "Prefix":
-        """Return a copy of the model that computes features in bf16, as feature extraction does."""
-        from vitft.features.cut import Prefix  # imports torch's optimisers
-
-        whole = len(self.model.blocks)
-        return Prefix(self.model, whole, intermediate=self.intermediate).in_precision("bf16")
 
     @torch.inference_mode()
     def settle(

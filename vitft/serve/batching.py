@@ -145,11 +145,7 @@ class BatchQueue:
         return with_notes((await image.prediction).top(top_k), notes)
 
     def predict_one(self, data: bytes, name: str) -> Prediction:
-        """Return the prediction for an image file, without a batch.
-
-        Raises:
-            ImageError: The image cannot be decoded, or decoding it would take too long.
-        """
+        """Return the prediction for an image file, without a batch; errors are those of `view`."""
         loaded = LoadedImage(name, self.view(data, name))
         self.num_batches += 1
         self.num_predicted += 1
@@ -214,7 +210,7 @@ class BatchQueue:
                 image.prediction.set_result(results[i])
 
     def view(self, data: bytes, name: str) -> Views:
-        """Decode and preprocess an image file, and return the image (H, W, 3).
+        """Return a decoded and preprocessed image file (H, W, 3).
 
         Raises:
             ImageError: The image cannot be decoded, or decoding it would take too long.
@@ -262,8 +258,7 @@ class BlockingPool:
     async def run(self, function: Callable[..., Output], *arguments: object) -> Output:
         """Call a function in one of the threads, and return the result or raise the exception.
 
-        A function that has started occupies its thread until it returns, even if the call is
-        cancelled.
+        Even if the call is cancelled, the thread is occupied until the function returns.
         """
         await self.free.acquire()
         loop = asyncio.get_running_loop()

@@ -185,11 +185,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 class BatchLimit:
     """Maximum number of images processed at a time, halved whenever memory runs out.
 
-    A reduced limit also applies to later batches.
-
-    Args:
-        images: Initial limit.
-        fix: Suggested fix if a single image does not fit in memory.
+    A reduced limit also applies to later batches. `fix` helps if a single image does not fit.
     """
 
     def __init__(self, images: int, *, fix: str = _FEWER) -> None:
@@ -214,8 +210,7 @@ class BatchLimit:
     def split(self, compute: Callable[[slice], _Computed], images: int) -> list[_Computed]:
         """Call `compute` for consecutive slices of `images` images, each within the limit.
 
-        If memory runs out, the slice is processed again in smaller slices. If there are no
-        images, `compute` is called once with an empty slice.
+        If there are no images, `compute` is called once with an empty slice.
 
         Raises:
             ResourceError: A single image does not fit in memory.

@@ -88,9 +88,7 @@ def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
 
 
 def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
-    """Return the lines of a run's JSONL file, each converted to `kind`.
-
-    An incomplete last line is ignored. If the file does not exist, the result is empty.
+    """Return the lines of a run's JSONL file, each converted to `kind`; none if it does not exist.
 
     Raises:
         RunError: The file cannot be read or is too large, a line is not strict JSON, or a value
@@ -325,9 +323,7 @@ def is_writable(folder: Path) -> bool:
 
 
 def create_run(path: Path) -> RunDir:
-    """Create the directory of a planned run.
-
-    Concurrent runs in `runs` get different directories.
+    """Create the directory of a planned run; concurrent runs in `runs` get different ones.
 
     Raises:
         ResourceError: The disk is full.
@@ -347,9 +343,7 @@ def create_run(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Lock a run against other processes inside the `with` block.
-
-    The lock of a dead process is ignored. On Windows, there is no lock.
+    """Lock a run against other processes inside the `with` block, except on Windows.
 
     Raises:
         LockedError: Another process holds the lock.

@@ -65,17 +65,12 @@ class Stopper:
         """Exit code for the signal received, if any."""
         self.depth = 0
         self.all_reduce_max: Callable[[int], int] = lambda request: request
-        """Function that returns the maximum of a number over all processes.
-
-        The number is 0 if a process need not stop, otherwise 1 + its exit code.
-        """
+        """Maximum over all processes of 0, or 1 + the exit code of one that must stop."""
         self.defers_all = False
         """Whether the first signal always waits for the end of the next `deferred` block."""
         self.is_urgent = False
-        """Whether to stop at once, without saving a state that may be inconsistent.
-
-        This is the case after a second signal, or if a signal made a `deferred` block fail.
-        """
+        """Whether to stop without saving a state that may be inconsistent: after a second signal,
+        or if a signal made a `deferred` block fail."""
         self.has_raised = False
         self.handlers = signal_handlers(self.handle)
 

@@ -102,10 +102,9 @@ class AnswerFile:
         self.steps.append(starts)
 
     def undo(self) -> list[Answer]:
-        """Remove the answers of the last step from the file and return them.
+        """Remove the answers of the last step, if any, from the file and return them.
 
-        The result is empty if there are no answers. The answers of earlier sessions are removed one
-        by one.
+        The answers of earlier sessions are removed one by one.
 
         Raises:
             DataError: Another program has changed the file.

@@ -111,8 +111,7 @@ def unsure_pictures(
     Args:
         probabilities: Class probabilities (n, C) of all pictures, with at least two classes.
         z: Directions (n, D) of all pictures.
-        candidates: Indices (m,) of the pictures that may be asked about; the first `_CANDIDATES`
-            are considered.
+        candidates: Indices (m,) of the pictures that may be asked about.
         answered: Indices of the answered pictures, at least one.
         others: Indices of a sample of the unlabelled pictures.
         most: Maximum number of pictures to return.

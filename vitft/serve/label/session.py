@@ -59,14 +59,8 @@ class Question(NamedTuple):
 class Session:
     """Answers about the pictures of a pool, and the next questions.
 
-    Args:
-        pool: The pictures.
-        file: The open file of answers; its answers about pictures of the pool are used.
-        prefix: Text that precedes the paths of the pool in the file.
-        classes: Names of initial classes, in addition to those of the pool.
-
-    Raises:
-        UsageError: The name of a class is invalid.
+    `prefix` precedes the paths of the pool in the open file of answers. `classes` are initial ones
+    in addition to those of the pool; a UsageError is raised if the name of one is invalid.
     """
 
     def __init__(
@@ -120,10 +114,7 @@ class Session:
         self.fit()
 
     def fit(self) -> None:
-        """Fit the head to all answers except those of the audit sample, and apply it.
-
-        If fewer than two classes have answers, there is no head and there are no probabilities.
-        """
+        """Fit the head to all answers outside the audit sample, if two classes have any."""
         z = self.pool.z
         trained = [i for i in self.label_of if self.kind_of[i] != AUDIT]
         pictures, labels = torch.tensor(trained), torch.tensor([self.label_of[i] for i in trained])
@@ -227,8 +218,7 @@ class Session:
         """Return a class name with normalised spaces, spelled as in `known` if it is listed there.
 
         Raises:
-            UsageError: The name is empty or too long or contains unusable characters, or there are
-                too many classes.
+            UsageError: The name is not usable, or there are too many classes.
         """
         name = unicodedata.normalize("NFC", " ".join(name.split()))
         for other in known:
