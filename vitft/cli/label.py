@@ -150,10 +150,7 @@ def paths_in_table(root: Path, table: Path) -> tuple[str, bool]:
 def _print_next(
     answers: Mapping[str, int], table: Path, root: Path, args: argparse.Namespace
 ) -> None:
-    """Print the number of labelled pictures by class, and the command that trains on them.
-
-    If there are too few pictures for training, print what is missing instead.
-    """
+    """Print the number of labelled pictures, and the next command or what is missing for it."""
     output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
     few = [f"{name} ({number})" for name, number in answers.items() if number < _MIN_PER_CLASS]
     if few or len(answers) < 2:

@@ -101,10 +101,7 @@ class StdoutLostError(Exception):
 
 
 class SafeStream:
-    """A text stream that drops what it cannot write and keeps the first error in `failure`.
-
-    There is no inner stream if its descriptor was closed when Python started.
-    """
+    """A text stream, perhaps a closed one, that drops what fails and keeps the first error."""
 
     def __init__(self, inner: TextIO | None) -> None:
         self.is_missing = inner is None
@@ -207,10 +204,7 @@ def result(text: str, *, style: str | None = None) -> None:
 
 
 def rows(found: Sequence[tuple[str, str]], *, strong: str = "") -> None:
-    """Print labels with the texts beside them after an empty line; the row `strong` is bold.
-
-    On a terminal, texts that are too long continue below their beginning.
-    """
+    """Print labels with texts beside them after an empty line; the row `strong` is bold."""
     result("")
     for label, text in found:
         shown = between_words(visible(labelled(label, text)), stdout(), indent=labelled("", ""))
@@ -326,10 +320,7 @@ def wrapped(text: str, *, indent: int) -> None:
 
 
 def fail(error: VitftError) -> None:
-    """Print an error and its fix, each on one line, with line breaks replaced by spaces.
-
-    On a terminal, the lines are broken between words.
-    """
+    """Print an error and its fix, each on one line, which a terminal breaks between words."""
     problem, fix = (
         " ".join(visible(line.strip()) for line in part.split("\n") if line.strip())
         for part in (error.problem, error.fix)

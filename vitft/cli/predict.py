@@ -91,10 +91,7 @@ def add_predict(parser: Parser) -> None:
 
 
 def _predict_command(args: argparse.Namespace) -> int:
-    """Write one row per image, and return the exit code: 3 if one of them could not be read.
-
-    It is 0 if the images were split among processes.
-    """
+    """Write one row per image; return 3 if one could not be read and there is only one process."""
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy reads it on import (`numpy_engine`)

@@ -254,11 +254,7 @@ class MirroredEngine:
         return finish
 
     def warning(self, run: Results | None) -> str:
-        """Return a warning if mirror images seem to differ in meaning from the images, or "".
-
-        If they meant the same, an image and its mirror image would have different classes only
-        where one of them is misclassified.
-        """
+        """Return a warning if mirror images seem to differ in meaning from the images, or ""."""
         known = run and run.estimate("cross-validation", "validation")
         changed, total = sum(self.differs), len(self.differs)
         bounds = known and known.interval

@@ -112,10 +112,7 @@ _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 def _warn_of_images(
     data: LabelledImages, predictions: Sequence[_LabelledPrediction], relabelled: int
 ) -> None:
-    """Log what is unusual about the labels and the images.
-
-    `relabelled` is the number of training images with another label than in training.
-    """
+    """Log what is unusual about images and labels, and the number of relabelled training images."""
     if relabelled:
         log.warning(
             f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} another "

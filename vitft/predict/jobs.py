@@ -274,10 +274,7 @@ def _choose_engine(
 def _finished_job(
     request: PredictRequest, images: Iterator[ImageSource], form: RowFormat, options: _JobOptions
 ) -> int | None:
-    """Return the number of error rows if a resumed job is already complete, otherwise None.
-
-    The number is 0 if this process has finished its shard, but the output file does not exist yet.
-    """
+    """Return the number of error rows if a resumed job or its shard is complete, otherwise None."""
     if not request.resume or request.out is None:
         return None
     out = Path(request.out)

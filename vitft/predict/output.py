@@ -254,10 +254,7 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
 
 
 def _complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
-    """Yield the complete rows of a file with their line breaks; omit a truncated last row.
-
-    Line breaks in a quoted path of a CSV file do not end the row.
-    """
+    """Yield the complete rows of a file, with quoted line breaks; omit a truncated last row."""
     record = b""
     for line in file:
         record += line

@@ -180,10 +180,7 @@ class RowFormat:
 
 
 class RowWriter:
-    """Writer of predictions as a table, JSON, JSONL or CSV.
-
-    It passes each line, without its line break, to the function `write`.
-    """
+    """Writer of predictions as a table, JSON, JSONL or CSV, as lines without line breaks."""
 
     def __init__(self, form: RowFormat, write: Callable[[str], object]) -> None:
         self.form, self.style, self.write = form, form.style, write

@@ -46,10 +46,7 @@ If a run has more images, no near-duplicates are recognised."""
 
 
 class Recognised(NamedTuple):
-    """Split of the run to which an image belongs, and a note if the image must be left out.
-
-    The split is `train` or `val`, or an empty string for a new image.
-    """
+    """Split of the run that has an image (`train`, `val` or ""), and why to leave it out, if so."""
 
     split: str = ""
     note: str = ""
@@ -161,10 +158,7 @@ class RunImages:
 def _read_fingerprints(
     config: Config | None, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
 ) -> Fingerprints:
-    """Return the fingerprints of the run's images that are still in its data folder, if any.
-
-    The settings state where that is. More than `_MAX_COMPARED` images are not read.
-    """
+    """Return the fingerprints of the run's images, up to `_MAX_COMPARED`, that are still there."""
     if config is None:
         return Fingerprints("none")
     if len(rows) > _MAX_COMPARED:

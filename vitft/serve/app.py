@@ -191,10 +191,7 @@ class Handlers:
 
 
 class SecurityMiddleware:
-    """ASGI middleware for access checks, security headers and error responses at shutdown.
-
-    If `key` is not empty, every request must contain it as the query parameter `key`.
-    """
+    """ASGI middleware for access checks, among them of the key, security headers and shutdown."""
 
     def __init__(self, app: ASGIApp, access: Access, *, key: str = "") -> None:
         self.app, self.access, self.key = app, access, key

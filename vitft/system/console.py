@@ -90,10 +90,7 @@ def stderr() -> "Console":
 
 
 def silence() -> None:
-    """Suppress results, the log and progress from now on, but not errors.
-
-    This is called in every process of a job except the main one.
-    """
+    """Suppress results, the log and progress, but not errors, outside the main process of a job."""
     stdout().quiet = stderr().quiet = LogHandler.is_silent = True
 
 
@@ -180,10 +177,7 @@ def timed_step(label: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def logged_step(label: str, level: int = logging.INFO) -> Iterator[None]:
-    """Log that a step begins, and every `_PLAIN_INTERVAL_S` seconds that it is still running.
-
-    `level` is that of the first line.
-    """
+    """Log, at `level`, that a step begins, and then at intervals that it is still running."""
     started, ended = time.monotonic(), threading.Event()
 
     def report() -> None:
@@ -204,11 +198,7 @@ _RUNNING: list[tuple[threading.Event, threading.Thread]] = []
 
 @contextlib.contextmanager
 def quiet_step(label: str) -> Iterator[None]:
-    """Show that a step without a count is running if it takes longer than `_QUIET_S`.
-
-    A terminal shows a spinner until the step ends or a progress bar begins. Otherwise, the step is
-    logged.
-    """
+    """Show that a step without a count is running if it takes longer than `_QUIET_S`."""
     ended = threading.Event()
 
     def show() -> None:

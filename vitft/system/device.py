@@ -66,10 +66,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
-    """Return the fastest precision for a CUDA GPU, given its compute capability.
-
-    GPUs from 7.0 (Volta, Turing) have tensor cores, which make fp16 faster than fp32.
-    """
+    """Return the fastest precision of a CUDA GPU, which has fp16 tensor cores from 7.0 on."""
     if has_bf16:
         return "bf16"
     return "fp16" if capability >= (7, 0) else "fp32"

@@ -210,10 +210,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def free_name(path: Path, *, suffix: str = "") -> Path:
-    """Return `path` or, if it exists, the first free path among path-2, path-3, and so on.
-
-    The number comes before the suffix.
-    """
+    """Return `path` or, if it exists, the first free path among path-2, path-3, and so on."""
     stem = path.name.removesuffix(suffix)
     names = [path, *(path.with_name(f"{stem}-{i}{suffix}") for i in range(2, 1000))]
     return next(name for name in names if not name.exists())

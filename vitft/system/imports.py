@@ -62,10 +62,7 @@ def missing_library_command(reason: str) -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra, e.g. `matplotlib>=3.9`, as the installed vitft states.
-
-    If vitft is not installed, the result contains the names of the libraries without versions.
-    """
+    """Return the requirements of an extra, e.g. `matplotlib>=3.9`, without versions if unknown."""
     import importlib.metadata  # takes 50 ms, which only an error needs
 
     try:

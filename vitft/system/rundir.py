@@ -409,10 +409,7 @@ def point_latest(run: RunDir) -> None:
 
 
 def run_path(run: str | None) -> Path:
-    """Return the path of a run as given by the user; None means the latest run.
-
-    If `latest` is a file that contains the name of a run, return the path of that run.
-    """
+    """Return the path of a run, None for the latest one, whose name may be in a file `latest`."""
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     if path.name == LATEST and path.is_file():
         with contextlib.suppress(OSError, ValueError):
@@ -527,10 +524,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def unfinished_run(folder: Path = BASE) -> Path | None:
-    """Return the most recently started run in a folder that has not finished, or None.
-
-    A run that is still being written counts as unfinished.
-    """
+    """Return the most recently started run in a folder that has not finished, or None."""
     started: list[tuple[float, Path]] = []
     for run in _runs_in(folder):
         with contextlib.suppress(OSError):  # deleted meanwhile

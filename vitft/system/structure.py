@@ -129,10 +129,7 @@ def _scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether text can be encoded as UTF-8.
-
-    Invalid bytes in file names, which Python escapes as surrogates, are allowed.
-    """
+    """Return whether text is UTF-8, apart from the invalid bytes of file names (surrogates)."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

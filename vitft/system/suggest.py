@@ -96,10 +96,7 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
 
 
 def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
-    """Return the fix for a path that does not exist: what was probably meant, or where it would be.
-
-    Without a suggestion, a second fix follows, e.g. `or choose another`.
-    """
+    """Return the fix for a missing path: what was probably meant, else where it would be."""
     if near := " or ".join(map(str, near_paths(path, accept))):
         return f"check the path: did you mean {near}?"
     where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"

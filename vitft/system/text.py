@@ -26,10 +26,7 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 
 def whole_percent(probability: float | None) -> str:
-    """Return a probability as a whole percentage, or a dash for None.
-
-    Probabilities that would be rounded to 0% or 100% become `< 1%` and `> 99%`.
-    """
+    """Return a whole percentage, `< 1%` or `> 99%` in place of 0% and 100%, or a dash for None."""
     if probability is None or round(probability, 2) not in (0.0, 1.0):
         return percent(probability, 0)
     return "< 1%" if probability < 0.5 else "> 99%"
@@ -176,10 +173,7 @@ def csv_line(cells: Sequence[object]) -> str:
 
 
 def escape_formula(cell: str) -> str:
-    """Prefix a cell with an apostrophe if a spreadsheet would evaluate it as a formula.
-
-    Numbers are returned unchanged.
-    """
+    """Prefix a cell with an apostrophe if a spreadsheet would evaluate it; numbers stay."""
     if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell
     with contextlib.suppress(ValueError):

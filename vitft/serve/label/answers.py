@@ -194,10 +194,7 @@ def lock_holder(descriptor: int, locks: Path = Path("/proc/locks")) -> str:
 
 
 def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int]:
-    """Return the answers in a file, the offset of each one's line, and the end of the last line.
-
-    If the last line is incomplete, it is left out.
-    """
+    """Return the answers, the offset of each one's line, and the end of the last complete line."""
     answers: list[Answer] = []
     starts: list[int] = []
     labels: dict[str, str] = {}
@@ -230,10 +227,7 @@ def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int
 
 
 def _split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes, list[str]]]:
-    """Yield the offset, bytes and cells of each CSV line; quoted cells may contain line breaks.
-
-    A blank line has no cells, and invalid CSV has one empty cell.
-    """
+    """Yield the offset, bytes and cells of CSV lines: none of a blank line, [""] of an invalid one."""
     start = begin
     while start < len(data):
         end, quotes, is_open = start, 0, True
