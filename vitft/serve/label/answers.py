@@ -227,7 +227,7 @@ def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int
 
 
 def _split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes, list[str]]]:
-    """Yield the offset, bytes and cells of CSV lines: none of a blank line, [""] of an invalid one."""
+    """Yield the offset, bytes and cells of CSV lines: none if blank, an empty one if invalid."""
     start = begin
     while start < len(data):
         end, quotes, is_open = start, 0, True
