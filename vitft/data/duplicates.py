@@ -242,10 +242,7 @@ def _hashes(fingerprints: _Vectors) -> _Vectors:
 
 
 def candidates(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
-    """Yield the index pairs (i < j) of hashes (n,) that differ in at most `_HASH_BITS` bits.
-
-    Each batch of pairs is yielded as two index arrays (m,), one for i and one for j.
-    """
+    """Yield index arrays i < j (m,) of the hashes (n,) that differ in at most `_HASH_BITS` bits."""
     for top in range(0, len(codes), _HASH_TILE):
         for left in range(top, len(codes), _HASH_TILE):
             different = codes[top : top + _HASH_TILE, None] ^ codes[None, left : left + _HASH_TILE]

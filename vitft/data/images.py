@@ -277,11 +277,7 @@ def open_image(
     grey_range: GreyRange = (),
     sha256: str = "",
 ) -> Image.Image:
-    """Read an image file as an upright RGB image; `sha256` is its digest, if it must not change.
-
-    Raises:
-        ImageError: The file cannot be read, has another digest, or cannot be decoded.
-    """
+    """Read a file as upright RGB; an ImageError if it is damaged or its digest is not `sha256`."""
     data = read_bytes(path, max_pixels=max_pixels)
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
         raise ImageError(os.fspath(path), "its content has changed")

@@ -277,10 +277,7 @@ class InspectedFolder:
 
 
 class OpenedImage:
-    """The bytes of an image file, decoded at most once and only when needed.
-
-    With `fast`, simplejpeg decodes ordinary upright JPEGs to the same pixels in less time.
-    """
+    """The bytes of an image file, decoded at most once, usual JPEGs by simplejpeg if `fast`."""
 
     def __init__(
         self, file: File, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
@@ -434,10 +431,7 @@ _MOST_NOTES = 3
 
 
 def log_inspection(inspected: InspectedFolder) -> None:
-    """Log a folder's notes, its unreadable files and the number of images with each remark.
-
-    Without `-v`, at most `_MOST_NOTES` lines are shown, notes with a setting first.
-    """
+    """Log notes, unreadable files and remarks; without `-v`, at most `_MOST_NOTES` lines."""
     bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
     if len(inspected.bad) > 10:
         bad.append(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")

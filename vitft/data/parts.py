@@ -92,10 +92,7 @@ CHOSEN_PARTS: Mapping[str, Part] = {PICKED: "train", CONFIRMED: "train", AUDIT: 
 
 
 def note_on_chosen(images: Collection[tuple[str, str]]) -> str:
-    """Return a note that suggests the column as the split if every class then has images in both.
-
-    `images` are the class of each image and its value in the column.
-    """
+    """Return a note, if useful, on a split by `images`: their classes and values of the column."""
     drawn = sum(chosen == AUDIT for _, chosen in images)
     parts = {(name, CHOSEN_PARTS.get(chosen, "")) for name, chosen in images}
     names = {name for name, _ in images}

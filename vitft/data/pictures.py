@@ -26,11 +26,7 @@ def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> 
 
 
 def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
-    """Convert an image tensor (see `predict.pictures.Picture`) to an array (H, W, 3) or (H, W).
-
-    Raises:
-        ImageError: A floating-point value is not between 0 and 1.
-    """
+    """Convert a tensor to an array (H, W, 3) or (H, W); an ImageError for floats beyond 0 to 1."""
     values = tensor.detach().cpu()
     if values.ndim == 3 and values.shape[0] in (1, 3):
         values = values.permute(1, 2, 0)

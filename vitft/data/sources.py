@@ -329,10 +329,7 @@ def _split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 def with_fetched(
     items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = FETCHED_AHEAD
 ) -> Iterator[ImageSource]:
-    """Yield the sources in order, adding the fetched bytes or an error to each web source.
-
-    Images are fetched ahead, and at most `others` sources are held in memory.
-    """
+    """Yield the sources in order, with bytes fetched ahead; at most `others` are in memory."""
 
     def fetched(item: ImageSource) -> ImageSource:
         try:

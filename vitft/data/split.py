@@ -87,10 +87,7 @@ def joined_groups(
 def joined_note(
     files: Sequence[InspectedFile], groups: Mapping[str, str], duplicates: Mapping[str, str]
 ) -> str:
-    """Return a note if copies in several groups of the user join them, otherwise "".
-
-    `groups` is the result of `joined_groups` for the same `files` and `duplicates`.
-    """
+    """Return a note if copies join groups of the user, if any; `groups` as from `joined_groups`."""
     drawn = [file for file in files if file.group and not file.part]
     own = {file.group for file in drawn}
     left = {groups.get(file.sha256, file.sha256) for file in drawn}

@@ -255,10 +255,7 @@ class Walk:
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder; a DataError if it cannot be read.
-
-        A folder without read permission is added to `refused` and treated as empty.
-        """
+        """Return the entries of a folder, none if it is `refused`; a DataError if it is damaged."""
         try:
             with os.scandir(self.full(folder)) as found:
                 return list(found)
