@@ -26,8 +26,7 @@ INTERVAL = "95% interval"
 TOP5 = "top-5 accuracy"
 CROSS_VALIDATED = "cross-validated accuracy"
 EXACT_LABELS = "An image counts as correct only if exactly its labels are predicted."
-Rows = list[tuple[str, str]]
-"""Labels and the texts beside them; an empty label continues the row before."""
+Rows = list[tuple[str, str]]  # labels and texts; an empty label continues the row before
 
 
 def sentence(text: str) -> str:

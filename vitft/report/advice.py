@@ -27,8 +27,7 @@ from vitft.report.reproduce import command_of, effective_settings
 from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, listing
 
-_SMALL_CLASS = 20
-"""Number of images below which a class that is also less than a third of the median is small."""
+_SMALL_CLASS = 20  # a smaller class that is less than a third of the median is small
 
 
 class _Advice(NamedTuple):
@@ -36,8 +35,7 @@ class _Advice(NamedTuple):
 
     what: str
     why: str
-    section: str = ""
-    """Id of the section of the page with the images concerned; empty if there is none."""
+    section: str = ""  # id of the section of the page with the images concerned
     command: str = ""  # command that follows the advice; empty if there is none
 
 

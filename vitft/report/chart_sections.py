@@ -75,9 +75,8 @@ def epochs_section(run: Run) -> _ChartSection | None:
 def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
     """Return the epoch of each line, counted over all stages of training."""
     numbers = [line["epoch"] for line in log]
-    if any(later <= earlier for earlier, later in pairwise(numbers)):
-        return list(range(1, len(log) + 1))  # in the log, each training stage counts from 1
-    return numbers
+    restarts = any(later <= earlier for earlier, later in pairwise(numbers))  # of the next stage
+    return list(range(1, len(log) + 1)) if restarts else numbers
 
 
 def penalty_section(run: Run) -> _ChartSection | None:

@@ -13,8 +13,7 @@ from vitft.metrics.results import CalibrationBin, Interval
 
 # line charts as SVG markup, for pages with two colour schemes and no style attributes -------------
 
-WIDTH, HEIGHT = 324.0, 208.8
-"""Size of a chart in SVG units; the width matches a narrow phone so that labels stay legible."""
+WIDTH, HEIGHT = 324.0, 208.8  # in SVG units; as wide as a narrow phone, so that labels are legible
 _BOTTOM = 172.8  # vertical position of the x-axis
 FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
 _LETTER_WIDTHS = {
@@ -23,8 +22,7 @@ _LETTER_WIDTHS = {
     **dict.fromkeys("fijltrI.,:;'()[] -", 0.4),
 }
 """Widths of letters in DejaVu Sans that differ from those of most letters, in units of the size."""
-TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0
-"""Length of a tick mark, gap between axis and labels, and length of a line in the legend."""
+TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0  # `HANDLE` is a line in the legend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +35,7 @@ class Series:
     name: str = ""  # text in the legend; empty for no legend entry
     width: float = 2.0
     dashes: str = ""  # value of `stroke-dasharray`; empty for a solid line
-    markers: Sequence[bool] | None = None
-    """Whether to draw each point as a circle; None to draw all of them."""
+    markers: Sequence[bool] | None = None  # whether each point is a circle; None if all are
     radius: float = 3.0
     is_hollow: bool = False
 

@@ -267,9 +267,8 @@ class RunComparison:
     @property
     def columns(self) -> tuple[str, ...]:
         """Headings of `accuracy_rows`."""
-        return messages.accuracy_columns(
-            same_images=self.is_same_images, cross_validated=bool(self.cross_validated)
-        )
+        is_same, crossed = self.is_same_images, bool(self.cross_validated)
+        return messages.accuracy_columns(same_images=is_same, cross_validated=crossed)
 
     @property
     def pair_columns(self) -> tuple[str, ...]:
@@ -309,10 +308,8 @@ class RunComparison:
     @property
     def limits(self) -> list[str]:
         """Sentences on what the comparison does not tell, the notes included."""
-        return [
-            *fixes_effect.fixes_steps(self.runs, self.fixes, [p.letters for p in self.pairs]),
-            *self.notes,
-        ]
+        letters = [pair.letters for pair in self.pairs]
+        return [*fixes_effect.fixes_steps(self.runs, self.fixes, letters), *self.notes]
 
     def conclusions(self) -> list[str]:
         """Return the conclusion for each pair of runs as a sentence without a full stop.

@@ -39,7 +39,6 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         "comparison": comparison,
         "descriptions": descriptions,
         "accuracies": accuracies,
-        "power": comparison.power_text(),
         "chart": chart,
         "curves": curve_charts(comparison),
         "settings": comparison.setting_rows(),

@@ -40,8 +40,7 @@ _BAD = (
     "These files are not used. The table drops damaged ones so that they do not stop a run, but "
     "not those that only need a library: install it and check again."
 )
-MAX_FINDINGS, MAX_MEMBERS = 40, 6
-"""Maximum number of findings of each kind, and of members of a group of duplicates, on a page."""
+MAX_FINDINGS, MAX_MEMBERS = 40, 6  # of each kind on a page, and of members of a group of duplicates
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +52,7 @@ class _DecisionTable:
     thumbnail: Callable[[str], str]
     classes: Sequence[str]  # names of the classes to which images can be moved
     position: dict[str, int] = field(default_factory=dict)
-    proposed: int = 0
-    """Number of files with a proposed fix. Others are written to the table only if they change."""
+    proposed: int = 0  # files with a proposed fix; others are written only if they change
     cards: int = 0  # number of cards made so far
 
     def __post_init__(self) -> None:

@@ -83,8 +83,7 @@ class Difference:
 class FixesEffect(Difference):
     """Difference in accuracy between a run with fixes and a run without them, or with others."""
 
-    is_second: bool
-    """Whether the fixes are those of the second run. If both runs applied fixes, they are."""
+    is_second: bool  # whether the fixes are those of the second run, also if both applied some
     relabelled: int  # number of distinct images whose label differs between the runs
     left_out: int  # number of distinct images that the fixes leave out and the run without them has
     added: int  # number of other distinct images that only one of the runs has

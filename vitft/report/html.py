@@ -45,13 +45,9 @@ DARK: Mapping[str, str] = {
     "good": "#6fd08c",
     "bad": "#ff9086",
 }
-TEXT, BACKGROUNDS = ("ink", "muted", "accent", "second", "good", "bad"), ("ground", "panel")
-GRAPHIC = ("muted", "accent", "second", "good", "bad")
-"""Colours of meaningful lines, markers and bars; `line` is used only for separators."""
 
 NUM_SHADES = 6  # number of background shades for matrix cells; their text has the colour `ink`
-STRONGEST = {"light": 0.42, "dark": 0.5}
-"""Fraction of the colour in the strongest shade; the rest is the background."""
+STRONGEST = {"light": 0.42, "dark": 0.5}  # fraction of the colour in the strongest shade
 
 
 def channels(colour: str) -> tuple[float, ...]:

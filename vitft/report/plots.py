@@ -31,17 +31,14 @@ log = logging.getLogger(__name__)
 
 
 _DEFAULT_FONT = "DejaVu Sans"  # font that matplotlib contains
-_SYMBOL_FONTS = ("Last Resort", "STIX", "cm")
-"""Beginnings of the names of fonts whose glyphs are boxes or parts of formulas."""
-MAX_TITLE, MAX_LABEL = 72, 26
-"""Maximum number of characters in a title and in a label; longer text is shortened."""
+_SYMBOL_FONTS = ("Last Resort", "STIX", "cm")  # beginnings of fonts with boxes or formulas
+MAX_TITLE, MAX_LABEL = 72, 26  # maximum number of characters; longer text is shortened
 LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
 _BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
 _MOST_MISSING = 10  # maximum number of characters without a font that a warning names
 MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
-_LABEL_SIZE = 8.5
-"""Font size of line labels in points; labels are at least 1.25 times this size apart."""
+_LABEL_SIZE = 8.5  # font size of line labels in points; they are at least 1.25 times this apart
 
 
 def filters_png(
@@ -280,8 +277,7 @@ def to_png(figure: Figure) -> bytes:
 
 # PNG of an image, its patches and the tokens that a Vision Transformer makes of them --------------
 
-_MARK = "#e8590c"
-"""Colour of the patch that the figure follows."""
+_MARK = "#e8590c"  # colour of the patch that the figure follows
 _MIN_CELL_PT = 11.0  # side of a patch in points from which its number fits into it
 _PANEL_PT = 230.0  # length of the longer side of the image in the figure, in points
 _CLIPPED = 99.5  # percentile of the absolute values at which the colours of the matrices end
@@ -293,15 +289,12 @@ class PatchTokens:
 
     grid: tuple[int, int]  # numbers of rows and columns of patches
     projections: NDArray[np.float32]  # output of the patch embedding for each patch (P, D)
-    positions: NDArray[np.float32] | None
-    """Position embedding of each patch (P, D); None for a model without learned ones."""
+    positions: NDArray[np.float32] | None  # position embeddings (P, D); None if not learned
     tokens: NDArray[np.float32]  # input of the first block at each patch (P, D)
     prefix: tuple[str, ...]  # tokens that precede those of the patches, such as `class token`
-    is_linear: bool
-    """Whether each patch is multiplied with one matrix, without convolutions before it."""
+    is_linear: bool  # whether each patch is multiplied with one matrix, without convolutions
     has_bias: bool
-    is_sum: bool
-    """Whether the tokens equal the sum of projections and positions, without a normalisation."""
+    is_sum: bool  # whether projections and positions add up to the tokens, not normalised
     channels: int  # number of input channels of the model
 
 

@@ -13,8 +13,7 @@ from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
 from vitft.system.text import count, shell_join, shell_quote
 
-_DECISIVE = ("train.layers", "train.augment", "optim.solver")
-"""Settings on which the defaults of other settings depend."""
+_DECISIVE = ("train.layers", "train.augment", "optim.solver")  # other defaults depend on them
 
 _DIMENSIONS = (
     "patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs", "registers"

@@ -191,9 +191,8 @@ def find_run(run: str | None) -> Path:
             fix="run `vitft finetune --data DIR --weights NAME`, or choose a run with --run DIR",
         )
     otherwise = "pass a directory written by `vitft finetune`, e.g. runs/latest"
-    raise RunError(
-        f"{run} is not a run directory", fix=rundir.suggest_runs(run, name="", otherwise=otherwise)
-    )
+    fix = rundir.suggest_runs(run, name="", otherwise=otherwise)
+    raise RunError(f"{run} is not a run directory", fix=fix)
 
 
 def find_runs(runs: Sequence[str]) -> list[Path]:
@@ -242,9 +241,8 @@ def _with_evaluation(run: Run) -> Run:
             for key, row in table
         ]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise rundir.damaged_file(
-            path / "predictions.csv", f"{error} is missing or invalid"
-        ) from error
+        problem = f"{error} is missing or invalid"
+        raise rundir.damaged_file(path / "predictions.csv", problem) from error
     return replace(
         run,
         classes=classes,

@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 
 _MAX_EXAMPLES = 8  # maximum number of example images on the first screen
-_MAX_UNFOLDED, _MAX_MISTAKES = 24, 300
-"""Maximum number of mistakes shown unfolded, and maximum number shown in total."""
+_MAX_UNFOLDED, _MAX_MISTAKES = 24, 300  # maximum numbers of mistakes shown unfolded and in total
 _MAX_BARS = 100  # maximum number of classes whose recalls are drawn as bars
 _MAX_MATRIX_CLASSES, _MAX_PAIRS = 20, 30
 """With more than `_MAX_MATRIX_CLASSES` classes, the page lists up to `_MAX_PAIRS` confused pairs
