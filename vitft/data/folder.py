@@ -192,7 +192,7 @@ _OTHER_FILES: Sequence[tuple[Collection[str], str, str]] = (
 
 
 def check_is_folder(root: Path) -> None:
-    """Raise a DataError if `root` is no folder or cannot be accessed; suggest what was meant."""
+    """Raise a DataError if `root` is not a folder or cannot be accessed; suggest what was meant."""
     if place_of(str(root)):
         raise UsageError(f"{root} is not a folder", fix="use a folder for this command")
     try:

@@ -185,7 +185,7 @@ def _final_test(
     temperature: "float | Floats",
     thresholds: Floats,
 ) -> dict[str, FinalTestResults]:
-    """Evaluate the model on the test images that are no copies of others, if any remain."""
+    """Evaluate the model on the test images other than copies of other images, if any."""
     data = inputs.data
     known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
     others = [row for row in data.manifest.test if row.sha256 not in known]

@@ -184,7 +184,7 @@ def parse_hub_name(name: str) -> CatalogEntry:
 
 
 def check_weight_file(path: Path) -> Path:
-    """Return `path`, a FILE or FILE#NAME, or raise WeightsError if it is no supported file."""
+    """Return `path`, a FILE or FILE#NAME, or raise WeightsError if it is not a supported file."""
     file, _ = file_and_part(path)
     if not file.is_file():
         raise WeightsError(
