@@ -23,9 +23,6 @@ COPIES_WARNING = "Duplicates across training and validation can make the accurac
 TEST_COPIES_WARNING = "Near-duplicates of test images can make the test accuracy too high. "
 
 
-# whether to trust an accuracy, and what would raise it --------------------------------------------
-
-
 def chance_reason(results: Results, found: AtChance) -> str:
     """Return why a model must not be used yet."""
     bounds, guessing = interval(found.interval), percent(found.guessing)
@@ -90,9 +87,6 @@ def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) 
 def more_validation_images(needed: int) -> str:
     """Return how many validation images a usual precision needs."""
     return f"To measure the accuracy to within ±4 points, use about {needed:,} validation images."
-
-
-# the texts beside the charts ----------------------------------------------------------------------
 
 
 def penalty_text(found: RunResults, classes: int, some: int | None) -> str:

@@ -370,7 +370,6 @@ def score_bar(
 
 
 def _bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:
-    """`left` is in percent, and `width` in percent or pixels."""
     return (
         f'<rect class="{look}" x="{left:.2f}%" y="{top}" width="{width:.2f}{unit}" '
         f'height="{height}"></rect>'

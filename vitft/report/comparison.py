@@ -40,8 +40,6 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import resume_command
 from vitft.system.text import count, interval, listing, p_text, percent, points, shell_join
 
-# whether runs can be compared: complete runs, each given once, that share validation images -------
-
 
 def _check_runs(runs: Sequence[Run]) -> None:
     if len(runs) > len(ascii_uppercase):
@@ -90,9 +88,6 @@ def _evaluate_commands(runs: Sequence[Run]) -> list[str]:
     return [f"`{shell_join([*command, name])}`" for name in names]
 
 
-# sentences on the limits of a comparison of runs --------------------------------------------------
-
-
 def _comparison_notes(
     runs: Sequence[Run],
     by_digest: Sequence[Mapping[str, ValidationPrediction]],
@@ -133,8 +128,6 @@ def _comparison_notes(
     )
     return [*filter(None, notes)]
 
-
-# comparison of several runs on the validation images that they share ------------------------------
 
 Proportion = tuple[float, Interval]
 _AUTOMATIC = (

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitft.messages.comparison import ON_SHARED, ON_VALIDATION, figure_of_runs
-from vitft.report.comparison import Proportion, RunComparison
+from vitft.report.comparison import RunComparison
 from vitft.report.comparison_page import MAX_CURVES, by_epoch, run_descriptions
 from vitft.report.plots import LINE_COLOURS, MARKERS, MAX_LABEL, add_title, drawable, to_png
 from vitft.system.console import visible
@@ -34,17 +34,8 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
     width = 10.5 if with_curves else 6.4
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 2 if with_curves else 1, squeeze=False)[0]
-    _draw_accuracies(panels[0], names, comparison.accuracies)
-    if with_curves:
-        _draw_curves(panels[1], names, curves)
-    data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
-    add_title(figure, data, figure_of_runs(comparison.shared))
-    write_atomically(out, to_png(figure))
-    return out
-
-
-def _draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Proportion]) -> None:
-    for row, (accuracy, (low, high)) in enumerate(accuracies):
+    axes = panels[0]
+    for row, (accuracy, (low, high)) in enumerate(comparison.accuracies):
         colour, marker = _look(row)
         axes.plot([low, high], [row, row], color=colour, linewidth=1.8, clip_on=False)
         axes.plot([accuracy], [row], color=colour, marker=marker, markersize=7, clip_on=False)
@@ -57,6 +48,12 @@ def _draw_accuracies(axes: Axes, names: Sequence[str], accuracies: Sequence[Prop
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.grid(axis="x", color="#d7dbe0", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
+    if with_curves:
+        _draw_curves(panels[1], names, curves)
+    data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
+    add_title(figure, data, figure_of_runs(comparison.shared))
+    write_atomically(out, to_png(figure))
+    return out
 
 
 def _draw_curves(

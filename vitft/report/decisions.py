@@ -238,13 +238,13 @@ def _group(
 def _mislabel_section(
     found: Sequence[Mislabel], table: _DecisionTable, *, several: bool, undecided: int
 ) -> _View:
-    class_index = {name: number for number, name in enumerate(table.classes)}
+    place = {name: number for number, name in enumerate(table.classes)}
     cards = [
         table.card(
             item["path"],
             label=item["label"],
             suggested=item["suggested"],
-            class_index=class_index.get(item["suggested"]),
+            class_index=place.get(item["suggested"]),
             label_probability=item["given_probability"],
             suggested_probability=item["suggested_probability"],
         )

@@ -23,8 +23,6 @@ from vitft.report.reproduce import different_keys, effective_settings
 from vitft.report.run_files import Run, groups_of
 from vitft.system.text import count, shell_join
 
-# effect of additional training images on accuracy, from a comparison of two runs ------------------
-
 _LOST = 0.02  # maximum fraction of the smaller run's training images that the larger may lack
 _FEW = 0.005  # minimum number of added images, as a fraction of the smaller run's training images
 _FREE_SETTINGS = frozenset(
@@ -223,9 +221,6 @@ def fixes_steps(
         command = f"vitft evaluate {shell_join([*words, '--run', str(before.path)])}"
         notes.append(comparison.accuracy_on_corrected_labels(without, fixed, command))
     return notes
-
-
-# validation images that the fixes of some of the compared runs relabelled or left out -------------
 
 
 def data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:

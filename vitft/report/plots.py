@@ -29,7 +29,6 @@ from vitft.system.text import count, listing, percent
 
 log = logging.getLogger(__name__)
 
-
 _DEFAULT_FONT = "DejaVu Sans"  # font that matplotlib contains
 _SYMBOL_FONTS = ("Last Resort", "STIX", "cm")  # beginnings of fonts with boxes or formulas
 MAX_TITLE, MAX_LABEL = 72, 26  # maximum number of characters; longer text is shortened
