@@ -80,13 +80,13 @@ def needed_budget(seconds: float) -> str:
     return f"about --budget {math.ceil(seconds / 60)}m"
 
 
-def describe_interpolation(found: TrialResults | BudgetResults) -> str:
+def _describe_interpolation(found: TrialResults | BudgetResults) -> str:
     """Return e.g. `keeping 50% of the change in the weights`, or "" if all of it was kept."""
     fraction = found.get("interpolation", 1.0)
     return "" if fraction == 1 else f"keeping {percent(fraction, 0)} of the change in the weights"
 
 
-def describe_skipped(skipped: SkippedTrial) -> str:
+def _describe_skipped(skipped: SkippedTrial) -> str:
     """Return a sentence about layers that were not tried, with the budget that they need."""
     layers, needed = layers_text(skipped["layers"]), needed_budget(skipped["seconds_needed"])
     return f"training {layers} was not tried: this needs {needed}"
@@ -255,7 +255,7 @@ def chosen_layers(budget: BudgetResults) -> str:
             needed = needed_budget(min(one["seconds_needed"] for one in skipped))
             return f"only the head, because training more layers needs {needed}"
         return "only the head, because there are too few images for a trial of more layers"
-    part = describe_interpolation(budget)
+    part = _describe_interpolation(budget)
     return (
         f"{layers_text(budget['chosen'] or 'head')} for {count(budget['epochs'], 'epoch')}"
         f"{f', {part}' if part else ''}"
@@ -270,13 +270,13 @@ def budget_lines(budget: BudgetResults | None) -> list[str]:
     return [
         *map(describe_start, starts),
         *map(describe_trial, budget["trials"]),
-        *map(describe_skipped, budget["skipped"]),
+        *map(_describe_skipped, budget["skipped"]),
     ]
 
 
 def describe_trial(found: TrialResults) -> str:
     """Return the layers of a trial, and its results on held-out images beside those of a head."""
-    folds, part = found.get("folds", 1), describe_interpolation(found)
+    folds, part = found.get("folds", 1), _describe_interpolation(found)
     again = f", {folds} times, each with other images held out" if folds > 1 else ""
     return (
         f"a trial trained {layers_text(found['layers'])} for {count(found['epochs'], 'epoch')} on "
