@@ -223,7 +223,7 @@ def finished_path(out: Path, shard: ProcessShard) -> Path:
 
 
 def record_path(part: Path) -> Path:
-    """Return the path of the options of the job that writes a file of rows (`job_record`)."""
+    """Return the path of the options of the job that writes a file of rows."""
     return part.with_name(f"{part.name}.json")
 
 

@@ -231,8 +231,11 @@ class BatchLimit:
 
 # copies between CPU and GPU that do not interrupt the work queued on the GPU ----------------------
 
-_copy_stream = functools.cache(torch.cuda.Stream)
-"""The stream on which tensors are copied to a GPU, given its device."""
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which tensors are copied to a GPU."""
+    return torch.cuda.Stream(device)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
