@@ -122,7 +122,7 @@ def ours(home: Path, folder: Path, precision: str) -> Measured:
     from vitft.data.sources import sources
     from vitft.predict.engine import Pipeline
     from vitft.predict.postprocess import Postprocess
-    from vitft.predict.rows import RowWriter
+    from vitft.predict.rows import RowFormat, RowWriter
     from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(
@@ -130,7 +130,7 @@ def ours(home: Path, folder: Path, precision: str) -> Measured:
     )
     engine = in_onnxruntime(home, predictor) if precision == "int8" else predictor
     with (home / f"rows-{precision}.jsonl").open("w") as file:
-        rows = RowWriter("jsonl", 1, lambda line: file.write(line + "\n"))
+        rows = RowWriter(RowFormat("jsonl"), lambda line: file.write(line + "\n"))
         watch = Stopwatch()
         pipeline = Pipeline(engine, Postprocess(classes=predictor.classes))
         for prediction in pipeline.predict(sources([str(folder)])):

@@ -37,12 +37,12 @@ def _demo_command(_: argparse.Namespace) -> int:
         title="\nsame images, split and training budget:",
         numbers=2,
     )
+    export = done.export
+    head = " with a head on the last block" * bool(export.narrow)
     output.result(
-        f"largest logit difference between the export and the run: {done.export_difference:.1e} "
-        f"on {count(done.export_images, 'image')}"
+        f"largest logit difference between the export and the run{head}: {export.difference:.1e} "
+        f"on {count(export.images, 'image')}"
     )
-    output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {done.export}/")
-    output.result(
-        labelled("Next", "vitft finetune --data FOLDER --weights vit_base_patch16_224_in21k")
-    )
+    output.result(f"images: {DEMO_FOLDER}/, report: {done.report}, export: {export.folder}/")
+    output.result(labelled("Next", "vitft finetune --data FOLDER"))
     return 0

@@ -112,7 +112,8 @@ def _export_command(args: argparse.Namespace) -> int:
         changed = count(done.changed, "changed prediction")
         answers = f"{changed}, largest logit difference {done.difference:.1e}"
     sizes = listing(f"{row.name} {row.size / 1e6:.1f} MB" for row in done.rows)
-    output.rows([("Checked", f"{on}: {answers}"), ("Wrote", f"{done.folder}/ ({sizes})")])
+    checked = [("Checked", f"{on}: {answers}"), *[("", text) for text in done.compared_with]]
+    output.rows([*checked, ("Wrote", f"{done.folder}/ ({sizes})")])
     if console.shows_details():
         output.table(
             ("format", "loaded by", "logit difference", "changed", "images/s", "run's images/s"),

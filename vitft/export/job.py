@@ -48,6 +48,16 @@ class Exported:
     notes: tuple[str, ...] = ()
     refused: tuple[RunError, ...] = ()
     """One error for each format that was removed, because its predictions differ from the run's."""
+    narrow: tuple[str, ...] = ()
+    """Formats whose head reads only the last block, unlike that of the run. They were compared with
+    the run's model with this head."""
+
+    @property
+    def compared_with(self) -> tuple[str, ...]:
+        """What the `narrow` formats were compared with, as a sentence; empty if none is narrow."""
+        which = f"{format_options(self.narrow)} compared" if len(self.rows) > 1 else "compared"
+        text = f"{which} with a head on the last block, not with the run's"
+        return (text,) if self.narrow else ()
 
     @property
     def images(self) -> int:
@@ -113,7 +123,10 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         refused = _remove_refused(rows, plan, fresh)
         rows = [row for row in rows if row.form not in refused]
         kept = {name: one for name, one in formats.items() if name not in refused}
-        notes = _export_notes(trained, plan, rows, kept)
+        narrow = [name for name, one in kept.items() if one.reads_last_block]
+        if trained.of_last_block is trained:
+            narrow = []
+        notes = _export_notes(trained, plan, rows, kept, narrow)
         named = {row.name: row for row in rows}
         for name, one in kept.items():
             if one.is_model:
@@ -126,6 +139,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         rows=tuple(rows),
         notes=tuple(notes),
         refused=tuple(refused.values()),
+        narrow=tuple(narrow),
     )
 
 
@@ -182,6 +196,7 @@ def _export_notes(
     plan: ExportPlan,
     rows: Sequence[ExportComparison],
     formats: Mapping[str, ExportFormat],
+    narrow: Sequence[str],
 ) -> list[str]:
     """Return notes for the user on the verified `formats` of an export."""
     notes = [row.cost for row in rows if row.cost]
@@ -190,8 +205,7 @@ def _export_notes(
             f"the run has not finished (status: {status}); to export the finished model, run "
             f"`{resume_command(trained.run)}` first"
         )
-    narrow = [name for name, one in formats.items() if one.reads_last_block]
-    if narrow and trained.of_last_block is not trained:
+    if narrow:
         notes.append(
             f"the head of {format_options(narrow)} reads only the last block, "
             f"{trained.last_block_reason}; the other formats keep the run's head"

@@ -104,20 +104,17 @@ def penalty_text(found: RunResults, classes: int, some: int | None) -> str:
                 f"The head was fitted by {discriminant}. Logistic regression on the last block was "
                 "fitted for comparison, to convergence by L-BFGS."
             )
-    chosen = f"the L2 penalty with the highest accuracy, and of equals the lowest loss: {best:g}"
+    chosen = f"the L2 penalty with the lowest loss of calibrated probabilities: {best:g}"
     if "labels" in found:
         chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
     limited = some and (
         f"It was applied to {some:,} of the {classes:,} classes only, because it would take too "
         "long otherwise; with fewer classes the accuracy is higher. "
     )
-    also = head and (
-        "; those by which the blocks of the head are chosen are of complete fits after "
-        "calibration, so they differ"
-    )
+    also = head and "; the blocks of the head are chosen by complete fits, whose scores differ"
     return (
         f"{fitted} Cross-validation on the training images selected {chosen}. {limited or ''}"
-        f"These scores are those of quick fits before calibration{also or ''}."
+        f"These scores are those of quick fits{also or ''}."
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.demo import demo_data
 from vitft.data.split import Manifest
-from vitft.export import export_safetensors
+from vitft.export.job import Exported, export_safetensors
 from vitft.metrics.results import RunResults
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
@@ -31,9 +31,7 @@ class _DemoResults:
     pretrained: RunResults
     random: RunResults
     predictions: tuple[Prediction, ...]  # with the top two classes of each image
-    export: Path  # folder
-    export_difference: float  # largest, between the logits of the export and of the run
-    export_images: int  # that were compared
+    export: Exported
     report: Path
 
 
@@ -48,15 +46,11 @@ def run_demo() -> _DemoResults:
     manifest = Manifest.read(RunDir(run).split, Path(config.data.path))
     images = [str(manifest.locate(row)) for row in manifest.val]
     shown = images[:: max(1, len(images) // 6)]  # about six, spread over the classes
-    export = run / "export"
-    compared = export_safetensors(str(run), export)
     return _DemoResults(
         pretrained=pretrained,
         random=random,
         predictions=tuple(Predictor.from_run(str(run)).stream(shown, top_k=2)),
-        export=export,
-        export_difference=compared.difference,
-        export_images=compared.images,
+        export=export_safetensors(str(run), run / "export"),
         report=write_report(run),
     )
 
