@@ -175,8 +175,8 @@ def check_space(folder: Path, needed: float, what: str, *, option: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
-            f"{what} needs another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB is free in "
-            f"{folder}",
+            f"{what} needs about another {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB is "
+            f"free in {folder}",
             fix=f"free some disk space, or choose a folder on another disk with {option}",
         )
 
