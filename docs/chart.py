@@ -49,7 +49,7 @@ def text(x: float, y: float, words: str, kind: str = "") -> str:
 def bars() -> list[str]:
     """Draw the left half: seconds of each tool as bars that start at zero."""
     faster = RACES[1][1] / RACES[0][1]
-    claim = f"{faster:.0f} times faster than the next tool (seconds, less is better)"
+    claim = f"{faster:.0f} times faster than the next of the three (seconds, less is better)"
     parts = [text(16, 26, claim, "title")]
     scale = 250 / max(seconds for _, seconds, _ in RACES)
     for index, (name, seconds, _) in enumerate(RACES):
@@ -78,7 +78,7 @@ def points() -> list[str]:
     def place(percent: float) -> float:
         return left + (right - left) * (percent - low) / (high - low)
 
-    parts = [text(left - 10, 26, "At least as accurate (95% interval, more is better)", "title")]
+    parts = [text(left - 10, 26, "Accuracy of one split (95% interval, more is better)", "title")]
     bottom = TOP + ROW * len(RACES)
     for percent in (90, 95, 100):
         x = place(percent)
