@@ -199,15 +199,11 @@ def _print_findings(outcome: "CheckResult") -> None:
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
         "groups of identical files": _members(g for g in groups if g["kind"] == "exact"),
         "groups of near-duplicates": _members(g for g in groups if g["kind"] == "near"),
-        "of all duplicates, in both training and validation": _members(
-            g for g in groups if is_leak(g)
-        ),
-        "of all duplicates, in test and other images": _members(
+        "duplicates in both training and validation": _members(g for g in groups if is_leak(g)),
+        "duplicates in test and other images": _members(
             g for g in groups if g["across_split"] and "test" in subset_names(g)
         ),
-        "of all duplicates, with different labels": _members(
-            g for g in groups if g["labels_differ"]
-        ),
+        "duplicates with different labels": _members(g for g in groups if g["labels_differ"]),
         f"probable label errors{beside}": [
             f"{entry['path']}: {entry['suggested']} "
             f"({whole_percent(entry['suggested_probability'])}) rather than {entry['label']} "
@@ -247,7 +243,9 @@ def _print_next_steps(
     former = f", {len(outcome.former):,} from the earlier table" if outcome.former else ""
     rows.append(("Fixes", f"{written} ({listed}{former})"))
     if actions["undecided"]:
-        rows.append(("", "undecided files are used as they are: change them to keep, drop or move"))
+        rows.append(
+            ("", "replace undecided with keep, drop or move there. Until then, such files are used")
+        )
     output.rows(rows)
     if outcome.folder.empty.content:
         output.note(labelled("Next", "remove the empty class folders or add --classes (see above)"))

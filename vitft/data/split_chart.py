@@ -19,7 +19,7 @@ _MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the char
 def log_split(manifest: Manifest) -> None:
     """Log the number of images of each part, and warn about the groups found by `leaks`.
 
-    With -v, a chart has the number of images per class, of many classes only of the smallest.
+    With -v, chart the images per class (only the smallest classes if there are many).
     """
     counts = {name: [0, 0] for name in manifest.outputs}
     for row in (*manifest.train, *manifest.val):

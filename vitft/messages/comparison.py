@@ -45,7 +45,8 @@ def more_accurate(letters: Sequence[str], difference: float, p: float, images: i
     if p < 0.05:
         return f"{better} is more accurate than {worse} on these images, {by}"
     if difference == 0:
-        return f"{worse} and {better} are equally accurate on these {count(images, 'image')}"
+        same = f"{worse} and {better} classify the same number correctly"
+        return f"No difference on these {count(images, 'image')}: {same}"
     return f"No significant difference on these images: {better} is ahead of {worse} {by}"
 
 

@@ -445,8 +445,8 @@ def paired_interval(
     """Return the 95% interval for the difference in accuracy (first model minus second).
 
     `images` is the number of images on which both models are tested, and `effect` their
-    `design_effect`. The first two arguments are the same as for `mcnemar`. Another `z` results in
-    an interval of another level.
+    `design_effect`. The first two arguments are the same as for `mcnemar`. A different `z` gives
+    a different confidence level.
 
     Source: Bonett & Price 2012, "Adjusted Wald confidence interval for a difference of binomial
     proportions based on paired data".

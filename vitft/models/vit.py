@@ -228,10 +228,7 @@ class VisionTransformer(nn.Module):
     def encode_read(
         self, tokens: Tensor, start: int = 0, stop: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the same output as `encode`, and a list of those (B, N, D) that the head reads.
-
-        The list does not include the output of the model's last block.
-        """
+        """Like `encode`, but also return the outputs (B, N, D) of earlier blocks for the head."""
         depth, found = self.config.depth, list[Tensor]()
         first = max(start, depth - self.config.read_blocks)
         tokens = self.encode(tokens, start, first)

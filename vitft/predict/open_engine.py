@@ -29,6 +29,6 @@ def open_engine(
         raise UsageError(
             f"device {device} cannot be used with the ONNX graph {path}, which onnxruntime runs on "
             "the CPU",
-            fix="use device auto or cpu, or the run directory",
+            fix="use device auto or cpu, or the run directory in place of the graph",
         )
     return OnnxEngine(path)

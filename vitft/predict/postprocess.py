@@ -46,7 +46,7 @@ class Scores(NamedTuple):
 
 
 class _Trained(Protocol):
-    """A trained model, as far as its postprocessing depends on it: e.g. an `engine.Engine`."""
+    """What postprocessing needs of a trained model, e.g. of an `engine.Engine`."""
 
     @property
     def classes(self) -> tuple[str, ...]: ...

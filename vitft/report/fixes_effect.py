@@ -68,7 +68,7 @@ class Difference:
 
     @property
     def difference(self) -> float:
-        """Accuracy of the second run, or with the fixes, minus accuracy of the other."""
+        """Accuracy of the second run (or the one with fixes) minus that of the other."""
         return self.paired.difference
 
     @property

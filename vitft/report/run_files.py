@@ -140,7 +140,7 @@ class Run:
 
 
 class Thumbnails:
-    """Thumbnails saved by one or more runs, as data URIs; empty beyond the size limit of a page."""
+    """Thumbnails saved by one or more runs, as data URIs; empty once the page is full."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs

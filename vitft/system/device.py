@@ -74,7 +74,7 @@ def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
 
 _LOCK = threading.Lock()
 _BLOCKS: list[list[str]] = []
-"""Settings for float32 before each running block of `exact_float32`, in all threads."""
+"""float32 settings to restore after each active `exact_float32` block, in all threads."""
 
 
 @contextlib.contextmanager

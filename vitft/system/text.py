@@ -95,7 +95,7 @@ def listing(names: Iterable[str], most: int = 6) -> str:
 
 
 def distinct_names(names: Sequence[str], marks: Iterable[object]) -> tuple[str, ...]:
-    """Return the names, with its mark added to each name that occurs more than once."""
+    """Return the names; append its mark to each that is repeated."""
     uses = Counter(names)
     return tuple(
         name if uses[name] == 1 else f"{name} ({mark})"

@@ -165,7 +165,10 @@ def _calibrate(
 
 
 def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
-    """Return the cross-validated class of each image (n,) of split.csv, -1 for none, or None."""
+    """Return the cross-validated class of each row of split.csv (n,), -1 for none.
+
+    The result is None without cross-validation and for several labels.
+    """
     if scored.held_out is None or data.manifest.labels:
         return None
     distinct, (rows, logits) = data.distinct, scored.held_out

@@ -67,7 +67,7 @@ def parse_name(address: str) -> _HubName:
 
 
 def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
-    """Write the rows of a dataset to tar shards in the folder of its locked copy, or continue to.
+    """Write, or continue writing, the rows of a dataset to shards in the folder of its locked copy.
 
     Return the shards, notes on splits that are not used, and the version of the data: a commit on
     the hub, or a digest of names, sizes and times of local files.

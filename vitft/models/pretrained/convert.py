@@ -42,7 +42,7 @@ _EXTRA = re.compile(
     r"|(criterion|\w*loss\w*|projector|predictor|fc|mlp_head)\.|proj$|logit_(scale|bias)$"
     r"|(text_model|text_projection|visual_projection)\."
 )
-"""Pattern for tensors beside a Vision Transformer: of pretraining, other heads or a text tower."""
+"""Pattern for tensors that are not part of the ViT: of pretraining, other heads, a text tower."""
 
 _VITFT_NAMES = re.compile(
     r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.(proj|norm)\.(weight|bias)"
@@ -201,7 +201,7 @@ def _flavour_of(names: Iterable[str]) -> Flavour:
         if sign in present:
             return flavour
     raise WeightsError(
-        f"no plain Vision Transformer is among the tensors: {first_five(sorted(present))}"
+        f"these are not the tensors of a plain Vision Transformer: {first_five(sorted(present))}"
         if present
         else "the file contains no tensors",
         fix=_OTHER_WEIGHTS,

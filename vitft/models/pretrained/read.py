@@ -47,7 +47,7 @@ _BESIDE = (
     *("numpy.dtype", "numpy.ndarray"),
     *(f"numpy.{m}.multiarray.{f}" for m in ("core", "_core") for f in ("scalar", "_reconstruct")),
 )
-"""Names in pickles that are allowed because a `_StandIn` is created for them."""
+"""Globals in pickles that are allowed because a `_StandIn` replaces them."""
 
 
 class _StandIn(dict[Any, Any]):
@@ -288,7 +288,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> Non
         total += size
         if size > tensor.untyped_storage().nbytes() or total > 4 * packed + 2**20:
             raise WeightsError(
-                f"refused: {path} is smaller than its tensors, e.g. {name[:100]} "
+                f"refused: {path} declares tensors larger than the file, e.g. {name[:100]} "
                 f"{tuple(tensor.shape)}",
                 fix="save model.state_dict() with contiguous tensors",
             )
