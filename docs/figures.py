@@ -90,7 +90,7 @@ def draw_attention(run: Path, out: Path) -> None:
     pixels = opened(model, chosen(run, "sunflower"))
     maps, _ = attention_maps(model.net, model.inputs(pixels[None]))
     config = model.net.config
-    heats = head_maps(model, torch.cat(maps).numpy())  # (L, H, gh, gw)
+    heats = head_maps(config, torch.cat(maps).numpy())  # (L, H, gh, gw)
     figure = Figure(figsize=(1.9 * (config.heads + 1), 1.9 * config.depth), layout="constrained")
     figure.suptitle(attention_title(config), fontsize=11)
     grid = figure.subplots(config.depth, config.heads + 1)
