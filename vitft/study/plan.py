@@ -68,13 +68,6 @@ def check_study(
     """Check the arguments of a study, including its data and output folder, and return its plan.
 
     `spec` contains the settings for reading a table.
-
-    Raises:
-        UsageError: A number is out of range, the weights cannot be combined, the output folder is
-            inside the data folder, or the data has groups but no test set.
-        DataError: The data folder cannot be used, or contains too few images.
-        WeightsError: The weights are unknown, or their file is missing or in an unsupported format.
-        RunError: The output folder contains files or is not writable.
     """
     if not 1 <= seeds <= 100:
         raise UsageError(
@@ -154,9 +147,6 @@ def fit_shots(
 
     `counts` are the numbers of images available for training in each class. Without separate test
     images, a fifth of the smallest class (at least one image) is reserved for testing.
-
-    Raises:
-        DataError: The smallest class is too small for any of the numbers.
     """
     label, smallest = min(counts.items(), key=lambda pair: (pair[1], pair[0]))
     has_tests = folder.layout == "split"

@@ -131,10 +131,6 @@ def write_results(study: StudyResults, command: str) -> None:
     """Write study.json, study.md and study.png to the output folder of the plan.
 
     `command` is the command line that reproduces the study.
-
-    Raises:
-        RunError: The folder is not writable or is no longer empty.
-        ResourceError: The disk is full or faulty.
     """
     from vitft.report.plots import AccuracyCurve, accuracy_curves_png
 

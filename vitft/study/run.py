@@ -8,7 +8,8 @@ images.
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitft.config.sections import DataSpec, TrainSpec
-from vitft.data.folder import File, Folder
+from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
 from vitft.data.images import GreyRange, open_image
 from vitft.data.inspection import InspectedFile, InspectedFolder, Pixels, in_order, log_inspection
@@ -28,11 +29,9 @@ from vitft.features.extract import vanished_error
 from vitft.features.folds import CV_FOLDS
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
 from vitft.features.penalty import choose_penalty
-from vitft.features.pipeline import build_pipeline, inspect_dataset, log_cached_features
+from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
 from vitft.messages.comparison import known_images_note
 from vitft.metrics.intervals import Groups
-from vitft.models.initial import log_model
-from vitft.models.pretrained.load import load_backbone
 from vitft.models.pretrained.locate import RANDOM
 from vitft.study.plan import FeatureSource, Plan, fit_shots
 from vitft.study.results import CurvePoint, FewShotCurve, StudyResults
@@ -44,8 +43,8 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 
-# image features for a study: backbone features, small images and colour histograms ----------------
-
+_Rows = Callable[[Sequence[str]], Tensor]
+"""Function that returns the features (n, D) of images, given their digests."""
 BASELINE_VIEW = EvalTransform(
     image_size=(128, 128), crop=1.0, interpolation="bilinear", fit="squash"
 )
@@ -54,75 +53,41 @@ _HISTOGRAM_LEVELS = 8
 """Number of levels per colour channel."""
 
 
-class BackboneFeatures:
-    """Features of a folder's images, computed by one backbone."""
-
-    def __init__(
-        self,
-        folder: Folder,
-        data: DataSpec,
-        train: TrainSpec,
-        source: FeatureSource,
-        *,
-        allow_pickle: bool,
-        grey_range: GreyRange = (),
-    ) -> None:
-        self.folder, self.data = folder, data
-        # Random weights are the same as in `finetune --weights random:NAME` with the same seed.
-        model, report = load_backbone(
-            source.weights,
-            num_classes=len(folder.classes),
-            allow_pickle=allow_pickle,
-            seed=train.seed,
-        )
-        if not source.weights.startswith(RANDOM):
-            log_model(source.weights, report)
-        transform = replace(report.transform, grey_range=grey_range)
-        device = pick_device(train.device)
-        precision = pick_precision(train.precision, device)
-        pipeline = build_pipeline(
-            model, transform, "head", train, device=device, precision=precision
-        )
-        extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
-        assert extractor is not None
-        self.extractor, self.view = extractor, eval_view(transform)
-        self.is_complete = False  # whether the features of every image are cached
-        log.info(
-            f"{source.name}: {model.feature_size}-dimensional features, computed on "
-            f"{describe_device(device)} in {precision}"
-        )
-
-    def inspect(self) -> InspectedFolder:
-        """Inspect every image of the folder, computing its features in the same pass."""
-        inspected = inspect_dataset(
-            self.folder,
-            extractor=self.extractor,
-            view=self.view,
-            max_pixels=self.data.max_pixels,
-            allow_bad=self.data.allow_bad,
-        )
-        self.is_complete = True
-        log_cached_features(inspected, self.extractor.computed)
-        return inspected
-
-    def rows(self, files: Sequence[InspectedFile]) -> Tensor:
-        """Return the features (n, D) of the images, computing those that are not yet cached.
-
-        Raises:
-            DataError: A file has been deleted or replaced since the start of the study.
-            DivergedError: Features are not finite, or are too large for further computation.
-            RunError, ResourceError: The cache cannot be written.
-        """
-        listed = [File(file.path, file.label) for file in files]
-        if not self.is_complete:
-            with console.Progress("computing features", len(files)) as progress:
-                try:
-                    self.extractor.compute(
-                        str(self.folder.root), listed, self.view, progress=progress.advance
-                    )
-                except ImageError as error:
-                    raise vanished_error(error) from error
-        return self.extractor.rows([file.sha256 for file in files], self.view)
+def _backbone_features(
+    plan: Plan,
+    source: FeatureSource,
+    data: DataSpec,
+    train: TrainSpec,
+    *,
+    allow_pickle: bool,
+    grey_range: GreyRange,
+) -> tuple[InspectedFolder, _Rows]:
+    """Inspect every image, and compute its features in the same pass."""
+    pipeline, _ = load_pipeline(
+        plan.folder,
+        "head",
+        weights=WeightsSpec(name=source.weights, allow_pickle=allow_pickle),
+        model=ModelSpec(),
+        train=train,
+        max_pixels=data.max_pixels,
+        announce=not source.weights.startswith(RANDOM),
+    )
+    extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
+    assert extractor is not None
+    log.info(
+        f"{source.name}: {pipeline.model.feature_size}-dimensional features, computed on "
+        f"{describe_device(pipeline.device)} in {pipeline.precision}"
+    )
+    view = eval_view(replace(pipeline.transform, grey_range=grey_range))
+    inspected = inspect_dataset(
+        plan.folder,
+        extractor=extractor,
+        view=view,
+        max_pixels=data.max_pixels,
+        allow_bad=data.allow_bad,
+    )
+    log_cached_features(inspected, extractor.computed)
+    return inspected, functools.partial(extractor.rows, view=view)
 
 
 def baseline_features(
@@ -177,9 +142,6 @@ def colour_histogram(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     colours = (levels[:, 0] * _HISTOGRAM_LEVELS + levels[:, 1]) * _HISTOGRAM_LEVELS + levels[:, 2]
     counts = np.bincount(colours, minlength=_HISTOGRAM_LEVELS**3)
     return np.sqrt(counts / len(colours)).astype(np.float32)
-
-
-# execution of a study: selection of images, features, linear heads and their accuracies -----------
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,33 +206,26 @@ def few_shot_split(
 def run_study(
     plan: Plan, *, data: DataSpec, train: TrainSpec, allow_pickle: bool = False
 ) -> StudyResults:
-    """Inspect the images, compute all features, fit all heads and return the results.
-
-    Raises:
-        DataError: There are too few usable images, or an image was removed during the study.
-        WeightsError, UsageError: The weights, the device or the precision cannot be used.
-        DivergedError, RunError, ResourceError: Features are not finite or cannot be cached.
-    """
+    """Inspect the images, compute all features, fit all heads and return the results."""
     first = next((one for one in plan.sources if not one.is_baseline), None)
     max_pixels = data.max_pixels
     grey_range = measure_grey_range(plan.folder, max_pixels=max_pixels)
     load = functools.partial(
-        BackboneFeatures, plan.folder, data, train, allow_pickle=allow_pickle, grey_range=grey_range
+        _backbone_features, data=data, train=train, allow_pickle=allow_pickle, grey_range=grey_range
     )
-    backbone = load(first) if first else None
-    inspected = (
-        backbone.inspect()
-        if backbone
-        else inspect_dataset(plan.folder, max_pixels=max_pixels, allow_bad=data.allow_bad)
-    )
+    read: dict[str, _Rows] = {}
+    if first:
+        inspected, read[first.name] = load(plan, first)
+    else:
+        inspected = inspect_dataset(plan.folder, max_pixels=max_pixels, allow_bad=data.allow_bad)
     log_inspection(inspected)
     files = unique_images(inspected)
-    known: dict[str, int] = {}  # on how many of the images each backbone was trained, by source
+    known: Counter[str] = Counter()  # on how many of the images each backbone was trained
     for one in plan.sources:
         trained = set() if one.is_baseline else images_of_weights(one.weights)
-        known[one.name] = sum(file.sha256 in trained for file in files)
-        if known[one.name]:
-            log.warning(known_images_note(one.name, known[one.name], len(files)))
+        if number := sum(file.sha256 in trained for file in files):
+            known[one.name] = number
+            log.warning(known_images_note(one.name, number, len(files)))
     plan, classes = _fit_plan(plan, files), len(plan.folder.classes)
     splits = [
         few_shot_split(files, classes, most=plan.shots[-1], seed=seed) for seed in range(plan.seeds)
@@ -286,9 +241,8 @@ def run_study(
         if one.is_baseline:
             x = baselines[one.name]
         else:
-            if backbone is None or one is not first:
-                backbone = load(one)
-            x = backbone.rows(files)
+            rows = read.pop(one.name, None) or load(plan, one)[1]
+            x = rows([file.sha256 for file in files])
         points, heads = [], len(plan.shots) * len(splits)
         step = f"fitting heads on {console.visible(one.name)}"
         with console.Progress(step, heads, unit="heads") as progress:
