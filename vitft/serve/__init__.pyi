@@ -27,7 +27,7 @@ from .page import build_page as build_page
 from .server import TimeoutProtocol as TimeoutProtocol
 from .server import listen as listen
 from .server import make_server as make_server
-from .uploads import FormError as FormError
 from .uploads import MemoryBudget as MemoryBudget
 from .uploads import Upload as Upload
 from .uploads import read_form as read_form
+from .uploads import received_body as received_body

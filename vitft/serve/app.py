@@ -2,15 +2,18 @@
 
 import asyncio
 import http
+import json
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
@@ -22,22 +25,112 @@ from vitft.serve.batching import (
     CONTENT_TYPE,
     BatchQueue,
     MetricsMiddleware,
-    QueueFullError,
     ServerMetrics,
 )
 from vitft.serve.limits import ANSWER_SECONDS, Access, host_name, is_own_page
 from vitft.serve.page import build_page
-from vitft.serve.schemas import (
-    ErrorSchema,
-    HealthSchema,
-    JsonResponse,
-    LabelsSchema,
-    PredictionsSchema,
-)
-from vitft.serve.uploads import RETRY_SOON, FormError, MemoryBudget, Upload, read_form, receive_body
+from vitft.serve.uploads import MemoryBudget, Upload, read_form, received_body
 from vitft.system.errors import ImageError
 from vitft.system.suggest import suggest
 from vitft.system.text import count
+
+# JSON responses and the schemas that describe them in OpenAPI -------------------------------------
+
+
+class JsonResponse(Response):
+    """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, status: int, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(json.dumps(fields, allow_nan=False), status, headers)
+
+
+class ClassProbabilitySchema(BaseModel):
+    """A class and its probability."""
+
+    name: str = Field(serialization_alias="class")
+    probability: float = Field(ge=0, le=1)
+
+
+class PredictionSchema(BaseModel):
+    """The prediction for one image, in the format of `vitft predict --format json`."""
+
+    path: str = Field(
+        description="file name sent by the client; empty if the body is a single image"
+    )
+    run: str | None = Field(None, description="name of the run that produced the model")
+    labels: list[str] | None = Field(
+        None,
+        description="labels assigned to the image; absent if the model assigns one class to each "
+        "image",
+    )
+    classes: list[ClassProbabilitySchema] | None = Field(
+        None, description="classes or labels, most probable first"
+    )
+    notes: list[str] | None = Field(
+        None,
+        description="remarks such as `not sure`, `unlike the training images` or `blank: one "
+        "uniform colour`",
+    )
+    error: str | None = Field(None, description="reason why the image has no prediction")
+
+
+class PredictionsSchema(BaseModel):
+    """One prediction per image, in the order of the request."""
+
+    results: list[PredictionSchema]
+
+
+class ErrorSchema(BaseModel):
+    """The reason why a request failed."""
+
+    error: str
+
+
+class LabelsSchema(BaseModel):
+    """Facts about the model, and the limits of the server."""
+
+    purpose: str = Field(
+        description="what the model distinguishes, e.g. `Run flowers distinguishes 3 classes`; of "
+        "a model at chance level, what it was trained to distinguish"
+    )
+    summary: list[str] = Field(
+        description="every estimate of the accuracy in words, first the one to quote"
+    )
+    caution: str = Field(
+        "", description="why not to rely on the model, if it is at chance level; otherwise empty"
+    )
+    results: Results = Field(description="the numbers of the run; what is unknown is null or empty")
+    threshold: float | None = Field(
+        None, description="probability below which a prediction has the note `not sure`"
+    )
+    notes_unlike: bool = Field(
+        description="whether images that are unlike the training images are flagged"
+    )
+    classes: list[str]
+    thresholds: list[float] | None = Field(
+        None,
+        description="minimum probability at which each label is predicted; absent unless the model "
+        "is multi-label",
+    )
+    image_size: list[int] = Field(description="height and width of the model's input in pixels")
+    explains: bool = Field(description="whether POST /explain is available")
+    max_bytes: int = Field(description="maximum size of a request body in bytes")
+    max_images: int = Field(description="maximum number of images in a request")
+
+
+class HealthSchema(BaseModel):
+    """Status of the server and length of its queue."""
+
+    status: str
+    waiting: int = Field(description="number of images in the queue")
+    queue: int = Field(description="maximum number of images in the queue")
+
+
+# ASGI application: routes, OpenAPI schema, error responses, access checks and headers -------------
 
 _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorSchema, "description": "The body was sent too slowly."},
@@ -69,7 +162,7 @@ _REQUEST_BODY = {
 }
 
 
-class Handlers:
+class _Handlers:
     """Request handlers for the routes."""
 
     def __init__(self, queue: BatchQueue) -> None:
@@ -138,6 +231,9 @@ class Handlers:
 
         If no class is given, the most probable one is used.
         """
+        if not self.queue.can_explain:
+            problem = "this model cannot be explained; serve the run from which it was made"
+            raise HTTPException(404, problem)
         if name is not None and name not in self.queue.classes:
             raise HTTPException(422, "unknown class; GET /labels lists the classes of the model")
         target = None if name is None else self.queue.classes.index(name)
@@ -152,16 +248,8 @@ class Handlers:
 
     @asynccontextmanager
     async def uploads(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """Yield the files of a request, with places in the queue reserved for them.
-
-        Raises:
-            QueueFullError: The queue has too few free places.
-            HTTPException: The Content-Type is not supported (415), the body is incomplete (400),
-                sent too slowly (408) or too large (413), or the memory budget is exhausted (503).
-            FormError: The form cannot be used.
-        """
-        if self.queue.is_full:
-            raise QueueFullError
+        """Yield the files of a request, with places in the queue reserved for them."""
+        self.queue.check_places(1)
         content_type = request.headers.get("content-type", "")
         media = content_type.partition(";")[0].strip().lower()
         is_form = media == "multipart/form-data"
@@ -172,11 +260,7 @@ class Handlers:
                 f"send multipart/form-data, or the bytes of an image with its Content-Type ({how})"
             )
             raise HTTPException(415, fix)
-        with self.memory.reservation() as reservation:
-            length = request.headers.get("content-length")
-            body = await receive_body(
-                request.receive, length, reservation, max_bytes=self.limits.max_bytes
-            )
+        async with received_body(request, self.memory, max_bytes=self.limits.max_bytes) as body:
             files = [Upload("", body)]
             if is_form:
                 files = read_form(
@@ -277,76 +361,66 @@ def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    handlers = Handlers(queue)
+    handlers = _Handlers(queue)
 
     async def openapi() -> Response:
         return JsonResponse(200, app.openapi())
 
-    allowed = {
-        path: add_route(app, path, function, "GET", **schema)
-        for path, function, schema in (
-            ("/", handlers.show_page, {"include_in_schema": False}),
-            ("/openapi.json", openapi, {"include_in_schema": False}),
-            ("/healthz", handlers.healthz, {"response_model": HealthSchema}),
-            ("/labels", handlers.labels, {"response_model": LabelsSchema}),
-            ("/metrics", handlers.metrics, {"include_in_schema": False}),
-        )
-    }
-    schema: dict[str, Any] = {
-        "responses": _ERROR_RESPONSES,
+    posted: dict[str, Any] = {
         "openapi_extra": _REQUEST_BODY,
         "dependencies": [Depends(_check_parameters)],
     }
-    allowed["/predict"] = add_route(
-        app, "/predict", handlers.predict, "POST", response_model=PredictionsSchema, **schema
+    png: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"image/png": {}}, "description": "A PNG image."}
+    }
+    hidden: dict[str, Any] = {"include_in_schema": False}
+    add_route(app, "GET", "/", handlers.show_page, **hidden)
+    add_route(app, "GET", "/openapi.json", openapi, **hidden)
+    add_route(app, "GET", "/healthz", handlers.healthz, response_model=HealthSchema)
+    add_route(app, "GET", "/labels", handlers.labels, response_model=LabelsSchema)
+    add_route(app, "GET", "/metrics", handlers.metrics, **hidden)
+    posted["responses"] = _ERROR_RESPONSES
+    add_route(app, "POST", "/predict", handlers.predict, response_model=PredictionsSchema, **posted)
+    posted |= {"responses": {**_ERROR_RESPONSES, **png}, "response_class": Response}
+    add_route(
+        app, "POST", "/explain", handlers.explain, include_in_schema=queue.can_explain, **posted
     )
-    if queue.can_explain:
-        schema["responses"] = {
-            **_ERROR_RESPONSES,
-            200: {"content": {"image/png": {}}, "description": "A PNG image."},
-        }
-        allowed["/explain"] = add_route(
-            app, "/explain", handlers.explain, "POST", response_class=Response, **schema
-        )
-    else:
-        hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
-        allowed["/explain"] = add_route(app, "/explain", _refuse_to_explain, "POST", **hidden)
-    add_error_handlers(app, allowed)
-    handlers.server_metrics.paths = tuple(allowed)
+    add_error_handlers(app)
+    handlers.server_metrics.paths = {path for path, _ in _methods(app)}
     return MetricsMiddleware(SecurityMiddleware(app, access), handlers.server_metrics)
 
 
-async def _refuse_to_explain() -> NoReturn:
-    """Answer a request to explain an image with a model that cannot be explained."""
-    raise HTTPException(404, "this model cannot be explained; serve the run from which it was made")
+def _methods(app: FastAPI) -> list[tuple[str, str]]:
+    """Return the paths and methods of all routes, in the order in which they were added."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    return [(route.path, method) for route in routes for method in sorted(route.methods or ())]
 
 
 def add_route(
     app: FastAPI,
+    method: str,
     path: str,
     function: Callable[..., Any],
-    method: str,
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
-) -> str:
-    """Add a route that also accepts OPTIONS, and HEAD beside GET; return its Allow header."""
-    methods = [method, "HEAD"] if method == "GET" else [method]
-    allow = ", ".join((*methods, "OPTIONS"))
+) -> None:
+    """Add a route that also accepts OPTIONS, and HEAD beside GET."""
 
     async def options() -> Response:
-        return Response(status_code=204, headers={"allow": allow})
+        return Response(status_code=204, headers={"allow": _allow(app, path)})
 
     app.add_api_route(path, function, methods=[method], **schema)
     if method == "GET":
         app.add_api_route(path, function, methods=["HEAD"], include_in_schema=False)
     app.add_api_route(path, options, methods=["OPTIONS"], include_in_schema=False)
-    return allow
 
 
-def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
-    """Add handlers that return errors as `{"error": ...}`, without details of internal errors.
+def _allow(app: FastAPI, path: str) -> str:
+    """Return the value of the Allow header of a path."""
+    return ", ".join(method for place, method in _methods(app) if place == path)
 
-    `allowed` maps each path to the value of its Allow header.
-    """
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Add handlers that return errors as `{"error": ...}`, without details of internal errors."""
 
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -355,11 +429,8 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
             problem = problem.lower()
         return JsonResponse(error.status_code, {"error": problem}, error.headers)
 
-    async def damaged_form(_: Request, error: Exception) -> Response:
-        return JsonResponse(400, {"error": str(error)})
-
     async def wrong_method(request: Request, _: Exception) -> Response:
-        allow = allowed.get(request.url.path, "")
+        allow = _allow(app, request.url.path)
         return JsonResponse(405, {"error": f"method not allowed; use {allow}"}, {"allow": allow})
 
     async def invalid_parameter(_: Request, error: Exception) -> Response:
@@ -374,20 +445,15 @@ def add_error_handlers(app: FastAPI, allowed: dict[str, str]) -> None:
         problem = f"invalid {name} {str(first['input'])[:50]!a}: use an integer{limits}"
         return JsonResponse(422, {"error": problem})
 
-    def fixed(status: int, problem: str, headers: dict[str, str] = {}) -> Callable[..., Any]:  # noqa: B006
-        async def answer(_: Request, __: Exception) -> Response:
-            return JsonResponse(status, {"error": problem}, headers)
+    async def timed_out(_: Request, __: Exception) -> Response:
+        problem = "the request timed out; try again"
+        return JsonResponse(503, {"error": problem}, {"Retry-After": "5"})
 
-        return answer
+    async def internal_error(_: Request, __: Exception) -> Response:
+        return JsonResponse(500, {"error": "internal server error; see the server log"})
 
-    app.add_exception_handler(
-        QueueFullError, fixed(503, "the queue is full; try again", RETRY_SOON)
-    )
-    late = fixed(503, "the request timed out; try again", {"Retry-After": "5"})
-    app.add_exception_handler(TimeoutError, late)
-    broken = fixed(500, "internal server error; see the server log")
-    app.add_exception_handler(Exception, broken)
+    app.add_exception_handler(TimeoutError, timed_out)
+    app.add_exception_handler(Exception, internal_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(405, wrong_method)
     app.add_exception_handler(RequestValidationError, invalid_parameter)
-    app.add_exception_handler(FormError, damaged_form)

@@ -9,20 +9,19 @@ import asyncio
 import io
 import logging
 import os
-import queue
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.explain.attribution import relevance_map
@@ -32,6 +31,7 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
+from vitft.serve.uploads import RETRY_SOON
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.malloc import return_memory
 
@@ -45,17 +45,9 @@ _SCAN_MARKER = b"\xff\xda"
 Output = TypeVar("Output")
 
 
-class QueueFullError(Exception):
-    """Error raised when the queue has too few free places."""
-
-
-@dataclass(eq=False, slots=True)
-class PendingImage:
-    """A decoded image waiting for the model."""
-
+class _PendingImage(NamedTuple):
     name: str
-    view: Views
-    """Preprocessed image (H, W, 3)."""
+    view: Views  # (H, W, 3)
     prediction: "asyncio.Future[Prediction]"
 
 
@@ -73,11 +65,11 @@ class BatchQueue:
         self.pipeline = Pipeline(engine, postprocess)
         self.max_batch = min(MAX_BATCH, engine.batch)
         self.admitted = 0
-        self.num_admitted = 0
-        """Number of images admitted since the start."""
-        self.num_batches = self.num_predicted = 0
-        """Number of batches predicted since the start, and of images in them."""
-        self.pending: deque[PendingImage] = deque()
+        self.num_admitted = self.num_batches = self.num_predicted = 0  # since the start
+        spare_cores = (os.cpu_count() or 1) - 1  # leave one for the event loop
+        self.decoders = ThreadPoolExecutor(max(1, min(4, spare_cores)), "decode")
+        self.model_thread = ThreadPoolExecutor(1, "model")
+        self.pending: deque[_PendingImage] = deque()
         self.has_pending = asyncio.Event()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
         self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if the weights are damaged
@@ -95,9 +87,6 @@ class BatchQueue:
 
     async def serve(self) -> None:
         """Predict queued images until cancelled."""
-        spare_cores = (os.cpu_count() or 1) - 1  # leave one for the event loop
-        self.decoders = BlockingPool(max(1, min(4, spare_cores)), "decode")
-        self.model_thread = BlockingPool(1, "model")
         tidying = asyncio.create_task(self.return_memory())
         try:
             while True:
@@ -105,23 +94,13 @@ class BatchQueue:
                 await self.predict_batch(self.next_batch())
         finally:
             tidying.cancel()
-            self.decoders.close()
-            self.model_thread.close()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the queue is full."""
-        return self.admitted >= self.limits.queue
+            self.decoders.shutdown(wait=False, cancel_futures=True)
+            self.model_thread.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
     def admit(self, count: int) -> Iterator[None]:
-        """Reserve places in the queue for `count` images until the context ends.
-
-        Raises:
-            QueueFullError: The queue has fewer than `count` free places.
-        """
-        if self.admitted + count > self.limits.queue:
-            raise QueueFullError
+        """Reserve places in the queue for `count` images until the context ends."""
+        self.check_places(count)
         self.admitted += count
         self.num_admitted += count
         try:
@@ -129,17 +108,22 @@ class BatchQueue:
         finally:
             self.admitted -= count
 
+    def check_places(self, count: int) -> None:
+        """Raise an HTTPException (503) if the queue has fewer than `count` free places."""
+        if self.admitted + count > self.limits.queue:
+            raise HTTPException(503, "the queue is full; try again", headers=RETRY_SOON)
+
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
         """Return the prediction for an image file; its `error` is set if the image is unusable."""
         try:
             if self.max_batch == 1:  # views may be large images, so only one is decoded at a time
-                answer = await self.model_thread.run(self.predict_one, data, name)
+                answer = await run_in(self.model_thread, self.predict_one, data, name)
                 return with_notes(answer.top(top_k), notes_on(data, self.transform))
-            view = await self.decoders.run(self.view, data, name)
-            notes = await self.decoders.run(notes_on, data, self.transform)
+            view = await run_in(self.decoders, self.view, data, name)
+            notes = await run_in(self.decoders, notes_on, data, self.transform)
         except ImageError as error:
             return Prediction(path=name, error=error.reason, run=self.pipeline.postprocess.run_name)
-        image = PendingImage(name, view, asyncio.get_running_loop().create_future())
+        image = _PendingImage(name, view, asyncio.get_running_loop().create_future())
         self.pending.append(image)
         self.has_pending.set()
         return with_notes((await image.prediction).top(top_k), notes)
@@ -155,9 +139,6 @@ class BatchQueue:
         """Return a PNG of an image overlaid with the relevance of its patches for a class.
 
         `target` is the index of the class, or None for the most probable one.
-
-        Raises:
-            ImageError: The image cannot be decoded, or decoding it would take too long.
         """
 
         def draw() -> bytes:
@@ -165,9 +146,9 @@ class BatchQueue:
             overlay(Image.fromarray(view), heat).save(buffer, "PNG")
             return buffer.getvalue()
 
-        view = await self.decoders.run(self.view, data, name)
-        heat = await self.model_thread.run(self.relevance, view, target)
-        return await self.decoders.run(draw)
+        view = await run_in(self.decoders, self.view, data, name)
+        heat = await run_in(self.model_thread, self.relevance, view, target)
+        return await run_in(self.decoders, draw)
 
     async def return_memory(self) -> None:
         """Return freed memory to the system at intervals while there are requests."""
@@ -178,9 +159,9 @@ class BatchQueue:
                 seen = self.num_admitted if self.admitted == 0 else -1  # -1: repeat once idle
                 await asyncio.to_thread(return_memory)
 
-    def next_batch(self) -> list[PendingImage]:
+    def next_batch(self) -> list[_PendingImage]:
         """Remove and return the next batch from the queue, without cancelled images."""
-        batch: list[PendingImage] = []
+        batch: list[_PendingImage] = []
         while self.pending and len(batch) < self.max_batch:
             image = self.pending.popleft()
             if not image.prediction.done():
@@ -189,7 +170,7 @@ class BatchQueue:
             self.has_pending.clear()
         return batch
 
-    async def predict_batch(self, batch: list[PendingImage]) -> None:
+    async def predict_batch(self, batch: list[_PendingImage]) -> None:
         """Predict a batch and set the result, or an exception, for each image in it."""
         if not batch:
             return
@@ -198,7 +179,7 @@ class BatchQueue:
             self.num_batches += 1
             self.num_predicted += len(batch)
             loaded = [LoadedImage(image.name, image.view) for image in batch]
-            results = await self.model_thread.run(self.pipeline.predict_batch, loaded)
+            results = await run_in(self.model_thread, self.pipeline.predict_batch, loaded)
         except Exception as error:  # raised again by each request
             results = error
         for i, image in enumerate(batch):
@@ -210,11 +191,7 @@ class BatchQueue:
                 image.prediction.set_result(results[i])
 
     def view(self, data: bytes, name: str) -> Views:
-        """Return a decoded and preprocessed image file (H, W, 3).
-
-        Raises:
-            ImageError: The image cannot be decoded, or decoding it would take too long.
-        """
+        """Return a decoded and preprocessed image file (H, W, 3)."""
         if data.startswith(b"\xff\xd8") and data.count(_SCAN_MARKER) > MAX_SCANS:
             raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
         return self.engine.view(data, name, max_pixels=MAX_IMAGE_PIXELS)
@@ -228,66 +205,14 @@ class BatchQueue:
         return heat
 
 
-class BlockingPool:
-    """Bounded pool of threads that run functions for the coroutines of one event loop.
+async def run_in(
+    pool: ThreadPoolExecutor, function: Callable[..., Output], *arguments: object
+) -> Output:
+    """Call a function in a thread of a pool, and return the result or raise the exception.
 
-    There are two differences from `concurrent.futures`. Calls wait as coroutines, so a cancelled
-    call releases its data. The threads are daemons, so they do not keep a stopped program alive.
+    Even if the call is cancelled, the thread is occupied until the function returns.
     """
-
-    def __init__(self, size: int, name: str) -> None:
-        self.free = asyncio.Semaphore(size)
-        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.threads = [
-            threading.Thread(target=self.work, name=f"{name}-{i}", daemon=True) for i in range(size)
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def work(self) -> None:
-        """Run jobs until the pool is closed."""
-        while job := self.jobs.get():
-            job()
-            del job  # release its image, because the next job may arrive much later
-
-    def close(self) -> None:
-        """End each thread after its current job."""
-        for _ in self.threads:
-            self.jobs.put(None)
-
-    async def run(self, function: Callable[..., Output], *arguments: object) -> Output:
-        """Call a function in one of the threads, and return the result or raise the exception.
-
-        Even if the call is cancelled, the thread is occupied until the function returns.
-        """
-        await self.free.acquire()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Output] = loop.create_future()
-
-        def finish(result: Output | None, error: Exception | None) -> None:
-            self.free.release()
-            if future.done():  # cancelled
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]  # an Output, because there is no error
-
-        def job() -> None:
-            result, failure = None, None
-            try:
-                result = function(*arguments)
-            except Exception as error:  # raised again by the awaiting coroutine
-                failure = error
-            try:
-                loop.call_soon_threadsafe(finish, result, failure)
-            except RuntimeError:  # the server has stopped
-                return
-            finally:
-                del result, failure  # break the reference cycle of traceback and frame
-
-        self.jobs.put(job)
-        return await future
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
 # metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log ---
@@ -308,7 +233,7 @@ class ServerMetrics:
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.started = queue, time.time()
-        self.paths: Sequence[str] = ()
+        self.paths: Collection[str] = ()
         """Paths of the routes."""
         self.requests = Counter[tuple[str, int]]()
         """Number of requests by path and status."""

@@ -4,7 +4,6 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from vitft.system.errors import UsageError
 
@@ -16,8 +15,6 @@ MAX_SCANS = 100
 50 bytes, but takes as long to decode as a whole image."""
 MAX_CONNECTIONS = 512  # open connections; file descriptors are usually limited to 1024
 READ_BYTES = 16_384  # maximum bytes read from a connection before the next one is served
-MIN_BYTES_PER_LINE = 128
-"""Minimum average number of bytes per line break in a chunked body."""
 PART_HEADERS = 8192  # maximum bytes per header line in a form part
 MAX_HEADER_LINES = 16  # maximum number of header lines in a form part
 
@@ -72,7 +69,7 @@ class ServeLimits:
 _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}?)\.?)(?::(\d{1,5}))?", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ALL_INTERFACES = ("", "0.0.0.0", "::")
-_STANDARD_PORTS = {"http": 80, "https": 443}
+_STANDARD_PORTS = {"http": ":80", "https": ":443"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +136,6 @@ def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
         return False
     if origin is None:
         return True
-    scheme = origin.lower().partition("://")[0]
-    port = _STANDARD_PORTS.get(scheme)
-    if port is None:  # for example "null", from a sandboxed frame
-        return False
-    try:
-        sent_from, own = urlsplit(origin.lower()), urlsplit(f"{scheme}://{host.lower()}")
-        return (sent_from.hostname, sent_from.port or port) == (own.hostname, own.port or port)
-    except ValueError:  # an invalid port
-        return False
+    scheme, _, place = origin.lower().partition("://")
+    port = _STANDARD_PORTS.get(scheme)  # None for example for "null", from a sandboxed frame
+    return port is not None and place.removesuffix(port) == host.lower().removesuffix(port)

@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
 import h11
 import uvicorn
@@ -25,7 +24,6 @@ from vitft.serve.limits import (
     HEAD_SECONDS,
     LINGER_SECONDS,
     MAX_CONNECTIONS,
-    MIN_BYTES_PER_LINE,
     READ_BYTES,
     STOP_SECONDS,
     SWITCH_SECONDS,
@@ -67,7 +65,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class TimeoutProtocol(H11Protocol):
-    """HTTP/1.1 protocol with timeouts, a limit on connections and a check for tiny chunks.
+    """HTTP/1.1 protocol with timeouts and a limit on connections.
 
     The timeouts apply to receiving request headers and to sending responses. Uvicorn leaves such
     timeouts to a reverse proxy: its only timer starts after the first response. The limits on the
@@ -78,18 +76,14 @@ class TimeoutProtocol(H11Protocol):
     write_timer: asyncio.TimerHandle | None = None
     has_begun = False
     """Whether bytes have arrived since the last response."""
-    is_chunked = False
-    """Whether the body uses chunked transfer coding."""
     is_refused = False
     """Whether the rest of what the client sends is discarded."""
-    num_bytes = num_line_ends = 0
-    """Number of bytes and number of line breaks received for the current request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # attribute of asyncio's transports
         if len(self.connections) > MAX_CONNECTIONS:
-            self.refuse(503, "too many connections; try again", [(b"retry-after", b"1")])
+            self.refuse(503, "too many connections; try again", "retry-after: 1")
             return
         self.update_head_timer()
 
@@ -103,22 +97,12 @@ class TimeoutProtocol(H11Protocol):
         if self.is_refused:
             return
         self.has_begun = True
-        self.num_bytes += len(data)
-        self.num_line_ends += data.count(b"\r\n")
-        # Chunks of only a few bytes take 40 µs each to read
-        if self.num_bytes >= 4096 and self.num_line_ends * MIN_BYTES_PER_LINE >= self.num_bytes:
-            self.is_chunked = self.is_chunked or b"chunked" in data.lower()
-            if self.is_chunked:
-                self.refuse(400, "invalid HTTP request: the chunks are too small")
-                return
         super().data_received(data)
         self.update_head_timer()
 
     def on_response_complete(self) -> None:
         self.has_begun = False
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE:  # the request has been read completely
-            self.is_chunked, self.num_bytes, self.num_line_ends = False, 0, 0
         self.update_head_timer()
 
     @property
@@ -128,8 +112,6 @@ class TimeoutProtocol(H11Protocol):
 
     def update_head_timer(self) -> None:
         """Start or cancel the header timeout, which runs while no request is being answered."""
-        if self.headers is not None and not self.is_chunked:  # type: ignore[redundant-expr]
-            self.is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         if self.is_idle and self.head_timer is None and not self.transport.is_closing():
             self.head_timer = self.loop.call_later(HEAD_SECONDS, self.head_timed_out)
         elif not self.is_idle and self.head_timer is not None:
@@ -139,7 +121,7 @@ class TimeoutProtocol(H11Protocol):
     def head_timed_out(self) -> None:
         """Close the connection unless the headers of a request have arrived in time."""
         self.head_timer = None
-        if not self.is_idle or self.transport.is_closing():
+        if not self.is_idle or self.is_refused or self.transport.is_closing():
             return
         if self.has_begun:
             self.refuse(408, "the request was sent too slowly")
@@ -160,26 +142,21 @@ class TimeoutProtocol(H11Protocol):
         """Respond to data that is not valid HTTP; called by uvicorn."""
         self.refuse(400, "invalid HTTP request")
 
-    def refuse(self, status: int, problem: str, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
+    def refuse(self, status: int, problem: str, *headers: str) -> None:
         """Send an error response unless a response has begun, and close the connection."""
         if not self.is_idle:
             self.cycle.disconnected = True  # discard what the application still sends
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = json.dumps({"error": problem}).encode()
-            reason = http.HTTPStatus(status).phrase.encode()
-            head: list[Any] = [
+            body = json.dumps({"error": problem})
+            head = [
+                f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}",
                 *headers,
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
+                "content-type: application/json",
+                f"content-length: {len(body)}",
+                "connection: close",
             ]
-            for event in (
-                h11.Response(status_code=status, headers=head, reason=reason),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            self.transport.write("\r\n".join([*head, "", body]).encode())
         # Closing with unread data would reset the connection, and the client might lose the answer.
         self.is_refused = True
         if len(self.connections) > MAX_CONNECTIONS:
@@ -195,9 +172,6 @@ class Server(uvicorn.Server):
     exit_code = 0
     """Exit code for the signal that stopped the server, or 0."""
 
-    watchdog: threading.Timer | None = None
-    """Timer that ends the process if it is still running `STOP_SECONDS` after the signal."""
-
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped, with a short switch interval for Python threads."""
         before = sys.getswitchinterval()
@@ -206,8 +180,6 @@ class Server(uvicorn.Server):
             super().run(sockets)
         finally:
             sys.setswitchinterval(before)
-            if self.watchdog is not None:
-                self.watchdog.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer the requests that clients have begun to send, then stop."""
@@ -224,9 +196,9 @@ class Server(uvicorn.Server):
         if self.should_exit:
             return
         self.exit_code = SIGNALS[sig]
-        self.watchdog = threading.Timer(STOP_SECONDS, os._exit, [self.exit_code])
-        self.watchdog.daemon = True
-        self.watchdog.start()
+        watchdog = threading.Timer(STOP_SECONDS, os._exit, [self.exit_code])  # also ends threads
+        watchdog.daemon = True
+        watchdog.start()
         self.should_exit = True  # uvicorn's method would raise the signal again while asyncio ends
 
 

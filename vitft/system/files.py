@@ -88,6 +88,22 @@ def read_regular(path: str | Path, *, limit: int) -> bytes:
         return content
 
 
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed, and return False if another process has locked it.
+
+    On Windows, there are no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash, it has either the old or the new content.
 

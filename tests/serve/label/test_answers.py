@@ -112,7 +112,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from vitft.serve.label.answers import Answer, AnswerFile, lock_holder
+from vitft.serve.label.answers import Answer, AnswerFile
 from vitft.system.errors import ResourceError
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from vitft.serve.label.answers import Answer, AnswerFile, lock_holder
+from vitft.serve.label.answers import Answer, AnswerFile
 with AnswerFile(Path(sys.argv[1])) as file:
     for i in range(100_000):
         file.append([Answer(f"{i}.jpg", "rose", "picked")])

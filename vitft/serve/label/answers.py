@@ -5,19 +5,19 @@ reads. Data is only appended or, to undo an answer, truncated. A killed process 
 confirmed answer; at most, its last line is incomplete.
 """
 
-import codecs
 import csv
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from vitft.data.parts import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
 from vitft.data.table import encode_table
 from vitft.system.errors import DataError, LockedError, RunError
-from vitft.system.files import read_regular, writing
+from vitft.system.files import read_regular, try_lock, writing
 from vitft.system.text import count, shell_join
 
 _COLUMNS = ("path", "label", CHOSEN)
@@ -53,7 +53,12 @@ class AnswerFile:
         with writing(path):
             self.descriptor = os.open(path, _FLAGS, 0o666)
         try:
-            _lock_file(self.descriptor, path)
+            if not try_lock(self.descriptor):
+                find = shell_join(["lsof", str(path)])
+                raise LockedError(
+                    f"another vitft label process is using {path}",
+                    fix=f"stop the process that `{find}` lists, or choose another file with --out",
+                )
             self.load()
         except BaseException:
             os.close(self.descriptor)
@@ -85,15 +90,10 @@ class AnswerFile:
         self.identity = self.find_identity()
 
     def append(self, answers: Sequence[Answer]) -> None:
-        """Append answers as one step, and return once they have been written to the disk.
-
-        Raises:
-            DataError: Another program has changed the file.
-            RunError, ResourceError: The file cannot be written; it is unchanged.
-        """
+        """Append answers as one step, and return once they have been written to the disk."""
         self.check_unchanged()
         lines = [encode_table(answer, []) for answer in answers]
-        starts = [self.end + sum(map(len, lines[:i])) for i in range(len(lines))]
+        *starts, _ = accumulate(map(len, lines), initial=self.end)
         try:
             self.write(b"".join(lines))
         finally:
@@ -105,10 +105,6 @@ class AnswerFile:
         """Remove the answers of the last step, if any, from the file and return them.
 
         The answers of earlier sessions are removed one by one.
-
-        Raises:
-            DataError: Another program has changed the file.
-            RunError, ResourceError: The file cannot be written.
         """
         if not self.steps:
             return []
@@ -125,11 +121,7 @@ class AnswerFile:
         return removed
 
     def write(self, data: bytes) -> None:
-        """Append data to the file and flush it to the disk; on an error, remove the data again.
-
-        Raises:
-            RunError, ResourceError: The file cannot be written.
-        """
+        """Append data to the file and flush it to the disk; on an error, remove the data again."""
         with writing(self.path):
             try:
                 os.lseek(self.descriptor, self.end, os.SEEK_SET)
@@ -160,91 +152,42 @@ class AnswerFile:
             )
 
 
-def _lock_file(descriptor: int, path: Path) -> None:
-    """Lock an open file until it is closed; on Windows, there is no lock."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        pid = lock_holder(descriptor)
-        find = shell_join(["lsof", str(path)])
-        stop = f"stop process {pid}" if pid else f"stop the process that `{find}` lists"
-        raise LockedError(
-            f"another vitft label process{f' ({pid})' if pid else ''} is using {path}",
-            fix=f"{stop}, or choose another file with --out",
-        ) from error
-
-
-def lock_holder(descriptor: int, locks: Path = Path("/proc/locks")) -> str:
-    """Return the number of the process that has locked an open file; empty if it is not known.
-
-    Linux lists the locks of its processes, e.g. `1: FLOCK ADVISORY WRITE 4711 fe:00:131 0 EOF`.
-    """
-    status = os.fstat(descriptor)
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with suppress(OSError, ValueError):
-        for line in locks.read_text(encoding="ascii").splitlines():
-            _, kind, _, _, pid, file, *_ = line.split() + [""] * 6
-            if (kind, file) == ("FLOCK", place) and int(pid) > 0:
-                return pid
-    return ""
-
-
 def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int]:
     """Return the answers, the offset of each one's line, and the end of the last complete line."""
     answers: list[Answer] = []
     starts: list[int] = []
     labels: dict[str, str] = {}
-    begin = len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
-    header, end, number = False, begin, 1
-    for start, line, cells in _split_lines(data, begin):
-        is_last, has_break = start + len(line) == len(data), line.endswith(b"\n")
-        if not header and cells:
+    lines = io.BytesIO(data).readlines()
+    texts = (line.decode("utf-8", "surrogateescape").lstrip("\ufeff") for line in lines)
+    reader = csv.reader(texts, strict=True)
+    has_header, end, number = False, 0, 0
+    while number < len(lines):
+        try:
+            cells = next(reader)
+        except csv.Error:
+            cells = [""]
+        first, start = number + 1, end
+        end += sum(map(len, lines[number : reader.line_num]))
+        number = reader.line_num
+        if not lines[first - 1].strip():
+            continue
+        if not has_header:
             if [cell.strip().lower() for cell in cells] != [*_COLUMNS]:
                 raise DataError(
                     f"{path} was not written by vitft label: its columns are "
                     f"{', '.join(cells)[:100]} instead of {', '.join(_COLUMNS)}",
                     fix=_NEW_FILE,
                 )
-            header = True
-        elif cells:
-            problem = _problem_with(cells, labels)
-            if problem and is_last and not has_break:
-                break
-            if problem:
-                raise DataError(
-                    f"{path}, line {number}: {problem}", fix="correct or remove the line"
-                )
+            has_header = True
+        elif problem := _problem_with(cells, labels):
+            if number == len(lines) and not data.endswith(b"\n"):
+                return answers, starts, start  # the last line is incomplete
+            raise DataError(f"{path}, line {first}: {problem}", fix="correct or remove the line")
+        else:
             answers.append(Answer(*cells))
             starts.append(start)
             labels[cells[0]] = cells[1]
-        end = start + len(line)
-        number += line.count(b"\n")
     return answers, starts, end
-
-
-def _split_lines(data: bytes, begin: int) -> Iterator[tuple[int, bytes, list[str]]]:
-    """Yield the offset, bytes and cells of CSV lines: none if blank, an empty one if invalid."""
-    start = begin
-    while start < len(data):
-        end, quotes, is_open = start, 0, True
-        while is_open:
-            found = data.find(b"\n", end)
-            stop = len(data) if found < 0 else found + 1
-            quotes += data.count(b'"', end, stop)
-            end, is_open = stop, quotes % 2 == 1 and found >= 0
-        text = data[start:end].decode("utf-8", "surrogateescape")
-        cells: list[str] = []
-        if text.strip():
-            try:
-                cells = next(csv.reader(io.StringIO(text, newline=""), strict=True))
-            except csv.Error:
-                cells = [""]
-        yield start, data[start:end], cells
-        start = end
 
 
 def _problem_with(cells: Sequence[str], labels: dict[str, str]) -> str:

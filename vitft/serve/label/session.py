@@ -60,7 +60,12 @@ class Session:
     """Answers about the pictures of a pool, and the next questions.
 
     `prefix` precedes the paths of the pool in the open file of answers. `classes` are initial ones
-    in addition to those of the pool; a UsageError is raised if the name of one is invalid.
+    in addition to those of the pool.
+
+    Raises:
+        UsageError: The name of a class is invalid; also raised by methods, as for pictures that are
+            unknown or have an answer.
+        DataError, RunError, ResourceError: By methods, if the file cannot be written.
     """
 
     def __init__(
@@ -146,24 +151,13 @@ class Session:
         return torch.tensor([i for i in self.random_rest if i not in done][:PSEUDO_LABELLED]).long()
 
     def answer(self, picture: int, label: str) -> None:
-        """Record the class of one picture; `label` may be the name of a new class.
-
-        Raises:
-            UsageError: The picture is unknown or already has an answer, or the name is invalid.
-            DataError, RunError, ResourceError: The file cannot be written.
-        """
+        """Record the class of one picture; `label` may be the name of a new class."""
         self.check_open([picture])
         name = self.checked_name(label, self.classes)
         self.record([picture], name, AUDIT if picture in self.audit_sample else PICKED)
 
     def confirm(self, pictures: Sequence[int], label: str, taken_out: Sequence[int]) -> None:
-        """Record the same class for several pictures; those in `taken_out` are asked about next.
-
-        Raises:
-            UsageError: `pictures` is empty, a picture is unknown, has an answer or is in the audit
-                sample, or the name is invalid.
-            DataError, RunError, ResourceError: The file cannot be written.
-        """
+        """Record the same class for several pictures; those in `taken_out` are asked about next."""
         self.check_open([*pictures, *taken_out])
         if not pictures or {*pictures, *taken_out} & {*self.audit_sample}:
             raise UsageError("these pictures cannot be confirmed together", fix="reload the page")
@@ -172,12 +166,7 @@ class Session:
         self.ask_first = [*taken_out, *self.ask_first]
 
     def skip(self, picture: int) -> None:
-        """Record that a picture has no label. It is not asked about again.
-
-        Raises:
-            UsageError: The picture is unknown or already has an answer.
-            DataError, RunError, ResourceError: The file cannot be written.
-        """
+        """Record that a picture has no label. It is not asked about again."""
         self.check_open([picture])
         self.record([picture], "", SKIPPED)
 
@@ -193,11 +182,7 @@ class Session:
         self.refresh()
 
     def undo(self) -> None:
-        """Remove the last step. If it concerns one picture, this picture is asked about next.
-
-        Raises:
-            DataError, RunError, ResourceError: The file cannot be written.
-        """
+        """Remove the last step. If it concerns one picture, this picture is asked about next."""
         removed = self.file.undo()
         back = [self.picture_of[a.path] for a in removed if a.path in self.picture_of]
         if len({*back}) == 1:
@@ -215,11 +200,7 @@ class Session:
                 )
 
     def checked_name(self, name: str, known: Sequence[str]) -> str:
-        """Return a class name with normalised spaces, spelled as in `known` if it is listed there.
-
-        Raises:
-            UsageError: The name is not usable, or there are too many classes.
-        """
+        """Return a class name with normalised spaces, spelled as in `known` if that contains it."""
         name = unicodedata.normalize("NFC", " ".join(name.split()))
         for other in known:
             if unicodedata.normalize("NFC", other).casefold() == name.casefold():
@@ -292,9 +273,6 @@ class Session:
         """Return up to `MANY` unlabelled pictures that probably belong to a class.
 
         The pairs (picture, probability) are outside the audit sample, most probable first.
-
-        Raises:
-            UsageError: The class is unknown.
         """
         if label not in self.classes:
             raise UsageError(f"there is no class {label}", fix="reload the page")
@@ -338,10 +316,12 @@ class Session:
 
     def state(self, mode: Mode) -> dict[str, Any]:
         """Return everything that the page shows, as JSON."""
-        questions = self.questions(mode)
-        counts = [0] * len(self.classes)
-        for label in self.label_of.values():
-            counts[label] += 1
+        questions, undo = self.questions(mode), ""
+        if self.file.steps:
+            size, (path, label, _) = len(self.file.steps[-1]), self.file.answers[-1]
+            what = path.rpartition("/")[2] if size == 1 else count(size, "file")
+            undo = f"{what}: {label or 'skipped'}"
+        counts = Counter(self.label_of.values())
         guessed = [0] * len(self.classes)
         if self.probabilities is not None and len(rest := self.open_pictures()):
             best = self.probabilities[rest].argmax(dim=1)
@@ -358,19 +338,10 @@ class Session:
             "answered": len(self.label_of),
             "skipped": kinds.count(SKIPPED),
             "accuracy": self.accuracy(),
-            "undo": self.last_step(),
+            "undo": undo,
             "notes": self.notes,
             "unreadable": len(self.pool.bad),
         }
-
-    def last_step(self) -> str:
-        """Return a description of the step to undo, or an empty string if there is none."""
-        if not self.file.steps:
-            return ""
-        size = len(self.file.steps[-1])
-        path, label, _ = self.file.answers[-1]
-        what = path.rpartition("/")[2] if size == 1 else count(size, "file")
-        return f"{what}: {label or 'skipped'}"
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Return a question as JSON. Audit questions contain no guesses, to avoid bias."""
