@@ -95,12 +95,10 @@ LATE_WITH_REASON = {
     "__main__.py: vitft.cli.main": "signal handlers are installed before anything slow is imported",
     "cli/output.py: importlib.metadata": "it imports email and zipfile",
     "cli/parser.py: vitft.config.options": "only a wrong option needs it",
-    "data/download/fetch.py: fcntl": "POSIX only",
-    "data/remote/prepare.py: fcntl": "POSIX only",
-    "serve/label/answers.py: fcntl": "POSIX only",
     "system/device.py: resource": "POSIX only",
     "system/imports.py: importlib.metadata": "only a missing library needs it",
     "system/rundir.py: importlib.metadata": "it imports email and zipfile",
+    "system/files.py: fcntl": "POSIX only",
     "system/rundir.py: fcntl": "POSIX only",
 }
 """`module: imported module` and why it is imported late though it is light."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Commands, Parser, add_options
-from vitft.data.download.resumable import DownloadLimits
 from vitft.system.errors import UsageError
 from vitft.system.text import count, labelled, shell_quote
 
@@ -30,7 +29,7 @@ def add_data(parser: Parser) -> None:
 
 def _fetch_data(args: argparse.Namespace) -> int:
     """Download and unpack an archive, and print a summary of its contents."""
-    from vitft.data.download.fetch import fetch_folder, select_archive
+    from vitft.data.download.fetch import DownloadLimits, fetch_folder, select_archive
 
     archive = select_archive(args.name, url=args.url, folder=args.out, sha256=args.sha256)
     target = Path(args.out).expanduser() if args.out else Path(archive.name)

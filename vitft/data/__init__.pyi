@@ -10,14 +10,14 @@ from .demo import FLOWERS_BY_KIND as FLOWERS_BY_KIND
 from .demo import draw_demo as draw_demo
 from .download.archive import ArchiveLimits as ArchiveLimits
 from .download.archive import unpack as unpack
+from .download.fetch import DownloadLimits as DownloadLimits
 from .download.fetch import fetch_folder as fetch_folder
+from .download.fetch import fetch_to_part as fetch_to_part
 from .download.registry import Archive as Archive
-from .download.resumable import DownloadLimits as DownloadLimits
-from .download.resumable import fetch_to_part as fetch_to_part
-from .download.web_image import LimitedRedirects as LimitedRedirects
 from .download.web_image import WebLimits as WebLimits
 from .download.web_image import fetch_image as fetch_image
 from .download.web_image import is_public as is_public
+from .download.web_image import redirected as redirected
 from .duplicates import BLANK_REMARK as BLANK_REMARK
 from .duplicates import FINGERPRINT_BYTES as FINGERPRINT_BYTES
 from .duplicates import TABLE_BITS as TABLE_BITS

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitft.config.sections import DataSpec
-from vitft.data.array_files import PUBLISHED_SIZES, TORCHVISION
+from vitft.data.arrays import PUBLISHED_SIZES, TORCHVISION
 from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import (

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from vitft.data.array_files import npz_subsets
+from vitft.data.arrays import npz_subsets
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import TABLE_SUFFIXES
 from vitft.data.walk import ARCHIVE_SUFFIXES, suffix_of

@@ -76,11 +76,11 @@ def load_initial_model(
         )
     report = replace(report, transform=fitted(report.transform, weights))
     if announce:
-        log_model(weights.name, report)
+        _log_model(weights.name, report)
     return model, report
 
 
-def log_model(weights: str, report: LoadReport) -> None:
+def _log_model(weights: str, report: LoadReport) -> None:
     """Log which weights were loaded into a model, and how; what was assumed is always shown."""
     if weights.startswith(RANDOM):
         random = f"random weights instead of {weights.removeprefix(RANDOM)}"

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from vitft.config.run import read_run_config
-from vitft.data.array_files import holds_arrays
+from vitft.data.arrays import holds_arrays
 from vitft.data.pictures import jpeg_uri
 from vitft.data.remote.places import short_name
 from vitft.data.split import Manifest, Row

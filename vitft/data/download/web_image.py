@@ -1,4 +1,4 @@
-"""Download of a single image, with limits on size, time and redirects.
+"""Guarded requests to web servers, with limits on size, time and redirects.
 
 Only http and https are allowed; redirects from https to http are refused, as are private addresses
 by default. A user name and password are sent only to the host, not to redirect targets.
@@ -6,18 +6,17 @@ by default. A user name and password are sent only to the host, not to redirect 
 
 import base64
 import contextlib
-import functools
 import http.client
 import ipaddress
 import socket
+import string
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
-from urllib.parse import quote, unquote, urlsplit
+from typing import Self
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from vitft.system.errors import ImageError
 from vitft.system.text import describe_os_error, redacted
@@ -83,26 +82,23 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.sockets: list[socket.socket] = []
-        self.set()
+        self.timer: threading.Timer | None = None
 
     def __enter__(self) -> Self:
-        self.timer.start()
+        self.renew()
         return self
 
-    def set(self) -> None:
-        """Set the deadline to `seconds` from now, and create its timer without starting it."""
+    def renew(self) -> None:
+        """Move the deadline to `seconds` from now."""
+        self.__exit__()
         self.deadline = time.monotonic() + self.seconds
         self.timer = threading.Timer(self.seconds, self.cut)
         self.timer.daemon = True
-
-    def renew(self) -> None:
-        """Move the deadline to `seconds` from now, and restart its timer."""
-        self.timer.cancel()
-        self.set()
         self.timer.start()
 
     def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
+        if self.timer:
+            self.timer.cancel()
 
     def cut(self) -> None:
         """Shut down all open sockets, which unblocks any pending reads."""
@@ -130,7 +126,9 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:
         try:
-            with contextlib.closing(open_url(url, limits, clock)) as answer:
+            with open_url(url, limits, clock) as answer:
+                if answer.status >= 300:
+                    raise ImageError(url, status_line(answer))
                 announced = answer.headers.get("Content-Length", "")
                 too_large = f"larger than {limits.max_bytes / 2**20:g} MB"
                 if announced.isdigit() and int(announced) > limits.max_bytes:
@@ -145,9 +143,6 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
                 return bytes(data)
         except ImageError as error:
             reason = error.reason
-        except urllib.error.HTTPError as error:
-            with error:  # close the connection
-                reason = status_line(error)
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = connection_failure(error)
         if clock.is_up:
@@ -155,109 +150,99 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     raise ImageError(url, reason)
 
 
+@contextlib.contextmanager
 def open_url(
     url: str, limits: WebLimits, clock: Deadline, headers: Mapping[str, str] | None = None
-) -> Any:  # noqa: ANN401 - urllib's response
-    """Open an address and return the response without reading its body."""
-    parts = urlsplit(quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]"))  # escape spaces
-    login, _, host = parts.netloc.rpartition("@")
-    address = parts._replace(netloc=host).geturl()
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        LimitedRedirects(limits.redirects),
-        _DeadlineHandler(clock, allow_private=limits.allow_private),
-    ):
-        opener.add_handler(handler)
-    request = urllib.request.Request(address, headers={"User-Agent": "vitft", **(headers or {})})
-    if login:
-        user, _, password = (unquote(part) for part in login.partition(":"))
-        token = base64.b64encode(f"{user}:{password}".encode()).decode()
-        request.add_unredirected_header("Authorization", f"Basic {token}")
-    return opener.open(request, timeout=clock.left)
+) -> Iterator[http.client.HTTPResponse]:
+    """Yield the response to a GET request, after redirects, without reading its body."""
+    url = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # escape spaces
+    given = {"User-Agent": "vitft", "Connection": "close", **(headers or {})}
+    login = _basic_login(urlsplit(url), "Authorization")  # not sent after a redirect
+    for _ in range(limits.redirects + 1):
+        connection, target, own = _connection_to(urlsplit(url), limits, clock)
+        with contextlib.closing(connection):
+            connection.request("GET", target, headers={**given, **login, **own})
+            with contextlib.closing(connection.getresponse()) as answer:
+                place = answer.headers.get("Location")
+                if answer.status not in (301, 302, 303, 307, 308) or not place:
+                    yield answer
+                    return
+        url, login = redirected(url, place), {}
+    raise ValueError("too many redirects")
 
 
-def status_line(error: urllib.error.HTTPError) -> str:
+def redirected(url: str, place: str) -> str:
+    """Return the address to which a response redirects; a ValueError if that is refused."""
+    target = urljoin(url, quote(place, safe=string.punctuation, encoding="iso-8859-1"))
+    if not is_url(target):
+        raise ValueError("redirected to an address that is neither http nor https")
+    if url.lower().startswith("https://") and not target.lower().startswith("https://"):
+        raise ValueError("redirected from https to http")
+    return target
+
+
+def status_line(answer: http.client.HTTPResponse) -> str:
     """Return a short description of a response with an error status."""
-    return redacted(f"the server responded with {error.code} {error.reason}").splitlines()[0][:160]
+    text = f"the server responded with {answer.status} {answer.reason}"
+    return redacted(text).splitlines()[0][:160]
 
 
 def connection_failure(error: Exception) -> str:
     """Return a short description of a connection failure, without Python class names."""
-    cause = getattr(error, "reason", error)  # urllib wraps the cause
-    if isinstance(cause, TimeoutError):
+    if isinstance(error, TimeoutError):
         return "no response in time"
-    if isinstance(cause, socket.gaierror):
+    if isinstance(error, socket.gaierror):
         return "no such host"
-    if isinstance(cause, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         return "connection refused"
-    text = describe_os_error(cause) if isinstance(cause, OSError) and str(cause) else str(cause)
+    text = describe_os_error(error) if isinstance(error, OSError) and str(error) else str(error)
     return redacted(" ".join(text.split()))[:120] or "the connection was closed"
 
 
-class LimitedRedirects(urllib.request.HTTPRedirectHandler):
-    """Handler that follows a limited number of redirects, never from https to http or elsewhere."""
+def _connection_to(
+    parts: SplitResult, limits: WebLimits, clock: Deadline
+) -> tuple["_DeadlineConnection", str, dict[str, str]]:
+    """Return a connection for an address, what to ask it for, and headers for a proxy."""
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    if not host:
+        raise ValueError("the address has no host")
+    port = parts.port or (443 if is_tls else 80)
+    kind = _DeadlineTLSConnection if is_tls else _DeadlineConnection
+    netloc = parts.netloc.rpartition("@")[2]
+    parts = parts._replace(netloc=netloc, path=parts.path or "/", fragment="")
+    target = parts._replace(scheme="", netloc="").geturl()
+    proxy = "" if proxy_bypass(netloc) else getproxies().get(parts.scheme, "")
+    if not proxy:
+        return kind(host, port, clock=clock, check=not limits.allow_private), target, {}
+    # A proxy, which the user has chosen, resolves host names itself: only names can be checked
+    if not limits.allow_private:
+        is_private = host.rstrip(".") == "localhost" or host.endswith(".localhost")
+        with contextlib.suppress(ValueError):  # a name, which the proxy resolves
+            is_private = is_private or not is_public(host)
+        if is_private:
+            raise PrivateAddressError(host, host)
+    through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    login = _basic_login(through, "Proxy-Authorization")
+    connection = kind(through.hostname or "", through.port or 80, clock=clock, check=False)
+    if not is_tls:
+        return connection, parts.geturl(), login
+    connection.set_tunnel(host, port, login)
+    return connection, target, {}
 
-    max_repeats = max_redirections = 1000  # redirect_request enforces the limit
 
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: Any,  # noqa: ANN401
-        code: int,
-        msg: str,
-        headers: Any,  # noqa: ANN401
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        self.left -= 1
-        if self.left < 0:
-            raise ValueError("too many redirects")
-        was, becomes = req.full_url.lower(), newurl.lower()
-        if not becomes.startswith(_SCHEMES):
-            raise ValueError("redirected to an address that is neither http nor https")
-        if was.startswith("https://") and not becomes.startswith("https://"):
-            raise ValueError("redirected from https to http")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-class _DeadlineHandler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Handler that opens connections with a deadline, by default only to public addresses."""
-
-    def __init__(self, clock: Deadline, *, allow_private: bool) -> None:
-        super().__init__()
-        self.clock, self.allow_private = clock, allow_private
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self.connection(_DeadlineConnection, req), req)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self.connection(_DeadlineTLSConnection, req), req)
-
-    def connection(
-        self, kind: "type[_DeadlineConnection]", req: urllib.request.Request
-    ) -> "Callable[..., _DeadlineConnection]":
-        # A proxy, which the user has chosen, resolves host names itself: only names can be checked
-        parts = urlsplit(req.full_url)
-        is_proxied = req.host != unquote(parts.netloc)
-        if is_proxied and not self.allow_private:
-            host = (parts.hostname or "").lower()
-            is_private = host.rstrip(".") == "localhost" or host.endswith(".localhost")
-            with contextlib.suppress(ValueError):  # a name, which the proxy resolves
-                is_private = is_private or not is_public(host)
-            if is_private:
-                raise PrivateAddressError(host, host)
-        check = not (is_proxied or self.allow_private)
-        return functools.partial(kind, clock=self.clock, check=check)
+def _basic_login(parts: SplitResult, header: str) -> dict[str, str]:
+    """Return the header for the user name and password in an address, if any."""
+    if parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {header: f"Basic {base64.b64encode(login.encode()).decode()}"}
 
 
 class _DeadlineConnection(http.client.HTTPConnection):
-    def __init__(self, *args: Any, clock: Deadline, check: bool, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **options)
+    """Connection with a deadline, by default only to public addresses."""
+
+    def __init__(self, host: str, port: int, *, clock: Deadline, check: bool) -> None:
+        super().__init__(host, port)
         self.clock, self.check = clock, check
 
     def connect(self) -> None:

@@ -71,10 +71,6 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
 
     Return the shards, notes on splits that are not used, and the version of the data: a commit on
     the hub, or a digest of names, sizes and times of local files.
-
-    Raises:
-        DataError: The dataset cannot be read, or has no images.
-        ResourceError, RunError: A shard cannot be written.
     """
     require_extra("sources", feature=f"reading {place.text}")
     hub = parse_name(place.address)

@@ -6,7 +6,6 @@ which `remote.prepare` makes. Nothing here reads the network or imports anything
 
 import glob
 import hashlib
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ COPY = re.compile(r"(?P<root>.+?-[0-9a-f]{12}\.copy)[\\/](?P<member>.+)", re.DOT
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 _MAX_SHARDS = 100_000
-WEB = ("http", "https")
+_WEB = ("http", "https")
 FILE_SYSTEMS = {
     "s3": "s3fs",
     "gs": "gcsfs",
@@ -107,12 +106,12 @@ def check_place(data: str) -> Place | None:
     archive = _ARCHIVE_NAME.search(urlsplit(data).path if scheme else data)
     is_tar = archive is not None and archive[1].lower() == "tar"
     if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
-        folders = f"vitft data fetch --url {data}" if scheme in WEB else "unpack it"
+        folders = f"vitft data fetch --url {data}" if scheme in _WEB else "unpack it"
         raise UsageError(
             f"{data} is a tar file, which may be a shard or an archive of a folder",
             fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls); otherwise, {folders}",
         )
-    if scheme in WEB:
+    if scheme in _WEB:
         raise UsageError(
             f"{data} is an address, not a folder or a table",
             fix="fetch an archive of images with vitft data fetch --url URL, or use wds:URL for "
@@ -152,23 +151,18 @@ def _texts_in_braces(inside: str) -> Sequence[str] | None:
 
 
 def list_shards(address: str) -> list[ShardPlace]:
-    """Return the shards that an address with braces or, for paths, a pattern names.
-
-    Raises:
-        DataError: No file matches the pattern.
-        UsageError: An address is not that of an uncompressed tar file, or of no supported scheme.
-    """
+    """Return the shards that an address with braces or, for paths, a pattern names."""
     if address.lower().startswith("pipe:"):
         raise UsageError(
             f"wds:{address} names a command, and vitft does not run commands from data",
             fix="use the address that the command reads",
         )
     scheme = scheme_of(address)
-    if scheme not in ("", "file", *WEB, *FILE_SYSTEMS):
+    if scheme not in ("", "file", *_WEB, *FILE_SYSTEMS):
+        schemes = ", ".join(f"{name}://" for name in (*_WEB, *FILE_SYSTEMS))
         raise UsageError(
             f"wds:{address}: {scheme}:// is not supported",
-            fix=f"use a path, {', '.join(f'{name}://' for name in (*WEB, *FILE_SYSTEMS))}, or copy "
-            "the shards to this machine",
+            fix=f"use a path, {schemes}, or copy the shards to this machine",
         )
     addresses = [address]
     while match := _BRACES.search(addresses[0]):
@@ -182,7 +176,7 @@ def list_shards(address: str) -> list[ShardPlace]:
     if scheme in ("", "file"):
         paths = [os.path.abspath(_local_path(one)) for one in addresses]  # noqa: PTH100
         addresses = [path for one in paths for path in _matching(one)]
-    paths = [unquote(urlsplit(one).path) if scheme in WEB else one for one in addresses]
+    paths = [unquote(urlsplit(one).path) if scheme in _WEB else one for one in addresses]
     for path, one in zip(paths, addresses, strict=True):
         if not path.lower().endswith(".tar"):
             packed = _ARCHIVE_NAME.search(path)
@@ -190,12 +184,9 @@ def list_shards(address: str) -> list[ShardPlace]:
                 f"wds:{one} is {'a compressed archive' if packed else 'not a .tar file'}",
                 fix="use uncompressed .tar shards: single images are read from them",
             )
-    # The longest folder in which all files lie
-    first, last = min(paths), max(paths)
-    pairs = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    common = "".join(f"{one}/" for one, _ in same)
-    names = [safe_name(path[len(common) :]) for path in paths]
+    prefix = os.path.commonprefix(paths)  # noqa: RUF071 - cut at a slash
+    folder = prefix.rpartition("/")[0]  # the longest in which all files lie
+    names = [safe_name(path[len(folder) :]) for path in paths]
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"wds:{address} names {twice} twice", fix="name each shard once")

@@ -8,26 +8,24 @@ import csv
 import functools
 import hashlib
 import io
-import json
 import os
-import posixpath
 import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitft.data.download.archive import (
-    ARCHIVE_ERRORS,
+    ArchiveEntry,
     ArchiveLimits,
     ArchiveRefusedError,
-    TarStream,
-    parts_of,
-    tar_entry,
+    accepted_entries,
+    as_data_error,
+    tar_entries,
 )
 from vitft.data.parts import part_named
 from vitft.data.remote.places import COPY, INDEX
@@ -35,7 +33,7 @@ from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import TableReader, cell_text, open_text
 from vitft.data.walk import suffix_of, unused_notes
 from vitft.system.errors import DataError, ImageError, RunError
-from vitft.system.files import open_regular, read_regular, write_atomically
+from vitft.system.files import open_regular, read_regular
 from vitft.system.structure import parse_json, structured
 from vitft.system.text import count, listing
 
@@ -60,25 +58,14 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class _ShardSamples:
+class ShardSamples:
+    """The contents of a shard."""
+
     samples: Mapping[str, _Sample]  # mapping from keys to samples, in the order of the shard
     unused: Mapping[str, int]  # number of members that are neither images nor text, by suffix
 
 
-class _SeekingStream(TarStream):
-    """Stream of a tar file that skips the contents of members instead of reading them."""
-
-    def seek(self, place: int) -> int:
-        if place < self.place:
-            raise ArchiveRefusedError("its headers overlap")
-        if place > self.packed:
-            raise ArchiveRefusedError(f"it ends after {self.packed:,} bytes, within a member")
-        self.file.seek(place)
-        self.place = place
-        return place
-
-
-def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
+def read_samples(shard: Path, *, shown: str) -> ShardSamples:
     """Read the samples of a shard, called `shown` in messages.
 
     Raises:
@@ -87,80 +74,58 @@ def read_samples(shard: Path, *, shown: str) -> _ShardSamples:
     """
     found: dict[str, _Sample] = {}
     unused: Counter[str] = Counter()
-    try:
-        with shard.open("rb") as file:
-            head = file.read(tarfile.BLOCKSIZE)
-            if head[257:262] != b"ustar":
-                compressed = "it is compressed, and only uncompressed shards are read"
-                kinds = (
-                    (not head, "it is empty"),
-                    (head[:2] == b"\x1f\x8b", compressed),
-                    (head.lstrip()[:1] == b"<", "it is not a tar file (it looks like a web page)"),
-                    (True, "it is not a tar file"),
-                )
-                raise ArchiveRefusedError(next(kind for is_kind, kind in kinds if is_kind))
-            file.seek(0)
-            _collect_samples(file, os.fstat(file.fileno()).st_size, found, unused)
-    except ArchiveRefusedError as refusal:
-        fix = "write the shard again, or get it from another source"
-        raise DataError(f"the shard {shown} was refused: {refusal}", fix=fix) from refusal
-    except ARCHIVE_ERRORS as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise DataError(
-            f"the shard {shown} is incomplete or damaged ({reason})",
-            fix="write or fetch the shard again",
-        ) from error
-    return _ShardSamples(found, unused)
-
-
-def _collect_samples(
-    file: IO[bytes], size: int, found: dict[str, _Sample], unused: Counter[str]
-) -> None:
-    """Add the samples of an open tar file to `found`, and count members that are not used."""
-    stream = _SeekingStream(file, size, _LIMITS)
     seen: set[str] = set()
-    with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as tar:
-        while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined] # do not keep all members in memory
-            entry = tar_entry(member, stream)
-            name = "/".join(parts_of(entry))
-            if entry.is_folder or posixpath.basename(name).startswith("."):
+    fix = "write the shard again, or get it from another source"
+    with shard.open("rb") as file, as_data_error(f"the shard {shown}", fix=fix):
+        head = file.read(tarfile.BLOCKSIZE)
+        if head[257:262] != b"ustar":
+            compressed = "it is compressed, and only uncompressed shards are read"
+            kinds = (
+                (not head, "it is empty"),
+                (head[:2] == b"\x1f\x8b", compressed),
+                (head.lstrip()[:1] == b"<", "it is not a tar file (it looks like a web page)"),
+                (True, "it is not a tar file"),
+            )
+            raise ArchiveRefusedError(next(kind for is_kind, kind in kinds if is_kind))
+        file.seek(0)
+        size = os.fstat(file.fileno()).st_size
+        for entry, parts in accepted_entries(tar_entries(file, size, _LIMITS), size, _LIMITS):
+            name = "/".join(parts)
+            if parts[-1].startswith("."):
                 continue
             if name in seen:
                 raise ArchiveRefusedError(f"the entry '{name}' occurs twice")
             seen.add(name)
-            if len(seen) > _LIMITS.entries:
-                raise ArchiveRefusedError(f"it has more than {_LIMITS.entries:,} entries")
             folder, slash, base = name.rpartition("/")  # the key ends as in `base_plus_ext`
             stem, _, component = base.partition(".")  # of WebDataset
             key, component = f"{folder}{slash}{stem}", component.lower()
             if f".{component.rpartition('.')[2]}" in FORMAT_BY_SUFFIX:
-                place = _Member(name, member.offset_data, member.size)
+                place = _Member(name, entry.offset, entry.size)
                 found.setdefault(key, _Sample()).images[component] = place
             elif component in _TEXTS or component == "json":
-                if entry.size > _MAX_MEMBER_BYTES:
-                    raise ArchiveRefusedError(
-                        f"the entry '{name}' has {entry.size:,} bytes, more than the limit of "
-                        f"{_MAX_MEMBER_BYTES:,}"
-                    )
-                text = b"".join(entry.content()).decode("utf-8", "surrogateescape")
-                fields = (
-                    _json_fields(name, text)
-                    if component == "json"
-                    else {component: _one_line(text)}
-                )
+                fields = _text_fields(entry, component)
                 found.setdefault(key, _Sample()).fields.update(fields)
             else:
                 unused[suffix_of(name)] += 1
-        stream.finish()
+    return ShardSamples(found, unused)
 
 
-def _json_fields(name: str, text: str) -> dict[str, str]:
-    """Return the fields of a JSON object, or another value as `json`, as text; nothing nested."""
+def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
+    """Return the text of a member, or the fields of its JSON object that are not nested."""
+    if entry.size > _MAX_MEMBER_BYTES:
+        raise ArchiveRefusedError(
+            f"the entry '{entry.name}' has {entry.size:,} bytes, more than the limit of "
+            f"{_MAX_MEMBER_BYTES:,}"
+        )
+    source = entry.open()
+    assert source is not None
+    text = source.read().decode("utf-8", "surrogateescape")
+    if component != "json":
+        return {component: _one_line(text)}
     try:
         value: Any = parse_json(text)
     except ValueError as error:
-        raise ArchiveRefusedError(f"the entry '{name}' is not valid JSON") from error
+        raise ArchiveRefusedError(f"the entry '{entry.name}' is not valid JSON") from error
     fields = value if isinstance(value, dict) else {"json": value}
     texts: dict[str, str] = {}
     for key, inside in fields.items():
@@ -178,70 +143,65 @@ def _one_line(text: str) -> str:
 # index of a local copy: its samples as a table of labels ------------------------------------------
 
 
-class IndexTable:
-    """The samples of all shards as a table.
+class IndexTable(NamedTuple):
+    """The samples of all shards as a table."""
+
+    header: list[str]
+    rows: Iterator[list[str]]
+    images: int  # number of samples with an image, i.e. of rows
+    notes: list[str]
+
+
+def index_table(shards: Mapping[str, ShardSamples]) -> IndexTable:
+    """Return the samples of all shards as a table.
 
     The column `path` contains the image of a sample or, if it has several, the one whose component
     has no dot, e.g. `jpg` rather than `seg.png`. If that does not choose one image of each sample,
     there is one column for each component, and `data.path_column` chooses.
     """
+    found: set[str] = set()  # components of images
+    fields: dict[str, None] = {}
+    images, has_main = 0, True
+    for _, sample in _all_samples(shards):
+        found.update(sample.images)
+        fields |= dict.fromkeys(sample.fields)
+        images += bool(sample.images)
+        has_main = has_main and (not sample.images or len(_main_images(sample)) == 1)
+    if has_main:  # others, unless the only image of each sample has a dot in its component
+        dotted = {name for name in found if "." in name}
+        found = dotted if dotted != found else set()
+    components = sorted(found)
+    # The subset that each shard's name contains as a word, e.g. `train-00.tar`
+    words = [{*map(part_named, re.split(r"[^A-Za-z]+", name))} - {""} for name in shards]
+    parts = dict(zip(shards, (min(own, default="") for own in words), strict=True))
+    is_split = "split" not in fields and all(len(own) == 1 for own in words)
+    is_split = is_split and "train" in parts.values() and len({*parts.values()}) > 1
+    own = ["path"] * has_main + components + ["split"] * is_split
+    taken = {name.lower() for name in own}
+    names = [f"json.{name}" if name.lower() in taken else name for name in fields]
+    notes = unused_notes(sum((Counter(one.unused) for one in shards.values()), Counter()))
+    if without := sum(len(one.samples) for one in shards.values()) - images:
+        notes.append(f"not used: {count(without, 'sample')} without an image")
+    if is_split:
+        listed = listing(dict.fromkeys(parts.values()))
+        notes.append(f"the names of the shards divide the data into {listed}")
 
-    def __init__(self, shards: Mapping[str, _ShardSamples]) -> None:
-        self.shards = shards
-        components: dict[str, None] = {}
-        fields: dict[str, None] = {}
-        self.images = self.without = 0
-        has_main = True
-        for _, sample in self.samples():
-            components |= dict.fromkeys(sample.images)
-            fields |= dict.fromkeys(sample.fields)
-            self.images += bool(sample.images)
-            self.without += not sample.images
-            has_main = has_main and (not sample.images or len(_main_images(sample)) == 1)
-        self.fields = tuple(fields)
-        # The subset that each shard's name contains as a word, e.g. `train-00.tar`
-        words = (re.split(r"[^A-Za-z]+", name) for name in shards)
-        found = [{*map(part_named, own)} - {""} for own in words]
-        parts = [str(min(own)) for own in found if len(own) == 1 and "split" not in fields]
-        is_split = len(parts) == len(shards) and "train" in parts and len({*parts}) > 1
-        self.parts = dict(zip(shards, parts, strict=True)) if is_split else {}
-        self.components = tuple(
-            sorted(name for name in components if not (has_main and "." not in name))
-        )
-        if has_main and not any("." not in name for name in components):
-            self.components = ()  # the only image of each sample has a dot in its component
-        own = ["path"] * has_main + [*self.components] + ["split"] * bool(self.parts)
-        taken = {name.lower() for name in own}
-        names = [f"json.{name}" if name.lower() in taken else name for name in self.fields]
-        self.has_main = has_main
-        self.header = [*own, *names]
+    def rows() -> Iterator[list[str]]:
+        for shard, sample in _all_samples(shards):
+            if sample.images:
+                paths = {name: f"{shard}/{one.name}" for name, one in sample.images.items()}
+                main = [paths[_main_images(sample)[0]]] if has_main else []
+                others = (paths.get(name, "") for name in components)
+                texts = (sample.fields.get(name, "") for name in fields)
+                yield [*main, *others, *[parts[shard]] * is_split, *texts]
 
-    def samples(self) -> Iterator[tuple[str, _Sample]]:
-        for name, contents in self.shards.items():
-            for sample in contents.samples.values():
-                yield name, sample
+    return IndexTable([*own, *names], rows(), images, notes)
 
-    def rows(self) -> Iterator[list[str]]:
-        for shard, sample in self.samples():
-            if not sample.images:
-                continue
-            found = {name: f"{shard}/{one.name}" for name, one in sample.images.items()}
-            main = [found[_main_images(sample)[0]]] if self.has_main else []
-            part = [self.parts[shard]] if self.parts else []
-            others = (found.get(name, "") for name in self.components)
-            yield [*main, *others, *part, *(sample.fields.get(name, "") for name in self.fields)]
 
-    def notes(self) -> list[str]:
-        unused: Counter[str] = Counter()
-        for contents in self.shards.values():
-            unused.update(contents.unused)
-        notes = unused_notes(unused)
-        if self.without:
-            notes.append(f"not used: {count(self.without, 'sample')} without an image")
-        if self.parts:
-            parts = listing(dict.fromkeys(self.parts.values()))
-            notes.append(f"the names of the shards divide the data into {parts}")
-        return notes
+def _all_samples(shards: Mapping[str, ShardSamples]) -> Iterator[tuple[str, _Sample]]:
+    for name, contents in shards.items():
+        for sample in contents.samples.values():
+            yield name, sample
 
 
 def _main_images(sample: _Sample) -> list[str]:
@@ -315,13 +275,6 @@ class LocalCopy:
     format: int = _FORMAT
 
 
-class IndexedShard(NamedTuple):
-    """A shard and its samples."""
-
-    file: ShardFile
-    contents: _ShardSamples
-
-
 def read_copy(folder: Path) -> LocalCopy | None:
     """Return the description of a copy, or None if it does not exist or is not complete."""
     try:
@@ -346,41 +299,17 @@ def copy_of_table(table: Path) -> LocalCopy | None:
     return read_copy(table.parent)
 
 
-def write_samples(path: Path, shard: IndexedShard) -> None:
-    """Record the samples of a shard, so that a copy that was interrupted does not read it again."""
-    samples = {key: [one.images, one.fields] for key, one in shard.contents.samples.items()}
-    fields = {"format": _FORMAT, "file": asdict(shard.file), "unused": shard.contents.unused}
-    write_atomically(path, json.dumps({**fields, "samples": samples}))
-
-
-def read_samples_record(path: Path) -> IndexedShard | None:
-    """Return a shard that `write_samples` recorded, or None if there is no valid record."""
-    try:
-        fields: Mapping[str, Any] = parse_json(read_regular(path, limit=_MAX_JSON_BYTES))
-        if fields["format"] != _FORMAT:
-            return None
-        samples = {
-            key: _Sample({name: _Member(*one) for name, one in images.items()}, texts)
-            for key, (images, texts) in fields["samples"].items()
-        }
-        return IndexedShard(
-            structured(fields["file"], ShardFile), _ShardSamples(samples, fields["unused"])
-        )
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
 # images in the shards of a local copy: each is found by its path and read at random ---------------
 
 _Positions = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def encode_positions(table: IndexTable) -> bytes:
+def encode_positions(shards: Mapping[str, ShardSamples]) -> bytes:
     """Return the content of members.npy for the images of all samples."""
-    numbers = {name: number for number, name in enumerate(table.shards)}
+    numbers = {name: number for number, name in enumerate(shards)}
     columns = [
         (_key_of_path(f"{shard}/{one.name}"), numbers[shard], one.offset, one.size)
-        for shard, sample in table.samples()
+        for shard, sample in _all_samples(shards)
         for one in sample.images.values()
     ]
     array = np.array(sorted(columns), np.uint64).reshape(-1, 4).T
