@@ -237,3 +237,38 @@ def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(
 )
 def test_public_addresses_are_told_from_all_others(address: str, public: bool) -> None:
     assert is_public(address) == public
+
+
+class Proxy(QuietHandler):
+    """Answers what it is asked for, with the login that it was given."""
+
+    def do_GET(self) -> None:
+        body = f"{self.path} {self.headers['Host']} {self.headers['Proxy-Authorization']}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_CONNECT(self) -> None:
+        self.send_error(403, f"no tunnel to {self.path}")
+
+
+def test_a_proxy_is_asked_for_names_that_it_resolves_but_not_for_private_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with loopback(Proxy) as url:
+        for scheme in ("http", "https"):
+            monkeypatch.setenv(f"{scheme}_proxy", url.replace("://", "://me:p%40ss@"))
+
+        asked = fetch_image("http://you:secret@pictures.example/a%20b.jpg?x=1#top").decode()
+        with pytest.raises(ImageError, match="403 no tunnel to pictures.example:443"):
+            fetch_image("https://pictures.example/a.jpg")
+        for host in ("localhost", "box.localhost", "10.0.0.7", "[::1]"):
+            with pytest.raises(ImageError, match="a private address"):
+                fetch_image(f"http://{host}/a.jpg")
+
+    assert asked == (
+        "http://pictures.example/a%20b.jpg?x=1 pictures.example Basic bWU6cEBzcw=="  # me:p@ss
+    )
