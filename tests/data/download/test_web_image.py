@@ -263,7 +263,7 @@ def test_a_proxy_is_asked_for_names_that_it_resolves_but_not_for_private_ones(
             monkeypatch.setenv(f"{scheme}_proxy", url.replace("://", "://me:p%40ss@"))
 
         asked = fetch_image("http://you:secret@pictures.example/a%20b.jpg?x=1#top").decode()
-        with pytest.raises(ImageError, match="403 no tunnel to pictures.example:443"):
+        with pytest.raises(ImageError, match=r"403 no tunnel to pictures\.example:443"):
             fetch_image("https://pictures.example/a.jpg")
         for host in ("localhost", "box.localhost", "10.0.0.7", "[::1]"):
             with pytest.raises(ImageError, match="a private address"):
