@@ -21,12 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.summary import Results
-from vitft.serve.batching import (
-    CONTENT_TYPE,
-    BatchQueue,
-    MetricsMiddleware,
-    ServerMetrics,
-)
+from vitft.serve.batching import CONTENT_TYPE, BatchQueue, ServerMetrics
 from vitft.serve.limits import ANSWER_SECONDS, Access, host_name, is_own_page
 from vitft.serve.page import build_page
 from vitft.serve.uploads import MemoryBudget, Upload, read_form, received_body
@@ -344,7 +339,7 @@ async def _check_parameters(request: Request) -> None:
             raise HTTPException(422, f"the query parameter {name} is given more than once")
 
 
-def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
+def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
     """Return the ASGI application, which runs the queue during its lifespan."""
 
     @asynccontextmanager
@@ -387,7 +382,8 @@ def make_app(queue: BatchQueue, access: Access) -> MetricsMiddleware:
     )
     add_error_handlers(app)
     handlers.server_metrics.paths = {path for path, _ in _methods(app)}
-    return MetricsMiddleware(SecurityMiddleware(app, access), handlers.server_metrics)
+    handlers.server_metrics.app = SecurityMiddleware(app, access)
+    return handlers.server_metrics
 
 
 def _methods(app: FastAPI) -> list[tuple[str, str]]:

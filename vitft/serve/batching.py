@@ -10,8 +10,8 @@ import io
 import logging
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
@@ -229,69 +229,19 @@ request_log = logging.getLogger("vitft.serve.requests")
 
 
 class ServerMetrics:
-    """Counts and durations of requests, and the state of the queue."""
+    """ASGI middleware that counts and logs every request, including those that are refused."""
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.started = queue, time.time()
+        self.app: ASGIApp
         self.paths: Collection[str] = ()
         """Paths of the routes."""
         self.requests = Counter[tuple[str, int]]()
         """Number of requests by path and status."""
         self.buckets = Counter[tuple[str, float]]()
         """Number of requests by path and upper bound of the duration in seconds."""
-        self.seconds = dict[str, float]()
-        """Total duration of the requests by path."""
-
-    def add(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that took `seconds` from its headers to the end of the response."""
-        name = path if path in self.paths else _OTHER
-        self.requests[name, status] += 1
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        for bound in _LATENCY_BOUNDS:
-            self.buckets[name, bound] += seconds <= bound
-
-    def text(self) -> str:
-        """Return all metrics in the text format of Prometheus."""
-        return "".join(f"{line}\n" for line in self.lines())
-
-    def lines(self) -> Iterator[str]:
-        queue = self.queue
-        run = queue.pipeline.postprocess.run_name.encode("utf-8", "replace").decode()
-        run = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        yield from family("info", "gauge", "Version and run of the model; always 1.")
-        yield f'vitft_info{{version="{version("vitft")}",run="{run}"}} 1'
-        for name, kind, value, text in (
-            ("start_time_seconds", "gauge", self.started, "Time when the model was ready."),
-            ("queue_images", "gauge", queue.admitted, "Images that wait or are computed."),
-            ("queue_limit", "gauge", queue.limits.queue, "Maximum of vitft_queue_images."),
-            ("batches_total", "counter", queue.num_batches, "Batches that were predicted."),
-            ("images_total", "counter", queue.num_predicted, "Images in these batches."),
-        ):
-            yield from family(name, kind, text)
-            yield f"vitft_{name} {value}"
-        yield from family("requests_total", "counter", "Requests by path and status.")
-        for (path, status), number in sorted(self.requests.items()):
-            yield f'vitft_requests_total{{path="{path}",status="{status}"}} {number}'
-        yield from family("request_seconds", "histogram", "Time from headers to end of response.")
-        for path, seconds in sorted(self.seconds.items()):
-            total = sum(n for (name, _), n in self.requests.items() if name == path)
-            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
-            for edge, number in (*counts, ("+Inf", total)):
-                yield f'vitft_request_seconds_bucket{{path="{path}",le="{edge}"}} {number}'
-            yield f'vitft_request_seconds_sum{{path="{path}"}} {seconds:.6f}'
-            yield f'vitft_request_seconds_count{{path="{path}"}} {total}'
-
-
-def family(name: str, kind: str, text: str) -> tuple[str, str]:
-    """Return the lines that precede the values of a metric."""
-    return f"# HELP vitft_{name} {text}", f"# TYPE vitft_{name} {kind}"
-
-
-class MetricsMiddleware:
-    """ASGI middleware that counts and logs every request, including those that are refused."""
-
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self.app, self.metrics = app, metrics
+        self.seconds = defaultdict[str, float](float)
+        """Total duration of the requests by path, from the headers to the end of the response."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -309,9 +259,47 @@ class MetricsMiddleware:
             await self.app(scope, receive, watch)
         finally:
             seconds = time.perf_counter() - started
-            self.metrics.add(scope["path"], status, seconds)
+            name = scope["path"] if scope["path"] in self.paths else _OTHER
+            self.requests[name, status] += 1
+            self.seconds[name] += seconds
+            self.buckets.update((name, bound) for bound in _LATENCY_BOUNDS if seconds <= bound)
             if request_log.isEnabledFor(logging.DEBUG):
                 # Uvicorn's own access log has neither the time nor the duration.
                 now = datetime.now().astimezone().isoformat(timespec="seconds")
                 what = f"{(scope.get('client') or '-')[0]} {scope['method']} {scope['path']}"
                 request_log.debug(f"{now} {what} {status} {1000 * seconds:.1f} ms")
+
+    def text(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
+        queue = self.queue
+        run = queue.pipeline.postprocess.run_name.encode("utf-8", "replace").decode()
+        run = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        requests = [
+            (f'{{path="{path}",status="{status}"}}', number)
+            for (path, status), number in sorted(self.requests.items())
+        ]
+        times: list[tuple[str, float | str]] = []
+        for path, seconds in sorted(self.seconds.items()):
+            total = sum(n for (name, _), n in self.requests.items() if name == path)
+            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
+            for edge, number in (*counts, ("+Inf", total)):
+                times.append((f'_bucket{{path="{path}",le="{edge}"}}', number))
+            times.append((f'_sum{{path="{path}"}}', f"{seconds:.6f}"))
+            times.append((f'_count{{path="{path}"}}', total))
+        of_model = f'{{version="{version("vitft")}",run="{run}"}}'
+        started, limit = [("", self.started)], [("", queue.limits.queue)]
+        families: tuple[tuple[str, str, Sequence[tuple[str, object]], str], ...] = (
+            ("info", "gauge", [(of_model, 1)], "Version and run of the model; always 1."),
+            ("start_time_seconds", "gauge", started, "Time when the model was ready."),
+            ("queue_images", "gauge", [("", queue.admitted)], "Images that wait or are computed."),
+            ("queue_limit", "gauge", limit, "Maximum of vitft_queue_images."),
+            ("batches_total", "counter", [("", queue.num_batches)], "Batches that were predicted."),
+            ("images_total", "counter", [("", queue.num_predicted)], "Images in these batches."),
+            ("requests_total", "counter", requests, "Requests by path and status."),
+            ("request_seconds", "histogram", times, "Time from headers to end of response."),
+        )
+        lines = []
+        for name, kind, values, text in families:
+            lines += [f"# HELP vitft_{name} {text}", f"# TYPE vitft_{name} {kind}"]
+            lines += [f"vitft_{name}{label} {value}" for label, value in values]
+        return "".join(f"{line}\n" for line in lines)
