@@ -68,8 +68,7 @@ def _study_command(args: argparse.Namespace) -> int:
         )
 
     with heavy_imports():
-        from vitft.study.results import heading, short_rows, write_results
-        from vitft.study.run import run_study
+        from vitft.study.run import heading, run_study, short_rows, write_results
 
     study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]

@@ -1,8 +1,7 @@
 """Few-shot accuracy of several pretrained models on one folder (`vitft study`).
 
     plan     plan of a study, validated before any computation          (no torch)
-    run      features, training and test images, and fitting of linear heads
-    results  accuracies, intervals and differences, as files and text   (no torch)
+    run      features, fitting of linear heads, accuracies and intervals, as files and text
 
 The experiment follows the linear few-shot evaluation of Dosovitskiy et al. 2021 (figure 4),
 https://arxiv.org/abs/2010.11929, and samples a few images per class, as in Kolesnikov et al. 2020

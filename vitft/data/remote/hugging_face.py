@@ -27,7 +27,6 @@ from vitft.data.walk import suffix_of
 from vitft.system import console
 from vitft.system.errors import DataError, VitftError
 from vitft.system.files import read_regular, write_json, writing
-from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
 from vitft.system.text import listing, redacted
 
@@ -72,7 +71,6 @@ def copy_rows(place: Place) -> tuple[list[ShardPlace], list[str], str]:
     Return the shards, notes on splits that are not used, and the version of the data: a commit on
     the hub, or a digest of names, sizes and times of local files.
     """
-    require_extra("sources", feature=f"reading {place.text}")
     hub = parse_name(place.address)
     try:
         with _quiet_libraries():
