@@ -354,9 +354,6 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
         wanted = str(getattr(kind, "filename", "its files"))
         if hasattr(kind, "resources"):
             wanted = " and ".join(name for name, _ in kind.resources)
-        elif hasattr(kind, "split_list"):
-            entries = [v for v in kind.split_list.values() if isinstance(v, (list, tuple))]
-            wanted = " and ".join(str(entry[1]) for entry in entries[:2])
         size = PUBLISHED_SIZES.get(kind.__name__)
         other = f"--data demo --image-size {size.shape[0]}" if size else "--data demo"
         raise DataError(
@@ -449,6 +446,13 @@ def find_arrays(root: Path) -> ArraySet | None:
     return None
 
 
+def _readable_arrays(path: str) -> ArraySet | None:
+    """Return the array dataset at a path, or None if there is none or it is damaged."""
+    with contextlib.suppress(DataError):
+        return find_arrays(Path(path))
+    return None
+
+
 def no_image_reason(path: str) -> str:
     """Return why the path of an array dataset is not that of an image; empty for any other path."""
     is_archive = path.lower().endswith(".npz") and os.path.isfile(path)  # noqa: PTH113 - odd names
@@ -457,10 +461,7 @@ def no_image_reason(path: str) -> str:
         return f"a dataset, not an image: {way}"
     if not is_archive and not os.path.isdir(path):  # noqa: PTH112 - odd names
         return ""
-    try:
-        arrays = find_arrays(Path(path))
-    except DataError:
-        arrays = None
+    arrays = _readable_arrays(path)
     if arrays is None:
         return "a NumPy archive without labelled images, not an image" if is_archive else ""
     number = sum(len(part.images) for part in arrays.parts)
@@ -485,11 +486,7 @@ def wrong_member_reason(path: str) -> str:
         right = shell_quote(found[0])
         return f"not found: the path of image {found[2]}, with its class, is {right}"
     match = _MEMBER.fullmatch(path) or _BELOW_NPZ.fullmatch(path)
-    try:
-        arrays = None if match is None else find_arrays(Path(match["root"]))
-    except DataError:
-        return ""
-    if match is None or arrays is None:
+    if match is None or (arrays := _readable_arrays(match["root"])) is None:
         return ""
     forms = [
         f"{match['root']}/{part.name}/CLASS/INDEX.bmp (INDEX from 00000 to "
@@ -502,11 +499,7 @@ def wrong_member_reason(path: str) -> str:
 def _find_member(path: str) -> tuple[str, ArrayPart, int] | None:
     """Find the image of an array dataset that a path names by subset and index."""
     match = _MEMBER.fullmatch(path)
-    try:
-        arrays = None if match is None else find_arrays(Path(match["root"]))
-    except DataError:
-        return None
-    if match is None or arrays is None:
+    if match is None or (arrays := _readable_arrays(match["root"])) is None:
         return None
     number = int(match["number"])
     for part in arrays.parts:
