@@ -11,7 +11,6 @@ import pytest
 from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
 from vitft.training import (
     TensorBoard,
-    TrackedRun,
     finite_numbers,
 )
 
@@ -92,16 +91,17 @@ def test_tensorboard_shows_a_resumed_run_like_one_that_never_stopped(
 
 @installed("tensorboard")
 def test_points_of_a_killed_process_after_the_last_state_are_hidden(tmp_path: Path) -> None:
-    def life(run: TrackedRun, moments: list[int]) -> None:
+    def life(moments: list[int], **known: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             board = TensorBoard()
-            board.start(run)
+            vars(board).update(known)
+            board.start(tmp_path, {})
             board.log([(moment, {"loss": float(moment)}) for moment in moments])
             board.writer.close()
 
-    life(TrackedRun(folder=tmp_path, settings={}), [20, 40, 60])  # 20 alone was noted
-    life(TrackedRun(folder=tmp_path, settings={}, id="tensorboard", last_moment=20), [40, 60, 80])
+    life([20, 40, 60])  # 20 alone was noted
+    life([40, 60, 80], id="tensorboard", last_moment=20)
 
     assert [step for step, _ in scalars(tmp_path / "tensorboard")["loss"]] == [10, 20, 30, 40]
 

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
-from vitft.training import CLIENTS, TrackedRun
+from vitft.training import CLIENTS
 
 
 class Recorded(ModuleType):
@@ -165,6 +165,8 @@ def test_a_resumed_run_keeps_its_id_and_goes_on_after_the_last_step_of_the_servi
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Recorded(step=15))
 
-    found = CLIENTS["wandb"]().start(TrackedRun(folder=tmp_path, settings={}, id="abc"))
+    tracker = CLIENTS["wandb"]()
+    tracker.id = "abc"
+    tracker.start(tmp_path, {})
 
-    assert (found.id, found.last_moment) == ("abc", 2 * 14 + 1)  # steps 0 to 14, with an epoch
+    assert (tracker.id, tracker.last_moment) == ("abc", 2 * 14 + 1)  # steps 0 to 14, with an epoch

@@ -64,11 +64,7 @@ from .state import trainer_state as trainer_state
 from .state import write_state as write_state
 from .thumbnails import write_thumbnails as write_thumbnails
 from .trackers import CLIENTS as CLIENTS
-from .trackers import Connection as Connection
-from .trackers import MetricPoints as MetricPoints
 from .trackers import TensorBoard as TensorBoard
-from .trackers import TrackedRun as TrackedRun
-from .trackers import describe_error as describe_error
 from .trackers import finite_numbers as finite_numbers
 from .trial import MAX_EPOCHS as MAX_EPOCHS
 from .trial import LayerSettings as LayerSettings

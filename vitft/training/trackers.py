@@ -16,9 +16,8 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular
@@ -29,7 +28,7 @@ from vitft.system.text import redacted, shell_quote
 
 log = logging.getLogger(__name__)
 
-MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
+_MetricPoints = Sequence[tuple[int, Mapping[str, float]]]
 """Metrics in chronological order, as pairs (moment, values). The moment is a number that orders the
 metrics: `2 * n` for step `n` of the run, and `2 * n + 1` for an epoch that ends with step `n`.
 """
@@ -39,33 +38,29 @@ _PROGRESS_FILE = "trackers.json"
 _STEP_INTERVAL = 10  # steps between logged losses and learning rates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedRun:
-    """Description of a run for a tracker client."""
+class _Tracker:
+    """Client of a tracker; constructing it connects to the service. Methods may raise any error.
 
-    folder: Path
-    settings: Mapping[str, Any]  # settings of the run by dotted key
-    id: str = ""  # ID of the run in the tracker if the run is resumed; empty for a new run
-    last_moment: int = -1  # of the last metrics sent; -1 if none were sent
+    In a resumed run, `id` and `last_moment` are set before `start`.
+    """
 
+    id = ""  # of the run in the tracker; empty before it is started
+    last_moment = -1  # of the last metrics sent; -1 if none were sent
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A run's connection to a tracker."""
+    def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
+        """Start or continue a run in `folder`; return its URL, or how to find, view or upload it.
 
-    id: str
-    location: str  # URL of the tracked run, or instructions for finding, viewing or uploading it
-    last_moment: int = -1  # of the last metrics received by the tracker; -1 if unknown
+        The settings are by dotted key.
+        """
+        raise NotImplementedError
 
+    def log(self, points: _MetricPoints) -> None:
+        """Send metrics."""
+        raise NotImplementedError
 
-class _TrackerClient(Protocol):
-    """Client of a tracker. Constructing it connects to the service; methods may raise any error."""
-
-    def start(self, run: TrackedRun) -> Connection: ...
-
-    def log(self, points: MetricPoints) -> None: ...
-
-    def finish(self, status: str, results: Mapping[str, float]) -> None: ...
+    def finish(self, status: str, results: Mapping[str, float]) -> None:
+        """Send the final status and results."""
+        raise NotImplementedError
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -74,7 +69,7 @@ def check_trackers(names: Sequence[str]) -> None:
         require_extra(name, feature=f"--tracker {name}")
 
 
-class TensorBoard:
+class TensorBoard(_Tracker):
     """TensorBoard client that writes event files to the run directory."""
 
     def __init__(self) -> None:
@@ -82,18 +77,18 @@ class TensorBoard:
 
         self.create_writer: Callable[..., Any] = SummaryWriter
 
-    def start(self, run: TrackedRun) -> Connection:
-        folder = run.folder / "tensorboard"
+    def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
+        events = str(folder / "tensorboard")
         # `purge_step` hides values written after `last_moment` by a killed process.
-        purge_step = run.last_moment // 2 + 1 if run.id else None
-        self.writer = self.create_writer(str(folder), purge_step=purge_step)
-        if run.last_moment < 0:
-            rows = "\n".join(f"    {key} = {value!r}" for key, value in run.settings.items())
+        purge_step = self.last_moment // 2 + 1 if self.id else None
+        self.writer = self.create_writer(events, purge_step=purge_step)
+        if self.last_moment < 0:
+            rows = "\n".join(f"    {key} = {value!r}" for key, value in settings.items())
             self.writer.add_text("settings", rows, 0)
-        location = f"tensorboard --logdir {shell_quote(str(folder))}"
-        return Connection(id="tensorboard", location=location)
+        self.id = "tensorboard"
+        return f"tensorboard --logdir {shell_quote(events)}"
 
-    def log(self, points: MetricPoints) -> None:
+    def log(self, points: _MetricPoints) -> None:
         for moment, values in points:
             for key, value in values.items():
                 self.writer.add_scalar(key, value, moment // 2)
@@ -105,7 +100,7 @@ class TensorBoard:
         self.writer.close()
 
 
-class _MLflow:
+class _MLflow(_Tracker):
     """MLflow client that logs to a server or a database file."""
 
     def __init__(self) -> None:
@@ -116,32 +111,31 @@ class _MLflow:
         self.name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
         self.experiment: Any = self.client.get_experiment_by_name(self.name)
 
-    def start(self, run: TrackedRun) -> Connection:
-        last_moment, self.id = -1, run.id or self.create_run(run)
-        if run.id:
+    def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
+        if self.id:
             self.client.update_run(self.id, status="RUNNING")
-            last_moment = max(self.last_moment("loss"), self.last_moment("epoch") + 1)
-        location = f"run {self.id} at {self.address}"
-        return Connection(id=self.id, location=location, last_moment=last_moment)
+            at = {key: self.client.get_metric_history(self.id, key) for key in ("loss", "epoch")}
+            last = {
+                key: 2 * max((p.step for p in points), default=-1) for key, points in at.items()
+            }
+            self.last_moment = max(self.last_moment, last["loss"], last["epoch"] + 1)
+        else:
+            self.id = self.create_run(folder.name, settings)
+        return f"run {self.id} at {self.address}"
 
-    def last_moment(self, key: str) -> int:
-        """Return `2 * n` for the last step `n` of the metric `key` on the server, or -2 if none."""
-        points = self.client.get_metric_history(self.id, key)
-        return 2 * max((point.step for point in points), default=-1)
-
-    def create_run(self, run: TrackedRun) -> str:
+    def create_run(self, name: str, settings: Mapping[str, Any]) -> str:
         """Create a run with the settings as parameters, and return its ID."""
         from mlflow.entities import Param
 
         found = self.experiment
         experiment = found.experiment_id if found else self.client.create_experiment(self.name)
-        created = self.client.create_run(experiment, run_name=run.folder.name)
-        params = [Param(key, str(value)[:500]) for key, value in run.settings.items()]
+        created = self.client.create_run(experiment, run_name=name)
+        params = [Param(key, str(value)[:500]) for key, value in settings.items()]
         for start in range(0, len(params), 100):  # maximum per request
             self.client.log_batch(created.info.run_id, params=params[start : start + 100])
         return str(created.info.run_id)
 
-    def log(self, points: MetricPoints) -> None:
+    def log(self, points: _MetricPoints) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -156,7 +150,7 @@ class _MLflow:
         self.client.set_terminated(self.id, states.get(status, "KILLED"))
 
 
-class _Wandb:
+class _Wandb(_Tracker):
     """Weights & Biases client; with WANDB_MODE=offline, data stays in the run directory."""
 
     def __init__(self) -> None:
@@ -171,23 +165,23 @@ class _Wandb:
         if self.is_online and not wandb.login(prompt=False):  # a prompt would block
             raise RuntimeError("not logged in")
 
-    def start(self, run: TrackedRun) -> Connection:
-        name = run.id or uuid.uuid4().hex[:12]
+    def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
+        self.id = self.id or uuid.uuid4().hex[:12]
         self.run: Any = self.library.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            name=run.folder.name,
-            id=name,
+            name=folder.name,
+            id=self.id,
             resume="allow",
-            dir=run.folder,
-            config=dict(run.settings),
+            dir=folder,
+            config=dict(settings),
             settings=self.settings,
         )
-        offline = f"offline run in {run.folder / 'wandb'} (upload it with `wandb sync`)"
-        location = self.run.url if self.is_online else offline
-        last_moment = 2 * int(self.run.step) - 1 if self.run.resumed else -1
-        return Connection(id=name, location=str(location), last_moment=last_moment)
+        if self.run.resumed:
+            self.last_moment = max(self.last_moment, 2 * int(self.run.step) - 1)
+        offline = f"offline run in {folder / 'wandb'} (upload it with `wandb sync`)"
+        return str(self.run.url) if self.is_online else offline
 
-    def log(self, points: MetricPoints) -> None:
+    def log(self, points: _MetricPoints) -> None:
         for moment, values in points:
             self.run.log(dict(values), step=moment // 2)
 
@@ -197,7 +191,7 @@ class _Wandb:
         self.run.finish(exit_code=int(status == "failed"))
 
 
-CLIENTS: Mapping[str, Callable[[], _TrackerClient]] = {
+CLIENTS: Mapping[str, Callable[[], _Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": _MLflow,
     "wandb": _Wandb,
@@ -223,26 +217,11 @@ def short_timeouts() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _ActiveTracker:
-    """Connected tracker, with the ID of its run and the moment of the last metrics sent."""
-
-    client: _TrackerClient
-    id: str = ""  # empty before the run is started
-    last_moment: int = -1
-
-    def start(self, name: str, run: TrackedRun) -> None:
-        connection = self.client.start(run)
-        self.id = connection.id
-        self.last_moment = max(run.last_moment, connection.last_moment)
-        log.info(f"{name}: {connection.location}")
-
-
-@dataclass(slots=True)
 class Trackers:
     """The trackers to which a run logs; there may be none."""
 
     run: RunDir | None = None
-    active: dict[str, _ActiveTracker] = field(default_factory=dict)
+    active: dict[str, _Tracker] = field(default_factory=dict)
     pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     is_finished: bool = False
 
@@ -252,13 +231,9 @@ class Trackers:
         before = _read_progress(run) if resume else {}
         for name, tracker in list(self.active.items()):
             known = before.get(name, {})
-            tracked = TrackedRun(
-                folder=run.path.resolve(),
-                settings=settings,
-                id=str(known.get("id", "")),
-                last_moment=int(known.get("moment", -1)),
-            )
-            self.attempt(name, partial(tracker.start, name, tracked))
+            tracker.id, tracker.last_moment = str(known.get("id", "")), int(known.get("moment", -1))
+            with self.dropping(name):
+                log.info(f"{name}: {tracker.start(run.path.resolve(), settings)}")
         self.write_progress()
 
     def log_step(self, step: int, values: Mapping[str, Any]) -> None:
@@ -277,8 +252,10 @@ class Trackers:
         points, self.pending = self.pending, []
         for name, tracker in list(self.active.items()):
             new = [(moment, values) for moment, values in points if moment > tracker.last_moment]
-            if new and self.attempt(name, partial(tracker.client.log, new)):
-                tracker.last_moment = new[-1][0]
+            if new:
+                with self.dropping(name):
+                    tracker.log(new)
+                    tracker.last_moment = new[-1][0]
         if points:
             self.write_progress()
 
@@ -291,20 +268,21 @@ class Trackers:
         final = finite_numbers(results) if status == "finished" else {}
         for name, tracker in list(self.active.items()):
             if tracker.id:
-                self.attempt(name, partial(tracker.client.finish, status, final))
+                with self.dropping(name):
+                    tracker.finish(status, final)
 
-    def attempt(self, name: str, action: Callable[[], object]) -> bool:
-        """Run an action of a tracker; if it fails, drop the tracker with a warning."""
+    @contextlib.contextmanager
+    def dropping(self, name: str) -> Iterator[None]:
+        """Drop a tracker with a warning if the block fails."""
         try:
-            _without_warnings(action)
+            with _no_warnings():
+                yield
         except Exception as error:  # libraries may raise any error; training continues
             self.active.pop(name, None)
             log.warning(
-                f"{name} logging disabled: {describe_error(error)}; training continues, and "
+                f"{name} logging disabled: {_describe_error(error)}; training continues, and "
                 "metrics are still written to metrics.jsonl"
             )
-            return False
-        return True
 
     def write_progress(self) -> None:
         """Write each tracker's run ID and the moment of its last metrics to trackers.json."""
@@ -320,29 +298,24 @@ def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
     """
     check_trackers(names)
     trackers = Trackers()
-
-    def connect(name: str) -> None:
-        trackers.active[name] = _ActiveTracker(CLIENTS[name]())
-
     for name in names:
-        if resume:
-            trackers.attempt(name, partial(connect, name))
-            continue
         try:
-            _without_warnings(partial(connect, name))
+            with trackers.dropping(name) if resume else _no_warnings():
+                trackers.active[name] = CLIENTS[name]()
         except Exception as error:
             raise UsageError(
-                f"--tracker {name} failed to start: {describe_error(error)}",
+                f"--tracker {name} failed to start: {_describe_error(error)}",
                 fix=f"{_CONNECTION_HELP[name]}, or remove --tracker {name}",
             ) from error
     return trackers
 
 
-def _without_warnings(action: Callable[[], object]) -> None:
-    """Call `action` with the warnings of tracker libraries suppressed."""
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Suppress the warnings of tracker libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        action()
+        yield
 
 
 def _read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
@@ -360,7 +333,7 @@ def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
 
 
-def describe_error(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the type and first line of an error, without passwords in URLs."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
