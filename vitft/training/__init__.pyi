@@ -5,7 +5,6 @@ from .batches import StageInputs as StageInputs
 from .batches import epoch_order as epoch_order
 from .batches import epoch_size as epoch_size
 from .batches import evaluation_batches as evaluation_batches
-from .batches import repeat_counts as repeat_counts
 from .batches import sample_order as sample_order
 from .batches import training_batches as training_batches
 from .batches import training_crop as training_crop

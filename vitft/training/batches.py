@@ -222,7 +222,7 @@ def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool
     return random.permutation(np.concatenate(drawn))
 
 
-def repeat_counts(order: _Order) -> list[int]:
+def _repeat_counts(order: _Order) -> list[int]:
     """Return, for each position in the order, how often its image occurs before that position."""
     seen = defaultdict[int, Iterator[int]](itertools.count)
     return [next(seen[position]) for position in order.tolist()]
@@ -302,72 +302,75 @@ def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Bat
 
 
 def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> _EpochBatches:
-    """Return a function that yields training batches; epochs cycle through any cached views."""
-    size, data = optim.images_per_step, inputs.data
-    if not caches_views(inputs.cut, train):
-        return _fresh_training_batches(inputs, train, size)
-    rows, views = data.manifest.train, training_views(data.transform, train, optim)
+    """Return a function that yields the batches of an epoch, beginning at one of its steps.
 
-    def batches(epoch: int, done: int) -> Iterator[Batch]:
-        order, view = epoch_order(rows, train, epoch), views[epoch % len(views)]
-        for part in batch_slices(len(order), size, inputs.cut.suffix)[done:]:
-            whole = order[part]
-            chunk = [rows[i] for i in whole[data.group.batch_slice(len(whole))].tolist()]
-            features = to_device(inputs.features(chunk, view), data.device)
-            yield Batch(features, data.labels(chunk), len(whole))
-
-    return batches
-
-
-def _fresh_training_batches(inputs: StageInputs, train: TrainSpec, size: int) -> _EpochBatches:
-    """Return a function that yields training batches, with newly generated views in each epoch."""
-    data, images = inputs.data, inputs.images
-    rows, transform, group = data.manifest.train, data.transform, data.group
-    crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None
-    no_views = torch.empty(
-        (0, *transform.image_size, transform.channels), dtype=torch.uint8, device=data.device
-    )
+    Epochs cycle through the cached views, if there are any; otherwise, each has new views.
+    """
+    data, rows = inputs.data, inputs.data.manifest.train
+    views = []
+    if caches_views(inputs.cut, train):
+        views = training_views(data.transform, train, optim)
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
         order = epoch_order(rows, train, epoch)
-        repeats = repeat_counts(order.numpy())
-        every = torch.arange(len(order))
-        whole = [every[part] for part in batch_slices(len(order), size, inputs.cut.suffix)[done:]]
-        own = [part[group.batch_slice(len(part))] for part in whole]
-        chosen = [(rows[order[i]], repeats[i]) for part in own for i in part.tolist()]
-        shuffled = [row for row, _ in chosen]
-        if images is not None:
-            views = images.batches(shuffled, [len(part) for part in own if len(part)])
-        else:
-            keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
-            views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
-        padding = default_padding(train.padding, transform.image_size)
-        moves: Shifts | tuple[()] = ()
-        if train.augment == "shift":
-            moves = draw_shifts(
-                order,
-                torch.tensor(repeats),
-                count=len(rows),
-                seed=train.seed,
-                epoch=epoch,
-                padding=padding,
-                flip=train.flip,
-            )
-        with contextlib.closing(views):
-            for part, mine in zip(whole, own, strict=True):
-                # This rank's slice of the last batch may be shorter or even empty.
-                chunk, pixels = next(views) if len(mine) else ([], no_views)
-                if len(pixels) < len(mine):  # a last image that joins this batch
-                    more, last = next(views)
-                    chunk, pixels = [*chunk, *more], torch.cat([pixels, last])
-                if moves:
-                    pixels = shift_and_flip(pixels, Shifts(*(m[mine] for m in moves)), padding)
-                x = transform.normalise(pixels)
-                if inputs.extractor is not None:
-                    x = _prefix_outputs(inputs.extractor, x)
-                yield Batch(x, data.labels(chunk), len(part))
+        whole = batch_slices(len(order), optim.images_per_step, inputs.cut.suffix)[done:]
+        every, sizes = range(len(order)), [part.stop - part.start for part in whole]
+        # Places in the order of this process's slice of each batch; the last one may be empty
+        own = [every[p][data.group.batch_slice(n)] for p, n in zip(whole, sizes, strict=True)]
+        made = _fresh_inputs(inputs, train, epoch, order, own)
+        if views:
+            view, drawn = views[epoch % len(views)], [rows[i] for i in order.tolist()]
+            chunks = (drawn[places.start : places.stop] for places in own)
+            made = ((to_device(inputs.features(c, view), data.device), c) for c in chunks)
+        for size, (x, chunk) in zip(sizes, made, strict=True):
+            yield Batch(x, data.labels(chunk), size)
 
     return batches
+
+
+def _fresh_inputs(
+    inputs: StageInputs, train: TrainSpec, epoch: int, order: Tensor, own: Sequence[range]
+) -> Iterator[tuple[Tensor, Sequence[Row]]]:
+    """Yield inputs from newly generated views of the images at the places `own` of an order."""
+    data, images, transform = inputs.data, inputs.images, inputs.data.transform
+    rows, repeats = data.manifest.train, _repeat_counts(order.numpy())
+    crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None
+    drawn = [rows[i] for i in order.tolist()]
+    chosen = [(drawn[i], repeats[i]) for places in own for i in places]
+    shuffled = [row for row, _ in chosen]
+    if images is not None:
+        views = images.batches(shuffled, [len(places) for places in own if places])
+    else:
+        keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
+        views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
+    padding = default_padding(train.padding, transform.image_size)
+    moves: Shifts | tuple[()] = ()
+    if train.augment == "shift":
+        moves = draw_shifts(
+            order,
+            torch.tensor(repeats),
+            count=len(rows),
+            seed=train.seed,
+            epoch=epoch,
+            padding=padding,
+            flip=train.flip,
+        )
+    no_views = torch.empty(
+        (0, *transform.image_size, transform.channels), dtype=torch.uint8, device=data.device
+    )
+    with contextlib.closing(views):
+        for places in own:
+            chunk, pixels = next(views) if places else ([], no_views)
+            if len(pixels) < len(places):  # a last image that joins this batch
+                more, last = next(views)
+                chunk, pixels = [*chunk, *more], torch.cat([pixels, last])
+            if moves:
+                mine = Shifts(*(move[places.start : places.stop] for move in moves))
+                pixels = shift_and_flip(pixels, mine, padding)
+            x = transform.normalise(pixels)
+            if inputs.extractor is not None:
+                x = _prefix_outputs(inputs.extractor, x)
+            yield x, chunk
 
 
 def _prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
