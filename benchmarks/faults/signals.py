@@ -44,23 +44,23 @@ from vitft.export import job
 from vitft.models.checkpoint import load_checkpoint
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import VitftError
+from vitft.training import reports, stages
 from vitft.training import run as train
-from vitft.training import stages
 from vitft.training.loop import Trainer
 from vitft.training.state import newest_state
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 OPTIONS = (*TWO_STAGES, *TRAINING, "--epochs", "3")
 PHASES: tuple[tuple[str, Any, str], ...] = (
-    ("images and features", train, "extract_and_split"),
+    ("images and features", train, "extract_features"),
     ("solving the head", train, "solve_head_stage"),
     ("a step", Trainer, "step"),
-    ("evaluation", stages, "validation_logits"),
+    ("evaluation", stages, "validate"),
     ("saving the state", stages, "save_state"),
-    ("final metrics", train, "evaluate_run"),
-    ("calibrated weights", train, "write_calibrated"),
-    ("audit", train, "write_data_reports"),
-    ("thumbnails", train, "write_thumbnails"),
+    ("final metrics", train, "evaluate"),
+    ("calibrated weights", train, "write_final"),
+    ("audit", reports, "_audit_run"),
+    ("thumbnails", reports, "write_thumbnails"),
     ("report", cli_finetune, "print_report"),
     ("export", job, "export_run"),
     ("prediction", Predictor, "stream"),

@@ -29,9 +29,15 @@ from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.split import Manifest
 from vitft.system.malloc import freed_memory_kept
 from vitft.training.batches import training_batches
-from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import Trainer
-from vitft.training.setup import extract_and_split, load_data_and_model
+from vitft.training.runtime import Runtime
+from vitft.training.setup import (
+    extract_features,
+    first_inputs,
+    list_images,
+    load_model,
+    split_images,
+)
 
 BATCH, WIDTH, HEADS, DEPTH, PATCH = 256, 48, 4, 4, 4
 
@@ -126,21 +132,24 @@ def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
 
 def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
     """Return a function that trains one epoch with vitft, and its split."""
-    setup = load_data_and_model(config, ProcessGroup())
-    start = extract_and_split(setup, ProcessGroup())
-    manifest = start.inputs.data.manifest
+    runtime = Runtime()
+    folder, config = list_images(config, runtime)
+    pipeline, _, config = load_model(folder, config, runtime)
+    images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
+    data = split_images(images, fingerprints, pipeline, config, runtime)
+    inputs = first_inputs(data, pipeline, features, config)
+    manifest = data.manifest
     step = max(1, len(manifest.train) // limit)
     manifest = replace(manifest, rows=(*manifest.train[::step][:limit], *manifest.val[:1]))
-    data = replace(start.inputs.data, manifest=manifest)
-    inputs = replace(start.inputs, data=data)
+    inputs = replace(inputs, data=replace(data, manifest=manifest))
     trainer = Trainer(
         inputs.cut.suffix, config.optim, steps_per_epoch=math.ceil(len(manifest.train) / BATCH),
-        precision=setup.pipeline.precision, seed=0,
+        precision=pipeline.precision, seed=0,
     )  # fmt: skip
-    batches = training_batches(setup.config.train, setup.config.optim, inputs)
+    batches = training_batches(config.train, config.optim, inputs)
 
     def epoch() -> int:
-        with freed_memory_kept(when=True):  # as in `train.finetune`
+        with freed_memory_kept(when=True):  # as in `training.record.open_run`
             for batch in batches(trainer.steps // trainer.steps_per_epoch, 0):
                 trainer.step(batch)
         return len(manifest.train)

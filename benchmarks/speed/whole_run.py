@@ -31,14 +31,15 @@ from benchmarks.speed.cached import finetune, many
 from benchmarks.speed.feature_pass import in_workers
 from benchmarks.speed.frozen import make_weights, report
 from benchmarks.timing import interleave, median_range, run_contestant
-from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.run import config_from_table
+from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.scan import scan
-from vitft.data.transforms import eval_view
 from vitft.features.cut import run_prefix
-from vitft.features.extract import Extractor, batch_size
+from vitft.features.extract import batch_size
 from vitft.features.pipeline import FrozenPipeline, load_pipeline, read_several_blocks
 from vitft.training.distributed import process_group
-from vitft.training.setup import inspect_shards
+from vitft.training.runtime import Runtime
+from vitft.training.setup import extract_features
 
 MODULE = "benchmarks.speed.whole_run"
 
@@ -74,20 +75,17 @@ def extract(data: Path, weights: Path) -> None:
         torch.set_num_threads(1)
         pipeline = load(data, weights)
         assert pipeline.cut.prefix is not None
-        cache = group.main_only(lambda: Path(temporary))
-        extractor = Extractor(
-            pipeline.cut.prefix, folder=cache, precision="bf16", max_pixels=10**8, workers=1
-        )
-        folder, view = scan(data), eval_view(pipeline.transform)
+        cache = group.main_only(lambda: temporary)
+        config = config_from_table({"train": {"precision": "bf16", "cache": cache}})
+        folder = scan(data)
         group.barrier()
         begun = time.perf_counter()
-        found = inspect_shards(
-            folder, group, data=DataSpec(), view=view, extractor=extractor, fingerprints=None
-        )
+        _, extractor, _ = extract_features(pipeline, folder, config, Runtime(group=group))
         group.barrier()
         seconds = time.perf_counter() - begun
+        assert extractor is not None
         computed = group.gather(extractor.computed)
-        assert found.computed == len(folder.files) == sum(computed), computed
+        assert len(folder.files) == sum(computed), computed
         report([seconds, *map(float, computed)], 0, 0)
         group.barrier()
 

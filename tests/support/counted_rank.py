@@ -20,7 +20,7 @@ from typing import Any
 
 from vitft.cli.main import main
 from vitft.features import extract, head, logistic, run_prefix
-from vitft.training import extract_and_split, head_stage, run
+from vitft.training import extract_features, head_stage, run
 
 DATA = os.path.realpath("data")
 opened: Counter[str] = Counter()
@@ -50,19 +50,18 @@ def counted(
 
 
 def noting_pass(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `extract_and_split`, which notes the counts and threads at its end."""
+    """Return `extract_features`, which notes the counts and threads at its end."""
 
     def call(*arguments: Any) -> Any:
-        start = function(*arguments)
-        extractor = start.inputs.extractor
+        images, extractor, fingerprints = function(*arguments)
         after_pass.update(
             opened=dict(opened),
             computed=called["computed"],
             workers=extractor and extractor.workers,
-            files=len(start.inspection.inspected.good),
-            odd=start.inspection.inspected.odd,
+            files=len(images.good),
+            odd=images.odd,
         )
-        return start
+        return images, extractor, fingerprints
 
     return call
 
@@ -102,7 +101,7 @@ def start() -> int:
     """Run the command with its counters, and write the counts."""
     sys.addaudithook(count_opened)
     patch(extract, "run_prefix", counted("computed", run_prefix, lambda _, x: len(x)))
-    patch(run, "extract_and_split", noting_pass(extract_and_split))
+    patch(run, "extract_features", noting_pass(extract_features))
     for name in ("rough_fit", "solve_logistic"):
         patch(head, name, counted("fits", getattr(head, name)))
     if after := int(os.environ.get("KILL_AFTER", "0")):

@@ -23,7 +23,7 @@ def fail(*_):
     raise DataError("this process cannot read its disk", fix="check the disk")
 
 if os.environ["RANK"] == os.environ.get("BROKEN_RANK"):
-    run.fit_and_write = fail
+    run.fit = fail
 sys.exit(main(sys.argv[1:]))
 """
 OPTIONS = ["--data", "data", "--weights", "w.safetensors", "--train", "all", "--epochs", "1"]

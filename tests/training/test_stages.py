@@ -140,7 +140,7 @@ def test_a_crash_loses_only_the_steps_after_the_last_state(
     def dies(stage: StepStage, step: StepResult) -> None:
         original(stage, step)
         if step.step == 4:
-            stage.context.run.log({"torn": True})  # written, but never part of a state
+            stage.fitted.run.log({"torn": True})  # written, but never part of a state
             raise Killed
 
     with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ from tests.conftest import tiny_home
 from vitft.config import Config, config_from_table, read_toml
 from vitft.metrics import StartTrial
 from vitft.report import read_run
-from vitft.training import Result, Start, compare, run_finetuning
+from vitft.training import Result, compare, run_finetuning
 
 LARGER = 24
 """Input size tried for the weights of the tests, which were made for 16 pixels."""
@@ -41,12 +41,12 @@ def finetune(home: Path, name: str, **given: Any) -> Result:
     return run_finetuning(settings(home, **given), out=home / name)
 
 
-def prefer(monkeypatch: pytest.MonkeyPatch, *, larger: bool) -> list[Start]:
+def prefer(monkeypatch: pytest.MonkeyPatch, *, larger: bool) -> list[Any]:
     """Decide the comparison; return a list to which the larger start is added."""
-    seen: list[Start] = []
+    seen: list[Any] = []
     original = compare
 
-    def decided(usual: Start, other: Start) -> StartTrial | None:
+    def decided(usual: Any, other: Any) -> StartTrial | None:
         seen.append(other)
         found = original(usual, other)
         return None if found is None else {**found, "chosen": larger}

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
+from tests.support.training_data import data_set
 from vitft.config import DataSpec
 from vitft.data import (
     EvalTransform,
@@ -42,8 +43,11 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
     return run, manifest
 
 
-def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module) -> int:
-    return write_thumbnails(run, manifest, model, TRANSFORM, max_pixels=10**6)
+def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module, precision: str = "fp32") -> int:
+    data = data_set(
+        manifest.rows, root=manifest.root, classes=manifest.classes, transform=TRANSFORM
+    )
+    return write_thumbnails(run, data, model, precision)
 
 
 def test_images_named_by_the_audit_have_thumbnails(
@@ -123,7 +127,7 @@ def test_the_attention_in_bf16_is_nearly_that_of_float32(
     for precision in ("fp32", "bf16"):
         run, manifest = finished(tmp_path / precision, image_folder)
 
-        write_thumbnails(run, manifest, tiny_vit, TRANSFORM, max_pixels=10**6, precision=precision)
+        keep(run, manifest, tiny_vit, precision)
 
         files = sorted((run.path / "thumbs").glob("*-attention.jpg"))
         pictures[precision] = [np.asarray(Image.open(file), np.float32) for file in files]

@@ -33,7 +33,7 @@ def clusters() -> tuple[Any, Tensor, Tensor]:
     context: Any = SimpleNamespace(
         config=CONFIG,
         inputs=pooled_inputs(data, features),
-        best=SimpleNamespace(model=model),
+        model=model,
     )
     return context, x, labels
 

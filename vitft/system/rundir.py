@@ -11,7 +11,7 @@
                         cross-validated predictions for training images if calibration used them,
                         and `cross_validated` (rows,), the cross-validated class of each row of
                         split.csv or -1, if the model is a head that was solved
-    thumbs/             thumbnails of images shown in the report (`training.thumbnails`)
+    thumbs/             thumbnails of images shown in the report (`training.reports`)
     report.html         HTML report (`report`)
     reference.npz       statistics of the training features (`features.reference`)
     audit.json          problems found in the images (`training.audit`)

@@ -9,37 +9,346 @@ again on all training images, starting from the head of the run. Otherwise, only
 trained. The choice does not use validation images.
 """
 
+import copy
 import logging
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any, cast
 
-from vitft.config.run import to_toml
-from vitft.features.head import SolvedHead
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitft.config.run import Config, to_toml
+from vitft.config.sections import layers_text
+from vitft.data.split import Manifest
+from vitft.features.folds import stratified_folds, stratified_subset
+from vitft.features.head import LinearHead, SolvedHead, solve_by_method
 from vitft.features.mixture import HeadMethod
 from vitft.messages.training import describe_trial
-from vitft.metrics.results import BudgetResults, StartTrials, TrialResults
+from vitft.metrics.calibration import fit_temperature, log_losses
+from vitft.metrics.intervals import mean_error
+from vitft.metrics.results import BudgetResults, InterpolationResults, TrialResults
+from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
+from vitft.system import console
 from vitft.system.text import count
-from vitft.training.head_stage import of_last_block, read_last_block
-from vitft.training.stages import RunContext
-from vitft.training.state import BUDGET_FILE, read_budget, write_for_resume
-from vitft.training.trial import (
-    EVIDENCE,
-    MIN_STEPS,
-    MIN_TRIAL_IMAGES,
-    TRIAL_FOLDS,
-    HeldOut,
-    LayerSettings,
-    Trial,
-    folds_of,
-    hold_out,
-    pooled,
-)
+from vitft.training.batches import StageInputs, epoch_size, training_batches
+from vitft.training.best import RunningMetrics
+from vitft.training.fitted import Fitted
+from vitft.training.head_stage import inputs_to_head, of_last_block, read_last_block
+from vitft.training.loop import with_step_defaults
+from vitft.training.reports import COMPUTED_IMAGES
+from vitft.training.setup import next_inputs
+from vitft.training.stages import image_logits, make_trainer
+from vitft.training.state import BUDGET_FILE, read_budget, untried, write_for_resume
 
 log = logging.getLogger(__name__)
+
+
+# trials: a candidate trained on most of the training images and scored on the rest ----------------
+
+MIN_TRIAL_IMAGES = 60  # with fewer training images, too few are held out to show a gain
+EVIDENCE = 2.0  # standard errors of a reduced held-out loss that need no confirmation
+_TRIAL_FOLDS = 5  # of the training images; each trial holds out one
+MAX_EPOCHS, MAX_STEPS = 12, 200
+"""Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
+_FURTHER = 3.0  # the chosen layers train for at most this many times the trial's epochs
+_MIN_STEPS = 80
+"""Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
+still behind the head."""
+_TIMED_STEP_IMAGES = 96  # at most, in timed steps; the first step is slower and left out
+_TIMED_FRACTION = 0.05  # fraction of the remaining time after which no further step is timed
+_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Fractions of the trained weights, the rest being those before training, among which the held-out
+loss chooses (`optim.interpolation`)."""
+_FORWARD = 1 / 3  # fraction of a training step's time that a forward pass takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSettings:
+    """Candidate of a run with a time budget: layers to train after the head, and their settings."""
+
+    layers: str  # layers in the notation of `train.layers`
+    optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def config(
+        self, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0
+    ) -> Config:
+        """Return the settings of a run that fits the head and then trains this candidate.
+
+        The number of training `images` determines the batch size; `fraction` is that of the trained
+        weights in those that are saved.
+        """
+        layers = f"head,{self.layers}"
+        optim: dict[str, Any] = {
+            "solver": "adamw",
+            "lr": None,
+            "epochs": epochs,
+            "interpolation": fraction,
+            **self.optim,
+        }
+        train = {"layers": layers, "views": 0, "budget": "", **self.train}
+        return replace(
+            config,
+            optim=with_step_defaults(replace(config.optim, **optim), layers, model, images),
+            train=replace(config.train, **train),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldOut:
+    """Training images, some of which are held out, and heads fitted to the other images."""
+
+    manifest: Manifest  # of the training images; the held-out ones are its validation images
+    last_head: LinearHead  # reads only the last block; fitted to the other images
+    logits: Tensor  # (m, C) of held-out images, from a head fitted as the run does
+
+
+def hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
+    """Hold out one of `_TRIAL_FOLDS` folds of the training images, and fit heads to the others."""
+    inputs, seed = fitted.inputs, fitted.config.train.seed
+    data, rows = inputs.data, inputs.data.manifest.train
+    labels = data.labels(rows).cpu()
+    held = stratified_folds(labels, _TRIAL_FOLDS, seed, data.group_ids(rows)) == fold
+    parts = [
+        replace(row, split="val" if is_held else "train")
+        for row, is_held in zip(rows, held.tolist(), strict=True)
+    ]
+
+    def solve() -> tuple[LinearHead, Tensor]:
+        x = inputs_to_head(fitted.model, inputs, rows)
+        (weight, bias), last_head = solve_by_method(
+            x[~held],
+            labels[~held],
+            method=method,
+            classes=len(data.manifest.classes),
+            balanced=fitted.config.balances,
+        )
+        return last_head, x[held][:, : weight.shape[1]] @ weight.T + bias
+
+    last_head, logits = data.group.main_only(solve)
+    manifest = replace(data.manifest, rows=tuple(parts))
+    return _HeldOut(manifest=manifest, last_head=last_head, logits=logits)
+
+
+class Trial:
+    """Trial of a candidate on a copy of the run's model; the original model is not changed."""
+
+    def __init__(
+        self,
+        fitted: Fitted,
+        candidate: LayerSettings,
+        held_out: _HeldOut,
+        *,
+        seconds: float,
+        times: tuple[float, float] | None = None,
+    ) -> None:
+        """Prepare a trial; `times` in seconds per image are those of extraction and of steps.
+
+        If they are not given, they are measured in a small fraction of the `seconds` that remain.
+        """
+        self.fitted, self.candidate, self.held_out = fitted, candidate, held_out
+        self.data = replace(fitted.inputs.data, manifest=held_out.manifest)
+        self.images = len(held_out.manifest.rows)
+        self.times = times or self.time_steps(_TIMED_FRACTION * seconds)
+        self.extraction_s, self.step_s = self.times
+
+    def config(self, epochs: int) -> Config:
+        """Return the settings of a run that trains this candidate for `epochs` epochs."""
+        return self.candidate.config(
+            self.fitted.config,
+            epochs,
+            self.fitted.model,
+            self.images,
+            fraction=min(_FRACTIONS),  # so that the weights before training are kept
+        )
+
+    def inputs(self, config: Config, manifest: Manifest, what: str) -> StageInputs:
+        """Return inputs to a copy of the model that is trained on the images of `manifest`."""
+        model = copy.deepcopy(self.fitted.model)
+        read_last_block(model, self.held_out.last_head)
+        return next_inputs(
+            model,
+            replace(self.fitted.inputs, data=replace(self.data, manifest=manifest)),
+            config,
+            self.candidate.layers,
+            precision=self.fitted.precision,
+            trial=what,
+        )
+
+    def time_steps(self, seconds: float) -> tuple[float, float]:
+        """Measure feature extraction and training steps; return both times in seconds per image."""
+        config, manifest = self.config(1), self.held_out.manifest
+        labels = torch.tensor([row.label for row in manifest.rows])
+        few = stratified_subset(labels, _TIMED_STEP_IMAGES, config.train.seed)
+        rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
+        started = time.monotonic()
+        what = f"measuring the time to train {layers_text(self.candidate.layers)}"
+        inputs = self.inputs(config, replace(manifest, rows=rows), what)
+        extracted = time.monotonic()
+        trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
+        times, images, group = [time.monotonic()], list[int](), self.data.group
+        with console.quiet_step(what):
+            for batch in training_batches(config.train, config.optim, inputs)(0, 0):
+                with self.fitted.runtime.stopper.deferred():
+                    images.append(trainer.step(batch).images)
+                times.append(time.monotonic())
+                if group.broadcast(times[-1] - started > seconds):
+                    break
+        first = min(1, len(images) - 1)
+        step_s = (times[-1] - times[first]) / sum(images[first:])
+        extraction_s = (extracted - started) / len(rows) if inputs.extractor else 0.0
+        return group.broadcast((extraction_s, step_s))
+
+    def final_seconds(self, epochs: int) -> float:
+        """Return the expected time in seconds of the final training and evaluation."""
+        data = self.fitted.inputs.data
+        training, validation = len(data.manifest.train), len(data.manifest.val)
+        evaluated = (epochs + 2) * validation + 2 * min(training, COMPUTED_IMAGES)
+        return self.step_s * (epochs * training + _FORWARD * evaluated)
+
+    def seconds(self, epochs: int, *, after: float = 0.0) -> float:
+        """Return the expected time in seconds of the trial and the final training after it.
+
+        The longer final training counts: this candidate's, or `after` for the best earlier one.
+        """
+        fitted = len(self.held_out.manifest.train)
+        scored = len(_FRACTIONS) * (self.images - fitted)
+        trial = self.step_s * (epochs * fitted + _FORWARD * scored)
+        extraction = self.extraction_s * self.images
+        return extraction + trial + max(after, self.final_seconds(epochs))
+
+    def epochs_of(self, steps: int) -> int:
+        """Return the number of epochs with at least that many steps."""
+        config = self.config(1)
+        images = epoch_size(self.held_out.manifest.train, config.train)
+        return math.ceil(steps / math.ceil(images / config.optim.images_per_step))
+
+    def affordable_epochs(self, seconds: float, *, after: float) -> int:
+        """Return the largest number of epochs, perhaps 0, that fits (see the method `seconds`)."""
+        epochs = range(1, self.most_epochs() + 1)
+        return max((n for n in epochs if self.seconds(n, after=after) <= seconds), default=0)
+
+    def most_epochs(self) -> int:
+        """Return the maximum number of epochs of a trial and of the final training."""
+        return max(MAX_EPOCHS, self.epochs_of(MAX_STEPS))
+
+    def further_epochs(self, tried: int) -> int:
+        """Return the maximum number of epochs of the final training after a trial of `tried`."""
+        return max(tried, min(round(_FURTHER * tried), self.most_epochs()))
+
+    def run(self, epochs: int) -> TrialResults:
+        """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
+        started, config = time.monotonic(), self.config(epochs)
+        stopper, group = self.fitted.runtime.stopper, self.data.group
+        inputs = self.inputs(config, self.held_out.manifest, "extracting features")
+        trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
+        batches = training_batches(config.train, config.optim, inputs)
+        total = epoch_size(inputs.data.manifest.train, config.train) * epochs
+        label = f"trial: training {layers_text(self.candidate.layers)}"
+        with stopper.deferred_to_next(when=group.size > 1), console.Progress(label, total) as shown:
+            for epoch in range(epochs):
+                metrics = RunningMetrics()
+                for batch in batches(epoch, 0):
+                    with stopper.deferred():
+                        step = trainer.step(batch)
+                    metrics.add(step)
+                    shown.advance(step.images, loss=f"{metrics.loss:.3f}")
+        logits = dict[float, Tensor]()
+        with console.quiet_step("trial: evaluating on the held-out images"):
+            for fraction in _FRACTIONS:
+                with trainer.average.swapped_in(fraction):
+                    rows = inputs.data.manifest.val
+                    logits[fraction] = image_logits(inputs, rows, precision=self.fitted.precision)
+        return self.results(epochs, logits, group.broadcast(time.monotonic() - started))
+
+    def results(self, epochs: int, logits: Mapping[float, Tensor], seconds: float) -> TrialResults:
+        """Return the results for logits (m, C) of held-out images, by trained fraction."""
+        rows = self.held_out.manifest.val
+        labels, groups = self.data.labels(rows).cpu(), self.data.group_ids(rows).numpy()
+        heads, y = self.held_out.logits, labels.numpy()
+        head_losses = tempered_losses(heads, y)
+        tried: list[InterpolationResults] = []
+        for fraction, ours in logits.items():
+            losses = tempered_losses(ours, y)
+            tried.append(
+                {
+                    "fraction": fraction,
+                    "top1": fraction_right(are_right(ours, labels)),
+                    "loss": float(losses.mean()),
+                    "error": mean_error(head_losses - losses, groups),
+                }
+            )
+        found: dict[str, Any] = {
+            "layers": self.candidate.layers,
+            "epochs": epochs,
+            "folds": 1,
+            "images": len(self.held_out.manifest.train),
+            "held_out": len(y),
+            "head_top1": fraction_right(are_right(heads, labels)),
+            "head_loss": float(head_losses.mean()),
+            "seconds": seconds,
+            "final_seconds": self.final_seconds(epochs),
+        }
+        return _with_best(found, tried)
+
+
+def _with_best(found: Mapping[str, Any], tried: Sequence[InterpolationResults]) -> TrialResults:
+    """Return results with those of the fraction of the trained weights that has the lowest loss."""
+    best = min(tried, key=lambda one: one["loss"])
+    scores = {name: value for name, value in best.items() if name != "fraction"}
+    more = {**scores, "interpolation": best["fraction"], "tried": list(tried)}
+    return cast("TrialResults", {**found, **more})
+
+
+def _folds_of(trial: TrialResults) -> int:
+    """Return how many folds of the training images have been held out."""
+    return trial.get("folds", 1)
+
+
+def pooled(one: TrialResults, other: TrialResults) -> TrialResults:
+    """Return the results of two trials of the same candidate that held out different images."""
+    total = one["held_out"] + other["held_out"]
+
+    def mean(of_one: float, of_other: float) -> float:
+        return (one["held_out"] * of_one + other["held_out"] * of_other) / total
+
+    def error(of_one: float, of_other: float) -> float:
+        return math.hypot(one["held_out"] * of_one, other["held_out"] * of_other) / total
+
+    tried: list[InterpolationResults] = [
+        {
+            "fraction": first["fraction"],
+            "top1": mean(first["top1"], second["top1"]),
+            "loss": mean(first["loss"], second["loss"]),
+            "error": error(first["error"], second["error"]),
+        }
+        for first, second in zip(one["tried"], other["tried"], strict=True)
+    ]
+    found = {
+        **one,
+        "folds": _folds_of(one) + _folds_of(other),
+        "held_out": total,
+        "head_top1": mean(one["head_top1"], other["head_top1"]),
+        "head_loss": mean(one["head_loss"], other["head_loss"]),
+        "seconds": one["seconds"] + other["seconds"],
+    }
+    return _with_best(found, tried)
+
+
+def tempered_losses(logits: Tensor, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the cross-entropy (n,) of images after temperature scaling on these images."""
+    values = logits.double().numpy()
+    return log_losses(values / (fit_temperature(values, y) or 1.0), y)
+
+
+# choice of the layers to train within a time budget, by trials on the training images -------------
 
 _MARGIN = 0.85
 """Fraction of the remaining time that trials and training may take; the rest is reserved for
@@ -64,83 +373,49 @@ def layers_to_try(model: Model) -> list[LayerSettings]:
     return [LayerSettings(layers="blocks:4", optim=LAST_BLOCKS), everything]
 
 
-def choose_layers(context: RunContext, solved: SolvedHead) -> None:
+def choose_layers(fitted: Fitted, solved: SolvedHead) -> None:
     """Try the candidates, and add the best one to the run's stages if it is better than the head.
 
     Finished trials are saved, so a resumed run does not repeat them. In config.toml, the budget is
     replaced with the chosen settings, so the file describes what is trained. `solved` is the head
     that the run has fitted.
     """
-    run, best, config = context.run, context.best, context.config
-    found = _shared_budget(context)
+    run, best, config, group = fitted.run, fitted.best, fitted.config, fitted.runtime.group
+    found = group.broadcast(read_budget(run.resume) if group.is_main else None)
     if found is None or found["chosen"] is None:
-        found = _try_candidates(context, solved.method, found or _untried(context))
+        found = found or untried(config.train.budget_s, {})
+        found = _try_candidates(fitted, solved.method, found)
         write_for_resume(run, BUDGET_FILE, found)
-    context.budget, context.config = found, replace(config, train=replace(config.train, budget=""))
+    fitted.budget, fitted.config = found, replace(config, train=replace(config.train, budget=""))
     every = {candidate.layers: candidate for candidate in layers_to_try(best.model)}
     if found["chosen"] in every:
-        context.config = every[found["chosen"]].config(
+        fitted.config = every[found["chosen"]].config(
             config,
             found["epochs"],
             best.model,
-            len(context.inputs.data.manifest.train),
+            len(fitted.inputs.data.manifest.train),
             fraction=found.get("interpolation", 1.0),
         )
-    run.write("config.toml", to_toml(context.config))
-    if len(context.config.train.stages) > 1:
+    run.write("config.toml", to_toml(fitted.config))
+    if len(fitted.config.train.stages) > 1:
         # Once blocks are trained, a head does not gain from reading earlier blocks as well
         # (benchmarks/notebook/fine_tuning.md).
-        context.inputs = of_last_block(context.inputs, best.model)
+        fitted.inputs = of_last_block(fitted.inputs, best.model)
         read_last_block(best.model, solved.last)
         best.weights = best.copy_weights()
         if best.head_results is not None:
             best.head_results.pop("head", None)
 
 
-def resume_budget(context: RunContext) -> None:
-    """Restore the time used by a stopped run, and the layers that it had chosen, if any."""
-    found = _shared_budget(context)
-    if found is None:
-        return
-    context.started -= found["used"]
-    context.best.selects = False
-    if found["chosen"] is not None:
-        context.budget = found
-
-
-def _shared_budget(context: RunContext) -> BudgetResults | None:
-    """Return the saved trials and the chosen layers, or None if there are none."""
-    group = context.inputs.data.group  # the file could change before a slower process reads it
-    return group.broadcast(read_budget(context.run.resume) if group.is_main else None)
-
-
-def record_start_trials(context: RunContext, found: StartTrials) -> None:
-    """Save the scores of other starts, if any, before any layers are tried."""
-    if found:
-        write_for_resume(context.run, BUDGET_FILE, {**_untried(context), **found})
-
-
-def _untried(context: RunContext) -> BudgetResults:
-    """Return the initial budget results of a run, before any trial."""
-    return {
-        "seconds": context.config.train.budget_s,
-        "used": 0.0,
-        "trials": [],
-        "skipped": [],
-        "chosen": None,
-        "epochs": 0,
-    }
-
-
-def _try_candidates(context: RunContext, method: HeadMethod, found: BudgetResults) -> BudgetResults:
+def _try_candidates(fitted: Fitted, method: HeadMethod, found: BudgetResults) -> BudgetResults:
     """Run as many trials as time allows; return all results and the chosen layers."""
-    images = len(context.inputs.data.manifest.train)
+    images = len(fitted.inputs.data.manifest.train)
     if images < MIN_TRIAL_IMAGES:
         log.info(
             f"only the head is trained: {count(images, 'training image')} are too few for trials"
         )
     else:
-        search = _Search(context, method, found)
+        search = _Search(fitted, method, found)
         search.run()
         if (best := best_trial(found["trials"])) is not None:
             # Layers that gained usually gain more from longer training, as far as there is time
@@ -150,16 +425,16 @@ def _try_candidates(context: RunContext, method: HeadMethod, found: BudgetResult
             found["chosen"], found["epochs"] = best["layers"], max(fitting, default=tried)
             found["interpolation"] = best.get("interpolation", 1.0)
     chosen = found["chosen"] or "head"
-    return {**found, "chosen": chosen, "used": _used_seconds(context)}
+    return {**found, "chosen": chosen, "used": fitted.runtime.used_s()}
 
 
 class _Search:
     """Trials of a run, one after the other, as far as its time budget allows."""
 
-    def __init__(self, context: RunContext, method: HeadMethod, found: BudgetResults) -> None:
-        self.context, self.method, self.found = context, method, found
-        self.candidates = {one.layers: one for one in layers_to_try(context.best.model)}
-        self.folds: dict[int, HeldOut] = {}
+    def __init__(self, fitted: Fitted, method: HeadMethod, found: BudgetResults) -> None:
+        self.fitted, self.method, self.found = fitted, method, found
+        self.candidates = {one.layers: one for one in layers_to_try(fitted.model)}
+        self.folds: dict[int, _HeldOut] = {}
         self.times: dict[str, tuple[float, float]] = {}
 
     def run(self) -> None:
@@ -182,7 +457,7 @@ class _Search:
 
     def remaining(self) -> float:
         """Return the time in seconds that trials and the final training may still take."""
-        return _MARGIN * (self.found["seconds"] - _used_seconds(self.context))
+        return _MARGIN * (self.found["seconds"] - self.fitted.runtime.used_s())
 
     def try_candidate(self, candidate: LayerSettings, *, others: int) -> None:
         """Try a candidate for about `_FIRST_STEPS` steps, or record the time that it needs.
@@ -191,12 +466,12 @@ class _Search:
         would then not be tried at all; later candidates are slower still.
         """
         trial = self.prepare(candidate)
-        left, least, after = self.remaining(), trial.epochs_of(MIN_STEPS), self.reserved()
+        left, least, after = self.remaining(), trial.epochs_of(_MIN_STEPS), self.reserved()
         epochs = trial.affordable_epochs(left / (1 + others), after=after)
         if epochs < least:
             epochs = min(least, trial.affordable_epochs(left, after=after))
         if epochs < least:
-            needed = _used_seconds(self.context) + trial.seconds(least) / _MARGIN
+            needed = self.fitted.runtime.used_s() + trial.seconds(least) / _MARGIN
             self.found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
             return  # the summary of the run names the budget that is needed
         self.record(trial.run(min(epochs, trial.epochs_of(_FIRST_STEPS))))
@@ -213,12 +488,12 @@ class _Search:
             self.record(trial.run(epochs))
 
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
-        once = trial["seconds"] / folds_of(trial)
+        once = trial["seconds"] / _folds_of(trial)
         return once + max(self.reserved(), self.final_seconds(trial)) <= self.remaining()
 
     def repeat(self, before: TrialResults) -> None:
         """Repeat a trial with another fold held out, and combine the results."""
-        trial = self.prepare(self.candidates[before["layers"]], fold=folds_of(before))
+        trial = self.prepare(self.candidates[before["layers"]], fold=_folds_of(before))
         place = self.found["trials"].index(before)
         self.record(pooled(before, trial.run(before["epochs"])), place)
 
@@ -230,9 +505,9 @@ class _Search:
     def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
         """Return a trial of a candidate; the times of its steps are measured only once."""
         if fold not in self.folds:
-            self.folds[fold] = hold_out(self.context, self.method, fold)
+            self.folds[fold] = hold_out(self.fitted, self.method, fold)
         trial = Trial(
-            self.context,
+            self.fitted,
             candidate,
             self.folds[fold],
             seconds=self.remaining(),
@@ -253,14 +528,9 @@ class _Search:
             trials.append(trial)
         else:
             trials[place] = trial
-        self.found["used"] = _used_seconds(self.context)
-        write_for_resume(self.context.run, BUDGET_FILE, self.found)
+        self.found["used"] = self.fitted.runtime.used_s()
+        write_for_resume(self.fitted.run, BUDGET_FILE, self.found)
         log.info(describe_trial(trial))
-
-
-def _used_seconds(context: RunContext) -> float:
-    """Return the time in seconds that the run has used, the same in all processes."""
-    return context.inputs.data.group.broadcast(time.monotonic() - context.started)
 
 
 def _gain(trial: TrialResults) -> float:
@@ -290,8 +560,8 @@ def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
     possible = [trial for trial in trials if trial is not leader and _possible_gain(trial) > least]
     if possible or not _is_clear(leader):
         possible += [leader] if _possible_gain(leader) > 0 else []
-    waiting = [trial for trial in possible if folds_of(trial) < TRIAL_FOLDS]
-    return sorted(waiting, key=lambda trial: (folds_of(trial), -_possible_gain(trial)))
+    waiting = [trial for trial in possible if _folds_of(trial) < _TRIAL_FOLDS]
+    return sorted(waiting, key=lambda trial: (_folds_of(trial), -_possible_gain(trial)))
 
 
 def _possible_gain(trial: TrialResults) -> float:
@@ -310,7 +580,7 @@ def best_trial(trials: list[TrialResults]) -> TrialResults | None:
     """
 
     def is_likely(trial: TrialResults) -> bool:
-        needed = 0.0 if folds_of(trial) > 1 else _SLIGHT_EVIDENCE * trial["error"]
+        needed = 0.0 if _folds_of(trial) > 1 else _SLIGHT_EVIDENCE * trial["error"]
         return _gain(trial) > needed and trial["top1"] >= trial["head_top1"]
 
     better = [trial for trial in trials if _is_clear(trial) or is_likely(trial)]

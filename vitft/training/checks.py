@@ -69,21 +69,17 @@ def _like_manifest(like: str) -> Manifest:
 
 
 def former_split(
-    like: str,
-    inspected: InspectedFolder,
-    fingerprints: Fingerprints,
-    *,
-    max_pixels: int,
-    applies_fixes: bool,
+    spec: DataSpec, inspected: InspectedFolder, fingerprints: Fingerprints
 ) -> FormerSplit:
-    """Return an earlier run's split of the images, and log how many are held out again.
+    """Return the split of the run `spec.like`, and log how many images are held out again.
 
     A warning is logged if only the earlier run applies a table of fixes. The fingerprints of images
     that it held out are added to those of the `inspected` images.
     """
+    like = spec.like
     manifest = _like_manifest(like)
     fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
-    if fixes and not applies_fixes:
+    if fixes and not spec.fixes:
         log.warning(
             f"{like} was trained with the fixes of {fixes}, which this run does not apply; to "
             "apply them, add --fixes to a command with the same folder"
@@ -97,7 +93,7 @@ def former_split(
         File(row.path, row.label) for row in out if row.sha256 not in fingerprints.by_digest
     )
     folder = Folder(root=manifest.root, classes=manifest.classes, files=gone, layout="classes")
-    fingerprint_folder(folder, fingerprints, max_pixels=max_pixels)
+    fingerprint_folder(folder, fingerprints, max_pixels=spec.max_pixels)
     lost = {row.path: row.sha256 for row in out if row.sha256 not in fingerprints.by_digest}
     seen = list({row.sha256 for row in out if row.sha256 in fingerprints.by_digest})
     known = KnownImages(fingerprints.table(seen))

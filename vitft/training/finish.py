@@ -4,16 +4,15 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitft.config.sections import TrainSpec
-from vitft.data.split import Manifest, Row, distinct_rows
+from vitft.data.split import Row, distinct_rows
 from vitft.features.cut import BothHeads
 from vitft.messages.training import confirmed_in_float32
 from vitft.metrics.calibration import (
@@ -33,17 +32,17 @@ from vitft.metrics.intervals import Floats
 from vitft.metrics.label_metrics import fit_thresholds
 from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.metrics.targets import are_right, fraction_right
-from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
-from vitft.models.lora import write_adapter
-from vitft.models.pretrained.report import LoadReport
+from vitft.models.lora import merge_adapters, write_adapter
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
+from vitft.system import console
 from vitft.system.files import writing
-from vitft.system.rundir import RunDir
 from vitft.training.batches import Dataset, StageInputs
+from vitft.training.fitted import Fitted, ScoredImages
+from vitft.training.head_stage import representative_scores
 from vitft.training.loop import Batch, predict_logits
-from vitft.training.stages import ScoredImages, image_logits
+from vitft.training.stages import image_logits
 
 log = logging.getLogger(__name__)
 
@@ -51,85 +50,90 @@ _MIN_THRESHOLD = 1e-6
 """Minimum distance of a threshold from 0 and 1, equal to the resolution of output probabilities."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FinalEvaluation:
-    """Final results of a run, and the temperature that calibrates the logits."""
+class _Evaluated(NamedTuple):
+    """Final results of a run, and what calibrates its head."""
 
-    temperature: "float | Floats"  # divisor of the logits; one per label (C,) if multi-label
-    logits: Tensor  # calibrated logits (n, C) of the validation images, in manifest order
     results: RunResults
-    training: ScoredSet | None = None  # calibrated cross-validated set, if calibration used it
-    cross_validated: NDArray[np.int32] | None = None  # see `_cross_validated_classes`
-    thresholds: tuple[float, ...] = ()  # minimum probability of each label, if multi-label
+    temperature: "float | Floats"  # divisor of the logits; one per label (C,) if multi-label
+    thresholds: tuple[float, ...]  # minimum probability of each label, if multi-label
+    arrays: Mapping[str, NDArray[Any]]  # contents of validation.npz
 
 
-def evaluate_run(
-    inputs: StageInputs,
-    model: Model,
-    precision: str,
-    results: RunResults,
-    *,
-    scored: ScoredImages | None,
-    started: float,
-) -> _FinalEvaluation:
-    """Evaluate the model on the validation images, fit a temperature and complete the results.
+def write_best(fitted: Fitted) -> None:
+    """Load the best weights, merge LoRA adapters, and write the model with its metrics so far."""
+    best, run = fitted.best, fitted.run
+    with fitted.runtime.stopper.deferred_locally():
+        best.restore()
+        if best.epochs:
+            fitted.adapter = merge_adapters(fitted.model)
+            _write_model(fitted)
+            run.write_json(run.eval.name, best.results)
 
-    `scored` contains cross-validated logits that represent the model's logits on new images.
-    `started` is the value of `time.monotonic()` at the start of the run.
-    """
-    every, confirmed = final_logits(inputs, model, precision, inputs.data.manifest.val)
-    rows = distinct_rows(inputs.data.manifest.val)
-    place = {row.path: i for i, row in enumerate(inputs.data.manifest.val)}
-    heads = every[[place[row.path] for row in rows]]
-    logits, labels = heads[:, 0], inputs.data.labels(rows).cpu()
-    if heads.shape[1] > 1:  # the second head reads the last block
-        top1 = fraction_right(are_right(heads[:, 1], labels))
-        results = {**results, "head": {**results["head"], "last_block_top1": top1}}
-    exact = logits.double()  # shared: with many classes, it is large
-    manifest, groups = inputs.data.manifest, inputs.data.user_groups(rows)
-    validation = ScoredSet(exact.numpy(), labels.numpy(), groups)
-    fitted, training = inputs.data.group.main_only(
-        lambda: _calibrate(validation, inputs.data, scored)
-    )
-    if fitted.note:
-        log.debug(f"not calibrated: {fitted.note}")
-    thresholds, held_out = np.empty(0), np.array(0.5)
-    if manifest.labels:  # each row of `held_out` (n, C) was chosen without its own image
-        found = fit_thresholds(validation, training)
-        # The largest float below 1 is above every probability that is not rounded to 1.
-        thresholds = sigmoid(found.value / fitted.value).clip(_MIN_THRESHOLD, 1 - _MIN_THRESHOLD)
-        held_out = sigmoid(found.held_out)
-    measured = classification_metrics(
-        logits, labels, manifest.outputs, thresholds=held_out, groups=groups
-    )
-    if "labels" in measured:
-        scales = np.broadcast_to(fitted.value, len(thresholds)).tolist()
-        per_label = measured["labels"]["per_label"].values()
-        for row, value, scale in zip(per_label, thresholds.tolist(), scales, strict=True):
-            row["threshold"], row["temperature"] = value, scale
-    is_solved = "l2" in results and results["best_epoch"] == 1
-    is_whole = not manifest.labels and len(rows) == len(every)
-    text = confirmed_in_float32(measured["top1"], results["top1"], precision)
-    if precision != "fp32" and not is_solved and is_whole and text:
-        log.debug(text)
-    metrics = {
-        **results,
-        **measured,
-        **calibrated_metrics(exact, labels, fitted, groups),
-        **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-        **_final_test(inputs, model, precision, fitted.value, thresholds),
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    if training is not None:
-        training = ScoredSet(training.logits / fitted.value, training.labels)
-    scaled = _divided(every[:, 0], fitted.value)
-    final = cast("RunResults", metrics)
-    predicted = None
-    if scored is not None and inputs.data.group.is_main:
-        predicted = _cross_validated_classes(inputs.data, scored)
-    return _FinalEvaluation(
-        fitted.value, scaled, final, training, predicted, tuple(thresholds.tolist())
-    )
+
+def evaluate(fitted: Fitted) -> _Evaluated:
+    """Evaluate the model on the validation images, fit a temperature and complete the results."""
+    with console.quiet_step("evaluating the model"):
+        # The answers to all validation images; each distinct image counts once
+        inputs, results = fitted.inputs, fitted.results
+        data, manifest, scored = inputs.data, inputs.data.manifest, representative_scores(fitted)
+        every, confirmed = _final_logits(inputs, fitted.model, fitted.precision, manifest.val)
+        rows = distinct_rows(manifest.val)
+        place = {row.path: i for i, row in enumerate(manifest.val)}
+        heads = every[[place[row.path] for row in rows]]
+        logits, labels, groups = heads[:, 0], data.labels(rows).cpu(), data.user_groups(rows)
+        if heads.shape[1] > 1:  # the second head reads the last block
+            top1 = fraction_right(are_right(heads[:, 1], labels))
+            results = {**results, "head": {**results["head"], "last_block_top1": top1}}
+
+        # The temperature and, for several labels, the thresholds
+        exact = logits.double()  # shared: with many classes, it is large
+        validation = ScoredSet(exact.numpy(), labels.numpy(), groups)
+        fit, training = data.group.main_only(lambda: _calibrate(validation, data, scored))
+        if fit.note:
+            log.debug(f"not calibrated: {fit.note}")
+        thresholds, held_out = np.empty(0), np.array(0.5)
+        if manifest.labels:  # each row of `held_out` (n, C) was chosen without its own image
+            found = fit_thresholds(validation, training)
+            # The largest float below 1 is above every probability that is not rounded to 1.
+            limits = _MIN_THRESHOLD, 1 - _MIN_THRESHOLD
+            thresholds = sigmoid(found.value / fit.value).clip(*limits)
+            held_out = sigmoid(found.held_out)
+
+        # Contents of eval.json
+        measured = classification_metrics(
+            logits, labels, manifest.outputs, thresholds=held_out, groups=groups
+        )
+        if "labels" in measured:
+            scales = np.broadcast_to(fit.value, len(thresholds)).tolist()
+            per_label = measured["labels"]["per_label"].values()
+            for row, value, scale in zip(per_label, thresholds.tolist(), scales, strict=True):
+                row["threshold"], row["temperature"] = value, scale
+        is_solved = "l2" in results and results["best_epoch"] == 1
+        is_whole = not manifest.labels and len(rows) == len(every)
+        text = confirmed_in_float32(measured["top1"], results["top1"], fitted.precision)
+        if fitted.precision != "fp32" and not is_solved and is_whole and text:
+            log.debug(text)
+        metrics = {
+            **results,
+            **measured,
+            **calibrated_metrics(exact, labels, fit, groups),
+            **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
+            **_final_test(inputs, fitted.model, fitted.precision, fit.value, thresholds),
+            "seconds": round(time.monotonic() - fitted.runtime.started, 1),
+        }
+
+        # Contents of validation.npz
+        arrays = {"logits": _divided(every[:, 0], fit.value).numpy()}  # in manifest order
+        if training is not None:  # calibration used cross-validated logits as well
+            answers, truth = training.logits / fit.value, training.labels
+            probability, correct = sigmoid(answers), truth.astype(bool)  # per label (m, C)
+            if not manifest.labels:
+                probability, right = confidence_and_correctness(answers, truth)
+                correct = right.astype(bool)
+            arrays |= {"train_probability": probability, "train_correct": correct}
+        if scored is not None and (predicted := _cross_validated_classes(data, scored)) is not None:
+            arrays["cross_validated"] = predicted
+    return _Evaluated(cast("RunResults", metrics), fit.value, tuple(thresholds.tolist()), arrays)
 
 
 def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
@@ -197,7 +201,7 @@ def _final_test(
         if data.manifest.test:
             log.warning("no accuracy on test images: all are copies of the other images")
         return {}
-    logits = final_logits(inputs, model, precision, rows)[0][:, 0]
+    logits = _final_logits(inputs, model, precision, rows)[0][:, 0]
     groups = data.user_groups(rows)
     labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
     return {
@@ -220,7 +224,7 @@ def _final_test(
     }
 
 
-def final_logits(
+def _final_logits(
     inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
 ) -> tuple[Tensor, int | None]:
     """Return logits whose top classes match those of `vitft predict` and exported models.
@@ -280,65 +284,37 @@ def exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> 
     return predict_logits(model, batches, device=data.device, limit=inputs.limit)[0]
 
 
-def write_calibrated(run: RunDir, model: Model, card: Card, calibrated: _FinalEvaluation) -> None:
+def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:
     """Divide the head by the temperature, and replace the weights and results on disk.
 
     eval.json is removed while the weights are replaced, so it never describes weights other than
-    those on disk. Call this function only while signals are deferred.
+    those on disk. The LoRA matrices are written to a folder, too, if `train.keep_adapter` is set.
     """
-    if run.writes:
-        with writing(run.eval):
-            run.eval.unlink(missing_ok=True)
-    if calibrated.thresholds or calibrated.temperature != 1:
-        assert isinstance(model.head, nn.Linear)
-        temperature = calibrated.temperature
-        with torch.no_grad():
-            for parameter in model.head.parameters():
-                if isinstance(temperature, float):
-                    parameter.div_(temperature)
-                else:  # one row of the weight, and one bias, per label
-                    divisor = torch.from_numpy(temperature).to(parameter)
-                    parameter.div_(divisor[:, None] if parameter.ndim == 2 else divisor)
-        write_model(run, model, replace(card, thresholds=calibrated.thresholds))
-    arrays = {"logits": calibrated.logits.numpy()}
-    if calibrated.training is not None:
-        probability, correct = confidence_and_correctness(*calibrated.training[:2])
-        if calibrated.thresholds:  # per label (m, C)
-            probability = sigmoid(calibrated.training.logits)
-            correct = calibrated.training.labels.astype(np.float64)
-        arrays |= {"train_probability": probability, "train_correct": correct.astype(bool)}
-    if calibrated.cross_validated is not None:
-        arrays["cross_validated"] = calibrated.cross_validated
-    run.write_arrays("validation.npz", **arrays)
-    run.write_json(run.eval.name, calibrated.results)
+    run, model, temperature = fitted.run, fitted.model, evaluated.temperature
+    with fitted.runtime.stopper.deferred_locally():
+        if run.writes:
+            with writing(run.eval):
+                run.eval.unlink(missing_ok=True)
+        if evaluated.thresholds or temperature != 1:
+            assert isinstance(model.head, nn.Linear)
+            with torch.no_grad():
+                for parameter in model.head.parameters():
+                    by_label = parameter.movedim(0, -1)
+                    by_label.copy_(_divided(by_label, temperature))
+            _write_model(fitted, evaluated.thresholds)
+        run.write_arrays("validation.npz", **evaluated.arrays)
+        run.write_json(run.eval.name, evaluated.results)
+        fitted.final = evaluated.results
+    train = fitted.config.train
+    if train.keep_adapter and run.writes:
+        folder, origin = run.path / "adapter", fitted.start.report.provenance
+        shutil.rmtree(folder, ignore_errors=True)  # may remain from a killed process
+        write_adapter(folder, dict(fitted.adapter), model, train, base=origin.get("name", ""))
+        log.info(
+            f"wrote the LoRA adapter to {folder} (open it with peft.PeftModel.from_pretrained)"
+        )
 
 
-def write_lora_adapter(
-    run: RunDir, adapter: Mapping[str, Tensor], model: Model, train: TrainSpec, card: Card
-) -> None:
-    """Write the LoRA matrices to a separate folder if `train.keep_adapter` is set."""
-    if not train.keep_adapter or not run.writes:
-        return
-    folder = run.path / "adapter"
-    shutil.rmtree(folder, ignore_errors=True)  # may remain from a killed process
-    write_adapter(folder, dict(adapter), model, train, base=card.weights.get("name", ""))
-    log.info(f"wrote the LoRA adapter to {folder} (open it with peft.PeftModel.from_pretrained)")
-
-
-def write_model(run: RunDir, model: Model, card: Card) -> None:
-    """Write the checkpoint of a run."""
-    if run.writes:
-        save_checkpoint(run.model, model.state_dict(), card)
-
-
-def model_card(model: Model, report: LoadReport, manifest: Manifest) -> Card:
-    """Return the card of the trained model."""
-    return Card(
-        architecture=model.config,
-        transform=report.transform,
-        classes=manifest.outputs,
-        thresholds=(0.5,) * len(manifest.labels),
-        weights=report.provenance,
-        pos_embed=report.positions,
-        split=manifest.digest,
-    )
+def _write_model(fitted: Fitted, thresholds: tuple[float, ...] = ()) -> None:
+    if fitted.run.writes:
+        save_checkpoint(fitted.run.model, fitted.model.state_dict(), fitted.card(thresholds))

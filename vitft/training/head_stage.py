@@ -18,7 +18,6 @@ from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.messages.training import describe_head
 from vitft.metrics.calibration import MAX_LOGITS
-from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import CrossValidation, SolvedHeadResults
 from vitft.metrics.targets import are_right, fraction_right, mean_loss
 from vitft.models.timm_model import Model, TimmModel
@@ -26,32 +25,32 @@ from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.training.batches import Dataset, StageInputs, training_views
 from vitft.training.distributed import solve_together
-from vitft.training.stages import RunContext, ScoredImages, validation_logits
+from vitft.training.fitted import Fitted, ScoredImages
+from vitft.training.stages import validate
 
 log = logging.getLogger(__name__)
 
 
-def solve_head_stage(context: RunContext) -> SolvedHead:
+def solve_head_stage(fitted: Fitted) -> SolvedHead:
     """Fit the linear head, validate it, and score all images by cross-validation."""
-    best, group, solver = context.best, context.inputs.data.group, HeadSolver(context)
-    with console.quiet_step("fitting the head"):
-        solved = solve_together(group, solver.solve, solver.own_objective)
-    if not solved.method.reads_several:
-        context.inputs = of_last_block(context.inputs, best.model)
-    first_loss = group.main_only(lambda: solver.loss(best.model.head, solved))
-    last_head = getattr(best.model, "last_head", None)
-    _set_linear(best.model.head, solved.weight, solved.bias)
-    if last_head is not None:
-        _set_linear(last_head, *(part * solved.method.alone for part in solved.last))
-    for tried in solved.path:
-        some = {} if tried.classes is None else {"cv_classes": tried.classes}
-        context.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
-    data = context.inputs.data
-    logits, labels = validation_logits(context.inputs)
-    groups = data.user_groups(data.manifest.val)
-    best.update(classification_metrics(logits, labels, data.manifest.outputs, groups=groups))
-    with console.quiet_step("cross-validating the head"):
-        best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
+    best, model, group = fitted.best, fitted.model, fitted.runtime.group
+    with fitted.runtime.stopper.deferred_to_next(when=group.size > 1):  # none waits for another
+        solver = HeadSolver(fitted)
+        with console.quiet_step("fitting the head"):
+            solved = solve_together(group, solver.solve, solver.own_objective)
+        if not solved.method.reads_several:
+            fitted.inputs = of_last_block(fitted.inputs, model)
+        first_loss = group.main_only(lambda: solver.loss(model.head, solved))
+        last_head = getattr(model, "last_head", None)
+        _set_linear(model.head, solved.weight, solved.bias)
+        if last_head is not None:
+            _set_linear(last_head, *(part * solved.method.alone for part in solved.last))
+        for tried in solved.path:
+            some = {} if tried.classes is None else {"cv_classes": tried.classes}
+            fitted.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
+        best.update(validate(fitted.inputs))
+        with console.quiet_step("cross-validating the head"):
+            best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
     if solved.candidates:
         choice = best.head_results["head"]
         last, blocks = choice["candidates"][0], choice["blocks"]
@@ -63,8 +62,8 @@ def solve_head_stage(context: RunContext) -> SolvedHead:
 class HeadSolver:
     """Solver that fits and scores a run's head; all but `own_objective` is for the main process."""
 
-    def __init__(self, context: RunContext) -> None:
-        self.context, self.config, self.inputs = context, context.config, context.inputs
+    def __init__(self, fitted: Fitted) -> None:
+        self.fitted, self.config, self.inputs = fitted, fitted.config, fitted.inputs
         data = self.inputs.data
         self.data, self.views = data, [eval_view(data.transform)]
         if self.config.solvable:
@@ -73,7 +72,7 @@ class HeadSolver:
     @functools.cached_property
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs to the head (see `_head_features`), read once."""
-        return _head_features(self.context.best.model, self.inputs, self.views)
+        return _head_features(self.fitted.model, self.inputs, self.views)
 
     @functools.cached_property
     def labels(self) -> Tensor:
@@ -83,7 +82,7 @@ class HeadSolver:
     def own_objective(self, problem: Problem) -> HeadObjective:
         """Return the objective of the rows assigned to this process: every `size`-th chunk."""
         group, train = self.data.group, self.data.manifest.train
-        model, number = self.context.best.model, len(train)
+        model, number = self.fitted.model, len(train)
         targets = torch.cat([self.labels] * len(self.views))
         weights = sample_weights(
             targets, len(self.data.manifest.outputs), balanced=self.config.balances
@@ -142,14 +141,14 @@ class HeadSolver:
         }
         if isinstance(solved.method.l2, tuple):
             results["label_l2"] = list(solved.method.l2)
-        cross_validation, self.context.scored = _cross_validate_images(
+        cross_validation, self.fitted.scored = _cross_validate_images(
             data, distinct, self.config, solved.method
         )
         if cross_validation is not None:
             results["cross_validation"] = cross_validation
         if solved.candidates:
             # Which blocks the head reads, and the scores that led to this choice
-            model = self.context.best.model
+            model = self.fitted.model
             weight, bias = solved.last
             right = (held_out @ weight.T + bias).argmax(dim=1) == truth
             blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
@@ -195,25 +194,25 @@ def _cross_validate_images(
     return results, ScoredImages(features=features, held_out=held_out)
 
 
-def representative_scores(context: RunContext, first: StageInputs) -> ScoredImages | None:
+def representative_scores(fitted: Fitted) -> ScoredImages | None:
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
     They do if the best head was solved, too, without augmented views. Only the main process has
-    them. A run resumed after the first stage computes them again from its inputs, `first`.
+    them. A run resumed after the first stage computes them again from its inputs.
     """
-    config, best = context.config, context.best
+    config, best, first = fitted.config, fitted.best, fitted.start.inputs
     is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
     if not is_solved_head or best.head_results is None or config.train.views:
         return None
     if first.data.known_to_weights:
         return None
-    if context.scored is None and first.data.group.is_main:
+    if fitted.scored is None and first.data.group.is_main:
         _, _, distinct = _head_features(best.model, first, [eval_view(first.data.transform)])
         by_label = best.head_results.get("label_l2")
         l2 = tuple(by_label) if by_label else best.head_results["l2"]
         method = HeadMethod(l2=l2, read=distinct.shape[1])
-        _, context.scored = _cross_validate_images(first.data, distinct, config, method)
-    return context.scored
+        _, fitted.scored = _cross_validate_images(first.data, distinct, config, method)
+    return fitted.scored
 
 
 def _head_features(

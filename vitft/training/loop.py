@@ -41,7 +41,7 @@ from vitft.training.distributed import (
 def with_step_defaults(spec: OptimSpec, layers: str, model: Model, images: int) -> OptimSpec:
     """Return the settings with the default learning rate and batch size where they have none."""
     lr = default_lr(layers, last_block_size(model)) if spec.lr is None else spec.lr
-    batch_norm = bool(running_statistics(model))
+    batch_norm = bool(_running_statistics(model))
     size = spec.batch_size or default_batch_size(layers, images, batch_norm=batch_norm)
     return replace(spec, lr=lr, batch_size=size)
 
@@ -104,7 +104,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     }
 
 
-def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+def _running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that training updates: running means and variances, e.g. of BatchNorm."""
     buffers = model.named_buffers()
     return {name: b for name, b in buffers if name.rpartition(".")[2].startswith("running_")}
@@ -115,7 +115,7 @@ def batch_slices(images: int, size: int, module: nn.Module) -> list[slice]:
 
     A last image alone joins the batch before if the module has BatchNorm, which needs two images.
     """
-    alone = images > size and images % size == 1 and bool(running_statistics(module))
+    alone = images > size and images % size == 1 and bool(_running_statistics(module))
     ends = [*range(size, images - alone, size), *([images] if images else [])]
     return [slice(*ends) for ends in zip([0, *ends], ends, strict=False)]
 
@@ -256,7 +256,7 @@ class Trainer:
         else:
             self.optimizer = AdamW(groups, lr=spec.lr, fused=fused)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.statistics = running_statistics(model)
+        self.statistics = _running_statistics(model)
         self.average = WeightAverage(
             {**self.parameters, **self.statistics}, spec.ema, spec.interpolation
         )

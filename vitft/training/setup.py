@@ -1,4 +1,4 @@
-"""Setup of a run: data, model, features and split, then the inputs to each stage.
+"""The steps of a run before anything is fitted, in order, and the inputs to each stage.
 
 Weights may be downloaded and caches filled, but nothing else is written. `--dry-run` stops
 before any image is opened.
@@ -8,12 +8,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config, to_toml
 from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
@@ -30,7 +29,7 @@ from vitft.data.inspection import (
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import scan
 from vitft.data.split import (
-    Manifest,
+    FormerSplit,
     Row,
     check_folder_classes,
     draw,
@@ -56,6 +55,7 @@ from vitft.features.pipeline import (
     read_several_blocks,
 )
 from vitft.messages.training import already_trained
+from vitft.metrics.results import StartTrials
 from vitft.models.card import Provenance
 from vitft.models.freeze import freeze_model
 from vitft.models.lora import add_adapters
@@ -79,12 +79,11 @@ from vitft.training.batches import (
 from vitft.training.checks import check_matches, former_split, log_data
 from vitft.training.distributed import ProcessGroup, check_sharding
 from vitft.training.loop import batch_slices, with_step_defaults
-from vitft.training.state import at_recorded_commit, checked_report
+from vitft.training.runtime import Runtime
+from vitft.training.state import at_recorded_commit, checked_report, recorded_weights
 
 log = logging.getLogger(__name__)
 
-
-# passes over the image files of a run, divided among its processes --------------------------------
 
 _UNIT = 16
 """Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
@@ -96,68 +95,260 @@ _MESSAGE_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Inspection:
-    """Results of the inspection of all files by the processes of a run."""
+class Start:
+    """What a run is fitted from: settings, a pretrained model, and images, read and split."""
 
-    inspected: InspectedFolder
-    duplicates: Mapping[str, str]  # names of the groups of near-duplicates, by digest, if wanted
-    fingerprints: Fingerprints | None  # fingerprints of the readable images, if they were computed
-    computed: int  # number of images whose features were computed, summed over all processes
+    config: Config  # with defaults resolved
+    pipeline: FrozenPipeline  # the model, cut at the freeze boundary of the first stage
+    report: LoadReport  # where its weights come from
+    images: InspectedFolder
+    inputs: StageInputs  # to the first stage
+    trials: StartTrials = field(default_factory=StartTrials)
+    """Scores of other starts that a run with a time budget has tried."""
 
 
-def inspect_shards(
-    folder: Folder,
-    group: ProcessGroup,
-    *,
-    data: DataSpec,
-    view: View,
-    extractor: Extractor | None,
-    fingerprints: Fingerprints | None,
-) -> _Inspection:
-    """Inspect all files, and cache features and fingerprints if requested."""
+def list_images(config: Config, runtime: Runtime) -> tuple[Folder, Config]:
+    """List the images and their labels; return them, and the settings with absolute paths."""
+    spec = config.data
+    place, path = place_of(spec.path), data_path(spec.path, spec.root).resolve()
+    located = replace(
+        spec,
+        path=place.text if place else str(path),
+        root=str(base_folder(path, spec.root).resolve())
+        if spec.root and is_table(path)
+        else spec.root,
+        classes=str(Path(spec.classes).expanduser().resolve()) if spec.classes else "",
+        like=str(run_path(spec.like).resolve()) if spec.like else "",  # `latest` may change
+    )
+    folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
+    if folder.table and folder.root != base_folder(folder.table, located.root):
+        located = replace(located, root=str(folder.root))  # where the paths in split.csv begin
+    folder, located = apply_fixes(folder, located)
+    if runtime.resumed and runtime.group.is_main:  # a new run has logged this before
+        log_data(folder, short_name(spec.path))
+    needs_one_class = {
+        f"--budget {config.train.budget}": bool(config.train.budget),
+        "optim.class_weights=true": config.optim.class_weights,
+        "train.sampling=balanced": config.train.sampling == "balanced",
+        f"data.fixes={spec.fixes}": bool(spec.fixes),
+    }
+    for setting, is_set in needs_one_class.items():
+        require(
+            not (folder.labels and is_set),
+            f"{setting} cannot be used for multi-label classification",
+            fix="remove it, or use data.labels=one if each image has exactly one class",
+        )
+    return folder, replace(config, data=located)
+
+
+def load_model(
+    folder: Folder, config: Config, runtime: Runtime, *, opens_images: bool = True
+) -> tuple[FrozenPipeline, LoadReport, Config]:
+    """Load the weights onto the device, and cut the model where the first stage begins to train.
+
+    The settings are returned with defaults that depend on the model. A resumed run must find the
+    weights that it began with. If `opens_images`, the model's transform scales images of more than
+    8 bits by the range of their values.
+    """
+    group, stage = runtime.group, config.train.stages[0]
+    recorded = recorded_weights(runtime.resumed.resume) if runtime.resumed else Provenance()
+    pipeline, report = load_pipeline(
+        folder,
+        stage,
+        weights=at_recorded_commit(config.weights, recorded),
+        model=config.model,
+        train=config.train,
+        max_pixels=config.data.max_pixels,
+        local_rank=group.local_rank,
+    )
+    report = checked_report(report, config.weights.name, recorded)
+    most = ""
+    if config.optim.solver == "lbfgs" and not folder.labels:
+        several = read_several_blocks(pipeline, config.train, images=len(folder.files))
+        most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
+        pipeline = several
+    model, precision = pipeline.model, pipeline.precision
+    if config.optim.solver != "lbfgs":
+        images = len(_expected_training_labels(folder, config.data))
+        optim = with_step_defaults(config.optim, config.train.layers, model, images)
+        config = replace(config, optim=optim)
+    if config.train.shard:
+        check_sharding(model, group, precision=precision, compiled=config.train.compile)
+    trained = _count_parameters(model, pipeline.trained)
+    total = sum(p.numel() for p in model.parameters())
+    layers = "a classifier" if stage == "head" else layers_text(stage)
+    device = describe_device(pipeline.device)
+    log.info(labelled("Training", f"{layers} on {device} in {precision}"))
+    log.debug(labelled("Trained", f"{most}{trained:,} of {total:,} parameters"))
+    if opens_images:
+        grey_range = measure_grey_range(
+            folder,
+            max_pixels=config.data.max_pixels,
+            workers=usable_cores(),
+            own=group.shard(folder.files, _UNIT),
+            gather=lambda own: [item for items in group.gather(own) for item in items],
+        )
+        transform = replace(pipeline.transform, grey_range=grey_range)
+        pipeline = replace(pipeline, transform=transform)
+    return pipeline, report, config
+
+
+def extract_features(
+    pipeline: FrozenPipeline, folder: Folder, config: Config, runtime: Runtime
+) -> tuple[InspectedFolder, Extractor | None, Fingerprints | None]:
+    """Read every image once, and cache the features of the frozen layers, if any are frozen.
+
+    Fingerprints are computed in the same pass if the split needs them. Every process reads its own
+    shard of the files, and has all features afterwards.
+    """
+    group, view = runtime.group, eval_view(pipeline.transform)
+    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    if extractor is not None:
+        check_disk_space(extractor, view, len(folder.files))
+    fingerprints = None
+    if config.data.group_duplicates or config.data.like:
+        fingerprints = Fingerprints(config.train.cache, pipeline.transform.grey_range)
+    started = time.monotonic()
     own = inspect_dataset(
         replace(folder, files=tuple(group.shard(folder.files, _UNIT)), bad=()),
-        max_pixels=data.max_pixels,
+        max_pixels=config.data.max_pixels,
         allow_bad=True,  # all processes together are checked below
         extractor=extractor,
         view=view,
         fingerprints=fingerprints,
         claim=group.claims(),
     )
-    own = replace(own, folder=replace(folder, files=()))
-    shards = group.gather(own)
-    inspected = merge_inspections(folder, shards, allow_bad=data.allow_bad)
-    duplicates: Mapping[str, str] = {}
+    shards = group.gather(replace(own, folder=replace(folder, files=())))
+    images = merge_inspections(folder, shards, allow_bad=config.data.allow_bad)
     if fingerprints is not None:
-        fingerprints.merge(inspected.good, group.gather(fingerprints.by_digest))
-        if data.group_duplicates:
-            duplicates = group.main_only(fingerprints.duplicate_groups)
-    computed = 0
+        fingerprints.merge(images.good, group.gather(fingerprints.by_digest))
     if extractor is not None:
-        _share_rows(extractor, [file.sha256 for file in inspected.good], view, group)
+        _share_rows(extractor, [file.sha256 for file in images.good], view, group)
         computed = sum(group.gather(extractor.computed))
-        log_cached_features(inspected, computed)
-    return _Inspection(
-        inspected=inspected, duplicates=duplicates, fingerprints=fingerprints, computed=computed
+        log_cached_features(images, computed)
+        if computed >= len(images.good) / 2:  # enough forward passes were timed
+            runtime.seconds_per_image = (time.monotonic() - started) / computed
+    log_inspection(images)
+    bad, good = len(images.bad), len(images.good)
+    different = len({file.sha256 for file in images.good})
+    if bad or different < good:
+        once = "; copies count once in the accuracy" * (different < good)
+        log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
+    return images, extractor, fingerprints
+
+
+def split_images(
+    images: InspectedFolder,
+    fingerprints: Fingerprints | None,
+    pipeline: FrozenPipeline,
+    config: Config,
+    runtime: Runtime,
+) -> Dataset:
+    """Split the readable images into training, validation and test sets, and log the split."""
+    group, spec = runtime.group, config.data
+    duplicates: Mapping[str, str] = {}
+    former: FormerSplit | None = None
+    if fingerprints is not None and spec.group_duplicates:
+        duplicates = group.main_only(fingerprints.duplicate_groups)
+        copies = count(len(duplicates), "image")
+        log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
+    groups = joined_groups(images.good, duplicates)
+    if note := joined_note(images.good, groups, duplicates):
+        log.warning(note)
+    if fingerprints is not None and spec.like:
+        former = group.main_only(lambda: former_split(spec, images, fingerprints))
+        check_matches(spec.like, former, images)
+    manifest = split(images, spec, groups=groups, former=former)
+    log_split(manifest)
+    if config.train.sampling == "balanced":
+        log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
+    weights = config.weights.name  # of a run, perhaps
+    known = images_of_weights(weights)
+    train, val = (
+        sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
+    )
+    if train + val:
+        run = shell_quote(str(run_of_weights(weights)))
+        log.warning(already_trained(weights, train + val, val, run))
+    return Dataset(
+        manifest=manifest,
+        transform=pipeline.transform,
+        max_pixels=spec.max_pixels,
+        device=pipeline.device,
+        group=group,
+        duplicates=duplicates,
+        groups=fold_groups(manifest, groups, duplicates),
+        own_split=images.folder.layout == "split",
+        known_to_weights=train + val,
     )
 
 
+def first_inputs(
+    data: Dataset, pipeline: FrozenPipeline, features: Extractor | None, config: Config
+) -> StageInputs:
+    """Return the inputs to the first stage, given an extractor that has cached the features."""
+    inputs = StageInputs(data=data, cut=pipeline.cut, extractor=features)
+    inputs = _with_stage_data(inputs, config, config.train.stages[0])
+    data.group.barrier()
+    if not config.train.cache and features is not None:
+        prune(default_folder(), idle_s=3600)
+    return inputs
+
+
+def next_inputs(
+    model: Model,
+    inputs: StageInputs,
+    config: Config,
+    stage: str,
+    *,
+    precision: str,
+    trial: str = "",
+) -> StageInputs:
+    """Unfreeze the parameters that a stage trains, and cache and return the inputs to it.
+
+    The inputs before are those to another stage. `trial` labels the progress of a trial.
+    """
+    data, train = inputs.data, config.train
+    pipeline = build_pipeline(
+        model, data.transform, stage, train, device=data.device, precision=precision
+    )
+    extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
+    if extractor is not None:
+        rows, view = data.manifest.rows, eval_view(data.transform)
+        if not trial:
+            check_disk_space(extractor, view, len(rows))
+        what = trial or "extracting features"
+        compute_views(extractor, data, rows, [view], what)
+    inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
+    return _with_stage_data(inputs, config, stage)
+
+
+def _with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
+    """Load images or cache features of augmented views if needed, and return the updated inputs."""
+    data, train = inputs.data, config.train
+    in_memory = inputs.extractor is None and train.augment in ("none", "shift")
+    if in_memory and inputs.images is None:
+        inputs = replace(inputs, images=data.load_images())
+    views = [v for v in training_views(data.transform, train, config.optim) if v.crop is not None]
+    reads_views = config.solvable or not config.solves(stage)
+    if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
+        what = "extracting features of augmented images"
+        compute_views(inputs.extractor, data, data.manifest.train, views, what)
+    return inputs
+
+
 def compute_views(
-    extractor: Extractor,
-    manifest: Manifest,
-    rows: Sequence[Row],
-    views: Sequence[View],
-    what: str,
-    group: ProcessGroup,
+    extractor: Extractor, data: Dataset, rows: Sequence[Row], views: Sequence[View], what: str
 ) -> None:
     """Compute and cache the features of the given views; `what` labels the progress bar."""
+    group, root = data.group, str(data.manifest.root)
     files = group.shard([File(row.path, row.label) for row in rows], _UNIT)
     before, total = extractor.computed, len(files) * len(views)
     with console.Progress(what, total) as progress:
         for view in views:
             try:
                 extractor.compute(
-                    str(manifest.root), files, view, claim=group.claims(), progress=progress.advance
+                    root, files, view, claim=group.claims(), progress=progress.advance
                 )
             except ImageError as error:
                 raise vanished_error(error) from error
@@ -195,249 +386,16 @@ def _share_rows(
     store.flush()
 
 
-# setup of a run: data, model, features and split, then the inputs to each stage -------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Settings, data and model of a run before any image is opened."""
-
-    config: Config  # the configuration, with defaults resolved
-    folder: Folder
-    pipeline: FrozenPipeline  # model cut at the freeze boundary of the first stage
-    report: LoadReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """State of a run before its first stage, with the images checked and split."""
-
-    setup: Setup
-    inspection: _Inspection
-    inputs: StageInputs  # inputs to the first stage
-    extraction_s: float  # seconds spent on checking images and extracting features
-
-    @property
-    def full_training_s(self) -> float | None:
-        """Estimated time in seconds to fine-tune all weights; None if it cannot be estimated."""
-        computed, manifest = self.inspection.computed, self.inputs.data.manifest
-        if self.inputs.extractor is None or computed < len(manifest.rows) / 2:
-            return None  # too few forward passes were timed
-        epochs = FINE_TUNING["optim"]["epochs"]
-        passes = epochs * (3 * len(manifest.train) + len(manifest.val))  # training: three per image
-        return passes * self.extraction_s / computed
-
-
-def load_data_and_model(
-    config: Config, group: ProcessGroup, recorded: Provenance | None = None, *, resume: bool = False
-) -> Setup:
-    """List the images, load the weights onto the device and cut the model for the first stage.
-
-    `recorded` is the origin of the weights that a resumed run began with.
-    """
-    spec = config.data
-    place, path = place_of(spec.path), data_path(spec.path, spec.root).resolve()
-    located = replace(
-        spec,
-        path=place.text if place else str(path),
-        root=str(base_folder(path, spec.root).resolve())
-        if spec.root and is_table(path)
-        else spec.root,
-        classes=str(Path(spec.classes).expanduser().resolve()) if spec.classes else "",
-        like=str(run_path(spec.like).resolve()) if spec.like else "",  # `latest` may change
-    )
-    folder = assign_parts(scan(data_path(located.path, located.root), located), located.val_from)
-    if folder.table and folder.root != base_folder(folder.table, located.root):
-        located = replace(located, root=str(folder.root))  # where the paths in split.csv begin
-    folder, data_spec = apply_fixes(folder, located)
-    if resume and group.is_main:  # a new run has logged this before torch was imported
-        log_data(folder, short_name(config.data.path))
-    needs_one_class = {
-        f"--budget {config.train.budget}": bool(config.train.budget),
-        "optim.class_weights=true": config.optim.class_weights,
-        "train.sampling=balanced": config.train.sampling == "balanced",
-        f"data.fixes={config.data.fixes}": bool(config.data.fixes),
-    }
-    for setting, is_set in needs_one_class.items():
-        require(
-            not (folder.labels and is_set),
-            f"{setting} cannot be used for multi-label classification",
-            fix="remove it, or use data.labels=one if each image has exactly one class",
-        )
-    config = replace(config, data=data_spec)
-    recorded = recorded or {}
-    pipeline, report = load_pipeline(
-        folder,
-        config.train.stages[0],
-        weights=at_recorded_commit(config.weights, recorded),
-        model=config.model,
-        train=config.train,
-        max_pixels=config.data.max_pixels,
-        local_rank=group.local_rank,
-    )
-    report = checked_report(report, config.weights.name, recorded)
-    most = ""
-    if config.optim.solver == "lbfgs" and not folder.labels:
-        several = read_several_blocks(pipeline, config.train, images=len(folder.files))
-        most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
-        pipeline = several
-    model, precision = pipeline.model, pipeline.precision
-    if config.optim.solver != "lbfgs":
-        images = len(_expected_training_labels(folder, config.data))
-        optim = with_step_defaults(config.optim, config.train.layers, model, images)
-        config = replace(config, optim=optim)
-    if config.train.shard:
-        check_sharding(model, group, precision=precision, compiled=config.train.compile)
-    trained = _count_parameters(model, pipeline.trained)
-    total = sum(p.numel() for p in model.parameters())
-    stage = config.train.stages[0]
-    layers = "a classifier" if stage == "head" else layers_text(stage)
-    device = describe_device(pipeline.device)
-    log.info(labelled("Training", f"{layers} on {device} in {precision}"))
-    log.debug(labelled("Trained", f"{most}{trained:,} of {total:,} parameters"))
-    return Setup(config=config, folder=folder, pipeline=pipeline, report=report)
-
-
-def _count_parameters(model: Model, names: Sequence[str]) -> int:
-    """Return the total number of values in the parameters with the given names."""
-    chosen = set(names)
-    return sum(p.numel() for name, p in model.named_parameters() if name in chosen)
-
-
-def extract_and_split(setup: Setup, group: ProcessGroup) -> Start:
-    """Read all images once, extract features if part of the model is frozen, and split the data."""
-    grey_range = measure_grey_range(
-        setup.folder,
-        max_pixels=setup.config.data.max_pixels,
-        workers=usable_cores(),
-        own=group.shard(setup.folder.files, _UNIT),
-        gather=lambda own: [item for items in group.gather(own) for item in items],
-    )
-    transform = replace(setup.report.transform, grey_range=grey_range)
-    setup = replace(
-        setup,
-        report=replace(setup.report, transform=transform),
-        pipeline=replace(setup.pipeline, transform=transform),
-    )
-    config, view = setup.config, eval_view(transform)
-    extractor = setup.pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
-    if extractor is not None:
-        check_disk_space(extractor, view, len(setup.folder.files))
-    fingerprints = None
-    if config.data.group_duplicates or config.data.like:
-        fingerprints = Fingerprints(config.train.cache, grey_range)
-    started = time.monotonic()
-    found = inspect_shards(
-        setup.folder,
-        group,
-        data=config.data,
-        view=view,
-        extractor=extractor,
-        fingerprints=fingerprints,
-    )
-    extraction_s = time.monotonic() - started
-    log_inspection(found.inspected)
-    bad, good = len(found.inspected.bad), len(found.inspected.good)
-    different = len({file.sha256 for file in found.inspected.good})
-    if bad or different < good:
-        once = "; copies count once in the accuracy" * (different < good)
-        log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
-    if config.data.group_duplicates:
-        copies = count(len(found.duplicates), "image")
-        log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
-    data = _split_images(setup, found, group)
-    inputs = StageInputs(data=data, cut=setup.pipeline.cut, extractor=extractor)
-    inputs = with_stage_data(inputs, config, config.train.stages[0])
-    group.barrier()
-    if not config.train.cache and extractor is not None:
-        prune(default_folder(), idle_s=3600)
-    return Start(setup=setup, inspection=found, inputs=inputs, extraction_s=extraction_s)
-
-
-def _split_images(setup: Setup, found: _Inspection, group: ProcessGroup) -> Dataset:
-    """Split the readable images into training, validation and test sets, and log the split."""
-    config, inspected, duplicates = setup.config, found.inspected, found.duplicates
-    groups, former = joined_groups(inspected.good, duplicates), None
-    if note := joined_note(inspected.good, groups, duplicates):
-        log.warning(note)
-    if config.data.like and (fingerprints := found.fingerprints) is not None:
-        like, max_pixels = config.data.like, config.data.max_pixels
-        former = group.main_only(
-            lambda: former_split(
-                like,
-                inspected,
-                fingerprints,
-                max_pixels=max_pixels,
-                applies_fixes=bool(config.data.fixes),
-            )
-        )
-        check_matches(like, former, inspected)
-    manifest = split(inspected, config.data, groups=groups, former=former)
-    log_split(manifest)
-    if config.train.sampling == "balanced":
-        log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
-    weights = config.weights.name  # of a run, perhaps
-    known = images_of_weights(weights)
-    train, val = (
-        sum(row.sha256 in known for row in rows) for rows in (manifest.train, manifest.val)
-    )
-    if train + val:
-        run = shell_quote(str(run_of_weights(weights)))
-        log.warning(already_trained(weights, train + val, val, run))
-    return Dataset(
-        manifest=manifest,
-        transform=setup.report.transform,
-        max_pixels=config.data.max_pixels,
-        device=setup.pipeline.device,
-        group=group,
-        duplicates=duplicates,
-        groups=fold_groups(manifest, groups, duplicates),
-        own_split=inspected.folder.layout == "split",
-        known_to_weights=train + val,
-    )
-
-
-def with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageInputs:
-    """Load images or cache features of augmented views if needed, and return the updated inputs."""
-    data, train = inputs.data, config.train
-    in_memory = inputs.extractor is None and train.augment in ("none", "shift")
-    if in_memory and inputs.images is None:
-        inputs = replace(inputs, images=data.load_images())
-    views = [v for v in training_views(data.transform, train, config.optim) if v.crop is not None]
-    reads_views = config.solvable or not config.solves(stage)
-    if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
-        manifest, what = data.manifest, "extracting features of augmented images"
-        compute_views(inputs.extractor, manifest, manifest.train, views, what, data.group)
-    return inputs
-
-
-def next_inputs(
-    model: Model, inputs: StageInputs, config: Config, stage: str, *, precision: str
-) -> StageInputs:
-    """Unfreeze the parameters that the next stage trains, and return the inputs to that stage."""
-    log.info(f"next stage: --train {stage}, starting from the weights of the previous stage")
-    data, train = inputs.data, config.train
-    pipeline = build_pipeline(
-        model, data.transform, stage, train, device=data.device, precision=precision
-    )
-    extractor = pipeline.open_extractor(train, max_pixels=data.max_pixels)
-    if extractor is not None:
-        rows, view = data.manifest.rows, eval_view(data.transform)
-        check_disk_space(extractor, view, len(rows))
-        what = "extracting features"
-        compute_views(extractor, data.manifest, rows, [view], what, data.group)
-    inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
-    return with_stage_data(inputs, config, stage)
-
-
 def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], object]) -> None:
     """Show the settings of a run as TOML, then log what it would do, without opening any image.
 
     The settings include resolved defaults; `data` is the data path as the user specified it. If the
     run would raise an error, this raises the same one, and nothing is shown.
     """
-    setup = load_data_and_model(config, ProcessGroup())
-    config, folder, model = setup.config, setup.folder, setup.pipeline.model
+    runtime = Runtime()
+    folder, config = list_images(config, runtime)
+    pipeline, _, config = load_model(folder, config, runtime, opens_images=False)
+    model = pipeline.model
     labels = _expected_training_labels(folder, config.data)
     test = sum(file.part == "test" for file in folder.files)
     what = f"in {len(folder.classes)} classes"
@@ -482,3 +440,9 @@ def _expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:
     every = range(len(folder.classes))
     drawn = draw([counts[i] for i in every], spec.val_rate, spec.seed, at_least=1)
     return [i for i in every for _ in range(counts[i] - len(drawn[i]))]
+
+
+def _count_parameters(model: Model, names: Sequence[str]) -> int:
+    """Return the total number of values in the parameters with the given names."""
+    chosen = set(names)
+    return sum(p.numel() for name, p in model.named_parameters() if name in chosen)

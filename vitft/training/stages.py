@@ -1,29 +1,25 @@
-"""Training stage that runs an optimiser in resumable steps, and objects shared by all stages."""
+"""Training stage that takes resumable optimiser steps, and the logits of its model."""
 
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from vitft.config.run import Config
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import Row
-from vitft.features.head import HeldOutLogits
 from vitft.messages.training import BEST_RULE, EPOCH_COLUMNS, epoch_row, stopped_early
 from vitft.metrics.classification import classification_metrics
-from vitft.metrics.results import BudgetResults, LogLine
+from vitft.metrics.results import LogLine, Metrics
 from vitft.metrics.targets import TrainingLoss
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError
-from vitft.system.rundir import RunDir, read_run_lines
-from vitft.system.signals import Stopper
+from vitft.system.rundir import read_run_lines
 from vitft.system.text import duration, percent
 from vitft.training.batches import (
     EVAL_BATCH,
@@ -32,11 +28,11 @@ from vitft.training.batches import (
     evaluation_batches,
     training_batches,
 )
-from vitft.training.best import BestWeights, RunningMetrics
+from vitft.training.best import RunningMetrics
 from vitft.training.distributed import shard_module, unshard_into
+from vitft.training.fitted import Fitted
 from vitft.training.loop import StepResult, Trainer, batch_slices, diverged, predict_logits
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
-from vitft.training.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -48,40 +44,15 @@ _LAST_SAVE_S = 3.0
 """Minimum time in seconds between the state saved last and one at the end of a stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredImages:
-    """Features of the distinct images, and their logits from heads fitted to other images."""
-
-    features: Tensor
-    held_out: HeldOutLogits | None  # held-out logits; None if there are too few images per class
-
-
-@dataclass(slots=True, kw_only=True)
-class RunContext:
-    """Objects shared by all stages of a run, and the results so far."""
-
-    run: RunDir
-    config: Config
-    best: BestWeights
-    precision: str
-    stopper: Stopper
-    trackers: Trackers
-    inputs: StageInputs  # inputs to the current stage
-    started: float
-    """Value of `time.monotonic()` at the start of the run; in a resumed run with a time budget, the
-    time used earlier is subtracted."""
-    budget: BudgetResults | None = None  # trials and chosen layers, once they are chosen
-    scored: ScoredImages | None = None  # of the distinct images, once computed
-
-
 class StepStage:
     """Resumable training stage that runs optimiser steps; `number` is its index, starting at 0."""
 
-    def __init__(self, context: RunContext, number: int) -> None:
-        config, inputs = context.config, context.inputs
-        self.context, self.config, self.inputs, self.number = context, config, inputs, number
+    def __init__(self, fitted: Fitted, number: int) -> None:
+        config, inputs = fitted.config, fitted.inputs
+        self.fitted, self.config, self.inputs, self.number = fitted, config, inputs, number
+        self.stopper, self.trackers = fitted.runtime.stopper, fitted.runtime.trackers
         self.data = inputs.data
-        self.precision = "fp32" if inputs.cut.pooled else context.precision
+        self.precision = "fp32" if inputs.cut.pooled else fitted.precision
         self.trainer = make_trainer(config.train, config.optim, inputs, self.precision)
         self.metrics = RunningMetrics()
         self.epochs = 0  # number of finished and validated epochs
@@ -98,55 +69,55 @@ class StepStage:
             facts = cast("StateFacts", saved.facts)
             load_trainer_state(self.trainer, saved.tensors, facts)
             self.metrics, self.epochs = facts["tally"], facts["epochs"]
-            self.context.run.cut_log(facts["log_bytes"])
+            self.fitted.run.cut_log(facts["log_bytes"])
             self.log_earlier_epochs()
-        stopper, optim = self.context.stopper, self.config.optim
+        optim, is_shared = self.config.optim, self.data.group.size > 1
         images = epoch_size(self.data.manifest.train, self.config.train)
-        total = images * optim.epochs
         epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
         done = epochs * images + steps * optim.images_per_step  # only the last batch is smaller
         with (
             one_thread(when=self.inputs.cut.pooled),
-            console.Progress("training", total, done=done) as self.progress,
+            console.Progress("training", images * optim.epochs, done=done) as self.progress,
         ):
             try:
-                with stopper.deferred_to_next(when=self.data.group.size > 1):
+                with self.stopper.deferred_to_next(when=is_shared):
                     if saved is None or not self.is_out_of_patience():
-                        self.train_epochs()
-                    with stopper.deferred():  # the evaluation that follows may be interrupted
+                        self.take_steps()
+                    with self.stopper.deferred():  # the evaluation that follows may be interrupted
                         self.save_if_due(max(_LAST_SAVE_S, self.save_s))
             except (KeyboardInterrupt, ResourceError) as end:
                 # After a second signal, a step may be incomplete; after a process is lost, parts
                 # of sharded weights are missing. States saved earlier are complete.
                 incomplete = isinstance(end, ResourceError) and self.trainer.sharded
-                if not (stopper.is_urgent or incomplete):
-                    with stopper.deferred_locally():
+                if not (self.stopper.is_urgent or incomplete):
+                    with self.stopper.deferred_locally():
                         self.save()
                 raise
 
-    def train_epochs(self) -> None:
+    def take_steps(self) -> None:
         """Train for the rest of the first epoch and the remaining ones, or until an early stop."""
         batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
             self.epoch_started = time.monotonic()
             done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
             for batch in batches(epoch, done):
-                with self.context.stopper.deferred():
+                with self.stopper.deferred():  # a signal waits for the end of the step
                     self.on_step(self.trainer.step(batch))
-            if self.on_epoch(epoch) or self.is_last_in_budget():
+            self.on_epoch(epoch)
+            if self.stops_early() or self.is_last_in_budget():
                 return
 
     def is_last_in_budget(self) -> bool:
         """Return whether another epoch would exceed the time budget; if so, record the epochs."""
-        budget = self.context.budget
+        budget = self.fitted.budget
         if budget is None or self.epochs == self.config.optim.epochs:
             return False
         now = time.monotonic()
         ends = now + 2 * (now - self.epoch_started)  # the final evaluation takes up to an epoch
-        is_late = ends > self.context.started + budget["seconds"]
+        is_late = ends > self.fitted.runtime.started + budget["seconds"]
         if not self.data.group.broadcast(is_late):
             return False
-        self.context.budget = {**budget, "epochs": self.epochs}
+        self.fitted.budget = {**budget, "epochs": self.epochs}
         log.info(
             f"stopped after {self.epochs} of {self.config.optim.epochs} epochs: training is slower "
             "than expected, and another epoch would exceed the time budget"
@@ -160,7 +131,7 @@ class StepStage:
             step.images, loss=f"{self.metrics.loss:.3f}", accuracy=percent(self.metrics.top1)
         )
         values = {"loss": step.loss, "lr": step.lr}
-        self.context.trackers.log_step(self.steps_before + step.step + 1, values)
+        self.trackers.log_step(self.steps_before + step.step + 1, values)
         self.save_if_due(max(SAVE_INTERVAL_S, self.save_s / SAVE_FRACTION))
 
     def save_if_due(self, seconds: float) -> None:
@@ -172,25 +143,17 @@ class StepStage:
         if is_due:
             self.save()
 
-    def is_out_of_patience(self) -> bool:
-        """Return whether there was no improvement in the last `optim.patience` epochs."""
-        return 0 < self.config.optim.patience <= self.context.best.epochs_since_best
-
-    def on_epoch(self, epoch: int) -> bool:
-        """Validate, keep the best weights and log metrics; return whether to stop early."""
-        context, metrics = self.context, self.metrics
+    def on_epoch(self, epoch: int) -> None:
+        """Validate, keep the best weights and log the metrics of an epoch."""
+        fitted, metrics = self.fitted, self.metrics
         with self.trainer.average.swapped_in():
             if self.trainer.sharded:
                 unshard_into(self.inputs.cut.suffix, self.trainer.model)
-            logits, labels = validation_logits(self.inputs, precision=self.precision)
-            groups = self.data.user_groups(self.data.manifest.val)
-            found = classification_metrics(
-                logits, labels, self.data.manifest.outputs, groups=groups
-            )
+            found = validate(self.inputs, precision=self.precision)
             if not math.isfinite(found["loss"]):
                 clause = f"the validation loss is {found['loss']}"
                 raise diverged(metrics.steps - 1, metrics.lr, clause)
-            with context.stopper.deferred():
+            with self.stopper.deferred():
                 entry = {
                     "epoch": epoch + 1,
                     "lr": metrics.lr,
@@ -200,23 +163,30 @@ class StepStage:
                     "val_loss": found["loss"],
                     "val_top1": found["top1"],
                 }
-                context.run.log(entry)  # if this fails, the epoch does not count
-                context.best.update(found)
+                fitted.run.log(entry)  # if this fails, the epoch does not count
+                fitted.best.update(found)
                 self.log_epoch(entry, duration(time.monotonic() - self.epoch_started))
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
                 self.epochs = epoch + 1
                 for logged in ("lr", "first_loss"):  # logged by `log_step`
                     del entry[logged]
-                context.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
-        patience, stops = self.config.optim.patience, self.is_out_of_patience()
-        if stops and self.epochs < self.config.optim.epochs:
-            planned, best = self.config.optim.epochs, context.best.results
-            log.info(stopped_early(self.epochs, planned, patience, best))
+                self.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
+
+    def is_out_of_patience(self) -> bool:
+        """Return whether there was no improvement in the last `optim.patience` epochs."""
+        return 0 < self.config.optim.patience <= self.fitted.best.epochs_since_best
+
+    def stops_early(self) -> bool:
+        """Return whether there is no patience for another epoch; if there is one left, log this."""
+        optim, stops = self.config.optim, self.is_out_of_patience()
+        if stops and self.epochs < optim.epochs:
+            best = self.fitted.best.results
+            log.info(stopped_early(self.epochs, optim.epochs, optim.patience, best))
         return stops
 
     def log_earlier_epochs(self) -> None:
         """Log the epochs of this stage that were finished before the run was resumed."""
-        lines = read_run_lines(self.context.run.path / "metrics.jsonl", LogLine)
+        lines = read_run_lines(self.fitted.run.path / "metrics.jsonl", LogLine)
         entries = [line for line in lines if line.keys() >= _EPOCH_FIGURES]
         for entry in entries[max(0, len(entries) - self.epochs) :]:
             self.log_epoch(entry, "earlier")
@@ -224,36 +194,36 @@ class StepStage:
     def log_epoch(self, entry: Mapping[str, Any], when: str) -> None:
         """Log the metrics of an epoch as a table row; `when` is its duration or "earlier"."""
         if not self.has_header:
-            if self.context.best.selects:
+            if self.fitted.best.selects:
                 log.debug(f"best on the validation images so far: {BEST_RULE}")
             log.info(EPOCH_COLUMNS)
             self.has_header = True
-        best = self.context.best
+        best = self.fitted.best
         is_best = best.selects and best.epochs_since_best == 0 and when != "earlier"
         log.info(epoch_row(entry, self.config.optim.epochs, when, is_best=is_best))
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""
         started = time.monotonic()
-        context, best, step = self.context, self.context.best, self.trainer.steps
+        fitted, best, step = self.fitted, self.fitted.best, self.trainer.steps
         if not (self.data.group.is_main or self.trainer.sharded):
             return
         tensors, trainer_facts = trainer_state(self.trainer)
         if not self.data.group.is_main:
             return
-        context.trackers.flush()
+        self.trackers.flush()
         facts: StateFacts = {
             **trainer_facts,
             "stage": self.number,
             "epochs": self.epochs,
             "tally": self.metrics,
             "best": best.facts(),
-            "log_bytes": context.run.log_size(),
+            "log_bytes": fitted.run.log_size(),
             "best_file": best.file,
         }
         unsaved = None if best.file or not best.epochs else best.weights
         state = State(tensors, facts)
-        best.file = save_state(context.run.resume, self.number, step, state, unsaved)
+        best.file = save_state(fitted.run.resume, self.number, step, state, unsaved)
         self.saved_at = time.monotonic()
         self.save_s = self.saved_at - started
 
@@ -285,10 +255,12 @@ def make_trainer(
     )
 
 
-def validation_logits(inputs: StageInputs, *, precision: str = "fp32") -> tuple[Tensor, Tensor]:
-    """Return the logits (n, C) and targets of the validation images, in manifest order."""
-    rows = inputs.data.manifest.val
-    return image_logits(inputs, rows, precision=precision), inputs.data.labels(rows).cpu()
+def validate(inputs: StageInputs, *, precision: str = "fp32") -> Metrics:
+    """Return the metrics of the trained layers on the validation images."""
+    data, rows = inputs.data, inputs.data.manifest.val
+    logits = image_logits(inputs, rows, precision=precision)
+    labels, groups = data.labels(rows).cpu(), data.user_groups(rows)
+    return classification_metrics(logits, labels, data.manifest.outputs, groups=groups)
 
 
 def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "fp32") -> Tensor:

@@ -37,9 +37,10 @@ from vitft.models.pretrained.locate import RANDOM
 from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.errors import WeightsError
+from vitft.training.budget import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
 from vitft.training.head_stage import inputs_to_head
-from vitft.training.setup import Setup, Start, compute_views
-from vitft.training.trial import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
+from vitft.training.runtime import Runtime
+from vitft.training.setup import Start, compute_views
 
 log = logging.getLogger(__name__)
 
@@ -52,48 +53,46 @@ _TIMED_BATCH = 4  # number of images per forward pass when the times of two mode
 _TIMED_IMAGES = 32  # images whose features are timed to estimate the time for all
 
 
-def try_other_starts(start: Start, *, started: float) -> tuple[Start, StartTrials]:
-    """Try a larger input size and other weights, if there is time.
+def try_other_starts(start: Start, runtime: Runtime) -> Start:
+    """Try a larger input size and other weights, if a new run has a time budget that allows it.
 
     The larger size is chosen if the cross-validated loss of the head on the training images is
-    clearly lower there (see `EVIDENCE`). Validation images are not used. `started` is the value of
-    `time.monotonic()` at the start of the run.
-
-    Returns:
-        The start at the better size, and the trials.
+    clearly lower there (see `EVIDENCE`). Validation images are not used. The start at the better
+    size is returned, with the scores of both trials.
     """
-    found: StartTrials = {}
-    spec, few, model = start.setup.config.weights, MIN_TRIAL_IMAGES, start.setup.pipeline.model
+    spec, few, model = start.config.weights, MIN_TRIAL_IMAGES, start.pipeline.model
     is_new = spec.name == "none" or spec.name.startswith(RANDOM)
-    if not start.setup.config.train.budget or is_new or len(start.inputs.data.manifest.train) < few:
-        return start, found
-    chosen = start
+    if not start.config.train.budget or is_new or len(start.inputs.data.manifest.train) < few:
+        return start
+    if runtime.resumed:  # config.toml contains the size that was chosen
+        return start
+    chosen, found = start, StartTrials()
     if spec.image_size is None and isinstance(model, VisionTransformer):
         height, width = (
             round(_ENLARGEMENT * side / patch) * patch
             for side, patch in zip(model.config.image_size, model.config.patch_size, strict=True)
         )
         larger = _start_with(start, replace(spec, image_size=(height, width)))
-        trial = _try_start(start, larger, fraction=_SIZE_FRACTION, started=started)
+        trial = _try_start(start, larger, runtime, fraction=_SIZE_FRACTION)
         if trial is not None:
             if trial["chosen"]:
                 extract(larger, start.inputs.data.manifest.rows)
                 chosen = larger
             _log_trial(trial)
             found["size"] = trial
-    weights = _try_weights(chosen, spec, started=started)
+    weights = _try_weights(chosen, spec, runtime)
     if weights is not None:
         found["weights"] = weights
-    return chosen, found
+    return replace(chosen, trials=found)
 
 
-def _try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTrial | None:
+def _try_weights(start: Start, spec: WeightsSpec, runtime: Runtime) -> StartTrial | None:
     """Fit the head to features of other weights from the cache; None if there are none to try.
 
     `spec` are the settings of the run's weights before a size was chosen; the others share them.
     """
-    group = start.inputs.data.group
-    name = group.main_only(lambda: _weights_to_try(start, started=started))
+    group = runtime.group
+    name = group.main_only(lambda: _weights_to_try(start, runtime))
     if not name:
         return None
     other: Start | None = None
@@ -103,10 +102,10 @@ def _try_weights(start: Start, spec: WeightsSpec, *, started: float) -> StartTri
         log.info(f"the weights {name} were not tried: {error.problem}")
     if group.all_reduce_max(int(other is None)) or other is None:
         return None
-    if len({s.setup.report.provenance.get("sha256") for s in (start, other)}) == 1:  # a copy
+    if start.report.provenance.get("sha256") == other.report.provenance.get("sha256"):  # a copy
         return None
     log.info(f"trying the weights {name} on the training images")
-    found = _try_start(start, other, fraction=_WEIGHTS_FRACTION, started=started)
+    found = _try_start(start, other, runtime, fraction=_WEIGHTS_FRACTION)
     if found is not None:
         found["weights"], found["chosen"] = name, False
         _log_trial(found)
@@ -119,13 +118,14 @@ def _log_trial(found: StartTrial) -> None:
         log.info(describe_start(found))
 
 
-def _try_start(start: Start, other: Start, *, fraction: float, started: float) -> StartTrial | None:
+def _try_start(
+    start: Start, other: Start, runtime: Runtime, *, fraction: float
+) -> StartTrial | None:
     """Compare another start in `fraction` of the remaining time; None if classes are too small."""
-    data, began = start.inputs.data, time.monotonic()
-    group, seconds, rows = data.group, start.setup.config.train.budget_s, data.manifest.train
-    used = group.broadcast(time.monotonic() - started)
+    data, group, began = start.inputs.data, runtime.group, time.monotonic()
+    seconds, rows, used = start.config.train.budget_s, data.manifest.train, runtime.used_s()
     # The time for all features, from that of a few or, if these are cached, of a forward pass
-    seed, timed = other.setup.config.train.seed, time.monotonic()
+    seed, timed = other.config.train.seed, time.monotonic()
     few = stratified_subset(data.labels(rows).cpu(), _TIMED_IMAGES, seed).tolist()
     extract(other, [rows[i] for i in few])
     each = group.broadcast(time.monotonic() - timed) / len(few)
@@ -144,13 +144,13 @@ def _try_start(start: Start, other: Start, *, fraction: float, started: float) -
     return found
 
 
-def _weights_to_try(start: Start, *, started: float) -> str:
+def _weights_to_try(start: Start, runtime: Runtime) -> str:
     """Return the most accurate other weights in the cache for which there is time, or ""."""
-    data, origin = start.inputs.data, start.setup.report.provenance
+    data, origin = start.inputs.data, start.report.provenance
     others = cached_alternatives(origin.get("name", ""), origin.get("licence", ""))
     if not others:
         return ""
-    left = start.setup.config.train.budget_s - (time.monotonic() - started)
+    left = start.config.train.budget_s - (time.monotonic() - runtime.started)
     speed, images = machine_speed(data.device.type), len(data.manifest.rows)
     fitting = [one.name for one in others if one.seconds(images, speed) <= _WEIGHTS_FRACTION * left]
     return fitting[-1] if fitting else ""
@@ -158,31 +158,28 @@ def _weights_to_try(start: Start, *, started: float) -> str:
 
 def _start_with(start: Start, weights: WeightsSpec) -> Start:
     """Return the same run, images and split with another input size or other weights."""
-    setup, config = start.setup, start.setup.config
-    config = replace(config, weights=weights)
+    config, folder, data = (
+        replace(start.config, weights=weights),
+        start.images.folder,
+        start.inputs.data,
+    )
     pipeline, report = load_pipeline(
-        setup.folder,
+        folder,
         config.train.stages[0],
         weights=config.weights,
         model=config.model,
         train=config.train,
         max_pixels=config.data.max_pixels,
-        local_rank=start.inputs.data.group.local_rank,
+        local_rank=data.group.local_rank,
         announce=False,
     )
-    pipeline = read_several_blocks(pipeline, config.train, images=len(setup.folder.files))
-    transform = replace(report.transform, grey_range=setup.report.transform.grey_range)
+    pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
+    transform = replace(report.transform, grey_range=data.transform.grey_range)
     pipeline = replace(pipeline, transform=transform)
-    changed = Setup(
-        config=config,
-        folder=setup.folder,
-        pipeline=pipeline,
-        report=replace(report, transform=transform),
-    )
     extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
-    data = replace(start.inputs.data, transform=transform)
+    data = replace(data, transform=transform)
     inputs = replace(start.inputs, data=data, cut=pipeline.cut, extractor=extractor)
-    return replace(start, setup=changed, inputs=inputs)
+    return replace(start, config=config, pipeline=pipeline, report=report, inputs=inputs)
 
 
 def extract(start: Start, rows: Sequence[Row]) -> None:
@@ -192,7 +189,7 @@ def extract(start: Start, rows: Sequence[Row]) -> None:
     height, width = data.transform.image_size
     what = f"extracting features at {width}x{height} pixels"
     view = eval_view(data.transform)
-    compute_views(extractor, data.manifest, rows, [view], what, data.group)
+    compute_views(extractor, data, rows, [view], what)
 
 
 def compare(usual: Start, other: Start) -> StartTrial | None:
@@ -228,9 +225,9 @@ def compare(usual: Start, other: Start) -> StartTrial | None:
 
 def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
     """Return indices (m,) of training images and their logits (m, C) from cross-validated heads."""
-    inputs, config, data = start.inputs, start.setup.config, start.inputs.data
+    inputs, config, data = start.inputs, start.config, start.inputs.data
     rows, names = data.manifest.train, data.manifest.outputs
-    x, y = inputs_to_head(start.setup.pipeline.model, inputs, rows), data.labels(rows).cpu()
+    x, y = inputs_to_head(start.pipeline.model, inputs, rows), data.labels(rows).cpu()
     groups, seed = data.group_ids(rows), config.train.seed
     assert inputs.extractor is not None
     solved = solve_head(

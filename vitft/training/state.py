@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from vitft.config.sections import WeightsSpec
 from vitft.data.split import Manifest
-from vitft.metrics.results import BudgetResults
+from vitft.metrics.results import BudgetResults, StartTrials
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
 from vitft.models.pretrained.locate import canonical_name
@@ -116,27 +116,31 @@ class State:
     facts: Mapping[str, Any]
 
 
+def _tensors_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the tensors of a trainer other than those of its optimiser, without copying them."""
+    weights = trainer.average.trained
+    buffers = trainer.model.named_buffers()
+    return {
+        **{f"weights/{name}": weights[name].detach() for name in trainer.parameters},
+        **{f"buffers/{name}": weights.get(name, buffer) for name, buffer in buffers},
+        **{f"average/{name}": mean for name, mean in trainer.average.average.items()},
+        **{f"before/{name}": value for name, value in trainer.average.before.items()},
+    }
+
+
 def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
     """Return the state of a trainer before its next step, as tensors and JSON values.
 
     Every rank of a sharded model must call it, but only the main process receives the tensors.
     """
-    weights = trainer.average.trained
-    tensors = {f"weights/{name}": weights[name].detach() for name in trainer.parameters}
-    buffers = trainer.model.named_buffers()
-    tensors |= {f"buffers/{name}": weights.get(name, buffer) for name, buffer in buffers}
-    tensors |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
-    tensors |= {f"before/{name}": value for name, value in trainer.average.before.items()}
+    tensors = _tensors_of(trainer)
     for i, slots in trainer.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
     if trainer.sharded:
         full = ((name, full_tensor(tensor)) for name, tensor in tensors.items())
         tensors = {name: tensor.cpu() for name, tensor in full if trainer.group.is_main}
-    return tensors, {
-        "step": trainer.steps,
-        "micro_batch": trainer.micro_batch,
-        "scaler": trainer.scaler.state_dict(),
-    }
+    scaler = trainer.scaler.state_dict()
+    return tensors, {"step": trainer.steps, "micro_batch": trainer.micro_batch, "scaler": scaler}
 
 
 @torch.no_grad()
@@ -144,10 +148,7 @@ def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
 ) -> None:
     """Restore a trainer from a state returned by `trainer_state`; a RunError if it does not fit."""
-    targets: dict[str, Tensor] = {f"weights/{name}": p for name, p in trainer.parameters.items()}
-    targets |= {f"buffers/{name}": b for name, b in trainer.model.named_buffers()}
-    targets |= {f"average/{name}": mean for name, mean in trainer.average.average.items()}
-    targets |= {f"before/{name}": value for name, value in trainer.average.before.items()}
+    targets = _tensors_of(trainer)
     optimized = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     wanted = {name: target.shape for name, target in targets.items()}
     for name, value in tensors.items():
@@ -288,6 +289,12 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
             "*.damaged",
         )
     return None
+
+
+def untried(seconds: float, starts: StartTrials) -> BudgetResults:
+    """Return the results of a time budget before any layers are tried, given those of starts."""
+    found = {"seconds": seconds, "used": 0.0, "trials": [], "skipped": []}
+    return cast("BudgetResults", {**found, "chosen": None, "epochs": 0, **starts})
 
 
 def read_budget(folder: Path) -> BudgetResults | None:

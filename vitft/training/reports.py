@@ -1,0 +1,398 @@
+"""Reports on the data of a run: label errors, duplicates, unlike images and thumbnails."""
+
+import copy
+import functools
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitft.check.audit import AuditedImage, audit_images, audit_summary, class_imbalance
+from vitft.data.arrays import PixelArray
+from vitft.data.duplicates import IndexPair, copies_among, group_names
+from vitft.data.fixes import settled_paths
+from vitft.data.folder import File, Folder
+from vitft.data.images import open_image
+from vitft.data.inspection import in_order
+from vitft.data.pictures import thumbnail_jpeg, thumbnail_size
+from vitft.data.split import Manifest, Row
+from vitft.data.transforms import measure_view
+from vitft.explain.attribution import relevance_map
+from vitft.explain.heatmaps import overlay
+from vitft.features.cut import Cut
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
+from vitft.features.head import HeldOutLogits, cross_validation_rows
+from vitft.features.label_errors import find_mislabels, out_of_fold_logits, score_given_labels
+from vitft.features.neighbours import similar_images
+from vitft.features.ood import TOO_HIGH, alarms_text, fit_reference, no_reference
+from vitft.features.penalty import default_penalty
+from vitft.features.reference import REFERENCE_FILE, Features, power_text
+from vitft.metrics.results import AuditResults, Mislabel, OodResults
+from vitft.models.timm_model import Model
+from vitft.models.vit import VisionTransformer
+from vitft.predict.validation import (
+    THUMBS,
+    least_confident,
+    mistakes,
+    most_confident,
+    read_validation_predictions,
+    thumb_name,
+)
+from vitft.system import console
+from vitft.system.device import exact_float32
+from vitft.system.errors import ImageError, VitftError
+from vitft.system.files import writing
+from vitft.system.rundir import RunDir, read_run_json
+from vitft.system.text import count
+from vitft.training.batches import Dataset, StageInputs, evaluation_batches
+from vitft.training.fitted import Fitted, ScoredImages
+
+log = logging.getLogger(__name__)
+
+
+def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
+    """Write audit.json, thumbnails and the reference distribution of the features.
+
+    Nothing is written if no epoch has ended. If `complete` is false, the run must end soon: it
+    gets no thumbnails, and the reference is written only if features are cached.
+    """
+    fitted.is_reported = True
+    data, config, run = fitted.inputs.data, fitted.config, fitted.run
+    if not data.group.is_main:
+        return
+    if fitted.best.epochs:
+        with console.quiet_step("searching for duplicates and label errors"):
+            audit = _audit_run(fitted)
+        if complete or fitted.inputs.cut.pooled:
+            audit["out_of_distribution"] = _write_reference(fitted)
+        run.write_json("audit.json", audit)
+        if summary := audit_summary(audit, settled_paths(config.data)):
+            what = "it" if re.fullmatch("1 [^,]*", summary) else "them"
+            verb = f"look at {what}" if data.manifest.labels else f"decide on {what}"
+            log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
+    if complete:
+        write_thumbnails(run, data, fitted.model, fitted.precision)
+
+
+# audit.json: duplicates, leakage and probable label errors ----------------------------------------
+
+
+def _audit_run(fitted: Fitted) -> AuditResults:
+    """Return the contents of audit.json, from the inputs to the first stage of a run.
+
+    Near-duplicates are those of the split, or are searched for if it did not need them.
+    """
+    inputs, config, inspected = fitted.start.inputs, fitted.config, fitted.start.images
+    data = inputs.data
+    groups: Mapping[str, str] = data.duplicates
+    mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
+    if inputs.cut.pooled:
+        scored = fitted.scored or _score_by_default_head(inputs, seed=config.train.seed)
+        if not config.data.group_duplicates:
+            pairs = _find_near_copies(data, scored.features, cache=config.train.cache)
+            groups = group_names([row.sha256 for row in data.distinct], pairs)
+        mislabels, probabilities = _score_labels(data, scored)
+    names = data.manifest.classes
+    audit = audit_images(
+        [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
+         for r in data.manifest.rows],
+        unused=inspected.folder.unused,
+        notes=(*inspected.folder.warnings, *inspected.folder.notes),
+        bad=inspected.bad,
+        odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
+        groups=groups,
+        mislabels=mislabels,
+        probabilities=probabilities,
+        view=measure_view(data.transform, ((file.width, file.height) for file in inspected.good)),
+        own_split=inspected.folder.layout == "split",
+    )  # fmt: skip
+    if data.manifest.labels:
+        every = (name for row in data.manifest.rows for name in data.manifest.names(row))
+        audit["imbalance"] = class_imbalance(every)
+    return audit
+
+
+def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
+    """Return features of the distinct images, and out-of-fold logits at the default L2 penalty."""
+    data = inputs.data
+    distinct = data.distinct
+    x, y = inputs.last_features(distinct), data.labels(distinct).cpu()
+    groups = data.group_ids(distinct)
+    rows = cross_validation_rows(y, len(data.manifest.outputs), seed, most=CV_IMAGES)
+    if rows is None:
+        return ScoredImages(features=x, held_out=None)
+    logits = out_of_fold_logits(
+        x[rows],
+        y[rows],
+        groups[rows],
+        classes=len(data.manifest.outputs),
+        seed=seed,
+        l2=default_penalty(y, len(data.manifest.outputs)),
+    )
+    known = ~in_one_group(y[rows], groups[rows])
+    return ScoredImages(features=x, held_out=HeldOutLogits(rows[known], logits[known]))
+
+
+def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
+    """Return index pairs of near-duplicates among distinct images, given their features (n, D)."""
+    distinct = data.distinct
+    pairs = similar_images(features)
+    rows = sorted({row for pair in pairs for row in pair})
+    digests = [distinct[row].sha256 for row in rows]
+    fingerprints = Fingerprints(cache, data.transform.grey_range)
+    folder = Folder(
+        root=data.manifest.root,
+        classes=data.manifest.classes,
+        files=tuple(File(distinct[row].path, distinct[row].label) for row in rows),
+        layout="classes",
+    )
+    fingerprint_folder(folder, fingerprints, max_pixels=data.max_pixels)
+    if {*digests} != {*fingerprints.by_digest}:
+        return []  # a file has changed since the start of the run
+    position = {row: i for i, row in enumerate(rows)}
+    table = fingerprints.table(digests)
+    copies = copies_among(table, [(position[one], position[other]) for one, other in pairs])
+    return [(rows[one], rows[other]) for one, other in copies]
+
+
+def _score_labels(
+    data: Dataset, scored: ScoredImages
+) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
+    """Return the probable label errors among the distinct images, each with one path.
+
+    Images whose copies have other labels are left out; by their paths, class probabilities follow.
+    """
+    if scored.held_out is None:
+        return [], {}
+    rows, distinct = scored.held_out.rows, data.distinct
+    some = [distinct[row] for row in rows.tolist()]
+    y = data.labels(some).cpu()
+    scores = score_given_labels(
+        scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
+    )
+    labels: dict[str, set[int]] = {}
+    for row in data.manifest.rows:
+        labels.setdefault(row.sha256, set()).add(row.label)
+    paths = [[row.path] if len(labels[row.sha256]) == 1 else [] for row in some]
+    names = data.manifest.outputs
+    conflicts = {
+        row.sha256: dict(zip(names, found.tolist(), strict=True))
+        for row, found in zip(some, scores.probabilities, strict=True)
+        if len(labels[row.sha256]) > 1
+    }
+    by_path = {r.path: conflicts[r.sha256] for r in data.manifest.rows if r.sha256 in conflicts}
+    return find_mislabels(scores, y, paths, names), by_path
+
+
+# reference distribution of the features, to detect out-of-distribution images ---------------------
+
+_NEVER_FLAGGED = "this is not supported for multi-label models"
+
+_INTERMEDIATE_DEPTH = 0.75
+"""Relative depth of the intermediate feature (benchmarks/notebook/out_of_distribution.md)."""
+CACHED_IMAGES, COMPUTED_IMAGES = 20_000, 2_000
+"""Maximum number of images sampled from each set (training and validation): `CACHED_IMAGES` if the
+features are cached, `COMPUTED_IMAGES` if they have to be computed."""
+
+
+def _write_reference(fitted: Fitted) -> OodResults:
+    """Write the reference distribution if there are enough images, and return its results."""
+    run, inputs, train = fitted.run, fitted.inputs, fitted.config.train
+    manifest, most = inputs.data.manifest, CACHED_IMAGES if inputs.cut.pooled else COMPUTED_IMAGES
+    if manifest.labels:
+        log.debug(f"no images will be flagged as unlike the training images: {_NEVER_FLAGGED}")
+        return no_reference(_NEVER_FLAGGED)
+    frozen = {*train.stages} <= {"head", "pre_logits"}  # training has left the features unchanged
+    rows: list[Row] = []
+    for part in (manifest.train, manifest.val):  # samples in proportion to the class sizes
+        some = stratified_subset(torch.tensor([row.label for row in part]), most, train.seed)
+        rows += [part[i] for i in some.tolist()]
+    is_validation = np.array([row.split == "val" for row in rows])
+    features, intermediate, blocks = _reference_features(inputs, fitted.model, rows)
+    reference, results = fit_reference(
+        features,
+        inputs.data.labels(rows).cpu().numpy(),
+        is_validation | frozen,
+        inputs.data.group_ids(rows).numpy(),
+        trained=not frozen,
+        intermediate=intermediate,
+        intermediate_blocks=blocks,
+    )
+    if reference is not None:
+        run.write_arrays(REFERENCE_FILE, **reference.arrays())
+    elif run.writes:
+        (run.path / REFERENCE_FILE).unlink(missing_ok=True)  # may remain from an earlier attempt
+    if results["reason"] is not None:
+        log.info(f"no images will be flagged as unlike the training images: {results['reason']}")
+        return results
+    text = f"flagged as unlike the training images: {alarms_text(results)} of new images"
+    if results["unknown_class_range"] is not None:
+        left_out = count(results["classes_left_out"], "class", "classes")
+        text += f"; {power_text(results['unknown_class_range'])} ({left_out} left out in turn)"
+        text += f", which {TOO_HIGH}" * results["features_trained"]
+    log.debug(text)
+    return results
+
+
+def intermediate_blocks(cut: Cut, model: Model) -> int:
+    """Return the number of blocks before the intermediate feature of a trained model; 0 for none.
+
+    Blocks whose output the head reads are not used, and neither are blocks whose output is not
+    computed again because they are frozen.
+    """
+    if cut.pooled or not isinstance(model, VisionTransformer):
+        return 0
+    depth = model.config.depth
+    wanted = max(round(_INTERMEDIATE_DEPTH * depth), 0 if cut.prefix is None else cut.prefix.stop)
+    return min(wanted, depth - model.config.read_blocks)
+
+
+@torch.inference_mode()
+def _reference_features(
+    inputs: StageInputs, model: Model, rows: Sequence[Row]
+) -> tuple[Features, Features | None, int]:
+    """Return pooled features (n, D), any intermediate ones (n, D), and the blocks before them."""
+    if inputs.cut.pooled:
+        return inputs.last_features(rows).numpy(), None, 0
+    blocks, parts = intermediate_blocks(inputs.cut, model), list[Tensor]()
+
+    def compute(batch: Tensor, part: slice) -> Tensor:
+        with exact_float32(inputs.data.device):
+            if inputs.cut.prefix is None:
+                return model.eval().features(batch[part], blocks).float().cpu()
+            start = inputs.cut.prefix.stop  # the batch has tokens from frozen layers, not pixels
+            return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()
+
+    with console.Progress("features of the trained model", len(rows)) as progress:
+        for batch in evaluation_batches(inputs, rows):
+            split = functools.partial(compute, batch.inputs)
+            parts += inputs.limit.split(split, len(batch.inputs))
+            progress.advance(len(batch.inputs))
+    head, intermediate = torch.cat(parts).numpy(), None
+    if blocks:
+        head, intermediate = np.split(head, [model.feature_size], axis=1)
+    return head, intermediate, blocks
+
+
+# thumbnails: mistakes, the least confident answers, images in audit.json --------------------------
+
+_ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one core
+
+
+def write_thumbnails(run: RunDir, data: Dataset, model: nn.Module, precision: str = "fp32") -> int:
+    """Write the folder `thumbs/` of a run and return the number of images in it.
+
+    For the most confident mistakes, attention overlays are written as well. Metadata of the files
+    is not copied. Errors are only logged, because the run itself is complete. If `precision` is
+    bf16, attention is computed in bf16, which halves the time; overlays change by one or two grey
+    levels (out of 255) on average (benchmarks/notebook/speed.md).
+    """
+    written, folder, temporary = 0, run.path / THUMBS, run.path / f".{THUMBS}"
+    try:
+        predicted, rows = _select_images(run.path, data.manifest)
+        if not rows:
+            return 0
+        if isinstance(model, VisionTransformer) and predicted and precision == "bf16":
+            model = copy.deepcopy(model).to(torch.bfloat16)
+        decode = functools.partial(_thumbnail, data, predicted)
+        views: dict[str, PixelArray] = {}
+        total = len(rows) + len(predicted)
+        with (
+            writing(folder),
+            console.Progress("drawing thumbnails", total, level=logging.DEBUG) as progress,
+        ):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            for thumbnail in in_order(decode, rows, workers=torch.get_num_threads()):
+                if thumbnail is None:
+                    continue
+                sha256, jpeg, view = thumbnail
+                (temporary / thumb_name(sha256)).write_bytes(jpeg)
+                written += 1
+                progress.advance()
+                if view is not None:
+                    views[sha256] = view
+            for sha256, jpeg in _attention(data, model, predicted, views):
+                (temporary / thumb_name(sha256, attention=True)).write_bytes(jpeg)
+                progress.advance()
+            shutil.rmtree(folder, ignore_errors=True)  # once everything has been written
+            temporary.rename(folder)
+    except VitftError as error:
+        log.warning(f"the report will have no thumbnails: {error.problem}")
+        return 0
+    return written
+
+
+def _thumbnail(
+    data: Dataset, predicted: Mapping[str, int], row: Row
+) -> tuple[str, bytes, PixelArray | None] | None:
+    """Return an image's digest, thumbnail and, to draw attention on, model input (H, W, 3)."""
+    try:
+        image = open_image(
+            data.manifest.locate(row),
+            max_pixels=data.max_pixels,
+            grey_range=data.transform.grey_range,
+        )
+    except ImageError:
+        return None
+    view = data.transform.pixels(image) if row.sha256 in predicted else None
+    return row.sha256, thumbnail_jpeg(image), view
+
+
+def _attention(
+    data: Dataset, model: nn.Module, predicted: Mapping[str, int], views: Mapping[str, PixelArray]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield each view's digest and a JPEG of its relevance to the predicted class."""
+    model, items = model.eval(), list(views.items())
+    some, before = next(model.parameters()), torch.get_num_threads()
+    starts = range(0, len(items), _ATTENTION_BATCH)
+    batches = [dict(items[start : start + _ATTENTION_BATCH]) for start in starts]
+
+    def draw(batch: Mapping[str, PixelArray]) -> list[tuple[str, bytes]]:
+        torch.set_num_threads(1)  # for this thread: one core per batch, as in `extract`
+        stack = torch.from_numpy(np.stack([*batch.values()])).to(some.device)
+        classes = torch.tensor([predicted[name] for name in batch])
+        maps = relevance_map(model, data.transform.normalise(stack).to(some.dtype), classes)
+        overlays = []
+        for (name, pixels), relevance in zip(batch.items(), maps, strict=True):
+            view = Image.fromarray(pixels)
+            view = view.resize(thumbnail_size(view.size), Image.Resampling.BICUBIC)
+            overlays.append((name, thumbnail_jpeg(overlay(view, relevance))))
+        return overlays
+
+    try:
+        # A GPU needs no worker threads.
+        on_cpu = some.device.type == "cpu"
+        drawn = in_order(draw, batches, workers=before) if on_cpu else map(draw, batches)
+        for overlays in drawn:
+            yield from overlays
+    except VitftError as error:  # thumbnails are written without overlays
+        log.info(f"the report will have no relevance overlays: {error.problem}")
+    finally:
+        torch.set_num_threads(before)
+
+
+def _select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
+    """Return predicted classes by digest of images to explain, and one row per image to show."""
+    predictions = read_validation_predictions(run)
+    wrong = mistakes(predictions)[:200]
+    audit = read_run_json(run / "audit.json", AuditResults)
+    named = [item["path"] for item in audit["mislabels"]] if audit else []
+    for group in audit["duplicates"] if audit else ():
+        named += [member["path"] for member in group["members"][:6]]
+    named += [item["path"] for item in audit["odd"]] if audit else []
+    unsure = least_confident(predictions, per_class=3, most=60)
+    by_path = {row.path: row for row in manifest.rows}
+    sure = most_confident(predictions, most=8)
+    paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure + sure]
+    rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
+    index = {name: number for number, name in enumerate(manifest.outputs)}
+    predicted = {p.sha256: index[p.most_probable] for p in wrong[:12]}
+    return predicted, list(rows.values())
