@@ -90,7 +90,7 @@ class CheckResult:
         notes = [*self.folder.warnings, *self.folder.notes]
         if empty := self.folder.empty.content:
             refused = self.folder.empty.error(self.folder.root, empty)
-            notes.append(f"{refused.problem}; finetune refuses them: {refused.fix}")
+            notes.append(f"{refused.problem}, which finetune rejects: {refused.fix}")
         lacking = filter(None, (missing_library_command(b["reason"]) for b in self.audit["bad"]))
         for command, number in Counter(lacking).items():
             notes.append(
@@ -298,7 +298,7 @@ def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) ->
     if ours == theirs:
         return f"{lists}, the same as here"
     return (
-        f"{lists}, {len(ours & theirs):,} of them listed here too; the lists differ because the "
+        f"{lists}, {len(ours & theirs):,} of them listed here too. The lists differ because the "
         "run and this check trained different classifiers to find them. Each may list errors that "
         "the other misses, so look at both pages"
     )

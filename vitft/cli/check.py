@@ -148,7 +148,7 @@ def _earlier_table(fixes: Path, outcome: "CheckResult") -> str:
     if not any(fix.path in paths and fix.action != UNDECIDED for fix in earlier):
         return ""  # nothing in it has been decided
     return (
-        f"{fixes.with_name('fixes.csv')} of an earlier check was not applied; to see what remains, "
+        f"{fixes.with_name('fixes.csv')} of an earlier check was not applied. To see what remains, "
         "add --fixes with the table that you have edited"
     )
 
@@ -178,7 +178,7 @@ def _print_findings(outcome: "CheckResult") -> None:
     if largest and smallest and ratio is not None:
         names = [f"{name} ({count(n, 'image')})" for name, n in (largest, smallest)]
         every = f"every class has {count(largest[1], 'image')}"
-        sizes = f"largest class: {names[0]}; smallest: {names[1]}; ratio {ratio:.1f}"
+        sizes = f"largest class: {names[0]}, smallest: {names[1]}, ratio {ratio:.1f}"
         rows.append(("Classes", every if largest[1] == smallest[1] else sizes))
     if not outcome.labels_checked:
         rows.append(("Labels", "not checked: add --weights NAME or --run RUN"))

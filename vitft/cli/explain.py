@@ -115,7 +115,7 @@ def _explain_command(args: argparse.Namespace) -> int:
         if "distance.png" not in figures.names:
             reason = "none of the images could be read"
             if not images:
-                reason = "attention distances are measured on images: name some after --model"
+                reason = "attention distances are measured on images: pass some after --model"
             output.note(f"distance.png was not written: {reason}")
         names = ", ".join(figures.names)
         output.result(f"plots of {model.name} written to {out}/: {names}")
@@ -181,7 +181,7 @@ def _draw_images(
     output.table(("path", "prediction", *["explained class"] * by_class, "picture"), rows)
     if failed < len(images):
         number = count(len(images) - failed, "image")
-        also = f"; overview: {sheet.name}" if sheet else ""
+        also = f", overview: {sheet.name}" if sheet else ""
         output.result(f"{method.name} maps of {number} written to {out}/{also}")
         if sheet and len(images) - failed > len(job.tiles):
             output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")

@@ -23,7 +23,7 @@ def add_export(parser: Parser) -> None:
     """Add the options of `vitft export`."""
     formats = parser.add_argument_group(
         "formats",
-        "one or more formats; if there are several, each is written to a folder of its own",
+        "one or more formats (several are written to one folder each)",
     )
     for name, text in EXPORT_FORMATS.items():
         formats.add_argument(
@@ -78,7 +78,7 @@ class _FormatByName(argparse.Action):
             found = FOREIGN_FORMATS[name]
             raise UsageError(
                 f"export does not write {value}",
-                fix=f"use vitft export --{found}: {EXPORT_FORMATS[found]}; see docs/export.md",
+                fix=f"use vitft export --{found}: {EXPORT_FORMATS[found]} (see docs/export.md)",
             )
         raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 

@@ -41,8 +41,8 @@ def add_label(parser: Parser) -> None:
     parser.add_argument("data", metavar="DIR", help="folder of images, with or without subfolders")
     source = parser.add_mutually_exclusive_group()
     texts = {
-        "--weights NAME": "pretrained weights for the features, of which larger ones need fewer "
-        f"answers (default: {_BUNDLED})",
+        "--weights NAME": "pretrained weights for the features (larger ones need fewer answers, "
+        f"default: {_BUNDLED})",
         "--run RUN": "run directory or checkpoint whose model computes the features and makes the "
         "first guesses",
     }
@@ -72,7 +72,7 @@ def _label_command(args: argparse.Namespace) -> int:
             f"{root} is a file, not a folder of pictures",
             fix=f"to continue a table, run `vitft label FOLDER --out {shell_quote(str(root))}`"
             if is_table
-            else "use a folder of image files; arrays already contain labels",
+            else "use a folder of image files, because arrays already contain labels",
         )
     check_is_folder(root)
     _check_table(table, root, is_default=args.out == "labels.csv")
@@ -108,7 +108,7 @@ def _label_command(args: argparse.Namespace) -> int:
         if not is_loopback(args.host):
             output.warn(
                 f"anyone who knows the address below and can reach {args.host} has access to the "
-                "pictures; the connection is not encrypted"
+                "pictures. The connection is not encrypted"
             )
         address = browser_address(args.host, bound.getsockname()[1])
         code = run_server(
@@ -130,8 +130,8 @@ def _check_table(table: Path, root: Path, *, is_default: bool) -> None:
     if is_default and root.resolve() in (home, *home.parents):
         raise UsageError(
             "labels.csv would be written to the picture folder",
-            fix="choose a file with --out; to write it there anyway, use "
-            f"--out {shell_quote(str(root / 'labels.csv'))}",
+            fix="choose a file with --out, or write it there anyway with --out "
+            f"{shell_quote(str(root / 'labels.csv'))}",
         )
 
 

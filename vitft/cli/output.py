@@ -176,8 +176,8 @@ class _Stdout(SafeStream):
             return _CLOSED_PIPE
         raise ResourceError(
             f"cannot write the results to stdout: {describe_os_error(self.failure)}",
-            fix="redirect stdout to a file on a disk with free space, and run the command again; "
-            "the files that the command wrote are complete",
+            fix="redirect stdout to a file on a disk with free space, and run the command again. "
+            "The files that the command wrote are complete",
         )
 
 
@@ -298,7 +298,10 @@ def table(
     stdout().print(grid)
     if len(shown) < len(columns):
         hidden = dict.fromkeys(name for i, name in enumerate(columns) if i not in shown)
-        note(f"not shown, because the terminal is too narrow: {listing(hidden)}; `| cat` shows all")
+        note(
+            f"not shown, because the terminal is too narrow: {listing(hidden)}. To show all, "
+            "append `| cat`"
+        )
 
 
 def fits_terminal(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -351,6 +354,6 @@ def version() -> str:
 def bug() -> None:
     """Print a request to report the traceback of an unexpected error."""
     print(
-        f"vitft: this is a bug in vitft {version()}; please report it with the traceback above",
+        f"vitft: this is a bug in vitft {version()}. Please report it with the traceback above",
         file=sys.stderr,
     )

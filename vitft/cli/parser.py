@@ -154,9 +154,9 @@ class Parser(argparse.ArgumentParser):
         fix = f"run {self.prog} --help for usage"
         required = message.partition("arguments are required: ")[2]
         if required and self.commands:
-            fix = f"add one of {', '.join(self.commands)}; {fix}"
+            fix = f"add one of {', '.join(self.commands)}, or {fix}"
         elif required:
-            fix = f"add {listing(map(self.with_value, required.split(', ')))}; {fix}"
+            fix = f"add {listing(map(self.with_value, required.split(', ')))}, or {fix}"
         if sides := re.search(r"argument (--[\w-]+): invalid int value: '(\d+)x(\d+)'", message):
             option, height, width = sides.groups()
             pixels = height if height == width else f"{height} {width}"

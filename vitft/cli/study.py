@@ -75,7 +75,7 @@ def _study_command(args: argparse.Namespace) -> int:
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
     words += ["--allow-pickle"] * args.allow_pickle + [w for s in args.set for w in ("--set", s)]
     write_results(study, f"vitft study {shell_join(words)}")
-    output.note(f"{heading(study)}; ± is the longer side of the interval, study.md has both")
+    output.note(f"{heading(study)}. ± is the longer side of the interval (study.md has both)")
     output.table(
         ("images per class", *map(str, study.plan.shots)),
         short_rows(study),

@@ -30,7 +30,7 @@ def print_summary(
     """Print the results of a run, if it has any, and suggest the next commands."""
     folder = shell_quote(str(run))
     if status != "finished":
-        output.warn(f"{status}; resume with: vitft finetune --resume {folder}")
+        output.warn(f"{status}. Resume with: vitft finetune --resume {folder}")
     if not found:
         return
     results, train = run_results(run, found), config.train

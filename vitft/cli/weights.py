@@ -75,7 +75,7 @@ def _list_weights(args: argparse.Namespace) -> int:
         )
         machine = "a GPU" if has_gpu() else "this CPU"
         output.note(f"times are estimates for one pass over 1,000 images on {machine}")
-        output.note("no account is required; `vitft weights list --all` lists the whole catalogue")
+        output.note("no account is required. `vitft weights list --all` lists the whole catalogue")
         return 0
     licence = (args.licence or "").lower()
     terms: Any = {"open": ("open",), "commercial": ("open", "own terms")}.get(licence)

@@ -213,7 +213,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not valid TOML: {error}",
-            fix='correct the file; text needs quotes, e.g. layers = "blocks:1"',
+            fix='correct the file. Text needs quotes, e.g. layers = "blocks:1"',
         ) from error
     if isinstance(train := table.get("train"), dict):
         named = (current_setting(f"train.{name}", value) for name, value in train.items())
@@ -392,5 +392,5 @@ def _implied_solver(table: Mapping[str, Any], config: Config) -> str:
     need = f"{listing(given)} {'needs' if len(given) == 1 else 'need'}"
     return (
         f"solver:     {config.optim.solver} for {count(config.optim.epochs, 'epoch')}, because "
-        f"{need} a training loop; without it, the head would be solved by lbfgs, which is faster"
+        f"{need} a training loop. Without it, lbfgs would fit the head, which is faster"
     )

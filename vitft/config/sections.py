@@ -304,7 +304,8 @@ class OptimSpec:
     solver: Annotated[
         Literal["lbfgs", "sgd", "adamw"],
         Named(
-            "lbfgs solves a head on cached features without steps, sgd and adamw train in steps",
+            "lbfgs fits a head on cached features without steps, while sgd and adamw train in "
+            "steps",
             default="lbfgs for a head alone, else adamw",
             aliases="optimizer optimiser opt",
         ),

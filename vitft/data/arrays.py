@@ -538,7 +538,7 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
     order = ("all",) if "all" in by_name else ("train", "val", "test")
     if order[0] not in by_name:
         raise DataError(
-            f"{source} has no training images; subsets found: {', '.join(by_name) or 'none'}",
+            f"{source} has no training images. Subsets found: {', '.join(by_name) or 'none'}",
             fix="add training images",
         )
     parts = tuple(by_name[name] for name in order if name in by_name)
@@ -555,7 +555,7 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
         if images.dtype != np.uint8:
             convert = ""
             if np.issubdtype(images.dtype, np.floating):
-                convert = "; values from 0 to 1: (255 * images).round().astype('uint8')"
+                convert = ". For values from 0 to 1: (255 * images).round().astype('uint8')"
             raise DataError(
                 f"{source}, subset {part.name}: the images have an unsupported dtype "
                 f"({images.dtype})",

@@ -38,7 +38,7 @@ def read_class_changes(
     for name in CLASS_COLUMNS:
         if names.count(name) != 1:
             many = "more than one column named" if name in names else "no column named"
-            raise reader.error(f"{many} {name}; columns found: {listing(header) or 'none'}")
+            raise reader.error(f"{many} {name}. Columns found: {listing(header) or 'none'}")
     places = [names.index(name) for name in CLASS_COLUMNS]
     changes: dict[str, str] = {}
     names_of_classes = EquivalentNames(known)

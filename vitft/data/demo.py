@@ -357,7 +357,7 @@ def demo_data(spec: DataSpec) -> DataSpec:
     }:
         log.warning(
             f"images were added to {DEMO_FOLDER}/ or removed since it was drawn, so results differ "
-            "from those in the documentation; without this folder, it is drawn again"
+            "from the documentation. If you delete this folder, it is drawn again"
         )
     return replace(spec, path=str(DEMO_FOLDER))
 

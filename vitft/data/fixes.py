@@ -108,7 +108,7 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
             len(names), "file that was unreadable but is", "files that were unreadable but are"
         )
         log.warning(
-            f"{path}: drops {those} readable now: {listing(names, _MOST_MISSING_NAMED)}; to use "
+            f"{path}: drops {those} readable now: {listing(names, _MOST_MISSING_NAMED)}. To use "
             "them, remove these lines or set the action to keep"
         )
     return _with_fixes(folder, found), replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
@@ -281,7 +281,7 @@ def _fix_problem(
         return "action is 'move', but new_label is empty"
     near = suggest(new, classes, cutoff=0, inside=True, most=5)
     which = "its classes are" if len(near) == len(classes) else "the most similar classes are"
-    return f"new_label is {new!r}, which is not a class of the data folder; {which} {listing(near)}"
+    return f"new_label is {new!r}, which is not a class of the data folder: {which} {listing(near)}"
 
 
 def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
@@ -372,7 +372,7 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
             UNDECIDED,
             label=entry["label"],
             new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}; set the action to move, keep or drop",
+            reason=f"probably {entry['suggested']}: set the action to move, keep or drop",
             kind="mislabel",
             confidence=entry["suggested_probability"],
         )
@@ -433,7 +433,7 @@ def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabiliti
             fixes.append(replace(drop, reason=f"identical to {kept['path']}"))
         elif len(first) > 1 and not right:
             others = ", ".join(sorted({*first} - {label}))
-            reason = f"identical to a file with another label ({others}); drop all but one"
+            reason = f"identical to a file with another label ({others}): drop all but one"
             doubt = replace(drop, action=UNDECIDED, kind="two labels", confidence=None)
             fixes.append(replace(doubt, reason=reason))
     return fixes

@@ -284,7 +284,7 @@ def _unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) 
         if not walk.images_in(f"{part}/{name}")
     ]
     lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
-    without = f"; no images in {listing(empty)}" if empty else ""
+    without = f", no images in {listing(empty)}" if empty else ""
     twins = {_key_of(name): f"{other}/{name}" for name in missing[one]}
     new = [f"{other}/{n} to {twins[_key_of(n)]}" for n in missing[other] if _key_of(n) in twins]
     fix = f"use the same class folders in {one}/ and {other}/"
@@ -343,7 +343,7 @@ def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
         return replace(folder, files=files, notes=(*folder.notes, note))
     files = tuple(replace(f, part="") if f.part == "train" else f for f in folder.files)
     note = (
-        "validation images are drawn from the training images; the test images are used only once, "
+        "validation images are drawn from the training images. The test images are used only once, "
         "at the end"
     )
     return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))

@@ -80,8 +80,7 @@ def measure_grey_range(
         )
         log.warning(
             f"the images have values of different types ({types}), and each type is scaled by its "
-            "own fixed range; convert all images to one type to scale them by their measured "
-            "range"
+            "own fixed range. Convert all images to one type to scale them by their measured range"
         )
         return ()
     if not facts:

@@ -101,7 +101,7 @@ def _label_places(
         if names.count(wanted) != 1 or names.index(wanted) in {*used, *found}:
             shown = listing((name[:40] for name in names), most=12) or "nothing"
             raise reader.error(
-                f"no usable column named {wanted} (data.label={spec.label}); columns found: "
+                f"no usable column named {wanted} (data.label={spec.label}). Columns found: "
                 f"{shown}",
                 fix="list each label column once, and omit columns with another role",
             )
@@ -488,7 +488,7 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
         if name and name != "none" and len(given) != 1:
             many = "more than one column named" if given else "no column named"
             fix = "choose one of these columns"
-            raise reader.error(f"{many} {name} ({setting}); columns found: {shown}", fix=fix)
+            raise reader.error(f"{many} {name} ({setting}). Columns found: {shown}", fix=fix)
         places = given if name else [i for i, cell in enumerate(names) if cell in usual]
         if role == "group" and not name:
             places = [i for i, cell in enumerate(names) if GROUP.fullmatch(bare_name(cell))]
@@ -512,7 +512,7 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
             sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
             every = f", or one column per label with --set {shell_quote('data.label=*')}"
             raise reader.error(
-                f"no {role} column{sheet}; columns found: {shown}",
+                f"no {role} column{sheet}. Columns found: {shown}",
                 fix=f"write the name {role} above the column, in the first {reader.unit}, or "
                 f"choose the column with --set {setting}=NAME" + every * (role == "label"),
             )

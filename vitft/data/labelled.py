@@ -101,7 +101,7 @@ def find_labelled(
         where = source / folder
         if not images and not walk.bad:
             content = count(len(classes), "empty class folder") if classes else "no class folders"
-            content += f"; {count(loose, 'image')} outside class folders" if loose else ""
+            content += f", {count(loose, 'image')} outside class folders" if loose else ""
             raise DataError(f"no labelled images in {where}: {content}", fix=way_out(where))
         if not spec.classes:
             check_are_classes(where, classes, {classes.index(name) for _, name in images})
@@ -141,7 +141,7 @@ def _choose_part(present: Collection[str], subset: str | None, source: Path) -> 
     chosen = subset or ("val" if "val" in present else "test")
     if len(present) > 1 and chosen not in present:
         raise UsageError(
-            f"{source} has no {chosen} subset; subsets found: {', '.join(present)}",
+            f"{source} has no {chosen} subset. Subsets found: {', '.join(present)}",
             fix=f"use --subset {next(part for part in present if part != 'train')}",
         )
     return cast("Part", chosen)

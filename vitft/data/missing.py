@@ -50,7 +50,7 @@ def check_some_exist(names: Sequence[str]) -> None:
     if is_url(names[0]):
         raise DataError(
             f"{redacted(names[0])} is a web address, but this command reads local images",
-            fix="download the image first; `vitft predict` also reads web addresses",
+            fix="download the image first, or use `vitft predict`, which also reads web addresses",
         )
     near = " or ".join(_probably_meant(names[0]))
     several = len(names) > 1

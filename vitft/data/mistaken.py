@@ -52,7 +52,7 @@ def mistaken_data(path: Path) -> MistakenData | None:
         return MistakenData("an image", "train on its folder with `vitft finetune --data DIR`")
     if suffix in ARCHIVE_SUFFIXES and not weight_format(path):
         return MistakenData(
-            "an archive", "unpack it; train on images in it with `vitft finetune --data DIR`"
+            "an archive", "unpack it, and train on images in it with `vitft finetune --data DIR`"
         )
     return None
 

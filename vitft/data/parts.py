@@ -99,6 +99,6 @@ def note_on_chosen(images: Collection[tuple[str, str]]) -> str:
     if not drawn or not all({(name, "train"), (name, "val")} <= parts for name in names):
         return ""
     return (
-        f"vitft label drew {count(drawn, 'image')} at random; to validate only on images drawn at "
-        f"random, use --set data.split_column={CHOSEN}"
+        f"vitft label drew {count(drawn, 'image')} at random. To validate only on them, use --set "
+        f"data.split_column={CHOSEN}"
     )

@@ -78,7 +78,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
     twins = map(listing, twins_among(sorted({file.group for file in folder.files})))
-    doubts = (f"{same} may be one group: if so, write it alike in all places" for same in twins)
+    doubts = (f"{same} may be one group: if so, write it the same way everywhere" for same in twins)
     return replace(folder, warnings=(*folder.warnings, *doubts))
 
 
@@ -88,7 +88,7 @@ def _refuse_measured(folder: Folder) -> None:
     if not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names):
         if folder.table and len(names) == images > 4 and {*folder.outputs} == {*names}:
             raise DataError(
-                f"{folder.source}: each image has a label of its own, such as {names[0][:40]!r}",
+                f"{folder.source}: each image has its own label, such as {names[0][:40]!r}",
                 fix="choose a column of classes, not of captions, with --set data.label=NAME",
             )
         return
@@ -169,7 +169,7 @@ def _with_groups(folder: Folder, pattern: str) -> Folder:
             fix="correct the regular expression, which is applied to paths relative to the folder",
         )
     note = f"{count(len(groups), 'group')} of images found by data.group_by"
-    note += f"; {count(without, 'image')} without a group" if without else ""
+    note += f", {count(without, 'image')} without a group" if without else ""
     return replace(folder, files=tuple(files), notes=(*folder.notes, note))
 
 

@@ -249,7 +249,7 @@ def _list_entries(name: str) -> Iterator[str]:
         column = next((known.index(title) for title in _LIST_COLUMNS if title in known), None)
         if column is None and len(header) > 1:
             raise UsageError(
-                f"{name} has no path column; columns found: {', '.join(header)[:200]}",
+                f"{name} has no path column. Columns found: {', '.join(header)[:200]}",
                 fix="rename the column that contains the paths to path or to one of "
                 f"{', '.join(_LIST_COLUMNS[1:])}",
             )

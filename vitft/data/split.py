@@ -96,8 +96,8 @@ def joined_note(
     copies = "identical images or near-duplicates" if duplicates else "identical images"
     return (
         f"{copies} in different groups merge the {count(len(own), 'group')} into {len(left):,}, "
-        "because no image may be in both training and validation: vitft check lists the copies; "
-        "drop them to keep the groups apart"
+        "because no image may be in both training and validation. vitft check lists the copies. "
+        "Drop them to keep the groups apart"
     )
 
 
@@ -515,10 +515,10 @@ def split(
     if lacking := _lacking_classes(have, checked.folder):
         unread = ""
         if checked.folder.layout == "classes" and any(file.group for file in checked.good):
-            unread = "; all images of a group must be on the same side of the split"
+            unread = " (all images of a group must be on the same side of the split)"
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
-            unread += f"; {count(len(checked.bad), 'file')} could not be read ({examples})"
+            unread += f", {count(len(checked.bad), 'file')} could not be read ({examples})"
         raise _lacking_images(lacking, checked.folder, unread)
     if not manifest.val:
         fix = "increase data.val_rate, add images, or use the default split"
@@ -563,7 +563,7 @@ def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str])
     only = [name for name in names if not have[name, "val"]]
     if not only:
         return ""
-    note = f"trained on but not validated, so the recall is unknown: {listing(only)}"
+    note = f"in training but not in validation, so the recall is unknown: {listing(only)}"
     others = [name for name in names if name not in only]
     found = ((n, misspelt_name(n.strip(), others)) for n in only if len(n) > _MIN_SPELT)
     if near := [(name, other) for name, other in found if other]:
@@ -572,7 +572,7 @@ def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str])
 
 
 def _lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> DataError:
-    fix = "provide a readable image of every class, and 2 (in 2 groups) of at least 2 classes"
+    fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
     column = folder.split_column
     where = f" in the column {column}" if column else ""
     if folder.layout == "split":
@@ -583,7 +583,7 @@ def _lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> D
             "pictures under Measure accuracy in `vitft label`, or leave out --set data.split_column"
         )
     elif column:
-        fix += "; --set data.split_column=none ignores the column"
+        fix += ". --set data.split_column=none ignores the column"
     return DataError(
         f"too few readable images for training and validation in {len(names)} of "
         f"{len(folder.outputs)} classes: {listing(names)}{unread}",

@@ -305,4 +305,4 @@ def describe_view(facts: ViewFacts, *, whose: str = "the model's") -> str:
     text = f"{whose} view ({how}) shows {mean} of an image's area on average{least}"
     if facts["shown"] > _MOST_SHOWN:
         return text
-    return f"{text}; to train on all of it, use vitft finetune --fit pad or --fit squash"
+    return f"{text}. To train on all of it, use vitft finetune --fit pad or --fit squash"

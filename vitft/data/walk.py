@@ -58,7 +58,7 @@ _UNUSED_KINDS = (
         ARCHIVE_SUFFIXES,
         "archives are not opened", "unpack them if they contain images",
     ),
-    _UnusedKind(CHECKSUM_SUFFIXES, "checksums of the files beside them", "no action is needed"),
+    _UnusedKind(CHECKSUM_SUFFIXES, "checksums of the files next to them", "no action is needed"),
     _UnusedKind(
         frozenset({
             ".aae", ".bat", ".bib", ".bin", ".c", ".cfg", ".conf", ".cpp", ".css", ".csv", ".db",
@@ -121,7 +121,7 @@ def unused_notes(counts: Mapping[str, int]) -> list[str]:
         by_reason.setdefault((entry["reason"], entry["fix"]), []).append(entry)
     return [
         f"not used: {count(sum(e['files'] for e in entries), 'file')}: {by_suffix(entries)} "
-        f"({reason}; {fix})"
+        f"({reason}: {fix})"
         for (reason, fix), entries in by_reason.items()
     ]
 

@@ -251,7 +251,7 @@ def heads_sheet(
             colours = apply_colour_map(values).round().astype(np.uint8)
             scaled = Image.fromarray(colours).resize(cell, Image.Resampling.NEAREST)
             sheet.paste(scaled, (left + x * (cell[0] + gap), above))
-    name = "attention, on a scale of its own for each map"
+    name = "attention, on a separate scale for each map"
     return with_legend(sheet, name, font_px) if legend else sheet
 
 

@@ -62,7 +62,7 @@ def class_index(name: str, classes: Sequence[str]) -> int:
         f"the model has no class {name!r}",
         fix=f"use one of its classes, e.g. {', '.join(near)}"
         if near
-        else "name no class and use the method rollout, because the model has no classes",
+        else "remove the class and use the method rollout, because the model has no classes",
     )
 
 

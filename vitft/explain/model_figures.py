@@ -180,7 +180,7 @@ def patch_figure(
 
     `inputs` normalises images (B, S, S, 3) for the model.
     """
-    vit = require_vit(net, "a picture of the patches")
+    vit = require_vit(net, "an image of the patches")
     return patches_png(view, patch_tokens(vit, inputs(view[None])), title)
 
 

@@ -218,7 +218,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
     on = f"of {row.compared_on}" if row.images else "noise images"
     problem = (
         f"the predictions of the --{row.name} export differ from the run's: logits by up to "
-        f"{row.difference:.2g}, predicted classes on {row.changed} {on}; the export was removed"
+        f"{row.difference:.2g}, predicted classes on {row.changed} {on}. The export was removed"
     )
     if row.is_eight_bits:
         if not row.images:

@@ -56,7 +56,7 @@ class Exported:
     def compared_with(self) -> tuple[str, ...]:
         """What the `narrow` formats were compared with, as a sentence; empty if none is narrow."""
         which = f"{format_options(self.narrow)} compared" if len(self.rows) > 1 else "compared"
-        text = f"{which} with a head on the last block, not with the run's"
+        text = f"{which} with a head on the last block, not the run's head"
         return (text,) if self.narrow else ()
 
     @property
@@ -202,13 +202,13 @@ def _export_notes(
     notes = [row.cost for row in rows if row.cost]
     if status := trained.results.status:
         notes.append(
-            f"the run has not finished (status: {status}); to export the finished model, run "
+            f"the run has not finished (status: {status}). To export the finished model, run "
             f"`{resume_command(trained.run)}` first"
         )
     if narrow:
         notes.append(
-            f"the head of {format_options(narrow)} reads only the last block, "
-            f"{trained.last_block_reason}; the other formats keep the run's head"
+            f"the head of {format_options(narrow)} uses only the last block, "
+            f"{trained.last_block_reason}. The other formats keep the run's head"
         )
     reason = timm_obstacle(trained.of_last_block.card)
     if "safetensors" in formats and reason:
@@ -230,11 +230,11 @@ def _export_notes(
     weights = trained.card.weights
     has_model = any(one.is_model for one in formats.values())
     if has_model and not plan.licence and not pretrained_licence(weights):
-        reason = "vitft does not know that of the weights"
+        reason = "the licence of the weights is unknown"
         if is_from_scratch(weights):
             reason = "the model was trained without pretrained weights, so the choice is yours"
         notes.append(
-            f"no licence is stated, because {reason}; to state one, export again with --licence "
+            f"no licence is stated, because {reason}. To state one, export again with --licence "
             "NAME, e.g. --licence apache-2.0"
         )
     return notes
@@ -280,7 +280,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
         reason = describe_failure(cause if isinstance(cause, Exception) else error)
         owner, folder = plan.repo.split("/")[0], shell_quote(str(done.folder))
         raise WeightsError(
-            f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}",
+            f"the upload to {plan.repo} failed: {reason}. The export is in {done.folder}",
             fix=f"set HF_TOKEN to a token with write access to {owner}"
             if status in (401, 403)
             else f"upload it later: hf upload {plan.repo} {folder}",

@@ -114,7 +114,7 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
     if plan.with_preprocessing and not {*plan.formats} <= {*_GRAPH_FORMATS}:
         raise UsageError(
             "--with-preprocessing can only be used with formats that contain a computation graph",
-            fix=f"use it only with {', '.join(f'--{f}' for f in _GRAPH_FORMATS)}; the other "
+            fix=f"use it only with {', '.join(f'--{f}' for f in _GRAPH_FORMATS)}. The other "
             "formats describe the preprocessing in their config.json",
         )
     if plan.with_resize and plan.formats != ("onnx",):

@@ -289,7 +289,7 @@ class Extractor:
                 raise DivergedError(
                     "the features computed with these weights are infinite, NaN or above "
                     f"{_LARGEST_FEATURE:.0e}",
-                    fix="use other weights; these are damaged or come from a run that diverged",
+                    fix="use other weights. These are damaged or come from a run that diverged",
                 )
             bits = found.view(torch.uint16) if self.precision == "bf16" else found
             for image, row in zip(missing, bits.numpy(), strict=True):

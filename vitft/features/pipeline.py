@@ -121,8 +121,8 @@ def read_several_blocks(
     model.read_last_blocks(blocks)
     trained = freeze_model(model, "head")
     log.debug(
-        f"features:   {model.feature_size:,} dimensions from the last {count(blocks, 'block')}; "
-        "cross-validation decides whether the head reads all of them"
+        f"features:   {model.feature_size:,} dimensions from the last {count(blocks, 'block')}, "
+        "and cross-validation decides whether the head uses all of them"
     )
     return replace(pipeline, trained=tuple(trained), cut=cut_model(model, "head"))
 
@@ -192,7 +192,7 @@ def set_checkpointing(model: Model, enabled: bool) -> None:
             raise UsageError(
                 "train.checkpointing=true cannot be used: timm does not support it for "
                 f"{model.config.timm}",
-                fix="omit train.checkpointing; to save memory, use e.g. --set optim.micro_batch=8",
+                fix="omit train.checkpointing. To save memory, use e.g. --set optim.micro_batch=8",
             ) from error
 
 
@@ -255,7 +255,7 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
         sizes[1:] = [count(shape[0], "token"), count(shape[1], "value")]
     words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])
     words = f"{format_bytes(images * each)} ({words})"
-    found = f"; already cached: {count(here, 'image')}" if here else ""
+    found = f", already cached: {count(here, 'image')}" if here else ""
     log.info(f"caching the tokens of the frozen blocks in {extractor.folder} takes {words}{found}")
     free = shutil.disk_usage(extractor.folder).free
     if (images - here) * each > free:

@@ -104,7 +104,7 @@ def fixes_of(fixed: str, other: str, relabelled: int, left_out: int) -> str:
     numbers = [(relabelled, "with other labels"), (left_out, "left out")]
     (first, what), *more = [(number, text) for number, text in numbers if number]
     changes = [f"{count(first, 'distinct image')} {what}", *(f"{n:,} {text}" for n, text in more)]
-    instead = f" in place of those of {other}" if other else ""
+    instead = f" instead of the fixes of {other}" if other else ""
     return f"the fixes of {fixed}{instead} ({', '.join(changes)})"
 
 
@@ -196,25 +196,25 @@ def result_notes(
 # sentences about the accuracies of a study --------------------------------------------------------
 
 HEAD_NOTE = (
-    "every head reads the last block only; the head of vitft finetune may read several blocks and "
-    "then be more accurate, above all on pictures unlike photos"
+    "every head uses the last block only. The head of vitft finetune may use several blocks and be "
+    "more accurate, especially on images unlike photos"
 )
 """What a user must know before comparing the accuracies with those of runs."""
 
 
 def study_heading(seeds: int, images: str, majority: float, *, has_tests: bool) -> str:
     """Return a description of the accuracies, the test images and the baseline `majority`."""
-    origin = "the folder's validation or test set" if has_tests else "all images that train no head"
+    origin = "the folder's validation or test set" if has_tests else "all other images"
     return (
         f"accuracy in % by number of training images per class, {_mean_of(seeds)}, with 95% "
-        f"intervals; {images} ({origin}); baseline (largest class): {percent(majority)}"
+        f"intervals. {images} ({origin}), baseline (largest class): {percent(majority)}"
     )
 
 
 def figure_heading(seeds: int, test_images: int) -> str:
     """Return the line below the title of the figure."""
     images = count(test_images, "test image")
-    return f"{_mean_of(seeds)}; bands: 95% intervals; {images}"
+    return f"{_mean_of(seeds)}, bands: 95% intervals, {images}"
 
 
 def _mean_of(seeds: int) -> str:
@@ -225,7 +225,7 @@ def known_images_note(name: str, trained: int, images: int) -> str:
     """Return the note on a source whose backbone was trained on some of the images."""
     return (
         f"{name} was trained on {trained:,} of these {count(images, 'image')}, so its accuracies "
-        "here tell nothing about new images"
+        "here say nothing about new images"
     )
 
 

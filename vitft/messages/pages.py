@@ -35,7 +35,7 @@ def chance_reason(results: Results, found: AtChance) -> str:
     where = " in cross-validation" if found.kind == "cross-validation" else ""
     return (
         f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
-        f"{guessing}, that of guessing."
+        f"{guessing}, the value for guessing."
     )
 
 
@@ -47,7 +47,7 @@ def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
     remedy = "the option --group-duplicates keeps each group on one side of the split."
     if own_split:
         remedy = (
-            "the split is that of your data: drop the copies on one side, or correct the split."
+            "the split comes from your data, so drop the copies on one side or correct the split."
         )
     known = f" It is {without}." if without else ""
     return (
@@ -106,12 +106,12 @@ def penalty_text(found: RunResults, classes: int, some: int | None) -> str:
             )
     chosen = f"the L2 penalty with the lowest loss of calibrated probabilities: {best:g}"
     if "labels" in found:
-        chosen = f"the L2 penalty with the lowest loss for each label; the median is {best:g}"
+        chosen = f"the L2 penalty with the lowest loss for each label (median {best:g})"
     limited = some and (
         f"It was applied to {some:,} of the {classes:,} classes only, because it would take too "
-        "long otherwise; with fewer classes the accuracy is higher. "
+        "long otherwise. With fewer classes the accuracy is higher. "
     )
-    also = head and "; the blocks of the head are chosen by complete fits, whose scores differ"
+    also = head and ". The head's blocks are chosen by complete fits, whose scores differ"
     return (
         f"{fitted} Cross-validation on the training images selected {chosen}. {limited or ''}"
         f"These scores are those of quick fits{also or ''}."
@@ -139,7 +139,7 @@ def confidence_text(found: Mapping[str, Any]) -> str:
     shown = f"the difference was {points(before).lstrip('+')}"
     if not is_measurable(before):
         shown = "no difference could be measured"
-    return f"{text}." if doubt else f"{text}; without it, {shown}."
+    return f"{text}." if doubt else f"{text}. Without it, {shown}."
 
 
 def learning_text(found: CrossValidation, *, several: bool) -> str:
@@ -147,7 +147,7 @@ def learning_text(found: CrossValidation, *, several: bool) -> str:
     exact = " An image is right if exactly its labels have a probability of at least 50%." * several
     more = growth_sentence(found["gain_interval"])
     if not more:
-        more = "How much more images would help cannot be told from these points."
+        more = "These points do not show how much more images would help."
         if all(b["top1"] <= a["top1"] for a, b in pairwise(found["curve"][-3:])):
             more = "The curve has stopped rising."
     return (

@@ -334,12 +334,12 @@ def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
     exported head `last`, or None if it is unknown.
     """
     if last is None:
-        return "because timm and transformers cannot load a head that reads several blocks"
+        return "because timm and transformers cannot load a head on several blocks"
     cost = f"{percent(last)} instead of {percent(whole)}"
     if percent(last) == percent(whole):
         cost = f"{percent(last)}, as with the run's head"
     return (
-        "because timm and transformers cannot load the run's head, which reads the last "
+        "because timm and transformers cannot load the run's head, which uses the last "
         f"{blocks} blocks (validation accuracy {cost})"
     )
 
@@ -347,7 +347,7 @@ def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
 def last_block_note(blocks: int, accuracy: float) -> str:
     """Return the validation accuracy of a head on the last block beside one that reads more."""
     return (
-        f"The head reads the last {blocks} blocks. A head that reads only the last block, as in "
+        f"The head uses the last {blocks} blocks. A head on only the last block, as in "
         f"exports for timm and transformers, classifies {percent(accuracy)} of the validation "
         "images correctly."
     )

@@ -68,7 +68,7 @@ def stopped_early(
     epochs: int, planned: int, patience: int, best: Mapping[str, Any] | None = None
 ) -> str:
     """Return that a run stopped before its last epoch, and the metrics of the best one."""
-    shown = best and f"; best: validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
+    shown = best and f". Best: validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
     return (
         f"stopped early after {epochs} of {planned} epochs: no improvement in the last "
         f"{count(patience, 'epoch')} (optim.patience){shown or ''}"
@@ -107,10 +107,10 @@ def describe_start(found: StartTrial) -> str:
         times = f"{found['relative_time']:.2g} times as long"
         if low > 0:
             return (
-                f"the weights {name} would bring about {evidence} and take about {times}: "
+                f"the weights {name} would gain about {evidence} and take about {times}: "
                 f"--weights {name}"
             )
-        return f"the weights {name} would bring no clear gain: {evidence}, {times}"
+        return f"the weights {name} would give no clear gain: {evidence}, {times}"
     tall, wide = found["usual_size"]
     return (
         f"{text} was {'chosen' if found['chosen'] else 'tried, but not chosen'}: a head classifies "
@@ -137,10 +137,10 @@ def already_trained(weights: str, images: int, validation: int, run: str) -> str
     where = f"the weights {weights} were trained on {images:,} of these images"
     if validation:
         return (
-            f"{where}, {validation:,} of them for validation, so the accuracy on them tells "
-            f"nothing about new images; --like {run} holds out the images of that run"
+            f"{where}, {validation:,} of them for validation, so the accuracy on them says nothing "
+            f"about new images. --like {run} holds out the images of that run"
         )
-    more = ", so cross-validation would tell nothing about new images"
+    more = ", so cross-validation would say nothing about new images"
     return f"{where}{more}"
 
 
@@ -148,7 +148,7 @@ def divided_groups(classes: Sequence[str]) -> str:
     """Return that cross-validation divides the groups of these classes."""
     return (
         "the cross-validated accuracy may be too high: all training images of a class are in one "
-        "group, or in groups that copies join, which cross-validation has to divide "
+        "group, or in groups joined by copies, which cross-validation has to divide "
         f"({listing(classes)})"
     )
 
@@ -157,13 +157,13 @@ def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> st
     """Return which blocks a head reads, and the cross-validated accuracies that decided it."""
     own, other = percent(chosen["cv_top1"]), percent(last["cv_top1"])
     if chosen is last:
-        return f"the head reads the last block (cross-validated on the training images: {own})"
-    reads = f"the head reads the last {count(blocks, 'block')}"
+        return f"the head uses the last block (cross-validated on the training images: {own})"
+    reads = f"the head uses the last {count(blocks, 'block')}"
     if chosen["cv_top1"] > last["cv_top1"]:
-        found = f"cross-validated on the training images: {own}; the last block alone: {other}"
+        found = f"cross-validated on the training images: {own}, the last block alone: {other}"
         return f"{reads} ({found})"
     error = chosen.get("cv_gain_error")
-    doubt = "" if error is None else f"; standard error of the difference {error:.3f}"
+    doubt = "" if error is None else f", standard error of the difference {error:.3f}"
     return (
         f"{reads}, because its probabilities are better: cross-validated loss "
         f"{chosen['cv_loss']:.3f}, of the last block alone {last['cv_loss']:.3f}{doubt} (accuracy "

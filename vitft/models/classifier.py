@@ -45,7 +45,7 @@ def load_classifier(
         raise RunError(
             f"cannot classify with {path}: {reason}",
             fix="use it as pretrained weights: vitft finetune --data DIR --weights "
-            f"{shell_quote(str(path))}; published weights need their name, e.g. "
+            f"{shell_quote(str(path))}. Published weights need their name, e.g. "
             "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
         )
     card = Card(

@@ -40,7 +40,7 @@ _FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
     ),
     ".html": (
         "a web page, which is opened with a browser",
-        f"open it in a browser; here, {_USE_RUN}",
+        f"open it in a browser, and here, {_USE_RUN}",
     ),
     SPECIFICATION_FILE: ("the preprocessing of a model without the model", _USE_RUN),
     **dict.fromkeys(

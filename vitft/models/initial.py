@@ -92,7 +92,7 @@ def _log_model(weights: str, report: LoadReport) -> None:
     for note in report.notes:
         log.info(labelled("Note", note))
     if report.statistics_source == UNSTATED:
-        assumed = "mean and std 0.5 are assumed, as the weights do not state them (--mean, --std)"
+        assumed = "mean and std 0.5 are assumed: the weights do not state them (--mean, --std)"
         log.info(labelled("Note", assumed))
 
 
@@ -170,7 +170,7 @@ def _new_model(
         ),
         statistics_source="given by --mean and --std"
         if given
-        else "default; change with --mean and --std",
+        else "default (change with --mean and --std)",
         provenance={"name": "none"},
     )
 

@@ -37,7 +37,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     if spec.keep_adapter and isinstance(model, TimmModel):
         raise UsageError(
             "--keep-adapter does not support timm models, only vitft's own Vision Transformers",
-            fix="omit --keep-adapter; the model with the merged weights is always saved",
+            fix="omit --keep-adapter. The model with the merged weights is always saved",
         )
     if adapted_layers(model):
         return

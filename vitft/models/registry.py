@@ -37,7 +37,7 @@ def architecture_config(name: str) -> ViTConfig:
         near = similar_models(name, [*architecture_names(), *timm_modules()])
         raise UsageError(
             f"unknown architecture {name!r}",
-            fix=f"check the name; similar ones are {', '.join(near)}",
+            fix=f"check the name, similar ones are {', '.join(near)}",
         )
     config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads)
     image_size, patch_size = as_pair(int(match[4])), as_pair(patch)

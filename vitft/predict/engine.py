@@ -262,6 +262,6 @@ class MirroredEngine:
         if is_rare or self.thresholds:
             return ""
         return (
-            f"the mirror images of {changed:,} of {count(total, 'image')} have another class; "
-            "if left and right differ in meaning, remove --tta"
+            f"the mirror images of {changed:,} of {count(total, 'image')} have another class. If "
+            "left and right differ in meaning, remove --tta"
         )

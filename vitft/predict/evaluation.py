@@ -116,7 +116,7 @@ def _warn_of_images(
     if relabelled:
         log.warning(
             f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} another "
-            "label here than in training; to use the labels here, train again"
+            "label here than in training. To use the labels here, train again"
         )
     answered = [row.is_correct for row in predictions if row.prediction.classes]
     # If most images are left out, e.g. because of training, the others are too few to decide.
@@ -144,7 +144,7 @@ def _warn_of_bias(results: EvaluationResults) -> None:
         log.warning(f"skipped {more}")
     if data["trained"] is None:
         log.warning(
-            "the model may have been trained on some of these images; this cannot be checked "
+            "the model may have been trained on some of these images. This cannot be checked "
             "because there is no split.csv next to the model"
         )
     reasons = (
@@ -400,8 +400,8 @@ def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool)
     in_table = first if is_table(Path(data.source)) else ""  # a folder has the name of the class
     shown = listing([f"{unknown[0]}{in_table}", *unknown[1:]], 10)
     raise DataError(
-        f"the classes of {data.source} do not match the model (unknown to the model: "
-        f"{shown}; missing from the data: {listing(missing, 10) or 'none'})",
+        f"the classes of {data.source} do not match the model (unknown to the model: {shown}, "
+        f"missing from the data: {listing(missing, 10) or 'none'})",
         fix=fix,
     )
 

@@ -260,8 +260,8 @@ def _choose_engine(
     )
     if request.dtype == "auto" and predictor.precision == "bf16" and request.shard.rank == 0:
         log.info(
-            "computed in bf16: the classes are those of --dtype fp32, the probabilities differ "
-            "slightly"
+            "computed in bf16, with the same classes as in fp32 and slightly different "
+            "probabilities"
         )
     if request.engine == "numpy":
         problem = "the NumPy engine does not support this model"
@@ -286,12 +286,12 @@ def _finished_job(
                 out,
                 f"it is complete, with {count(found.rows, 'row')}, but the request has more "
                 f"images, e.g. {console.visible(more)}",
-                fix="choose another file with --out; the rows of this one stay as they are",
+                fix="choose another file with --out. The rows of this one stay as they are",
             )
         rows = count(found.rows, "row")
         log.info(
-            f"{request.out} is already complete: {rows} for these images; with which model and "
-            "options it was written is not known"
+            f"{request.out} is already complete: {rows} for these images. Its model and options "
+            "are unknown"
         )
         return found.errors
     shard = request.shard
@@ -343,7 +343,7 @@ def _open_destination(
             yield rows, remaining
     except KeyboardInterrupt:  # Ctrl-C or another signal
         if is_resumable and part.exists():
-            log.info(f"finished rows are in {part}; to continue, add --resume to the same command")
+            log.info(f"finished rows are in {part}. To continue, add --resume to the same command")
         raise
     if is_resumable and shard.world == 1:  # otherwise, `merge_shards` removes the records
         record_path(part).unlink(missing_ok=True)

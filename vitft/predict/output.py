@@ -284,7 +284,7 @@ def find_resume_point(path: Path, form: RowFormat, names: Iterator[str], chunk: 
                 raise cannot_resume(
                     path,
                     f"its columns are {visible(found)}, not {expected.decode().strip()}",
-                    fix="use the options of the first run; if an older version of vitft wrote the "
+                    fix="use the options of the first run. If an older version of vitft wrote the "
                     "file, choose another file with --out",
                 )
             size = len(header)

@@ -61,7 +61,7 @@ def read_picture(picture: Picture) -> Picture:
         return picture
     name, reason = os.fspath(picture), ""
     if os.path.isdir(name):  # noqa: PTH112 - the name may contain a null character
-        reason = 'a folder; pass its files, e.g. sorted(pathlib.Path("photos").glob("*.jpg"))'
+        reason = 'a folder: pass its files, e.g. sorted(pathlib.Path("photos").glob("*.jpg"))'
     elif _is_base64(name):
         reason = "base64 text: pass the bytes, base64.b64decode(text)"
         reason = reason.replace("text)", 'text.partition(",")[2])') if name[0] == "d" else reason
@@ -69,7 +69,7 @@ def read_picture(picture: Picture) -> Picture:
         reason = "an address: pass the bytes of the image"
         reason += f", or use `vitft predict {name}`" if name.startswith("http") else ""
     elif "*" in name:
-        reason = 'a pattern; pass its files, e.g. sorted(glob.glob("photos/*.jpg"))'
+        reason = 'a pattern: pass its files, e.g. sorted(glob.glob("photos/*.jpg"))'
     if reason and not os.path.isfile(name):  # noqa: PTH113
         fix = "pass the path of an image, or a list of paths"
         raise ImageError(name[:200], reason, fix=fix)

@@ -106,7 +106,7 @@ class PredictRequest:
         if not self.images and not self.lists:
             if self.explain and Path(self.explain).is_dir():
                 raise UsageError(
-                    "no images given: --explain takes the new folder to write to",
+                    "no images given, because --explain takes the folder to write to",
                     fix=f"give both: vitft predict {shell_quote(self.explain)} --explain explained",
                 )
             raise UsageError(

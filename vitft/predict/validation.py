@@ -109,7 +109,8 @@ def read_logits(run: Path, images: int, classes: int) -> ScoreArray | None:
     if logits.shape != (images, classes) or not np.isfinite(logits).all():
         raise damaged_file(
             path,
-            f"logits must be finite and of shape {(images, classes)}; the shape is {logits.shape}",
+            f"logits must be finite and of shape {(images, classes)}, but the shape is "
+            f"{logits.shape}",
         )
     return logits
 

@@ -71,7 +71,7 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
     differences += ["classes"] * (len({run.classes for run in runs}) > 1)
     seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
     differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
-    differ = f"; the runs differ in {listing(differences)}" if differences else ""
+    differ = f". The runs differ in {listing(differences)}" if differences else ""
     problem = f"cannot compare: no validation image is shared by all runs{differ}"
     fix = "evaluate each run on the same labelled photos, which no run has seen: "
     fix += " and ".join(_evaluate_commands(runs))

@@ -180,7 +180,7 @@ def _unchecked(run: Run) -> str:
         if run.setting("data", "group_duplicates"):
             return f"{checked}."
         return (
-            f"{checked}, and near-duplicates were not searched for; vitft check searches among all "
+            f"{checked}, and near-duplicates were not searched for. vitft check searches among all "
             "images."
         )
     return ""

@@ -99,7 +99,7 @@ def _describe_model(run: Run) -> str:
     inputs = f" Its input is {pixels[0]} × {pixels[1]} pixels." if pixels else ""
     if view := run.audit.get("view"):
         inputs += f" {messages.sentence(describe_view(view))}"
-    training = f"; {', then '.join(filter(None, trained))}" if any(trained) else ""
+    training = f", and {', then '.join(filter(None, trained))}" if any(trained) else ""
     return f"The {kind} ({blocks}{size} parameters) {origin}{training}.{inputs}"
 
 
@@ -113,7 +113,7 @@ def _describe_unlike(run: Run) -> str:
         return f"The model does not flag images that are unlike the training images{because}."
     text = "The model flags images that are unlike the training images"
     if not found or found["unknown_class_range"] is None or found["false_alarms"] is None:
-        return f"{text}; how reliably it does so was not measured."
+        return f"{text}. How reliably it does so was not measured."
     power = power_text(found["unknown_class_range"])
     left_out = count(found["classes_left_out"], "class was", "classes were")
     return (
@@ -130,7 +130,7 @@ def cautions(run: Run) -> str:
         return f"The run has no results: its status is “{status}”."
     texts = []
     if status == "interrupted":
-        texts.append("The run was interrupted; these are the results of the best weights so far.")
+        texts.append("The run was interrupted. These are the results of the best weights so far.")
     elif status != "finished":
         texts.append(f"The status of the run is “{status}”: the results may be incomplete.")
     if run.several:

@@ -132,10 +132,10 @@ _ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"model": ErrorSchema, "description": "The body is too large."},
     415: {
         "model": ErrorSchema,
-        "description": "The Content-Type is not supported; send a form or an image.",
+        "description": "The Content-Type is not supported. Send a form or an image.",
     },
     422: {"model": ErrorSchema, "description": "No image is usable, or a parameter is invalid."},
-    503: {"model": ErrorSchema, "description": "The server is busy; see the Retry-After header."},
+    503: {"model": ErrorSchema, "description": "The server is busy. See the Retry-After header."},
 }
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SECURITY_HEADERS = {
@@ -230,7 +230,7 @@ class _Handlers:
             problem = "this model cannot be explained; serve the run from which it was made"
             raise HTTPException(404, problem)
         if name is not None and name not in self.queue.classes:
-            raise HTTPException(422, "unknown class; GET /labels lists the classes of the model")
+            raise HTTPException(422, "unknown class: GET /labels lists the classes of the model")
         target = None if name is None else self.queue.classes.index(name)
         async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
             if len(files) != 1:
@@ -250,7 +250,7 @@ class _Handlers:
         is_form = media == "multipart/form-data"
         if not is_form and not media.startswith("image/") and media != "application/octet-stream":
             how = "with curl: -F image=@photo.jpg"
-            how = "JSON is not read, base64 must be decoded" if media.endswith("json") else how
+            how = "JSON is not read, and base64 must be decoded" if media.endswith("json") else how
             fix = (
                 f"send multipart/form-data, or the bytes of an image with its Content-Type ({how})"
             )
@@ -316,7 +316,7 @@ def _refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | N
     sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
     if key and not secrets.compare_digest(sent.encode(), key.encode()):
         return JsonResponse(
-            403, {"error": "wrong or missing key; open the address that was printed at startup"}
+            403, {"error": "wrong or missing key: open the address that was printed at startup"}
         )
     return None
 

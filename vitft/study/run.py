@@ -512,7 +512,7 @@ def _fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
     if plan.folder.layout == "split" and not any(file.part == "val" for file in files):
         raise DataError(
             f"{plan.folder.source} has no usable test images",
-            fix="add readable images to the val or test folder; identical images with different "
+            fix="add readable images to the val or test folder. Identical images with different "
             "labels are not used",
         )
     counts = dict.fromkeys(range(len(plan.folder.classes)), 0)

@@ -193,7 +193,7 @@ class RunDir:
         if not self.path.is_dir():
             raise RunError(
                 f"the run directory {self.path} was removed or renamed during the run",
-                fix="start the run again; if the folder was renamed, continue it under its new "
+                fix="start the run again. If the folder was renamed, continue it under its new "
                 "name with `vitft finetune --resume NAME`",
             )
 
@@ -511,7 +511,7 @@ def suggest_runs(
     example = spelled(known.get(LATEST) or next(iter(known.values())))
     listed = {child.name for child in known.values() if child.parent == BASE} or {*known}
     number = count(len(listed - {LATEST}) or 1, "run")
-    return f"choose from {number}, e.g. {example}; {list_all}"
+    return f"choose from {number}, e.g. {example} ({list_all})"
 
 
 def _runs_in(folder: Path) -> list[Path]:

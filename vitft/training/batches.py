@@ -238,9 +238,9 @@ def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
         f"classes, {each * len(counts):,} in total"
     )
     if counts[rarest] == counts[largest]:
-        return f"{text}; the classes have equal sizes, so every image is used once"
+        return f"{text}. The classes have equal sizes, so every image is used once"
     return (
-        f"{text}; on average, an image of {classes[rarest]} is used {each / counts[rarest]:.1f} "
+        f"{text}. On average, an image of {classes[rarest]} is used {each / counts[rarest]:.1f} "
         f"times and an image of {classes[largest]} {each / counts[largest]:.1f} times"
     )
 

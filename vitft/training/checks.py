@@ -81,7 +81,7 @@ def former_split(
     fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
     if fixes and not spec.fixes:
         log.warning(
-            f"{like} was trained with the fixes of {fixes}, which this run does not apply; to "
+            f"{like} was trained with the fixes of {fixes}, which this run does not apply. To "
             "apply them, add --fixes to a command with the same folder"
         )
     held = [row for row in manifest.rows if row.split != "train"]
@@ -186,7 +186,7 @@ def check_request(
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
             f"--group-duplicates cannot be used: {config.data.path} has its own split",
-            fix="remove the option; `vitft check` lists copies on both sides of the split",
+            fix="remove the option. `vitft check` lists copies on both sides of the split",
         )
     if config.data.like:
         _like_manifest(config.data.like)

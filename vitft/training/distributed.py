@@ -219,7 +219,7 @@ def lost_process(message: str) -> ResourceError:
     if "timed out" in message.lower():
         return ResourceError(
             f"{who} of the run is not responding ({reason})",
-            fix=f"check what it is waiting for, stop it (kill -9), then {again}; if it only needs "
+            fix=f"check what it is waiting for, stop it (kill -9), then {again}. If it only needs "
             "more time, increase the limit with --set train.timeout=SECONDS",
         )
     return ResourceError(
@@ -287,7 +287,7 @@ def check_sharding(
             "or fp32, and train.compile=false",
         )
     if group.size == 1:
-        log.info("train.shard has no effect with a single process; start several with torchrun")
+        log.info("train.shard has no effect with a single process: start several with torchrun")
 
 
 def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:

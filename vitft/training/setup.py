@@ -429,7 +429,7 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
         log.warning(text)
     for text in plan:
         log.info(text)
-    log.info(f"dry run: nothing was trained; the run would be written to {out}")
+    log.info(f"dry run: nothing was trained. The run would be written to {out}")
 
 
 def _expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:

@@ -278,14 +278,14 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
         if state is not None and best is not None:
             return state, best.tensors
         broken = path if state is None else folder / str(name)
-        log.warning(f"{broken} is damaged; falling back to the previous state")
+        log.warning(f"{broken} is damaged: falling back to the previous state")
         with writing(broken):
             if broken.exists():
                 broken.replace(broken.with_name(f"{broken.name}.damaged"))
     if found:
         raise RunError(
             f"all training states in {folder} are damaged",
-            fix="start a new run in another directory with --out; the damaged files are kept as "
+            fix="start a new run in another directory with --out. The damaged files are kept as "
             "*.damaged",
         )
     return None

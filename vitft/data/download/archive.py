@@ -180,8 +180,8 @@ def accepted_entries(
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
                 f"it has {packed:,} bytes, but its entries up to '{entry.name}' unpack to "
-                f"{content:,} bytes; the limits are {limits.content / 1e9:g} GB and "
-                f"{limits.ratio} times its size"
+                f"{content:,} bytes (the limits are {limits.content / 1e9:g} GB and "
+                f"{limits.ratio} times its size)"
             )
         if not entry.is_folder:
             yield entry, parts

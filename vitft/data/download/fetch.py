@@ -328,7 +328,7 @@ def fetch_folder(
         if target.exists() or target.is_symlink():
             other = f"use it with --data {shell_quote(str(target))}, or choose another folder with"
             raise RunError(
-                f"{target} already exists; nothing was fetched or overwritten",
+                f"{target} already exists. Nothing was fetched or overwritten",
                 fix=f"{other} --out DIR",
             )
         fetch_to_part(archive.url, part, size=archive.size, limits=patience)
@@ -410,7 +410,7 @@ def _image_root(folder: Path, name: str) -> Path:
             break
         place = inner[0]
     fix = "use an archive with one folder per class, or arrange the images yourself"
-    raise DataError(f"{name} contains no image folder ({problem}); nothing was kept", fix=fix)
+    raise DataError(f"{name} contains no image folder ({problem}). Nothing was kept", fix=fix)
 
 
 def select_archive(

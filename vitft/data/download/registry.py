@@ -27,6 +27,6 @@ KNOWN_ARCHIVES: Mapping[str, Archive] = {
         size=228_813_984,
         sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
         what="3,670 photos of five kinds of flower",
-        licence="CC BY 2.0; the photographers are listed in LICENSE.txt",
+        licence="CC BY 2.0 (the photographers are listed in LICENSE.txt)",
     ),
 }

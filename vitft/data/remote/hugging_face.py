@@ -143,14 +143,14 @@ def _chosen_splits(place: Place, hub: _HubName, names: list[str]) -> tuple[list[
     if hub.split:
         if hub.split not in names:
             raise DataError(
-                f"{place.text}: there is no split {hub.split}; splits found: {listing(names)}",
+                f"{place.text}: there is no split {hub.split}. Splits found: {listing(names)}",
                 fix="use one of these splits",
             )
         return [hub.split], []
     known = names if len(names) == 1 else [name for name in names if part_named(name)]
     if not known:
         raise DataError(
-            f"{place.text}: none of the splits is named train, validation or test; splits found: "
+            f"{place.text}: none of the splits is named train, validation or test. Splits found: "
             f"{listing(names)}",
             fix=f"choose one of them, e.g. hf:{hub.name}:{names[0]}",
         )
@@ -171,7 +171,7 @@ def _copy_split(place: Place, hub: _HubName, split: str, progress: dict[str, Any
     images = _image_columns(features)
     if not images:
         raise DataError(
-            f"{place.text} has no column of images; columns found: {listing(features)}",
+            f"{place.text} has no column of images. Columns found: {listing(features)}",
             fix="use a dataset with a column of the type Image",
         )
     for name in images:

@@ -109,11 +109,11 @@ def check_place(data: str) -> Place | None:
         folders = f"vitft data fetch --url {data}" if scheme in _WEB else "unpack it"
         raise UsageError(
             f"{data} is a tar file, which may be a shard or an archive of a folder",
-            fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls); otherwise, {folders}",
+            fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, {folders}",
         )
     if scheme in _WEB:
         raise UsageError(
-            f"{data} is an address, not a folder or a table",
+            f"{data} is a web address, not a folder or a table",
             fix="fetch an archive of images with vitft data fetch --url URL, or use wds:URL for "
             "tar shards",
         )

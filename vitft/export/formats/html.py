@@ -294,7 +294,7 @@ def _refuse_large(size: float, how: str) -> None:
     """Raise a RunError if a page of `size` bytes is too large; `how` describes its weights."""
     if size > _MAX_PAGE_BYTES:
         raise RunError(
-            f"--html would write a page of {size / 1e6:,.0f} MB, {how}; the limit is "
+            f"--html would write a page of {size / 1e6:,.0f} MB, {how}. The limit is "
             f"{_MAX_PAGE_BYTES / 1e6:.0f} MB, because browsers need several times as much memory",
             fix="fine-tune a smaller model, such as ViT-S or ViT-B, or use --transformers-js on a "
             "web server",
@@ -387,7 +387,7 @@ def _page_facts(
     accuracy, clause = accuracy_text(results) or "Not measured.", chance_clause(results)
     flagged = "Not flagged: the run has no statistics of the training images."
     if reference:
-        unknown = "flagged; how many images of unknown classes are flagged is not known"
+        unknown = "flagged, and how many images of unknown classes are flagged is not known"
         flagged = f"{reference.power() or unknown}.".capitalize()
     about = run_sentences(trained, licence, str)
     names = ("label", "labels") if card.thresholds else ("class", "classes")

@@ -286,7 +286,7 @@ def view_difference(
     if levels > _MAX_GREY_LEVELS:
         raise RunError(
             f"images resized by onnxruntime differ from those resized by Pillow by up to {levels} "
-            f"grey levels (out of 255), more than the limit of {_MAX_GREY_LEVELS}; the export was "
+            f"grey levels (out of 255), more than the limit of {_MAX_GREY_LEVELS}. The export was "
             "removed",
             fix="use --with-preprocessing instead, and resize the images with Pillow",
         )

@@ -158,7 +158,7 @@ _EQUALITY = (
     "The view must match in every byte, and the tensor in every bit of every float32. No tolerance "
     "is needed: the three programs in this folder resize with integer weights and round each "
     "float32 operation separately. Lanczos weights depend on the sine function of the standard "
-    "library, whose last bit may differ; the resulting integer weights were equal in all libraries "
+    "library, whose last bit may differ. The resulting integer weights were equal in all libraries "
     "that were tested."
 )
 

@@ -262,7 +262,7 @@ def check_vectors() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "vectors"
     found, wrong = unequal_vectors(folder)
     if wrong or not found:
-        sys.exit(f"{found - len(wrong)} of {found} vectors equal; different: {', '.join(wrong)}")
+        sys.exit(f"{found - len(wrong)} of {found} vectors equal, different: {', '.join(wrong)}")
     print(f"{found} of {found} vectors equal")
 
 

@@ -151,7 +151,7 @@ class CatalogEntry:
             "name": self.name,
             "aliases": ", ".join(self.aliases),
             "source": f"{self.repo}/{self.file} ({self.revision})" if self.repo else self.path,
-            "gated": f"{self.gated_source} has the same weights and requires an account; the "
+            "gated": f"{self.gated_source} has the same weights and requires an account, but the "
             "source above does not"
             if self.gated_source
             else "",
@@ -212,7 +212,7 @@ def find_entry(name: str) -> CatalogEntry:
         is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
         is_size = re.match(r"(?i)(vit|deit)-[a-z]{1,2}/\d", name)  # as in papers, e.g. ViT-B/16
         if re.fullmatch(REPOSITORY, name, re.ASCII) and not (is_path or is_size):
-            fix = f"for a repository on the hub, use hf:{name}; otherwise, {fix}"
+            fix = f"for a repository on the hub, use hf:{name}. Otherwise, {fix}"
         raise WeightsError(f"unknown weights {name!r}", fix=fix)
     return rows[name]
 
@@ -296,7 +296,7 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
     seconds = chosen.seconds(images, speed)
     origin = "in the cache" if cached else f"a download of {chosen.megabytes:,} MB"
     return chosen.name, (
-        f"{chosen.name}: {chosen.tier}, {chosen.entry.licence}, {origin}; about "
+        f"{chosen.name}: {chosen.tier}, {chosen.entry.licence}, {origin}, about "
         f"{duration(max(1, seconds))} for {count(images, 'image')}"
     )
 

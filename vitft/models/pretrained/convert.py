@@ -165,7 +165,7 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
     if whole:
         raise WeightsError(
             f"{whole[0]} has dtype {names[whole[0]].dtype}, not a floating-point type",
-            fix="use the original weights; quantised ones cannot be fine-tuned",
+            fix="use the original weights, because quantised ones cannot be fine-tuned",
         )
     return _Converted(
         flavour=flavour,
@@ -292,7 +292,7 @@ def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, ours in pairs:
         if ours in result:
             raise WeightsError(
-                f"two tensors in the file map to {ours}; one of them is {name}",
+                f"two tensors in the file map to {ours}, and one of them is {name}",
                 fix="save the model again with a single naming scheme",
             )
         result[str(ours)] = tensors[name]
@@ -307,6 +307,6 @@ def _refuse_unmapped(names: Iterable[str]) -> None:
     found = (cause for sign, cause in _LIKELY_CAUSES.items() if any(sign in n for n in unknown))
     cause = next(found, None)
     raise WeightsError(
-        f"unknown tensors: {first_five(unknown)}" + (f"; this suggests {cause}" if cause else ""),
+        f"unknown tensors: {first_five(unknown)}" + (f" (this suggests {cause})" if cause else ""),
         fix=_OTHER_WEIGHTS,
     )

@@ -66,7 +66,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
         _delete_cached(path)
         log.info(f"deleted a damaged copy of {entry.repo}/{entry.file}: {damage}")
     raise WeightsError(
-        f"{entry.repo}/{entry.file} is damaged: {damage}; the download was deleted",
+        f"{entry.repo}/{entry.file} is damaged: {damage}. The download was deleted",
         fix="try again later, or choose other weights",
     )
 
@@ -109,8 +109,8 @@ def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEn
         if not allow_pickle:
             raise WeightsError(
                 f"{entry.repo} has no model.safetensors",
-                fix="choose another repository; if it has a pytorch_model.bin that you trust, "
-                "add --allow-pickle",
+                fix="choose another repository, or add --allow-pickle if it has a "
+                "pytorch_model.bin that you trust",
             ) from error
         return replace(entry, file="pytorch_model.bin")
     return entry
@@ -212,10 +212,10 @@ def _wait_or_raise(
     reason = describe_failure(error)
     if is_refused or attempt >= most or time.monotonic() + wait > deadline:
         raise WeightsError(
-            f"download of {entry.repo}/{entry.file} failed: {reason}; no partial file was kept",
+            f"download of {entry.repo}/{entry.file} failed: {reason}. No partial file was kept",
             fix="run the command again, or download the file by other means and pass its path",
         ) from error
-    log.info(f"download of {entry.file} interrupted ({reason}); retrying in {wait:.1f} s")
+    log.info(f"download of {entry.file} interrupted ({reason}), retrying in {wait:.1f} s")
     time.sleep(wait)
 
 

@@ -38,7 +38,7 @@ def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfi
     if not numbers or gap is not None:
         raise WeightsError(
             f"block {gap or 0} is missing from the weights, which have {len(numbers)} blocks",
-            fix="save or download the file again; it is incomplete",
+            fix="save or download the file again, because it is incomplete",
         )
     stem = _stem_of(tensors)
     kernel = _shape_of(tensors, "patch_embed.proj.weight", 4)  # (D, channels, height, width)
@@ -182,5 +182,5 @@ def check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
         raise WeightsError(
             f"the weights do not match a width of {config.width}, {config.depth} blocks and "
             f"patches of {config.patch_size[0]}x{config.patch_size[1]}: {mismatch}",
-            fix=f"save or download the file again; it is probably {cause}",
+            fix=f"save or download the file again, because it is probably {cause}",
         )

@@ -139,10 +139,10 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     notes += adapted.notes
     if keeps_head and target.pool != source.pool:
         notes.append(
-            "the head was trained with different pooling; set num_classes to create a new head"
+            "the head was trained with different pooling. Set num_classes to create a new head"
         )
     if keeps_head and not bool(weights.tensors["head.weight"].any()):
-        notes.append("the head in the file is all zeros; set num_classes to create a new head")
+        notes.append("the head in the file is all zeros. Set num_classes to create a new head")
     head = f"{target.num_classes} classes"
     head = f"new, {head}, initialised to zero" if new_head else f"kept, {head}"
     kept: Literal["kept", "dropped"] = "kept" if target.pre_logits else "dropped"
@@ -204,7 +204,7 @@ def load_backbone(
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(
             "timm models do not support weights.pre_logits=keep or weights.pos_embed=jax",
-            fix="omit these settings; timm resizes position embeddings itself",
+            fix="omit these settings, because timm resizes position embeddings itself",
         )
     sizes["drop_path"] = options.get("drop_path", 0.0)
     if isinstance(found, CatalogEntry):

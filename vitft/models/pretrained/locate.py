@@ -63,7 +63,7 @@ def locate(name_or_path: str | Path) -> CatalogEntry | Path:
             return entry
     if "://" in name:
         raise WeightsError(
-            f"{name} is an address, and weights are fetched only from huggingface.co",
+            f"{name} is a web address, and weights are fetched only from huggingface.co",
             fix="download the file, and pass its path",
         )
     if not name.strip():
@@ -144,7 +144,8 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
         other = "" if name == "none" else name.removeprefix(RANDOM)
         raise WeightsError(
             f"{name} means new random weights, but pretrained weights are needed here",
-            fix=f"use {other or usual}; only vitft finetune, study and check accept random weights",
+            fix=f"use {other or usual}, because only vitft finetune, study and check accept random "
+            "weights",
         )
     if name.startswith("hf:"):
         return parse_hub_name(name)

@@ -97,7 +97,7 @@ def _describe_file(weights: PretrainedWeights) -> list[str]:
         if not bool(head.any()):
             described += ", all zeros (untrained)"
         elif weights.unusable_head:
-            described += f"; cannot be used: {weights.unusable_head}"
+            described += f" (cannot be used: {weights.unusable_head})"
     facts = {
         "file": weights.origin,
         "sha256": weights.provenance.get("sha256", ""),

@@ -95,7 +95,7 @@ class Session:
             keys = listing([f"{i} {name}" for i, name in enumerate(self.classes, 1)], most=9)
             self.notes.append(
                 f"the keys of the classes are in the order of their first answers in "
-                f"{file.path.name}: {keys}; --classes sets another order"
+                f"{file.path.name}: {keys}. --classes sets another order"
             )
 
     # answers -----------------------------------------------------------------------------------

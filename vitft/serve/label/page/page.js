@@ -30,7 +30,7 @@ async function ask(path, values, body) {
   try {
     response = await fetch(address(path, values), options);
   } catch {
-    throw new Error("vitft label is not running. Start it again and open the new address; all confirmed answers have been saved.");
+    throw new Error("vitft label is not running. Start it again and open the new address. All confirmed answers have been saved.");
   }
   const content = await response.json().catch(() => ({}));
   if (response.ok) return content;
@@ -132,7 +132,7 @@ function showGroup() {
     return;
   }
   const ticked = group.pictures.filter((one) => one.ticked).length;
-  text.textContent = visible(number(group.pictures.length, "picture") + " predicted as " + group.class + ". Take out any that are wrong; you will be asked about them next.");
+  text.textContent = visible(number(group.pictures.length, "picture") + " predicted as " + group.class + ". Take out any that are wrong. You will be asked about them next.");
   accept.hidden = false;
   accept.disabled = !ticked;
   accept.replaceChildren(make("span", "", number(ticked, "picture") + (ticked === 1 ? " is " : " are ") + group.class), make("kbd", "", "Enter"));
