@@ -328,7 +328,8 @@ class Trained:
         return Image.open(BytesIO(figure), formats=["PNG"])
 
     def require_torch(self, what: str) -> Predictor:
-        """Return the engine, or raise a UsageError naming `what`, which ONNX graphs do not give."""
+        """Return the engine, or raise a UsageError that names `what`, which ONNX graphs do not
+        provide."""
         if isinstance(self.engine, Predictor):
             return self.engine
         raise UsageError(

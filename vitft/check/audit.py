@@ -50,7 +50,8 @@ def audit_images(
         odd: Path of each unusual image, with a remark. Harmless remarks are left out.
         groups: Name of the group of each near-duplicate, by digest.
         mislabels: Probable label errors.
-        probabilities: Class probabilities of files with identical copies of other labels, by path.
+        probabilities: Class probabilities, by path, of files whose identical copies have other
+        labels.
         view: Input size and cropping of the model, and how much of the image area remains.
         own_split: Whether the folder or the table divides the images into subsets.
     """
@@ -120,7 +121,7 @@ def class_imbalance(labels: Iterable[str]) -> Imbalance:
 def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     """Return a one-line summary of findings that affect training, or an empty string.
 
-    Probable label errors in `kept`, the paths that fixes keep, are only mentioned beside others.
+    Probable label errors in `kept`, the paths that fixes keep, are mentioned only alongside others.
     """
     across = sum(group["across_split"] for group in audit["duplicates"])
     relabelled = sum(group["labels_differ"] for group in audit["duplicates"])

@@ -73,7 +73,7 @@ class CheckResult:
 
     @property
     def counts(self) -> str:
-        """Number of readable images, and how it comes from the number of files."""
+        """Number of readable images, and how it follows from the number of files."""
         exact = (len(g["members"]) - 1 for g in self.audit["duplicates"] if g["kind"] == "exact")
         good = self.audit["images"]
         return describe_counts(len(self.audit["bad"]), good, different=good - sum(exact))
@@ -282,8 +282,8 @@ def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) ->
     """Return a sentence on how many label errors both the run and the check list, or "".
 
     Those in `settled`, the paths that earlier fixes keep or move, are left out. The lists differ,
-    because the heads of a run may read several blocks and have another penalty, and those of the
-    check hold out near-duplicates together.
+    because a run's heads may use several blocks and a different penalty, and the check's heads hold
+    out near-duplicates together.
 
     Raises:
         RunError: The file audit.json of the run is damaged.

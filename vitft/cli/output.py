@@ -204,7 +204,7 @@ def result(text: str, *, style: str | None = None) -> None:
 
 
 def rows(found: Sequence[tuple[str, str]], *, strong: str = "") -> None:
-    """Print labels with texts beside them after an empty line; the row `strong` is bold."""
+    """Print an empty line, then labels and texts in two columns; the row `strong` is bold."""
     result("")
     for label, text in found:
         shown = between_words(visible(labelled(label, text)), stdout(), indent=labelled("", ""))

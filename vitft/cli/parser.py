@@ -137,7 +137,7 @@ class Parser(argparse.ArgumentParser):
         return forms.get(str(action.nargs), name)
 
     def with_images(self, words: list[str]) -> list[str]:
-        """Return the words of a command line, with the images as this command takes them.
+        """Return a command line's words, with the images in the form that this command expects.
 
         `check --data photos` means `check photos`, and `finetune photos` `finetune --data photos`.
         """

@@ -185,7 +185,7 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
 
 
 def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
-    """Decorate `finetune`: its docstring describes all options, and wrong arguments have a fix.
+    """Give `finetune` a docstring that describes all options, and errors with a fix.
 
     An unknown or unnamed argument is a UsageError. The signature stays the same.
     """

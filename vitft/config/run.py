@@ -131,7 +131,7 @@ class Config:
 
 
 def check_patches(image_size: tuple[int, int], patch: int) -> None:
-    """Check that patches of a side in pixels cover images (height, width) exactly.
+    """Check that patches with this side in pixels cover images (height, width) exactly.
 
     Raises:
         UsageError: They do not; the fix names the next smaller and larger sides that do.
@@ -335,7 +335,7 @@ def to_toml(config: Config) -> str:
 
 
 def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Config:
-    """Return the settings of a new run, and log it if they replace the solver of a head.
+    """Return the settings of a new run, and log if they replace the solver of a head.
 
     `named` are settings by dotted name, which take precedence over the recipe or TOML file.
 

@@ -20,7 +20,8 @@ from vitft.system.structure import NO_LIMITS, Range
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Option of `vitft finetune` for a setting, if there is a help text, and other names of it."""
+    """Help of a setting's option in `vitft finetune`, if it has one, and the setting's other
+    names."""
 
     help: str = ""
     metavar: str = ""

@@ -422,8 +422,8 @@ class ArraySet:
 def data_path(path: str, root: str = "") -> Path:
     """Convert a value of `--data` to a path; `root` is the folder of torchvision's datasets.
 
-    For tar shards and Hugging Face datasets, it is the index of the local copy, if that exists or
-    not.
+    For tar shards and Hugging Face datasets, it is the index of the local copy, whether or not that
+    exists.
     """
     if place := place_of(path):
         return place.folder / INDEX

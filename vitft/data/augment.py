@@ -30,7 +30,8 @@ OPERATIONS, MAGNITUDE = 2, 9
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
     """Apply RandAugment with torchvision's operations, chosen at random with `rng`.
 
-    torchvision's own draws from torch's global generator, which threads cannot share reproducibly.
+    torchvision's own version draws from torch's global generator, which threads cannot share
+    reproducibly.
     """
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op

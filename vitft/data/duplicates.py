@@ -257,7 +257,7 @@ def candidates(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
 def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
     """Yield most index pairs (i < j) of hashes (n,) that differ in at most `TABLE_BITS` bits.
 
-    In each table, the bits are put in another random order, and the hashes are sorted. Each is
+    In each table, the bits are put in a different random order, and the hashes are sorted. Each is
     compared with the following ones as long as the first bits, about log2(n), are equal.
 
     Source: Charikar 2002, "Similarity estimation techniques from rounding algorithms", section 3

@@ -405,7 +405,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def rank(path: Path) -> int:
-    """Return 0 for a folder or table of training images, 2 for one of others, and 1 if unclear."""
+    """Return 0 for a folder or table of training images, 2 for other images, and 1 if unclear."""
     words = {part_named(word) or word for word in words_of(path.stem)}
     if words & {"test", "val", "pred", "predictions", "submission", "augmented"}:
         return 2

@@ -277,7 +277,8 @@ class InspectedFolder:
 
 
 class OpenedImage:
-    """The bytes of an image file, decoded at most once, usual JPEGs by simplejpeg if `fast`."""
+    """The bytes of an image file, decoded at most once (if `fast`, with simplejpeg where
+    possible)."""
 
     def __init__(
         self, file: File, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
@@ -416,7 +417,7 @@ def readable_now(folder: Folder, paths: Collection[str], *, max_pixels: int) -> 
 
 
 def describe_counts(bad: int, good: int, *, different: int) -> str:
-    """Return the number of readable images, and how it comes from the number of files.
+    """Return the number of readable images, and how it follows from the number of files.
 
     E.g. `135 readable images (136 files, 1 unreadable; 130 different, 5 identical copies)`.
     """

@@ -26,5 +26,5 @@ def label_names(sets: Iterable[str]) -> tuple[str, ...]:
 
 
 def normal_form(label: str) -> str:
-    """Return a label with accents in one form (NFC), in which a Mac and other systems differ."""
+    """Return a label in Unicode form NFC, because macOS encodes accents differently."""
     return label if label.isascii() else unicodedata.normalize("NFC", label)

@@ -1,4 +1,4 @@
-"""The files that a table lists, also by paths that nearly exist.
+"""The files that a table lists, including those whose paths are not quite right.
 
 A path may begin in another folder, lack folders or the suffix, or be spelled differently. It is
 completed if only one image can be meant.
@@ -120,7 +120,7 @@ def compare(path: str, images: Images) -> Iterator[tuple[str, int, bool, tuple[i
     """Yield each image that has the key of a path, with three values.
 
     These are the number of last folders that both share, whether these are all folders of one of
-    them, and by how much the image resembles the path in three respects.
+    them, and how closely the image resembles the path in three respects.
     """
     folders, name, key = _split_path(path)
     for image in images.get(key, ()):

@@ -57,7 +57,7 @@ _WORD = re.compile(
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of letters in a name; a capital after a small letter begins another one."""
+    """Return the words of letters in a name; a capital after a small letter begins a new one."""
     form = unicodedata.normalize("NFC", name)
     found = re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])", form)
     return [word.lower() for word in found]

@@ -320,8 +320,8 @@ class Row:
 def distinct_rows(rows: Sequence[Row]) -> list[Row]:
     """Return one row for each distinct file, so that copies count once.
 
-    Of copies with different labels, the content decides which one counts: if it were always the
-    first, a model that answers nothing else would be right.
+    Of copies with different labels, the content decides which one counts. If the first always
+    counted, a model that always predicts the first label would be right.
     """
     copies: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -462,7 +462,7 @@ def split(
     The reference split draws from all files, as the reference script does, and drops the unreadable
     files afterwards.
 
-    `groups` are those of `joined_groups`. Images of `former` stay where they were, unless a class
+    `groups` comes from `joined_groups`. Images of `former` stay where they were, unless a class
     would then have no validation images.
 
     Raises:

@@ -39,7 +39,7 @@ _COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
 def encode_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, bom: bool = False
 ) -> bytes:
-    """Encode a table as CSV, with `bom` after the mark by which spreadsheets know UTF-8."""
+    """Encode a table as CSV, with `bom` after the mark by which spreadsheets recognise UTF-8."""
     lines = (",".join(map(quote_cell, cells)) + "\n" for cells in (columns, *rows))
     return ("\ufeff" * bom + "".join(lines)).encode("utf-8", "surrogateescape")
 
@@ -219,7 +219,7 @@ class TableReader:
             raise self.error(f"the file is not valid Parquet ({reason})") from error
 
     def excel_rows(self) -> Iterator[list[str]]:
-        """Yield the rows of the first worksheet with values; of formulas, the saved results."""
+        """Yield the rows of the first worksheet with values; formulas have their saved results."""
         from openpyxl import load_workbook
 
         try:

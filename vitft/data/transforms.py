@@ -262,7 +262,7 @@ class View:
 
     @property
     def settings(self) -> str:
-        """Settings as text, on which the pixels depend besides `name` and the image."""
+        """Settings, as text, that determine the pixels together with `name` and the image."""
         crop = None if self.crop is None else str(self.crop)
         return json.dumps([self.transform.to_json(), crop])
 
@@ -283,7 +283,7 @@ _MOST_SHOWN = 0.75  # mean fraction of the area above which `describe_view` sugg
 
 
 def measure_view(transform: EvalTransform, sizes: Iterable[tuple[int, int]]) -> ViewFacts | None:
-    """Return the fraction that a view shows of images of these sizes; None without any."""
+    """Return the fraction of images of these sizes that a view shows, or None without sizes."""
     shown = [transform.shown(*size) for size in sizes]
     if not shown:
         return None

@@ -1,7 +1,7 @@
 """Images on which weights were trained, if the weights are those of a run on this machine.
 
-Accuracies on them tell nothing about new images. Only the backbone counts: whoever uses the weights
-of a run fits a new head.
+Accuracies on them say nothing about new images. Only the backbone counts, because a run's weights
+are always used with a new head.
 """
 
 from collections.abc import Set as AbstractSet
@@ -13,7 +13,7 @@ from vitft.system.errors import RunError
 
 
 def run_of_weights(weights: str) -> Path:
-    """Return the folder that is the run if the weights are those of a run: a folder or a file."""
+    """Return the folder of the run from which the weights (a folder or a file) come, if any."""
     path = Path(weights).expanduser()
     return path.parent if path.is_file() else path
 

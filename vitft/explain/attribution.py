@@ -100,9 +100,9 @@ def feature_relevance(
 ) -> tuple[Tensor, Tensor]:
     """Return the relevance of each position for a class (B, gh, gw), and the logits (B, C).
 
-    The last feature map is used whose positions affect the class score and which has at least
-    `_MIN_SIDE` rows and columns; if there is none, the largest map. For small images, the maps of
-    the last stage have too few positions to show where the evidence is.
+    The map is the last one whose positions affect the class score and that has at least `_MIN_SIDE`
+    rows and columns, or else the largest. For small images, the maps of the last stage have too few
+    positions to show where the evidence is.
 
     If layers follow the map, the difference from the mean position is used instead of the
     activation. It shows what distinguishes a position from the rest of the image. Without it,

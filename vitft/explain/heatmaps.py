@@ -176,8 +176,8 @@ def enlarged(image: Image.Image, side_px: int = MIN_SIDE_PX) -> Image.Image:
 def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> Image.Image:
     """Return a picture with a colour bar below it, from the lowest to the highest value of its map.
 
-    `name` is that of the values, in ASCII: Pillow's font has no other characters. If it does not
-    fit between the words at the ends of the bar, it has a line of its own.
+    `name` describes the values, in ASCII: Pillow's font has no other characters. If it does not fit
+    between the words at the ends of the bar, it has a line of its own.
     """
     font_px = font_px or max(12, picture.width // 28)
     font, margin = ImageFont.load_default(font_px), font_px // 2

@@ -234,7 +234,7 @@ def write_readme(
 ) -> None:
     """Write the model card of an exported folder, with programs that open the folder.
 
-    If the plan has a hub repository, the programs open the repository instead, and pictures are
+    If the plan has a hub repository, the programs open the repository instead, and images are
     written for its page. huggingface_hub validates the metadata. `row` compares the export with the
     run, and `second` compares the folder's additional 8-bit graph, if it has one.
     """

@@ -137,10 +137,10 @@ class Whole(nn.Module):
 
 
 class BothHeads(nn.Module):
-    """A model whose head reads several blocks, with both its heads.
+    """A model whose head uses several blocks, together with a head on the last block.
 
     The model maps pooled features (B, D), or pixels (B, channels, H, W), to logits (B, 2, C): those
-    of its head, followed by those of the head that reads only the last block.
+    of its head, followed by those of the head on only the last block.
     """
 
     def __init__(self, model: VisionTransformer) -> None:

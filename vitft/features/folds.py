@@ -105,7 +105,7 @@ class _SampledClasses(NamedTuple):
 def sample_classes(
     y: Tensor, classes: int, *, most: int, most_logits: int, per_class: int, seed: int
 ) -> _SampledClasses:
-    """Draw a sample of at most about `most` images and `most_logits` = images x classes.
+    """Draw a sample of at most about `most` images and `most_logits` logits (images x classes).
 
     The images are stratified by class. If fewer than `per_class` images per class would remain on
     average, classes are left out instead of further images. Classes with a single image are then

@@ -113,8 +113,8 @@ def cross_validate(
     """Cross-validate a head-fitting method on increasing fractions of the images.
 
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
-    `groups` (n,). `units` (n,) are the groups that the intervals count. No head is fitted to the
-    images that are `apart` (n,), and every head to the classes that are in one group only; the
+    `groups` (n,). `units` (n,) are the groups that the intervals count. The images in `apart` (n,)
+    are left out of every fit, and the classes that are in one group only are part of every fit; the
     results count neither.
 
     Returns:
@@ -230,10 +230,10 @@ def gain_from_twice(
 ) -> tuple[float, Interval] | None:
     """Return the expected gain in accuracy from doubling the number of images, and its interval.
 
-    `right` (n, P) states which images are right at each point of the learning curve, `images` the
-    training images of the points, in ascending order. A power law is fitted to the last three
-    points. The 95% interval is that of a bootstrap over `groups` (n,). The result is None if there
-    are fewer than three points, if any error is zero, or if the interval is not above 0 at all.
+    `right` (n, P) states which images are right at each point of the learning curve, and `images`
+    how many training images each point has, in ascending order. A power law is fitted to the last
+    three points. The 95% interval is that of a bootstrap over `groups` (n,). The result is None if
+    there are fewer than three points, if any error is zero, or if the whole interval is below 0.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".
     """

@@ -177,7 +177,8 @@ class Standardizer:
         return type(self)(self.mean[:count], self.std[:count])
 
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight (C, D) and bias (C,) on raw features of a head (C, D + 1) on scaled."""
+        """Convert a head (C, D + 1) on scaled features to weight (C, D) and bias (C,) on raw
+        ones."""
         raw, bias = head[:, :-1].float() / self.std, head[:, -1].float()
         return raw, bias - raw @ self.mean
 
@@ -251,8 +252,8 @@ class HeadObjective:
     def sums(self, flat: Tensor) -> list[Tensor]:
         """Return the loss, gradient of the weights and of the biases, without the penalty.
 
-        They are (K,) or, for multi-label data, (K * C,); (K * C, D); and (K * C,): float64, on the
-        CPU.
+        Their shapes are (K,), or (K * C,) for multi-label data, then (K * C, D) and (K * C,). All
+        are float64, on the CPU.
         """
         head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
         step = CHUNK_ROWS * self.stride

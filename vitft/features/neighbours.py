@@ -36,7 +36,7 @@ def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -
 def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -> Tensor:
     """Return, for each image, the votes (n, C) of its nearest neighbours in other groups (n,).
 
-    Those for the classes of an image sum to 1, or to 0 if there is only one group.
+    The votes for an image sum to 1, or to 0 if there is only one group.
     """
     voters, known, found = _voting_images(y), F.normalize(x, dim=-1), []
     candidates, theirs = known[voters], groups[voters]
@@ -87,8 +87,8 @@ are confirmed by fingerprints."""
 def similar_images(x: Tensor) -> list[IndexPair]:
     """Return the index pairs (i < j) of similar images to compare, given their features (n, D).
 
-    There are at most a tenth as many pairs as images, but up to 100, and at most 500. The list is
-    empty for more than `CV_IMAGES` images.
+    The limit is a tenth of the number of images, but at least 100 and at most 500 pairs. The list
+    is empty for more than `CV_IMAGES` images.
     """
     most = min(500, max(100, round(0.1 * len(x))))
     return most_similar(x, most) if len(x) <= CV_IMAGES else []

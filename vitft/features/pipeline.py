@@ -243,7 +243,7 @@ def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
 
 
 def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
-    """Log the disk space for the images' tokens; a ResourceError if there is not as much."""
+    """Log the disk space that the tokens need; raise a ResourceError if there is too little."""
     shape = extractor.prefix.shape
     if len(shape) == 1:  # pooled features are small; tokens are about as large as a photo
         return

@@ -63,7 +63,7 @@ class ClassStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference(ClassStatistics):
-    """Statistics of a run's features: those of the inputs to the head and, if trained, of others.
+    """Statistics of a run's features: the inputs to the head and, if trained, earlier features.
 
     With an intermediate feature, squared distances are in units in which the cube roots of those of
     held-out images have a standard deviation of one, so that both kinds of features count equally.

@@ -51,7 +51,7 @@ def more_accurate(letters: Sequence[str], difference: float, p: float, images: i
 
 
 def too_few(units: str, letters: Sequence[str]) -> str:
-    """Return that images or groups such as `2 groups` are too few to compare two runs."""
+    """Return a clause that so few images or groups cannot decide between two runs."""
     verb = "is" if units.startswith("1 ") else "are"
     either = " or ".join(letters)
     return f"{units} {verb} too few to tell whether {either} is more accurate"
@@ -128,7 +128,7 @@ def excluded_images(different: int, changed: Sequence[tuple[str, int]]) -> str:
 
 
 def split_difference(sizes: Sequence[int], shared: int, *, relabelled: bool) -> str:
-    """Return that only the shared validation images are compared, given those of each run."""
+    """Return a note that only the shared validation images are compared."""
     same = ", with the same label," * relabelled
     return (
         f"The splits differ: the runs have {listing((f'{n:,}' for n in sizes), most=len(sizes))} "
@@ -138,7 +138,7 @@ def split_difference(sizes: Sequence[int], shared: int, *, relabelled: bool) -> 
 
 
 def data_difference(letter: str, changed: int, left_out: int, added: int) -> str:
-    """Return in how many distinct images the data of a run differ from those of A, or ""."""
+    """Return the number of distinct images in which a run's data differ from A's, or ""."""
     numbers = ((changed, "relabelled"), (left_out, "left out"), (added, "added"))
     texts = [f"{number:,} {what}" for number, what in numbers if number]
     return f"Distinct images of {letter} compared with A: {listing(texts)}." if texts else ""
@@ -158,8 +158,8 @@ def result_notes(
 ) -> list[str]:
     """Return sentences about the numbers of each run that a comparison must not hide.
 
-    `head_only` tells of each run whether only its head was cross-validated before further training,
-    and `fitted` whether the thresholds of labels were fitted to the compared images.
+    `head_only` states for each run whether only its head was cross-validated before further
+    training, and `fitted` whether the thresholds of labels were fitted to the compared images.
     """
     labelled = list(zip(ascii_uppercase, runs, strict=False))
     notes = list[str]()

@@ -58,7 +58,7 @@ def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
 
 
 def growth_sentence(gain: Interval | None) -> str:
-    """Return by how much twice as many images would raise the accuracy, or "" if unknown."""
+    """Return the gain in accuracy from twice as many images, or "" if unknown."""
     if gain is None:
         return ""
     # Without the intervals that contain 0, only gains that seem large by chance would be shown.
@@ -70,7 +70,7 @@ def growth_sentence(gain: Interval | None) -> str:
 
 
 def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) -> str:
-    """Return whether the lowest of the recalls of all classes is more than bad luck, as a sentence.
+    """Return a sentence on whether the lowest recall is more than bad luck.
 
     With many classes, one of them has a low recall by chance. The exact probability of a recall as
     low as this at the overall accuracy is therefore multiplied by the number of classes
@@ -85,7 +85,7 @@ def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) 
 
 
 def more_validation_images(needed: int) -> str:
-    """Return how many validation images a usual precision needs."""
+    """Return the number of validation images that a typical precision needs."""
     return f"To measure the accuracy to within ±4 points, use about {needed:,} validation images."
 
 
@@ -119,7 +119,7 @@ def penalty_text(found: RunResults, classes: int, some: int | None) -> str:
 
 
 def confidence_text(found: Mapping[str, Any]) -> str:
-    """Return by how much confidence and accuracy differ, with and without the temperature."""
+    """Return the difference between confidence and accuracy, with and without the temperature."""
     calibration = found["calibration"]
     error, bounds = calibration["ece"], interval(calibration["ece_interval"])
     text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"

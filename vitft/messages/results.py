@@ -168,13 +168,13 @@ def accuracy_text(results: Results) -> str:
 
 
 def selection_note(epoch: str) -> str:
-    """Return that the result of the images that selected the epoch is optimistic."""
+    """Return a note that the result on the images that selected the epoch is optimistic."""
     text = "was selected on the validation images, so their result is slightly optimistic"
     return sentence(f"{epoch} {text}")
 
 
 def distinguishes(model: str, classes: str, clause: str) -> str:
-    """Return that a model distinguishes its classes; one at chance level was trained to do so."""
+    """Return a clause on what a model distinguishes, or was trained to if it is at chance level."""
     if clause:
         return f"{model} was trained to distinguish {classes}, but it {clause}"
     return f"{model} distinguishes {classes}"
@@ -294,7 +294,7 @@ def threshold_text(
 ) -> str:
     """Return a threshold, and its precision and interval on the `covered` predictions above it.
 
-    `expected` is the precision that the probabilities promise, which is given if it is higher.
+    `expected` is the precision that the probabilities imply, which is included if it is higher.
     """
     also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
     return (
@@ -328,10 +328,10 @@ def eight_bits_name(*, several_labels: bool) -> str:
 
 
 def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
-    """Return why the head of an export reads only the last block, and what that costs.
+    """Return why an exported head uses only the last block, and what that costs.
 
-    The head of the run reads `blocks` blocks. Its validation accuracy is `whole`, that of the
-    exported head `last`, or None if it is unknown.
+    The head of the run uses `blocks` blocks. Its validation accuracy is `whole`, and the exported
+    head's is `last`, or None if unknown.
     """
     if last is None:
         return "because timm and transformers cannot load a head on several blocks"
@@ -345,7 +345,7 @@ def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
 
 
 def last_block_note(blocks: int, accuracy: float) -> str:
-    """Return the validation accuracy of a head on the last block beside one that reads more."""
+    """Return the validation accuracies of heads on the last block and on more blocks."""
     return (
         f"The head uses the last {blocks} blocks. A head on only the last block, as in "
         f"exports for timm and transformers, classifies {percent(accuracy)} of the validation "
@@ -385,7 +385,7 @@ def evaluation_rows(found: Mapping[str, Any]) -> Rows:
 
 
 def evaluation_details(found: Mapping[str, Any]) -> list[str]:
-    """Return the other metrics of an evaluation, one a line."""
+    """Return the other metrics of an evaluation, one per line."""
     lines = []
     if labels := found.get("labels"):
         lines.append(f"random scores: mean average precision {percent(labels['chance_map'])}")

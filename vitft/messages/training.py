@@ -1,4 +1,4 @@
-"""What `vitft finetune` tells of a run: its epochs, layers and trials, and its final screen."""
+"""What `vitft finetune` prints about a run: epochs, layers, trials and the final screen."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def epoch_row(entry: Mapping[str, Any], planned: int, when: str, *, is_best: boo
 def stopped_early(
     epochs: int, planned: int, patience: int, best: Mapping[str, Any] | None = None
 ) -> str:
-    """Return that a run stopped before its last epoch, and the metrics of the best one."""
+    """Return a note that a run stopped early, with the metrics of its best epoch."""
     shown = best and f". Best: validation accuracy {percent(best['top1'])}, loss {best['loss']:.4f}"
     return (
         f"stopped early after {epochs} of {planned} epochs: no improvement in the last "
@@ -130,7 +130,7 @@ def confirmed_in_float32(after: float, during: float, precision: str) -> str:
 
 
 def already_trained(weights: str, images: int, validation: int, run: str) -> str:
-    """Return that the weights were trained on images of this run, some of them for validation.
+    """Return a warning that the weights were trained on this run's images.
 
     `run` is the run that trained them, as a word of a command.
     """
@@ -145,7 +145,7 @@ def already_trained(weights: str, images: int, validation: int, run: str) -> str
 
 
 def divided_groups(classes: Sequence[str]) -> str:
-    """Return that cross-validation divides the groups of these classes."""
+    """Return a warning that cross-validation divides the groups of these classes."""
     return (
         "the cross-validated accuracy may be too high: all training images of a class are in one "
         "group, or in groups joined by copies, which cross-validation has to divide "
@@ -154,7 +154,7 @@ def divided_groups(classes: Sequence[str]) -> str:
 
 
 def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> str:
-    """Return which blocks a head reads, and the cross-validated accuracies that decided it."""
+    """Return which blocks a head uses, and the cross-validated accuracies that decided it."""
     own, other = percent(chosen["cv_top1"]), percent(last["cv_top1"])
     if chosen is last:
         return f"the head uses the last block (cross-validated on the training images: {own})"
@@ -175,7 +175,7 @@ def describe_head(chosen: HeadCandidate, last: HeadCandidate, blocks: int) -> st
 
 
 def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy: str = "") -> Rows:
-    """Return the numbers of a run that everybody needs: one to quote, one beside it, findings.
+    """Return the numbers of a run that everybody needs: one to quote, one to support it, findings.
 
     `remedy` is the advice for a model at chance level.
     """
@@ -207,7 +207,7 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
 
 
 def detail_lines(results: Results, found: RunResults, layers: str, planned: int) -> list[str]:
-    """Return all that the report has on the accuracy of a run, one fact a line.
+    """Return everything in the report about the accuracy of a run, one fact per line.
 
     `found` are the contents of eval.json, and `planned` the number of epochs of each stage.
     """
@@ -263,7 +263,7 @@ def chosen_layers(budget: BudgetResults) -> str:
 
 
 def budget_lines(budget: BudgetResults | None) -> list[str]:
-    """Return what a run with a time budget tried, and what it skipped."""
+    """Return what a run with a time budget tried and skipped."""
     if budget is None:
         return []
     starts = [trial for trial in (budget.get("size"), budget.get("weights")) if trial]
@@ -275,7 +275,7 @@ def budget_lines(budget: BudgetResults | None) -> list[str]:
 
 
 def describe_trial(found: TrialResults) -> str:
-    """Return the layers of a trial, and its results on held-out images beside those of a head."""
+    """Return the layers of a trial, and its held-out results next to those of a head."""
     folds, part = found.get("folds", 1), _describe_interpolation(found)
     again = f", {folds} times, each with other images held out" if folds > 1 else ""
     return (

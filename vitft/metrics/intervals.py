@@ -7,9 +7,9 @@ Bootstrap intervals would be misleading: for 20 correct out of 20, the width wou
 
 Images of one group (patient, video, camera) are not independent. Every interval and test therefore
 takes the groups (n,) of its images, as integers, and counts groups instead of images: it divides
-the number of images by their `design_effect`. Without groups, this is 1. How much groups differ is
-hardly known from three: their intervals are wide, and usually 96 to 100% contain the truth. Means
-of losses and calibration errors have no interval for fewer than `_LEAST_GROUPS` groups.
+the number of images by their `design_effect`. Without groups, this is 1. Three groups reveal little
+about how much groups differ: their intervals are wide, and usually 96 to 100% contain the truth.
+Means of losses and calibration errors have no interval for fewer than `_LEAST_GROUPS` groups.
 """
 
 import bisect
@@ -84,7 +84,7 @@ def variance_ratio(
 
     The variance between the sums of the groups is averaged with a prior (`PRIOR_GROUPS`). Its own
     degrees of freedom are at most the number of images that carry the variance, because few
-    mistakes tell little about groups. Sums of large groups are corrected as by CR2 (Bell &
+    mistakes reveal little about groups. Sums of large groups are corrected as by CR2 (Bell &
     McCaffrey 2002, Survey Methodology 28).
     """
     images = len(residuals)
@@ -351,7 +351,8 @@ def p_of_guessing(
     groups: Groups | None = None,
     effect: float = 1.0,
 ) -> float:
-    """Return the one-sided p-value of a permutation test of whether logits (n, C) tell the classes.
+    """Return the one-sided p-value of a permutation test of whether logits (n, C) separate the
+    classes.
 
     The statistic is the mean, over the classes, of their standardised logits on their own images.
     It is far from 0 also if a rare class has higher logits on them, but is seldom predicted. Over

@@ -1,4 +1,4 @@
-"""Every number about a run that people are told, derived once from eval.json: `Results`.
+"""Every number about a run that users see, derived once from eval.json: `Results`.
 
 The terminal, the pages, the files of exports, the server and notebooks read these numbers, and
 `vitft.messages` puts them into words. All values and intervals are fractions from 0 to 1. Does not
@@ -75,7 +75,7 @@ class ClassEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtChance:
-    """On what a model is not measurably better than guessing."""
+    """Images on which a model is not measurably better than guessing."""
 
     kind: _Kind
     images: Natural

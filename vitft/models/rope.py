@@ -12,7 +12,7 @@ their absolute positions, and images of any size need no new weights. Values and
 not rotated, so scores between a patch and the class token depend on the patch's position.
 
 For a coordinate c, pair i (from 0 to K / 4 - 1) is rotated by c / base^(4 i / K). In DINOv3 (K =
-64, base 100), c runs from -2 pi to 2 pi over the image, whatever its size: the first pair makes two
+64, base 100), c runs from -2 pi to 2 pi over the image, whatever its size. The first pair makes two
 turns from edge to edge, and the last one turns by less than ten degrees.
 
 Notation: B images, P patches, N tokens (prefix + P), H heads, K head width.

@@ -76,7 +76,7 @@ def renamed(name: str) -> str:
 def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether timm's names suggest rotary position embeddings, which are not stored.
 
-    The signs occur almost exclusively in published models with rotary position embeddings.
+    These names occur almost exclusively in published models with rotary position embeddings.
     """
     gated = {n for n in tensors if n.endswith((".mlp.fc1_g.weight", ".attn.q_proj.weight"))}
     first, last = (tensors.get(f"blocks.0.mlp.{n}.weight") for n in ("fc1", "fc2"))

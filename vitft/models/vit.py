@@ -299,7 +299,7 @@ class VisionTransformer(nn.Module):
 
         If `start` is `depth`, the tokens are the output of the last block. With `intermediate`, the
         `intermediate_feature` of the first `intermediate` blocks, at least `start`, of which the
-        head reads none, follows: (B, `feature_size` + D).
+        head uses none, follows: (B, `feature_size` + D).
         """
         if intermediate:
             tokens = self.encode(tokens, start, intermediate)

@@ -265,7 +265,7 @@ class ViTConfig:
 
     @property
     def read_of_earlier(self) -> int:
-        """Number of tokens that a head that reads several blocks reads of each but the last."""
+        """Number of tokens that a head on several blocks uses from each block but the last."""
         return 1 if self.pool == "mean" else 2
 
     @property

@@ -146,7 +146,7 @@ class Pipeline:
     def beside_workers(
         self, sources: Iterable[ImageSource]
     ) -> Generator[list[Prediction], None, None]:
-        """Yield batches of predictions; workers load the images of the next batches meanwhile.
+        """Yield batches of predictions while workers load the images of the next batches.
 
         A batch is finished in another thread, so that a GPU always has work.
         """
@@ -203,7 +203,7 @@ def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
 
 
 def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:
-    """Return notes on an image file of which only the first page or the upper bits are used."""
+    """Return notes on an image file if only its first page or upper bits are used."""
     found = {
         FIRST_PAGE_NOTE: has_more_pages(data),
         DARK_NOTE: not transform.grey_range and is_dark(data),
@@ -224,7 +224,7 @@ def decode_view(
 
 
 class MirroredEngine:
-    """Engine that averages the logits of images and mirror images, with the images' features."""
+    """Engine that averages the logits of images and mirror images; features are the images' own."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -96,8 +96,8 @@ class PredictRequest:
     def torch_dtype(self) -> str:
         """Precision for the torch engine: `dtype`, or fp32 where `auto` must not choose bf16.
 
-        bf16 keeps the most probable class, but not the side of a threshold on which a probability
-        is, nor the class of an average with the mirror image. Overlays are computed in float32.
+        bf16 keeps the most probable class, but a probability may cross a threshold, and the class
+        of an average with the mirror image may change. Overlays are computed in float32.
         """
         needs_float32 = self.threshold or self.precision or self.tta or self.explain
         return "fp32" if self.dtype == "auto" and needs_float32 else self.dtype

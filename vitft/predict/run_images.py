@@ -1,7 +1,7 @@
 """Recognition of images that a run has already used for training or validation.
 
-An identical image is recognised by its digest, and a near-duplicate by its fingerprint, also if it
-was mirrored or rotated and has the same label. If the fingerprint of a training image is not known,
+An identical image is recognised by its digest, and a near-duplicate by its fingerprint, even if it
+was mirrored or rotated but has the same label. If the fingerprint of a training image is not known,
 an image with the same path is assumed to be the same image. Does not import torch.
 """
 
@@ -46,7 +46,8 @@ If a run has more images, no near-duplicates are recognised."""
 
 
 class Recognised(NamedTuple):
-    """Split of the run that has an image (`train`, `val` or ""), and why to leave it out, if so."""
+    """The run's split that contains an image (`train`, `val` or ""), and any reason to leave it
+    out."""
 
     split: str = ""
     note: str = ""
@@ -116,12 +117,13 @@ class RunImages:
         )
 
     def has_other_label(self, sha256: str, label: str) -> bool:
-        """Return whether a training image, given its digest, was not trained with a label."""
+        """Return whether a training image, given its digest, was trained with a different label."""
         is_trained = self.splits.get(sha256) == "train"
         return is_trained and bool(self.labels) and (sha256, label) not in self.labels
 
     def group_of(self, path: str, sha256: str) -> str:
-        """Return the group of an image in the run, or that `data.group_by` finds in its path."""
+        """Return the group of an image in the run, or the group that `data.group_by` finds in its
+        path."""
         match = re.search(self.group_by, path) if self.group_by else None
         return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
 

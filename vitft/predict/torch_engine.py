@@ -273,7 +273,7 @@ class Predictor:
 def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
     """Return the typical change (B,) of the gap between the logits of class pairs (B, 2).
 
-    It is that for a change of the features in a random direction by their own norm.
+    It assumes that the features change by their own norm in a random direction.
     """
     heads = [h for h in (model.head, getattr(model, "head_dist", None)) if h is not None]
     weights = [cast("Tensor", head.weight) for head in heads]  # each (C, head inputs)

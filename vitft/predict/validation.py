@@ -158,7 +158,8 @@ def read_groups(run: Path, images: int) -> list[str] | None:
     """Return the group of each validation image and of each cross-validated training image.
 
     The order is that of `read_validation_predictions` and `read_training_predictions`, which have
-    so many `images` together. An image without a group is one of its own; None if all are.
+    `images` images together. An image without a group is its own group. The result is None if no
+    image has a group.
 
     Raises:
         RunError: A file of the run is damaged.

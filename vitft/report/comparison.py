@@ -192,7 +192,7 @@ class RunComparison:
 
     @property
     def is_same_images(self) -> bool:
-        """Whether each run has only the shared images, so that one accuracy says all."""
+        """Whether each run has only the shared images, so that one accuracy per run is enough."""
         return all(len(run.predictions) == self.shared for run in self.runs)
 
     @property
@@ -223,7 +223,8 @@ class RunComparison:
         }
 
     def accuracy_rows(self) -> list[tuple[str, ...]]:
-        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds."""
+        """Return each run's name, accuracy, interval, and accuracy on shared images and in all
+        folds."""
         rows = []
         for i, run in enumerate(self.runs):
             cells: tuple[str, ...] = _cells(self.accuracies[i] if self.images else None)
@@ -300,7 +301,7 @@ class RunComparison:
 
     @property
     def limits(self) -> list[str]:
-        """Sentences on what the comparison does not tell, the notes included."""
+        """Sentences on what the comparison does not show, including the notes."""
         letters = [pair.letters for pair in self.pairs]
         return [*fixes_effect.fixes_steps(self.runs, self.fixes, letters), *self.notes]
 
@@ -356,7 +357,7 @@ class RunComparison:
 
     @cached_property
     def needed_disagreements(self) -> int:
-        """Smallest number of images (or groups) that differ and can be significant.
+        """Smallest number of differing images (or groups) that can be significant.
 
         In McNemar's test, the p-value is smallest if all of them favour the same run.
         """

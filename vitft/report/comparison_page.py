@@ -145,7 +145,7 @@ def class_recalls(
     """Return a row for each class, widest range of recalls first.
 
     A row consists of the name, the number of images, the recall of each run, the range of the
-    recalls, and the run whose recall is certainly the highest: its interval is above all others.
+    recalls, and the run whose recall is clearly the highest, with its interval above all others.
     """
     rows, labels = [], np.array([image.label for image in comparison.images])
     for name, (rights, total) in comparison.recall_counts.items():

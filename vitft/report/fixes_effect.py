@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixesEffect(Difference):
-    """Difference in accuracy between a run with fixes and a run without them, or with others."""
+    """Difference in accuracy between a run with fixes and a run without, or with other fixes."""
 
     is_second: bool  # whether the fixes are those of the second run, also if both applied some
     relabelled: int  # number of distinct images whose label differs between the runs
@@ -202,7 +202,7 @@ def fixes_text(effect: FixesEffect, letters: tuple[str, str]) -> str:
 def fixes_steps(
     runs: Sequence[Run], effects: Sequence[FixesEffect | None], letters: Sequence[tuple[str, str]]
 ) -> list[str]:
-    """Return sentences on what the accuracies of runs with different fixes do not tell.
+    """Return sentences on what the accuracies of runs with different fixes do not show.
 
     For pairs without cross-validated predictions, the commands that score both runs on the
     corrected labels are named. `effects` and `letters` are those of each pair.

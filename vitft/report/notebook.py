@@ -63,10 +63,10 @@ class Predictions(list[Prediction]):
 
 
 class Explanation(Image.Image):
-    """A PIL image of a map over a picture, with the method and the values of the map.
+    """A PIL image with a map drawn over it, with the method and the values of the map.
 
-    `map_name` is the method with the block and the head, if the map shows one, and `meaning` what
-    is true of the brighter parts. For relevance, `about` is the class that the map explains, and
+    `map_name` is the method with the block and the head, if the map shows one, and `meaning`
+    describes the brighter parts. For relevance, `about` is the class that the map explains, and
     `probability` its probability. `heat` contains the unscaled map (gh, gw).
     """
 

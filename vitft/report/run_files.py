@@ -196,7 +196,7 @@ def find_run(run: str | None) -> Path:
 
 
 def find_runs(runs: Sequence[str]) -> list[Path]:
-    """Return the directories of runs to compare, each once and not by its name `latest`.
+    """Return the directories of runs to compare, each once and under its own name.
 
     Raises:
         RunError: A path does not belong to a run.

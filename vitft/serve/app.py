@@ -270,7 +270,7 @@ class _Handlers:
 
 
 class SecurityMiddleware:
-    """ASGI middleware for access checks, among them of the key, security headers and shutdown."""
+    """ASGI middleware for access checks (including the key), security headers and shutdown."""
 
     def __init__(self, app: ASGIApp, access: Access, *, key: str = "") -> None:
         self.app, self.access, self.key = app, access, key

@@ -2,7 +2,7 @@
 
 A batch contains the images that are queued when the model becomes free (at most `MAX_BATCH`). A
 single image therefore never waits for a batch to fill, and batches grow with the load. The queue
-has a maximum length, which bounds the waiting time. Further images are refused immediately.
+has a maximum length, which bounds the waiting time. Further images are rejected immediately.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class ServeLimits:
 
     max_bytes: int = 20_000_000
     queue: int = 64
-    """Maximum number of images in the queue; further images are refused."""
+    """Maximum number of images in the queue; further images are rejected."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1000:
@@ -129,8 +129,8 @@ def is_loopback(host: str) -> bool:
 def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
     """Return whether a POST comes from our own page or from a program that is not a browser.
 
-    These are the headers Host, Origin and Sec-Fetch-Site. Browsers send the second with every POST,
-    other programs usually do not; only newer browsers send the third.
+    These are the headers Host, Origin and Sec-Fetch-Site. Browsers send Origin with every POST, and
+    other programs usually do not. Only newer browsers send Sec-Fetch-Site.
     """
     if site not in (None, "same-origin", "none"):
         return False

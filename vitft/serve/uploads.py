@@ -87,7 +87,7 @@ def read_form(
 ) -> list[Upload]:
     """Return the files of a multipart/form-data body, in order.
 
-    `parameters` are the names of query parameters, which are proposed in place of form fields.
+    `parameters` are the names of query parameters that the errors propose in place of form fields.
 
     Raises:
         HTTPException: The form is damaged, incomplete or empty, exceeds a limit, or has a part that

@@ -95,7 +95,7 @@ def silence() -> None:
 
 
 class DiscardingStream(io.StringIO):
-    """Stream in place of stderr for libraries that print; the log and progress bypass it."""
+    """Replacement for stderr that discards what libraries print; the log and progress bypass it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def shows_notes() -> bool:
 
 
 def shows_details() -> bool:
-    """Return whether details are shown, too (`--verbose`)."""
+    """Return whether details are also shown (`--verbose`)."""
     return _is_shown() and log.isEnabledFor(logging.DEBUG)
 
 

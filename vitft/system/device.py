@@ -182,7 +182,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 class BatchLimit:
     """Maximum number of images processed at a time, halved whenever memory runs out.
 
-    A reduced limit also applies to later batches. `fix` helps if a single image does not fit.
+    A reduced limit also applies to later batches. `fix` is the advice if one image does not fit.
     """
 
     def __init__(self, images: int, *, fix: str = _FEWER) -> None:
@@ -259,7 +259,7 @@ def start_reading(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Queue copies of tensors to the CPU; return a function that waits for them and returns them.
 
     The tensors must be on the same device. Work that is queued later does not delay the copies. The
-    function may be called in another thread; on other devices than CUDA, it does nothing.
+    function may be called in another thread; on devices other than CUDA, it does nothing.
     """
     device = tensors[0].device
     if device.type != "cuda":

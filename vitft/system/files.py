@@ -29,7 +29,7 @@ INDEX_SUFFIX = ".index.json"
 def weight_format(path: Path) -> str:
     """Return the format of a weight file: safetensors, npz or pickle; empty for any other file.
 
-    The content decides, whatever the name. The suffix decides for an empty or damaged file.
+    The content decides, except for an empty or damaged file, where the suffix does.
     """
     name = path.name.lower().removesuffix(INDEX_SUFFIX)
     with contextlib.suppress(OSError, ValueError, NotImplementedError, zipfile.BadZipFile):

@@ -52,12 +52,12 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
 
 
 def install_command(packages: Iterable[str]) -> str:
-    """Return the fix that installs packages; it works for every way in which vitft is installed."""
+    """Return the fix that installs packages; it works however vitft was installed."""
     return f"{_RUN_PIP} {shell_join(packages)}"
 
 
 def missing_library_command(reason: str) -> str:
-    """Return the command `pip install ...` in the reason why a file is unreadable, or ""."""
+    """Return the `pip install ...` command in the reason why a file is unreadable, or ""."""
     return reason.partition(_RUN_PIP)[2] and f"pip install{reason.partition(_RUN_PIP)[2]}"
 
 

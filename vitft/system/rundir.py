@@ -409,7 +409,7 @@ def point_latest(run: RunDir) -> None:
 
 
 def run_path(run: str | None) -> Path:
-    """Return the path of a run, None for the latest one, whose name may be in a file `latest`."""
+    """Return the path of a run (None: the latest, whose name may be in a file `latest`)."""
     path = Path(run).expanduser() if run is not None else BASE / LATEST
     if path.name == LATEST and path.is_file():
         with contextlib.suppress(OSError, ValueError):
@@ -419,7 +419,7 @@ def run_path(run: str | None) -> Path:
 
 
 def loading_step(run: str | None) -> str:
-    """Return what the log says while the model of a run is loaded; None means the latest run."""
+    """Return the log line shown while a run's model is loaded; None means the latest run."""
     return f"loading the model of {BASE / LATEST if run is None else run}"
 
 
@@ -452,9 +452,10 @@ def environment(
 
 
 def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list[str]:
-    """Return descriptions of how the steps before a run was resumed were computed, if not as `now`.
+    """Return descriptions of how steps before a resumption were computed, if it was not as `now`.
 
-    They contain what changes rounding: device, threads, precision, instructions, processes, torch.
+    They contain whatever changes the rounding: device, threads, precision, instructions, processes,
+    torch.
     """
     if before is None:
         return []

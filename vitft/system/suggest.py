@@ -1,4 +1,4 @@
-"""Known names that were probably meant by an unknown one."""
+"""Search for the known names that an unknown one was probably meant to be."""
 
 import os
 import re
@@ -78,8 +78,8 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
     First choice: the first part that is missing is replaced with the name in the same folder of
     which it is probably a misspelling, and so on for the remaining parts, as far as they exist
     there. Second choice: entries of the same name one or two levels below that folder, or next to
-    it, unless the name is a number, which other folders have too. Symlinks and `..` are not
-    resolved, so results look as the user wrote them.
+    it, unless the name is a number, which is not unique enough. Symlinks and `..` are not resolved,
+    so results look as the user wrote them.
     """
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
@@ -96,7 +96,8 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
 
 
 def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
-    """Return the fix for a missing path: what was probably meant, else where it would be."""
+    """Return the fix for a missing path: a similar path, or else the folder in which it was
+    expected."""
     if near := " or ".join(map(str, near_paths(path, accept))):
         return f"check the path: did you mean {near}?"
     where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"
@@ -106,8 +107,8 @@ def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
 class EquivalentNames:
     """Known names, also found under spellings that look the same.
 
-    A Mac writes umlauts as two characters (NFD), other systems as one (NFC); Windows writes paths
-    with backslashes.
+    macOS writes umlauts as two characters (NFD), and other systems as one (NFC). Windows writes
+    paths with backslashes.
     """
 
     def __init__(self, known: Collection[str]) -> None:
@@ -125,7 +126,7 @@ class EquivalentNames:
 
 
 def misspelt_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the most similar one of the known names that `name` may be a misspelling of.
+    """Return the most similar known name of which `name` may be a misspelling.
 
     The suffix may differ, and so may leading zeros of numbers, but numbers are never misspelt:
     `001.jpg` is not `0051.jpg`. Short names of the same length must have the same letters: `dgo` is

@@ -95,7 +95,7 @@ def listing(names: Iterable[str], most: int = 6) -> str:
 
 
 def distinct_names(names: Sequence[str], marks: Iterable[object]) -> tuple[str, ...]:
-    """Return the names; append its mark to each that is repeated."""
+    """Return the names, with a mark appended to each that is repeated."""
     uses = Counter(names)
     return tuple(
         name if uses[name] == 1 else f"{name} ({mark})"
@@ -140,7 +140,7 @@ def shell_quote(word: str) -> str:
 
     On Windows, double quotes are used: all shells support them, and paths cannot contain them.
     Single quotes do not quote in all shells, and backslashes separate folders. A name that begins
-    with a hyphen gets the prefix `./`, because the command would take it for an option.
+    with a hyphen gets the prefix `./`, because the command would read it as an option.
     """
     if word.startswith("-") and not _OPTION.match(word):
         word = f"./{word}"

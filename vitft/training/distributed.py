@@ -81,7 +81,7 @@ class ProcessGroup:
     def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
         """Replace each tensor with its sum over all processes, and return the sums of the values.
 
-        The order of summation is fixed, so the sums are reproducible bit for bit.
+        The order of summation is fixed, so the sums are bit-identical in every run.
         """
         if self.size == 1:
             return list(values)
@@ -366,7 +366,7 @@ def solve_together(
     """Call `solve` in the main process, and return its result in every process.
 
     Until then, the other processes evaluate the objectives of their `own` rows whenever the main
-    process asks for it. While it does not, it may use all cores of the machine.
+    process requests it. Between requests, the main process may use all cores of the machine.
     """
     if group.size == 1:
         return solve(None)

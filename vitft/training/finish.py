@@ -240,7 +240,7 @@ def _final_logits(
 
     Returns:
         Logits (n, H, C) of the images in the order of `rows`, and the number of recomputed images:
-        None if there is no need to, because the precision is fp32 or nothing is frozen.
+        None if the precision is fp32 or nothing is frozen.
     """
     data, size = inputs.data, 8  # number of images recomputed at a time
     heads: nn.Module = model

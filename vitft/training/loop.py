@@ -39,7 +39,7 @@ from vitft.training.distributed import (
 
 
 def with_step_defaults(spec: OptimSpec, layers: str, model: Model, images: int) -> OptimSpec:
-    """Return the settings with the default learning rate and batch size where they have none."""
+    """Return the settings with default values for a missing learning rate or batch size."""
     lr = default_lr(layers, last_block_size(model)) if spec.lr is None else spec.lr
     batch_norm = bool(_running_statistics(model))
     size = spec.batch_size or default_batch_size(layers, images, batch_norm=batch_norm)
@@ -113,7 +113,7 @@ def _running_statistics(model: nn.Module) -> dict[str, Tensor]:
 def batch_slices(images: int, size: int, module: nn.Module) -> list[slice]:
     """Return slices that divide images into batches of `size`; the last may be smaller.
 
-    A last image alone joins the batch before if the module has BatchNorm, which needs two images.
+    If the module has BatchNorm, which needs two images, a single last image joins the batch before.
     """
     alone = images > size and images % size == 1 and bool(_running_statistics(module))
     ends = [*range(size, images - alone, size), *([images] if images else [])]
@@ -121,7 +121,7 @@ def batch_slices(images: int, size: int, module: nn.Module) -> list[slice]:
 
 
 class WeightAverage:
-    """Weights to validate and save, computed from the trained ones: an average, an interpolation.
+    """Weights to validate and save: an average or an interpolation of the trained ones.
 
     The exponential moving average (EMA) is over training steps. The interpolation is between the
     weights before training and the trained or averaged ones.
@@ -160,7 +160,7 @@ class WeightAverage:
     def swapped_in(self, fraction: float | None = None) -> Iterator[None]:
         """Load the weights to validate and save; restore the trained ones on exit.
 
-        `fraction` is the fraction of the trained weights, if other than that of the settings.
+        `fraction` overrides the fraction of the trained weights in the settings.
         """
         fraction = self.fraction if fraction is None else fraction
         if self.average or fraction < 1:
@@ -353,7 +353,8 @@ class Trainer:
                 self.limit.halve(len(batch.labels), error)
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
-        """Accumulate the gradients of this rank's slice; return its part of loss and correct."""
+        """Accumulate the gradients of this rank's slice; return its parts of `loss` and
+        `correct`."""
         seed_everything(self.seed, self.steps, self.group.rank)
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):

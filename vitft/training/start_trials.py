@@ -7,7 +7,7 @@ slower. A run with a budget therefore fits the head at both sizes, if there is t
 other layers.
 
 Other weights may help more. If recommended ones are in the local cache and there is time, a head is
-fitted to their features, too, and the results say what they would bring and how much longer they
+also fitted to their features, and the results show what they would gain and how much longer they
 would take. The run keeps the weights that the user has named.
 """
 

@@ -71,7 +71,7 @@ def at_recorded_commit(spec: WeightsSpec, recorded: Provenance) -> WeightsSpec:
 
 
 def checked_report(report: LoadReport, name: str, recorded: Provenance) -> LoadReport:
-    """Return the report on the loaded weights, which must be those at the start of the run."""
+    """Return the report on the loaded weights, which must be the weights the run started with."""
     before, now = recorded.get("sha256", ""), report.provenance.get("sha256", "")
     if before and now != before:
         raise RunError(

@@ -1,10 +1,9 @@
 """Logging of runs to experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
 metrics.jsonl is always written. Trackers never affect training: they only receive metrics, and a
-tracker that fails is dropped with one warning. Metrics are sent in batches, before each state is
-saved and after each epoch. Progress is recorded in trackers.json, so a resumed run continues the
-same tracker run and sends nothing twice. Each library is imported only when its client is
-created.
+failing tracker is dropped with one warning. Metrics are sent in batches, before each state is saved
+and after each epoch. Progress is recorded in trackers.json, so a resumed run continues the same
+tracker run and sends nothing twice. Each library is imported only when its client is created.
 """
 
 import contextlib
@@ -294,7 +293,7 @@ class Trackers:
 def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
     """Import the trackers' libraries, connect to their services and return the trackers.
 
-    A UsageError is raised if a new run cannot connect; a resumed run goes on without the tracker.
+    A UsageError is raised if a new run cannot connect; a resumed run continues without the tracker.
     """
     check_trackers(names)
     trackers = Trackers()

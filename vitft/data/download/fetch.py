@@ -316,7 +316,7 @@ def fetch_folder(
 
     Raises:
         RunError: `target` already exists or cannot be written.
-        DataError: The archive cannot be downloaded, has the wrong size or digest, is refused (see
+        DataError: The archive cannot be downloaded, has the wrong size or digest, is rejected (see
             `archive.unpack`) or contains no image folder.
         ResourceError: The disk is full or too small.
         LockedError: Another process is downloading to the same target.

@@ -1,6 +1,6 @@
 """Guarded requests to web servers, with limits on size, time and redirects.
 
-Only http and https are allowed; redirects from https to http are refused, as are private addresses
+Only http and https are allowed; redirects from https to http are rejected, as are private addresses
 by default. A user name and password are sent only to the host, not to redirect targets.
 """
 
@@ -28,7 +28,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PrivateAddressError(ValueError):
-    """Error raised for an address on this machine or its local network, as short as a cell."""
+    """Error for an address on this machine or its local network; the text fits in a cell."""
 
     def __init__(self, host: str, address: str) -> None:
         whose = f"{host} is" if host == address else f"{host} resolves to {address},"

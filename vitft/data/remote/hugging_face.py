@@ -52,7 +52,8 @@ class _HubName(NamedTuple):
 
 
 def parse_name(address: str) -> _HubName:
-    """Return the parts of a name; the name of a file or folder on this machine may contain any."""
+    """Return the parts of a name; a file or folder name on this machine may contain any
+    characters."""
     if os.path.exists(address):  # noqa: PTH110
         return _HubName(os.path.abspath(address))  # noqa: PTH100 - `parquet` is also a format
     name, colon, rest = address.rpartition(":")

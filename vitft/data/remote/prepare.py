@@ -76,7 +76,7 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
 
     Raises:
         UsageError: The place is not supported, a library is missing, or a setting has no effect.
-        DataError: A shard is missing, cannot be fetched, or is refused.
+        DataError: A shard is missing, cannot be fetched, or is rejected.
         ResourceError: The disk is full or too small.
         RunError: The cache folder is not writable.
     """

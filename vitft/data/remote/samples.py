@@ -1,7 +1,7 @@
 """Samples of a tar shard in WebDataset's convention: KEY.jpg with KEY.cls, KEY.json or KEY.txt.
 
 The shard is not unpacked: only headers and small text members are read, and the position of every
-image is recorded. All members are checked as those of an archive are (see `download.archive`).
+image is recorded. All members are checked like the entries of an archive (see `download.archive`).
 """
 
 import csv
@@ -69,7 +69,7 @@ def read_samples(shard: Path, *, shown: str) -> ShardSamples:
     """Read the samples of a shard, called `shown` in messages.
 
     Raises:
-        DataError: The file is not a tar file, is damaged, or has a member that is refused.
+        DataError: The file is not a tar file, is damaged, or has a member that is rejected.
         OSError: The file cannot be read.
     """
     found: dict[str, _Sample] = {}
@@ -156,7 +156,7 @@ def index_table(shards: Mapping[str, ShardSamples]) -> IndexTable:
     """Return the samples of all shards as a table.
 
     The column `path` contains the image of a sample or, if it has several, the one whose component
-    has no dot, e.g. `jpg` rather than `seg.png`. If that does not choose one image of each sample,
+    has no dot, e.g. `jpg` rather than `seg.png`. If that does not single out one image per sample,
     there is one column for each component, and `data.path_column` chooses.
     """
     found: set[str] = set()  # components of images

@@ -143,7 +143,7 @@ def _export_error(target: str, error: Exception) -> RunError:
 def silenced() -> Iterator[None]:
     """Suppress output and logging of exporters inside the `with` block; exceptions propagate.
 
-    The log and progress of vitft are shown, so that a spinner goes on.
+    vitft's own log and progress remain visible, so that a spinner keeps moving.
     """
     level = logging.root.level
     logging.root.setLevel(logging.CRITICAL)

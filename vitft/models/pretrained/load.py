@@ -77,7 +77,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         The model in eval mode, on the CPU in float32, and a report of what was loaded.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused or damaged, or do not suit the
+        WeightsError: The weights cannot be found, are rejected or damaged, or do not suit the
             options.
         UsageError: An option is invalid, e.g. the image size, the class count or the statistics.
         ResourceError: The disk is full.
@@ -181,7 +181,7 @@ def load_backbone(
     - `random:NAME`. The model has the architecture and transform of NAME, but new random weights
       drawn with `seed`. For `random:timm:NAME`, nothing is downloaded.
 
-    For timm models, pre_logits="keep" and pos_embed="jax" are refused.
+    For timm models, pre_logits="keep" and pos_embed="jax" are rejected.
     """
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):

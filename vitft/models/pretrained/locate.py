@@ -33,7 +33,7 @@ def check_weights_name(
     """Check that `load_backbone` can find these weights, without torch or network access.
 
     Raises:
-        WeightsError: They cannot be found, or are of an unsupported kind or a refused pickle.
+        WeightsError: They cannot be found, or are of an unsupported kind or a rejected pickle.
     """
     if isinstance(name_or_path, str) and allow_random:
         name_or_path = name_or_path.removeprefix(RANDOM)

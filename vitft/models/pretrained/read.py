@@ -1,7 +1,7 @@
 """Reader for weight files of any supported kind; never executes code from a file.
 
-A file may contain several models, an optimiser and more. One model is chosen, and its tensors lose
-only what precedes their names. `convert` interprets these names and the layouts.
+A file may contain several models, an optimiser and more. One model is chosen, and only the prefix
+of its tensor names is removed. `convert` interprets these names and the layouts.
 """
 
 import hashlib
@@ -83,14 +83,14 @@ def read_weights(
     """Read the tensors of a model; tensors in a .safetensors file are memory-mapped.
 
     Args:
-        path: FILE, e.g. the index of several, or FILE#NAME of one of several models in it.
+        path: FILE, which may be the index of several, or FILE#NAME for one of several models in it.
         allow_pickle: Whether to read pickles too (with `weights_only=True`).
         sha256: Expected digest of the file.
         digest: Actual digest of the file, if already computed.
         names: Names of the model's tensors (default: those of any Vision Transformer).
 
     Raises:
-        WeightsError: The file or its content is missing, damaged, refused or not supported.
+        WeightsError: The file or its content is missing, damaged, rejected or not supported.
     """
     file, part = file_and_part(path)
     files = [file]
@@ -139,10 +139,10 @@ def one_model(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors of one model in a file, those that are not used, and notes on the choice.
 
-    The model's tensors lose the root of their names. `part` and `names` are as in `read_weights`.
+    The root of the model's tensor names is removed. `part` and `names` are as in `read_weights`.
 
     Raises:
-        WeightsError: The file has no model of this name, or several and none to be preferred.
+        WeightsError: The file has no model of this name, or several without an obvious choice.
     """
     plain = {_WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
     tensors = plain if len(plain) == len(tensors) else tensors

@@ -126,7 +126,8 @@ def inspect(
     """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused, damaged, or not a supported ViT.
+        WeightsError: The weights cannot be found, are rejected or damaged, or are not a supported
+        ViT.
         UsageError: The image size or the number of classes is invalid.
     """
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)

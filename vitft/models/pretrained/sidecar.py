@@ -39,7 +39,7 @@ config.json files of these models omit values that equal the defaults."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarFacts:
-    """Facts about a model that its tensors do not show; those not stated have the defaults."""
+    """Facts about a model that its tensors do not show; unstated facts have defaults."""
 
     heads: int | None = None
     image_size: tuple[int, int] | None = None  # height and width in pixels

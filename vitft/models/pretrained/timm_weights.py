@@ -171,7 +171,7 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
     """Return the entry of `timm:NAME`, completed with timm's metadata.
 
     Raises:
-        WeightsError: timm has no weights with this name or, with `is_published`, not on the hub.
+        WeightsError: timm has no weights with this name or, with `is_published`, none on the hub.
     """
     import timm
     from timm.models import get_pretrained_cfg

@@ -128,7 +128,8 @@ def open_pretrained(
     """Find, fetch, read, convert and check pretrained weights; `sha256` is the expected digest.
 
     Raises:
-        WeightsError: The weights cannot be found, are refused, damaged, or not a supported ViT.
+        WeightsError: The weights cannot be found, are rejected or damaged, or are not a supported
+        ViT.
         ResourceError: The disk is full.
     """
     found = locate(name_or_path)
