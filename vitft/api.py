@@ -328,8 +328,7 @@ class Trained:
         return Image.open(BytesIO(figure), formats=["PNG"])
 
     def require_torch(self, what: str) -> Predictor:
-        """Return the engine, or raise a UsageError that names `what`, which ONNX graphs do not
-        provide."""
+        """Return the engine, or raise a UsageError that names `what`, which ONNX graphs lack."""
         if isinstance(self.engine, Predictor):
             return self.engine
         raise UsageError(

@@ -20,8 +20,7 @@ from vitft.system.structure import NO_LIMITS, Range
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Help of a setting's option in `vitft finetune`, if it has one, and the setting's other
-    names."""
+    """Help of a setting's option in `vitft finetune`, if any, and the setting's other names."""
 
     help: str = ""
     metavar: str = ""

@@ -433,7 +433,7 @@ def data_path(path: str, root: str = "") -> Path:
 
 
 def find_arrays(root: Path) -> ArraySet | None:
-    """Return the array dataset at a path, or None; a DataError if it is damaged or invalid."""
+    """Return the array dataset at a path, or None; raise DataError if it is damaged or invalid."""
     if root.name.startswith(TORCHVISION):
         folder = _DEFAULT_ROOT if root.parent == Path() else root.parent
         return _load_array_set(os.fspath(folder / root.name), 0)

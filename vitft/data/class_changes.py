@@ -71,7 +71,7 @@ def read_class_changes(
 
 
 def change_classes(folder: Folder, table: Path) -> Folder:
-    """Return the folder with classes changed by a table; a DataError if fewer than two are left."""
+    """Return the folder with classes changed by a table (DataError if fewer than two are left)."""
     changes = read_class_changes(table, folder.classes)
     new = [changes.get(name, name) for name in folder.classes]
     classes = sorted({new[file.label] for file in folder.files} - {""})

@@ -126,7 +126,7 @@ def _later_table(path: Path, known: Container[str]) -> Path | None:
 
 
 def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
-    """Open a table of decisions, and return it with its digest; a DataError if not `expected`."""
+    """Open a table of decisions, and return it with its digest (DataError if not `expected`)."""
     table = TableReader(
         path,
         missing="use the table that you saved on the page, which the browser may have put "

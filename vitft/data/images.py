@@ -183,7 +183,7 @@ def _change_raw_mode(
 
 
 def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
-    """Correct the raw mode of a TIFF file that Pillow would misread; a ValueError if impossible.
+    """Correct the raw mode of a TIFF file that Pillow would misread (ValueError if impossible).
 
     Return whether the image has 16-bit colour whose lower 8 bits can be read.
     """
@@ -277,7 +277,7 @@ def open_image(
     grey_range: GreyRange = (),
     sha256: str = "",
 ) -> Image.Image:
-    """Read a file as upright RGB; an ImageError if it is damaged or its digest is not `sha256`."""
+    """Read a file as upright RGB (ImageError if it is damaged or its digest is not `sha256`)."""
     data = read_bytes(path, max_pixels=max_pixels)
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
         raise ImageError(os.fspath(path), "its content has changed")
@@ -292,7 +292,7 @@ def read_image(
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Read a file, or an image in an array dataset or a copy; an ImageError if that fails."""
+    """Read a file, or an image in an array dataset or a copy; raise an ImageError if that fails."""
     name = os.fspath(path)
     if reason := no_image_reason(name):
         raise ImageError(name, reason)

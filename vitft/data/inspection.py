@@ -277,8 +277,7 @@ class InspectedFolder:
 
 
 class OpenedImage:
-    """The bytes of an image file, decoded at most once (if `fast`, with simplejpeg where
-    possible)."""
+    """An image file's bytes, decoded at most once (if `fast`, with simplejpeg where possible)."""
 
     def __init__(
         self, file: File, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
@@ -294,7 +293,7 @@ class OpenedImage:
 
     @functools.cached_property
     def decoded(self) -> Decoded:
-        """Image as decoded by Pillow, with remarks; an ImageError if that is impossible."""
+        """Image as decoded by Pillow, with remarks; raise an ImageError if that is impossible."""
         return decode(
             self.data, self.file.path, max_pixels=self.max_pixels, grey_range=self.grey_range
         )

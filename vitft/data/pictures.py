@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
-    """Convert a PIL image to upright RGB by its EXIF data; an ImageError if it is damaged."""
+    """Convert a PIL image to upright RGB by its EXIF data; raise an ImageError if it is damaged."""
     try:
         picture.load()
         turn = ORIENTATIONS.get(orientation_of(picture) or 1)
@@ -26,7 +26,7 @@ def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> 
 
 
 def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
-    """Convert a tensor to an array (H, W, 3) or (H, W); an ImageError for floats beyond 0 to 1."""
+    """Convert a tensor to an array (H, W, 3) or (H, W) (ImageError for floats beyond 0 to 1)."""
     values = tensor.detach().cpu()
     if values.ndim == 3 and values.shape[0] in (1, 3):
         values = values.permute(1, 2, 0)
@@ -45,7 +45,7 @@ def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
 
 
 def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
-    """Convert a uint8 array (H, W, 3) or (H, W) to an image; an ImageError for any other array."""
+    """Convert a uint8 array (H, W, 3) or (H, W) to an image (ImageError for any other array)."""
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:
         raise ImageError(

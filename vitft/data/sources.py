@@ -110,7 +110,7 @@ def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Itera
 
 
 def expand(inputs: Sequence[str]) -> Iterator[str]:
-    """Yield each file name and the sorted images of each folder; a DataError if there are none."""
+    """Yield each file name and the sorted images of each folder (DataError if there are none)."""
     check_some_exist(inputs)
     for name in inputs:
         if Path(name).is_dir():
@@ -356,7 +356,7 @@ def with_fetched(
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
-    """Return the bytes of an image source; an ImageError if it has an error or cannot be read."""
+    """Return the bytes of an image source (ImageError if it has an error or cannot be read)."""
     from vitft.data.images import read_bytes  # Pillow is not needed to list files
 
     if source.error:

@@ -246,7 +246,7 @@ class TableReader:
     def checked(
         self, cell: str, column: str, *, is_path: bool = False, is_label: bool = False
     ) -> str:
-        """Return a cell of the row read last; a DataError if it is not text or not UTF-8.
+        """Return a cell of the row read last; raise a DataError if it is not text or not UTF-8.
 
         A path may be in any encoding, and labels may be a list, which becomes JSON.
         """

@@ -255,7 +255,7 @@ class Walk:
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder, none if it is `refused`; a DataError if it is damaged."""
+        """Return the entries of a folder, none if it is `refused` (DataError if it is damaged)."""
         try:
             with os.scandir(self.full(folder)) as found:
                 return list(found)

@@ -186,8 +186,7 @@ class Store:
         return row
 
     def add(self, rows: Mapping[bytes, CachedRows]) -> None:
-        """Add rows, and write all pending rows together if there are many or they have waited
-        long."""
+        """Add rows, and write all pending rows if there are many or they have waited long."""
         if not rows:
             return
         for key, row in rows.items():

@@ -178,7 +178,7 @@ class Extractor:
         claim: Claim | None = None,
         progress: Callable[[int], None],
     ) -> None:
-        """Compute and cache the features of all files; an ImageError if one is unreadable."""
+        """Compute and cache the features of all files; raise an ImageError if one is unreadable."""
         for image in self.extract(root, files, view, claim=claim):
             if isinstance(image.found, ImageError):
                 raise image.found
@@ -270,8 +270,7 @@ class Extractor:
         return result
 
     def start(self, batch: PixelBatch[ExtractedImage], view: View) -> Callable[[], None]:
-        """Start to run the prefix on images that have no output yet; return a function that
-        waits."""
+        """Start the prefix on images that have no output yet; return a function that waits."""
         pixels, missing = batch.pixels, batch.missing
         if pixels is None:
             return lambda: None

@@ -177,8 +177,7 @@ class Standardizer:
         return type(self)(self.mean[:count], self.std[:count])
 
     def unscale_head(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert a head (C, D + 1) on scaled features to weight (C, D) and bias (C,) on raw
-        ones."""
+        """Convert a head on scaled features (C, D + 1) to weight (C, D) and bias (C,) on raw."""
         raw, bias = head[:, :-1].float() / self.std, head[:, -1].float()
         return raw, bias - raw @ self.mean
 

@@ -181,7 +181,7 @@ def build_pipeline(
 
 
 def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Enable or disable activation checkpointing; a UsageError if the timm model has none."""
+    """Enable or disable activation checkpointing; raise a UsageError if the timm model has none."""
     if not isinstance(model, TimmModel):
         model.checkpointing = enabled
         return

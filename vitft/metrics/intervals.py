@@ -351,8 +351,7 @@ def p_of_guessing(
     groups: Groups | None = None,
     effect: float = 1.0,
 ) -> float:
-    """Return the one-sided p-value of a permutation test of whether logits (n, C) separate the
-    classes.
+    """Return the one-sided p-value of a permutation test: do logits (n, C) separate the classes?
 
     The statistic is the mean, over the classes, of their standardised logits on their own images.
     It is far from 0 also if a rare class has higher logits on them, but is seldom predicted. Over

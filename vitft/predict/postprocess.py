@@ -140,8 +140,7 @@ class Postprocess:
         return "" if self.run is None else self.run.name
 
     def describe(self) -> str:
-        """Return a line about the model and its accuracy, or an empty string if the run is
-        unknown."""
+        """Return a line about the model and its accuracy, or "" if the run is unknown."""
         return using(self.run, self.place, self.file_time) if self.run else ""
 
     def announce(self) -> None:

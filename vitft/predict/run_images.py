@@ -46,8 +46,7 @@ If a run has more images, no near-duplicates are recognised."""
 
 
 class Recognised(NamedTuple):
-    """The run's split that contains an image (`train`, `val` or ""), and any reason to leave it
-    out."""
+    """The run's split with an image (`train`, `val` or ""), and any reason to leave it out."""
 
     split: str = ""
     note: str = ""
@@ -122,8 +121,7 @@ class RunImages:
         return is_trained and bool(self.labels) and (sha256, label) not in self.labels
 
     def group_of(self, path: str, sha256: str) -> str:
-        """Return the group of an image in the run, or the group that `data.group_by` finds in its
-        path."""
+        """Return an image's group in the run, or the one that `data.group_by` finds in its path."""
         match = re.search(self.group_by, path) if self.group_by else None
         return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
 

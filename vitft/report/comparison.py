@@ -223,8 +223,7 @@ class RunComparison:
         }
 
     def accuracy_rows(self) -> list[tuple[str, ...]]:
-        """Return each run's name, accuracy, interval, and accuracy on shared images and in all
-        folds."""
+        """Return each run's name, accuracy, interval, and accuracy on shared and in all folds."""
         rows = []
         for i, run in enumerate(self.runs):
             cells: tuple[str, ...] = _cells(self.accuracies[i] if self.images else None)

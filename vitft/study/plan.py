@@ -143,8 +143,7 @@ def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
 def fit_shots(
     folder: Folder, counts: Mapping[int, int], shots: Iterable[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the possible numbers of shots in ascending order, the impossible ones, and the
-    maximum.
+    """Return the possible numbers of shots (ascending), the impossible ones, and the maximum.
 
     `counts` are the numbers of images available for training in each class. Without separate test
     images, a fifth of the smallest class (at least one image) is reserved for testing.

@@ -96,8 +96,7 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
 
 
 def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
-    """Return the fix for a missing path: a similar path, or else the folder in which it was
-    expected."""
+    """Return the fix for a missing path: a similar path, or else where it was expected."""
     if near := " or ".join(map(str, near_paths(path, accept))):
         return f"check the path: did you mean {near}?"
     where = "" if path.is_absolute() else f" (it is relative to the current folder, {Path.cwd()})"

@@ -64,7 +64,7 @@ class BestWeights:
         self._validated["selected_on_validation"] = self.selects and self.epochs > 1
 
     def restore(self) -> None:
-        """Load the best weights into the model; a RunError if those of a file do not fit."""
+        """Load the best weights into the model; raise a RunError if those of a file do not fit."""
         with torch.no_grad():
             for name, tensor in self.trained_tensors():
                 if name not in self.weights:  # this tensor never changes

@@ -353,8 +353,7 @@ class Trainer:
                 self.limit.halve(len(batch.labels), error)
 
     def accumulate(self, batch: Batch) -> tuple[float, int]:
-        """Accumulate the gradients of this rank's slice; return its parts of `loss` and
-        `correct`."""
+        """Accumulate the gradients of this rank's slice; return its part of loss and correct."""
         seed_everything(self.seed, self.steps, self.group.rank)
         inputs, labels, targets = batch.inputs, batch.labels, batch.labels
         if self.mix is not None and len(labels):

@@ -122,7 +122,7 @@ def is_url(name: str) -> bool:
 
 
 def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
-    """Return the bytes at a web address; an ImageError if it is refused, incomplete or too slow."""
+    """Return the bytes at a web address (ImageError if it is refused, incomplete or too slow)."""
     limits = limits or WebLimits()
     with Deadline(limits.seconds) as clock:
         try:

@@ -52,8 +52,7 @@ class _HubName(NamedTuple):
 
 
 def parse_name(address: str) -> _HubName:
-    """Return the parts of a name; a file or folder name on this machine may contain any
-    characters."""
+    """Return the parts of a name; a local file or folder name may contain any characters."""
     if os.path.exists(address):  # noqa: PTH110
         return _HubName(os.path.abspath(address))  # noqa: PTH100 - `parquet` is also a format
     name, colon, rest = address.rpartition(":")

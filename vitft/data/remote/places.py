@@ -95,7 +95,7 @@ def short_name(data: str) -> str:
 
 
 def check_place(data: str) -> Place | None:
-    """Return the place that a value of `--data` names, if any; a UsageError if it lacks `wds:`."""
+    """Return the place that a value of `--data` names, if any (UsageError if it lacks `wds:`)."""
     place = place_of(data)
     if place is not None:
         if not place.address.strip("/"):

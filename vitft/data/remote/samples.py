@@ -334,7 +334,7 @@ def _load_positions(folder: str, _changed_ns: int) -> tuple[_Positions, LocalCop
 
 
 def copy_member(path: str, most: int | None = None) -> bytes | None:
-    """Return up to `most` bytes of an image in a copy, or None; an ImageError if it has changed."""
+    """Return up to `most` bytes of an image in a copy, or None (ImageError if it has changed)."""
     match = COPY.fullmatch(path)
     if match is None:
         return None

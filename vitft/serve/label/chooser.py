@@ -162,8 +162,7 @@ PSEUDO_WEIGHT, PSEUDO_FITS = 0.05, 3
 def self_trained_head(
     z: Tensor, y: Tensor, weights: Tensor, unlabelled: Tensor, *, classes: int
 ) -> Tensor:
-    """Fit a head with `guess_head`, then again with its own guesses for unlabelled pictures (u,
-    D)."""
+    """Fit a head with `guess_head`, then again with its guesses for unlabelled pictures (u, D)."""
     head = guess_head(z, y, weights, classes=classes)
     for _ in range(PSEUDO_FITS if len(unlabelled) else 0):
         probability, guessed = guess(unlabelled, head).max(dim=1)
