@@ -38,7 +38,7 @@ Set any of these with `--set optim.ema=0.999`, or in a TOML file for `--recipe`.
 setting has an option, such as `--fit`, it is described under [options](options.md#vitft-finetune).
 An empty value column means text, or true and false.
 """
-OPTIONS_HEAD = """# Options
+OPTIONS_HEAD = """# Commands and options
 
 `vitft COMMAND --help` prints the same. Every command also accepts `-v` (more detail), `-q` (results
 and warnings only) and `--debug` (tracebacks).
@@ -83,6 +83,7 @@ def by_what_trains() -> Iterator[str]:
             f"`{table}.{name}={str(value).lower() if isinstance(value, bool) else value}`"
             for table, values in tables.items()
             for name, value in values.items()
+            if name != "solver"
         ]
         lr = defaults.LEARNING_RATES.get(what)
         cells += [f"`optim.lr={lr}`"] if lr else []
@@ -101,11 +102,10 @@ def settings_page() -> str:
         lines.append("")
     lines.append("## Defaults by trained layers\n")
     lines.append(
-        "Defaults of SGD and AdamW that replace the ones above, by the last stage of\n"
-        "`train.layers`. The learning rates are for models up to 192 wide. For blocks, lora and\n"
-        "all, wider models use the rate times 192 / width.\n\n"
-        "A head alone is fitted by L-BFGS. If a setting of the training loop is given, such as\n"
-        "`optim.lr` or `optim.epochs`, or augmentation, AdamW trains it instead.\n"
+        "These replace the defaults above, by the last stage of `train.layers`. All use\n"
+        "`optim.solver=adamw`, except a head without augmentation or settings of the training\n"
+        "loop, such as `optim.epochs`. The learning rates are for models up to 192 wide. For\n"
+        "blocks, lora and all, wider models use the rate times 192 / width.\n"
     )
     lines += by_what_trains()
     return "\n".join(lines) + "\n"

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import sys
-import textwrap
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -251,9 +250,9 @@ def test_the_commands_of_a_page_run(
 
 
 def run_python(page: str) -> dict[str, Any]:
-    """Run the Python of a page, an indented block that imports torch; return its variables."""
+    """Run the Python of a page, a block that imports torch; return its variables."""
     text = (ROOT / page).read_text()
-    (code,) = re.findall(r"^ {4}import torch.*\n(?:(?: {4}.*)?\n)*", text, re.M)
+    (code,) = re.findall(r"^```python\n(import torch.*?)^```$", text, re.M | re.S)
     names: dict[str, Any] = {}
-    exec(compile(textwrap.dedent(code), page, "exec"), names)
+    exec(compile(code, page, "exec"), names)
     return names

@@ -201,8 +201,7 @@ class WeightsSpec:
             aliases="crop_mode resize_mode letterbox",
         ),
     ] = "auto"
-    """`pad` uses the mean colour. `vitft check` reports how much of the image area reaches the
-    model."""
+    """`pad` uses the mean colour."""
     crop: Annotated[
         float | None, Range(gt=0, le=1), Named(aliases="crop_pct crop_fraction center_crop")
     ] = None
@@ -408,18 +407,18 @@ class TrainSpec:
         ),
     ] = "head"
     """`pre_logits` and `blocks:N` include the head. `lora` trains low-rank adapters in all blocks,
-    and the head. Each stage starts from the result of the previous one."""
+    and the head. Stages start from the previous result."""
     augment: Annotated[
         Literal["none", "crop", "rand", "shift"],
         Named(aliases="augmentation transforms auto_augment aa"),
     ] = "none"
-    """Augmentation. `crop` is a new random crop and flip of each image in each epoch. `rand` is the
-    same with RandAugment. `shift` is a shift by a few pixels and a flip, for small images."""
+    """Augmentation. `crop`: a new random crop and flip in each epoch. `rand`: the same with
+    RandAugment. `shift`: a shift by a few pixels and a flip, for small images."""
     padding: Annotated[int, Range(ge=0, le=512)] = 0
     """Maximum shift in pixels for `augment=shift`. 0 means an eighth of the image's side."""
     flip: _Fraction = 0.5
     """Probability that augmentation mirrors an image. Use 0 if left and right differ in meaning,
-    e.g. for text or arrows."""
+    e.g. for text."""
     crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
     """Minimum area of a random crop, as a fraction of the image area."""
     mixup: _NotNegative = 0.0
@@ -481,8 +480,8 @@ class TrainSpec:
     """Number format of the computation (unlike `predict --precision`). `auto` is bf16 where it is
     supported natively, else fp16 on GPUs with tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
-    """Decode and resize images exactly also for bf16 and fp16, as always for fp32. This doubles the
-    decoding time. Otherwise, a pixel of a JPEG may be off by up to two of 255 grey levels."""
+    """Decode and resize images exactly in bf16 and fp16 too, which doubles the decoding time.
+    Otherwise, JPEG pixels may be off by up to two of 255 grey levels."""
     compile: Annotated[bool, Named(aliases="torch_compile torchcompile")] = False
     """Use torch.compile, which pays off on a GPU after a few minutes."""
     lora_rank: Annotated[_PositiveInt, Named(aliases="r rank")] = 8
