@@ -40,7 +40,7 @@ _SEVERAL_NAMES = ("labels", "tags")
 """Usual names of a column with label sets, used if none has a usual name of a class column."""
 _SPLIT_COLUMNS = ("split", "subset", "set", "part", "partition")
 GROUP = re.compile("(group|patient|subject|video|camera|person|participant)(id|no|number)?")
-"""Names of the group column, without blanks and underscores: `patient_id`, `PatientID`."""
+"""Names of the group column, without blanks or underscores: `patient_id`, `PatientID`."""
 OTHER_GROUP = re.compile(
     "(animal|case|slide|study|series|specimen|session|cam|site|scene|visit|year|hospital|clinic|"
     "scanner|device|location|station)(id|no|number)?"

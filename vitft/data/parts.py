@@ -75,7 +75,7 @@ def rest_of(name: str) -> tuple[str, ...] | None:
 def are_parts(names: Collection[str]) -> bool:
     """Return whether folder names stand for subsets or containers of images, not for classes.
 
-    Each name then has such a word, and two of them differ in nothing else: `seg_train` and
+    Each name must have such a word, and two of them must otherwise be equal: `seg_train` and
     `seg_test`, but not `good_train` and `bad_train`, nor `mask` and `no_mask`.
     """
     rests = [rest_of(name) for name in names]

@@ -39,7 +39,7 @@ _FOREIGN_MODELS: Mapping[str, tuple[str, str]] = {
         "use the run directory, or an export made with --onnx",
     ),
     ".html": (
-        "a web page, which is opened with a browser",
+        "a web page, to be opened in a browser",
         f"open it in a browser, and here, {_USE_RUN}",
     ),
     SPECIFICATION_FILE: ("the preprocessing of a model without the model", _USE_RUN),

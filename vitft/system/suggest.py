@@ -30,7 +30,7 @@ def suggest(
 
 
 def form(name: str) -> str:
-    """Return a name without differences in case and in the kind of separator."""
+    """Return a name with differences in case and separators removed."""
     return name.casefold().replace("_", "-").replace(" ", "-")
 
 
@@ -183,5 +183,5 @@ def entries_of(folder: Path, accept: _Accept) -> list["os.DirEntry[str]"]:
 
 
 def folded(name: str) -> str:
-    """Return a name without differences in case and Unicode normalisation."""
+    """Return a name with differences in case and Unicode normalisation removed."""
     return unicodedata.normalize("NFC", name).casefold()
