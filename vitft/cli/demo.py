@@ -4,6 +4,7 @@ import argparse
 
 from vitft.cli import output
 from vitft.cli.parser import Parser
+from vitft.messages.comparison import accuracy_columns
 from vitft.predict.rows import RowFormat, RowWriter
 from vitft.system.imports import heavy_imports
 from vitft.system.text import count, interval, labelled, percent
@@ -26,7 +27,7 @@ def _demo_command(_: argparse.Namespace) -> int:
         rows.add(prediction)
     rows.close()
     output.table(
-        ("backbone", "accuracy", "95% interval"),
+        ("backbone", *accuracy_columns(same_images=True, cross_validated=False)[1:]),
         [
             (name, percent(metrics["top1"]), interval(metrics["top1_interval"]))
             for name, metrics in (

@@ -27,8 +27,8 @@ def add_evaluate(parser: Parser) -> None:
     parser.description = (
         "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
         "the model was trained on, and their near-duplicates, are excluded. With --threshold or "
-        "--precision, the results include the fraction of predictions that are kept and their "
-        "accuracy. The exit code is 3 if an image cannot be read."
+        "--precision, the results also describe the predictions that are kept. The exit code is 3 "
+        "if an image cannot be read."
     )
     common, data = parser.section("common options"), parser.section("data options")
     images = "folder with one folder per class, table with the columns path and label, hf:NAME or "

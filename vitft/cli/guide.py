@@ -26,7 +26,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "finetune": "train a classifier from image folders and pretrained weights",
         "weights": "list, inspect and download pretrained weights",
         "recipes": "list recipes: tested settings with their results",
-        "study": "compare pretrained weights by their few-shot accuracy",
+        "study": "compare pretrained weights on a few images per class",
     },
     "understand the results": {
         "report": "write the HTML report of a run",
@@ -127,7 +127,7 @@ GUIDES: Mapping[str, _Guide] = {
     ),
     "compare": _Guide(
         "docs/predict.md#compare-runs",
-        {"vitft compare runs/a runs/b": "test whether one run is more accurate"},
+        {"vitft compare runs/a runs/b": "test whether one run is better"},
     ),
     "study": _Guide(
         "docs/study.md",

@@ -34,7 +34,7 @@ def add_label(parser: Parser) -> None:
     """Add the options of `vitft label`."""
     parser.description = (
         "Label images on a web page. The page asks about the most informative images, "
-        "guesses the rest and measures the accuracy on a random sample. Each answer is "
+        "guesses the rest and tests itself on a random sample. Each answer is "
         "immediately appended to a table for vitft finetune --data. Press Ctrl-C to stop, and "
         "run the same command again to continue."
     )

@@ -22,7 +22,7 @@ from vitft.system.signals import Stopper
 
 _OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
 
-  vitft finetune --data DIR   train a classifier, and report how accurate it is
+  vitft finetune --data DIR   train and evaluate a classifier
   vitft predict IMAGE ...     classify images with it
   vitft export --onnx         export it in a format that other programs can read
   vitft check DIR             find duplicates, wrong labels and unreadable files

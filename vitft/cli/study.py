@@ -1,4 +1,4 @@
-"""`vitft study`: compare pretrained weights by their few-shot accuracy."""
+"""`vitft study`: compare pretrained weights on a few images per class."""
 
 import argparse
 

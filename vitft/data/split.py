@@ -580,7 +580,7 @@ def _lacking_images(names: Sequence[str], folder: Folder, unread: str = "") -> D
     if column == CHOSEN:
         fix = f"give every class a training and a validation image{where}: answer more "
         fix += (
-            "pictures under Measure accuracy in `vitft label`, or leave out --set data.split_column"
+            "randomly drawn pictures (key m) in `vitft label`, or leave out --set data.split_column"
         )
     elif column:
         fix += ". --set data.split_column=none ignores the column"

@@ -223,8 +223,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
     if row.is_eight_bits:
         if not row.images:
             raise RunError(
-                f"the accuracy of --{row.name} cannot be measured because the validation images no "
-                "longer exist",
+                f"--{row.name} cannot be checked, because the validation images no longer exist",
                 fix="restore them at data.path (see the run's config.toml), or remove "
                 f"--{row.form}",
             )

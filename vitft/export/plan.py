@@ -20,7 +20,7 @@ EXPORT_FORMATS = {
     "html": "one web page that classifies images in a browser, without a network",
     "onnx": "an ONNX graph for onnxruntime and other tools (any batch size)",
     "torch-export": "a program for torch.export.load (any batch size)",
-    "int8": "an ONNX graph with 8-bit weights for CPUs (slightly lower accuracy)",
+    "int8": "an ONNX graph with 8-bit weights for CPUs (smaller, slightly less exact)",
     "preprocessing": "the transform for programs in other languages, with test vectors (no model)",
 }
 """Mapping from format names, which are also the option names, to descriptions."""

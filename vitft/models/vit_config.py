@@ -219,7 +219,7 @@ class ViTConfig:
                 f"a head cannot read {self.read_blocks} blocks of this model (depth {self.depth}, "
                 f"pool {self.pool!r}, distilled {self.distilled}, pre_logits {self.pre_logits})",
                 fix="use read_blocks = 1, or a model without a distillation token, attention "
-                    "pooling or a pre_logits layer",
+                "pooling or a pre_logits layer",
             )
 
     @property

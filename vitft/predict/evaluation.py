@@ -115,16 +115,16 @@ def _warn_of_images(
     """Log what is unusual about images and labels, and the number of relabelled training images."""
     if relabelled:
         log.warning(
-            f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} another "
-            "label here than in training. To use the labels here, train again"
+            f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} a "
+            "different label here than in training. To use the labels here, train again"
         )
     answered = [row.is_correct for row in predictions if row.prediction.classes]
     # If most images are left out, e.g. because of training, the others are too few to decide.
     if data.predicted and all(answered) and 2 * len(answered) > len(data.images):
         log.warning(
             f"every label in {data.source} equals the prediction of this model, and the table has "
-            f"the columns of vitft predict: unless someone has corrected the column "
-            f"{'labels' if data.labels else 'class'}, these results say nothing about its accuracy"
+            "the columns of vitft predict: unless someone has corrected the column "
+            f"{'labels' if data.labels else 'class'}, these results mean nothing"
         )
     if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
         log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")

@@ -199,7 +199,7 @@ def _final_test(
     rows = distinct_rows(others)
     if not rows:
         if data.manifest.test:
-            log.warning("no accuracy on test images: all are copies of the other images")
+            log.warning("the test images are not evaluated: all are copies of other images")
         return {}
     logits = _final_logits(inputs, model, precision, rows)[0][:, 0]
     groups = data.user_groups(rows)

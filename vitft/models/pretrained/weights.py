@@ -86,10 +86,7 @@ def imagenet_classes(subset: str) -> tuple[str, ...]:
 
 # `open_pretrained`: find, fetch, read, convert and check pretrained weights -----------------------
 
-UNSTATED = (
-    "not stated, so 0.5 is assumed. Wrong values cost accuracy, so set --mean and --std if you "
-    "know the correct ones"
-)
+UNSTATED = "not stated, so 0.5 is assumed. If you know the correct values, set --mean and --std"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
