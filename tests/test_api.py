@@ -424,7 +424,7 @@ def test_arguments_of_the_wrong_type_and_settings_given_twice_are_refused(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("photos", "a folder; pass its files"), ("photos/*.png", "a pattern; pass its files")],
+    [("photos", "a folder: pass its files"), ("photos/*.png", "a pattern: pass its files")],
 )
 def test_a_folder_or_a_pattern_is_answered_with_how_to_list_its_files(
     trained: Trained, tmp_path: Path, name: str, reason: str

@@ -60,9 +60,9 @@ def test_files_with_two_labels_are_left_to_the_user() -> None:
     )
 
     assert {fix.label: fix.reason for fix in fixes} == {
-        "ape": "identical to a file with another label (cat, dog); drop all but one",
-        "cat": "identical to a file with another label (ape, dog); drop all but one",
-        "dog": "identical to a file with another label (ape, cat); drop all but one",
+        "ape": "identical to a file with another label (cat, dog): drop all but one",
+        "cat": "identical to a file with another label (ape, dog): drop all but one",
+        "dog": "identical to a file with another label (ape, cat): drop all but one",
     }
     assert {(f.action, f.kind, f.confidence) for f in fixes} == {("undecided", "two labels", None)}
 

@@ -111,7 +111,7 @@ def test_the_licence_is_the_chosen_one_or_that_of_the_pretrained_weights(
     assert ("forbid commercial use" in text) is (licence == "cc-by-nc-4.0")
     assert ("include the text of their licence" in text) is (licence == "dinov3-license")
     if not chosen and not weights:
-        assert "Not stated; the author can state it with vitft export --licence NAME." in text
+        assert "Not stated. The author can state it with vitft export --licence NAME." in text
 
 
 # the page of a hub repository -------------------------------------------------------------------

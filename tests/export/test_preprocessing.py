@@ -145,7 +145,7 @@ def test_every_language_names_a_vector_that_differs_by_one_bit(
     code, text = checked(*program(folder, language), str(tmp_path / "vectors"), cwd=folder)
 
     assert code == 1
-    assert text.startswith("3 of 5 vectors equal; different: ")
+    assert text.startswith("3 of 5 vectors equal, different: ")
     assert {*text.split(": ")[1].split(", ")} == {"phone (floats)", "tall (bytes)"}
 
 

@@ -77,7 +77,7 @@ KINDS = [
     ("model.pt2", "is a torch.export program"),
     ("model.pth", "is a Python pickle"),
     ("model.npz", "is a NumPy archive"),
-    ("index.html", "is a web page, which is opened with a browser"),
+    ("index.html", "is a web page, to be opened in a browser"),
     ("preprocessing.json", "is the preprocessing of a model without the model"),
     ("notes.txt", "is not a checkpoint"),
 ]

@@ -112,7 +112,7 @@ def test_connections_beyond_the_limit_are_refused(
     answer = client.send_raw(b"")
     monkeypatch.undo()
 
-    assert error_of(answer) == (503, "too many connections; try again")
+    assert error_of(answer) == (503, "too many connections: try again")
     assert b"retry-after: 1" in answer
 
 

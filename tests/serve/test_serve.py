@@ -149,7 +149,7 @@ def test_a_full_queue_refuses_further_images_while_the_server_stays_alive() -> N
         again = client.post("/predict", png(2))
 
     assert (away.status, away.headers["retry-after"]) == (503, "1")
-    assert away.json == {"error": "the queue is full; try again"}
+    assert away.json == {"error": "the queue is full: try again"}
     assert alive.json == {"status": "ok", "waiting": 2, "queue": 2}
     assert again.status == 200
 
@@ -187,7 +187,7 @@ def test_an_internal_error_hides_its_details_and_leaves_later_requests_intact(
         broken, fine = client.post("/predict", png(0)), client.post("/predict", png(0))
 
     assert broken.status == 500
-    assert broken.json == {"error": "internal server error; see the server log"}
+    assert broken.json == {"error": "internal server error: see the server log"}
     assert "/secret/path" in caplog.text
     assert fine.status == 200
 

@@ -76,7 +76,7 @@ def test_one_of_several_images_of_a_sample_is_chosen(tmp_path: Path) -> None:
     assert [*labels(mask)] == ["part-00.tar/k0.mask.png", "part-00.tar/k1.mask.png"]
 
     two = {key: {**members, "png": PICTURES[3]} for key, members in masks.items()}
-    with pytest.raises(DataError, match=r"no path column; columns found: jpg, mask\.png") as error:
+    with pytest.raises(DataError, match=r"no path column. Columns found: jpg, mask\.png") as error:
         scanned(write_shards(tmp_path / "two", [shard(two)]))
     assert "data.path_column=NAME" in error.value.fix
 
