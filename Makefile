@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal 
 test: $(VENV)/.testing  ## run the tests in JOBS processes of one thread each
 	$(PYTEST) -m "not long"
 
-test-long: $(VENV)/.testing  ## run their long forms: several processes, signals, a pretended GPU, other clients
+test-long: $(VENV)/.testing  ## run their long forms: several processes, signals, a simulated GPU, other clients
 	$(PYTEST) -m long
 
 snapshots: $(VENV)/.testing  ## write the texts of the golden runs again; git diff shows the difference
