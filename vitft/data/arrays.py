@@ -155,12 +155,12 @@ def _read_npz_arrays(path: Path) -> _LoadedArrays:
             found = f"arrays found: {', '.join(file.files[:8]) or 'none'}"
             if any(name.rpartition("/")[2] in _WEIGHT_NAMES for name in file.files):
                 raise DataError(
-                    f"{path} contains weights instead of labelled images; {found}",
+                    f"{path} contains weights instead of labelled images. {found}",
                     fix=f"pass it with --weights {shell_quote(str(path))}, and the images with "
                     "--data",
                 )
             raise DataError(
-                f"{path} contains no labelled images; {found}",
+                f"{path} contains no labelled images. {found}",
                 fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and "
                 "y_test",
             )
@@ -359,8 +359,8 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
             f"({reason})",
-            fix=f"put {wanted} into {folder}, or set data.root to the folder that has "
-            f"them; without them, try {other}",
+            fix=f"put {wanted} into {folder}, or set data.root to the folder that has them. "
+            f"Without them, try {other}",
         ) from error
     finally:
         socket.setdefaulttimeout(waits)
@@ -521,7 +521,7 @@ def encode_bmp(image: PixelArray) -> bytes:
 
 @contextlib.contextmanager
 def sizes_assumed() -> Iterator[None]:
-    """Replace torchvision datasets that cannot be fetched by areas of one colour in the block."""
+    """In the block, replace torchvision datasets that cannot be fetched with plain colours."""
     token = _ASSUMED.set(set())
     try:
         yield

@@ -54,13 +54,13 @@ class PredictionSchema(BaseModel):
     """The prediction for one image, in the format of `vitft predict --format json`."""
 
     path: str = Field(
-        description="file name sent by the client; empty if the body is a single image"
+        description="file name sent by the client (empty if the body is a single image)"
     )
     run: str | None = Field(None, description="name of the run that produced the model")
     labels: list[str] | None = Field(
         None,
-        description="labels assigned to the image; absent if the model assigns one class to each "
-        "image",
+        description="labels assigned to the image (absent if the model assigns one class to each "
+        "image)",
     )
     classes: list[ClassProbabilitySchema] | None = Field(
         None, description="classes or labels, most probable first"
@@ -89,16 +89,14 @@ class LabelsSchema(BaseModel):
     """Facts about the model, and the limits of the server."""
 
     purpose: str = Field(
-        description="what the model distinguishes, e.g. `Run flowers distinguishes 3 classes`; of "
-        "a model at chance level, what it was trained to distinguish"
+        description="what the model distinguishes, e.g. `Run flowers distinguishes 3 classes`, or "
+        "for a model at chance level, what it was trained to distinguish"
     )
-    summary: list[str] = Field(
-        description="every estimate of the accuracy in words, first the one to quote"
-    )
+    summary: list[str] = Field(description="every estimate in words, first the one to quote")
     caution: str = Field(
-        "", description="why not to rely on the model, if it is at chance level; otherwise empty"
+        "", description="why not to rely on the model if it is at chance level (otherwise empty)"
     )
-    results: Results = Field(description="the numbers of the run; what is unknown is null or empty")
+    results: Results = Field(description="the numbers of the run (null or empty if unknown)")
     threshold: float | None = Field(
         None, description="probability below which a prediction has the note `not sure`"
     )
@@ -108,8 +106,8 @@ class LabelsSchema(BaseModel):
     classes: list[str]
     thresholds: list[float] | None = Field(
         None,
-        description="minimum probability at which each label is predicted; absent unless the model "
-        "is multi-label",
+        description="minimum probability at which each label is predicted (only for multi-label "
+        "models)",
     )
     image_size: list[int] = Field(description="height and width of the model's input in pixels")
     explains: bool = Field(description="whether POST /explain is available")
@@ -227,7 +225,7 @@ class _Handlers:
         If no class is given, the most probable one is used.
         """
         if not self.queue.can_explain:
-            problem = "this model cannot be explained; serve the run from which it was made"
+            problem = "this model cannot be explained: serve the run from which it was made"
             raise HTTPException(404, problem)
         if name is not None and name not in self.queue.classes:
             raise HTTPException(422, "unknown class: GET /labels lists the classes of the model")
@@ -427,7 +425,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def wrong_method(request: Request, _: Exception) -> Response:
         allow = _allow(app, request.url.path)
-        return JsonResponse(405, {"error": f"method not allowed; use {allow}"}, {"allow": allow})
+        return JsonResponse(405, {"error": f"method not allowed: use {allow}"}, {"allow": allow})
 
     async def invalid_parameter(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -442,11 +440,11 @@ def add_error_handlers(app: FastAPI) -> None:
         return JsonResponse(422, {"error": problem})
 
     async def timed_out(_: Request, __: Exception) -> Response:
-        problem = "the request timed out; try again"
+        problem = "the request timed out: try again"
         return JsonResponse(503, {"error": problem}, {"Retry-After": "5"})
 
     async def internal_error(_: Request, __: Exception) -> Response:
-        return JsonResponse(500, {"error": "internal server error; see the server log"})
+        return JsonResponse(500, {"error": "internal server error: see the server log"})
 
     app.add_exception_handler(TimeoutError, timed_out)
     app.add_exception_handler(Exception, internal_error)

@@ -111,7 +111,7 @@ class BatchQueue:
     def check_places(self, count: int) -> None:
         """Raise an HTTPException (503) if the queue has fewer than `count` free places."""
         if self.admitted + count > self.limits.queue:
-            raise HTTPException(503, "the queue is full; try again", headers=RETRY_SOON)
+            raise HTTPException(503, "the queue is full: try again", headers=RETRY_SOON)
 
     async def predict(self, data: bytes, name: str, top_k: int) -> Prediction:
         """Return the prediction for an image file; its `error` is set if the image is unusable."""

@@ -83,7 +83,7 @@ class TimeoutProtocol(H11Protocol):
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # attribute of asyncio's transports
         if len(self.connections) > MAX_CONNECTIONS:
-            self.refuse(503, "too many connections; try again", "retry-after: 1")
+            self.refuse(503, "too many connections: try again", "retry-after: 1")
             return
         self.update_head_timer()
 

@@ -63,7 +63,7 @@ async def received_body(
             if size + len(chunk) > max_bytes:
                 raise too_large
             if budget.used + len(chunk) > budget.limit:
-                raise HTTPException(503, "too many uploads at once; try again", headers=RETRY_SOON)
+                raise HTTPException(503, "too many uploads at once: try again", headers=RETRY_SOON)
             budget.used += len(chunk)
             size += len(chunk)
             chunks.append(chunk)

@@ -1,6 +1,6 @@
 """Unpacking of tar and zip archives from untrusted sources.
 
-Entries are checked one by one, each before it is written. An archive is refused if it contains a
+Entries are checked one by one, each before it is written. An archive is rejected if it contains a
 link, a device or a path that leads out of the folder, or if its contents are too large. Only new
 regular files are created, in an empty folder.
 """
@@ -52,7 +52,7 @@ class ArchiveLimits:
 
 
 class ArchiveRefusedError(Exception):
-    """Error with the reason for refusing an archive, which `as_data_error` converts."""
+    """Error with the reason for rejecting an archive, which `as_data_error` converts."""
 
 
 class ArchiveEntry(NamedTuple):
@@ -108,8 +108,8 @@ class _LimitedReader:
     def check(self, place: int) -> None:
         if not self.limits.allows(place, self.packed):
             raise ArchiveRefusedError(
-                f"it unpacks to at least {place:,} bytes; the limit is {self.limits.ratio} times "
-                "its size"
+                f"it unpacks to at least {place:,} bytes, and the limit is {self.limits.ratio} "
+                "times its size"
             )
 
 
@@ -207,7 +207,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
     Messages refer to it as `name`. After an error, the caller must remove the folder.
 
     Raises:
-        DataError: The file is not an archive, is damaged, or has an entry that is refused.
+        DataError: The file is not an archive, is damaged, or has an entry that is rejected.
         ResourceError: The disk is full or too small.
         RunError: A file cannot be written.
     """

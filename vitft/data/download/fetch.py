@@ -105,7 +105,7 @@ def fetch_to_part(
                 fix = "run the command again later to resume" if kept else again
                 raise DataError(f"cannot fetch {url}: {broke}{kept}", fix=fix) from broke
             wait = limits.wait_s * 2 ** (failures - 1)
-            log.info(f"{broke!s}; retrying in {wait:g} s")
+            log.info(f"{broke!s}, retrying in {wait:g} s")
             time.sleep(wait)
 
 
@@ -339,14 +339,14 @@ def fetch_folder(
         try:
             if archive.sha256 and archive.sha256 != sha256:
                 raise DataError(
-                    f"the sha256 of {archive.url} is {sha256} instead of {archive.sha256}; nothing "
+                    f"the sha256 of {archive.url} is {sha256} instead of {archive.sha256}. Nothing "
                     "was kept",
                     fix="run the command again, or use another source with --url",
                 )
             if not archive.sha256 and records.get(address, sha256) != sha256:
                 raise DataError(
                     f"{archive.url} has changed: its sha256 is {sha256}, but {records[address]} "
-                    f"was recorded in {record} when it was first fetched; nothing was kept",
+                    f"was recorded in {record} when it was first fetched. Nothing was kept",
                     fix=f"remove {record} to accept the new version",
                 )
             with atomic_folder(target) as folder:
