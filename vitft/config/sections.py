@@ -434,7 +434,8 @@ class TrainSpec:
     sampling: Annotated[
         Literal["shuffled", "balanced"], Named(aliases="sampler weighted_sampler")
     ] = "shuffled"
-    """`shuffled` uses every image once per epoch, `balanced` the same number from each class."""
+    """`shuffled` uses every image once per epoch. `balanced` uses the same number from each
+    class."""
     budget: Annotated[
         str,
         Named(

@@ -251,7 +251,7 @@ class Walk:
         return dot + suffix.lower() in FORMAT_BY_SUFFIX
 
     def is_hidden(self, name: str) -> bool:
-        """Return whether a name is that of a hidden or system file (not in the reference)."""
+        """Return whether a name belongs to a hidden or system file (not in the reference)."""
         return not self.reference and (name.startswith(".") or name.lower() in SYSTEM_FILES)
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:

@@ -1,4 +1,4 @@
-"""Images on which weights were trained, if the weights are those of a run on this machine.
+"""Images on which weights were trained, if the weights come from a run on this machine.
 
 Accuracies on them say nothing about new images. Only the backbone counts, because a run's weights
 are always used with a new head.

@@ -108,9 +108,9 @@ def load_trained(run: str | None) -> TrainedRun:
 def _with_results(card: Card, run: Path) -> Card:
     """Return the card with the numbers of a run, which `vitft predict` shows.
 
-    They are those of the exported head: if it reads fewer blocks than the run's head, only its
-    accuracy on the validation images is known. A folder without results, such as an export that is
-    exported again, keeps the numbers of its card.
+    They describe the exported head: if it reads fewer blocks than the run's head, only its accuracy
+    on the validation images is known. A folder without results, such as an export that is exported
+    again, keeps the numbers of its card.
     """
     found = read_results(run / "eval.json")
     results = run_results(run, found, card.run)

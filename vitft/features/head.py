@@ -232,7 +232,7 @@ def gain_from_twice(
 
     `right` (n, P) states which images are right at each point of the learning curve, and `images`
     how many training images each point has, in ascending order. A power law is fitted to the last
-    three points. The 95% interval is that of a bootstrap over `groups` (n,). The result is None if
+    three points. The 95% interval comes from a bootstrap over `groups` (n,). The result is None if
     there are fewer than three points, if any error is zero, or if the whole interval is below 0.
 
     Source: Hestness et al. 2017, "Deep Learning Scaling is Predictable, Empirically".

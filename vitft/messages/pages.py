@@ -114,7 +114,7 @@ def penalty_text(found: RunResults, classes: int, some: int | None) -> str:
     also = head and ". The head's blocks are chosen by complete fits, whose scores differ"
     return (
         f"{fitted} Cross-validation on the training images selected {chosen}. {limited or ''}"
-        f"These scores are those of quick fits{also or ''}."
+        f"These scores come from quick fits{also or ''}."
     )
 
 

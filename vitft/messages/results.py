@@ -185,7 +185,7 @@ def chance_remedy(
 ) -> str:
     """Return advice for a model at chance level, given its initial weights and its solver.
 
-    `too_few` is that of `AtChance`: more training could not show that the model is better.
+    With `too_few` (see `AtChance`), more training could not show that the model is better.
     """
     if too_few:
         return "use more validation images"
@@ -202,7 +202,7 @@ def chance_remedy(
 def using(results: Results, place: str, file_time: float) -> str:
     """Return e.g. `Using runs/latest (flower_photos, trained 4 minutes ago, accuracy 94%)`.
 
-    `file_time` is that of the model in seconds since 1970, for a run whose end is unknown.
+    `file_time` is the time of the model file in seconds since 1970, for a run whose end is unknown.
     """
     ended: float | None = None
     with contextlib.suppress(ValueError, OverflowError, OSError):

@@ -193,7 +193,7 @@ class Results:
     def difference(self) -> tuple[Estimate, Estimate] | None:
         """Test or validation images, and other images on which the accuracy differs significantly.
 
-        The other images are those of the cross-validation, if there is one, or else the validation
+        The other images come from the cross-validation, if there is one, or else are the validation
         images.
         """
         held = self.estimate("test", "validation")

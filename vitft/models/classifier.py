@@ -64,7 +64,7 @@ def log_assumptions(weights: PretrainedWeights) -> None:
     notes = [*weights.notes]
     if weights.label_set:
         notes.append(
-            f"the class names are those of {weights.label_set} in timm, because the weights are "
+            f"the class names come from {weights.label_set} in timm, because the weights are "
             f"named {weights.published} and have {len(weights.classes):,} outputs"
         )
     for note in notes:

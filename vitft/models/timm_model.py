@@ -362,7 +362,7 @@ Model = VisionTransformer | TimmModel
 
 
 def untrained(config: AnyConfig, *, drop_path: float = 0.0) -> Model:
-    """Return a model with random weights and a zero head; `drop_path` is that of a timm model."""
+    """Return a model with random weights and a zero head; `drop_path` is for timm models."""
     if isinstance(config, TimmConfig):
         return TimmModel(config, drop_path=drop_path)
     return VisionTransformer(config)

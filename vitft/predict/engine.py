@@ -170,7 +170,7 @@ class Pipeline:
             return LoadedImage(source.name, None, error.reason)
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
-        """Return the predictions for a batch; errors are those of `predict`."""
+        """Return the predictions for a batch; raise the same errors as `predict`."""
         return self.start_batch(loaded)()
 
     def start_batch(self, loaded: Sequence[LoadedImage]) -> Callable[[], list[Prediction]]:

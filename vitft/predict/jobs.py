@@ -191,7 +191,7 @@ def run_prediction(
 
 
 def _check_destination(request: PredictRequest) -> None:
-    """Check the output file, if any; log a warning if its suffix is that of another format."""
+    """Check the output file, if any; log a warning if its suffix belongs to another format."""
     if request.out is not None:
         check_output(Path(request.out), request.shard, resume=request.resume)
         names = request.images

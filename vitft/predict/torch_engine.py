@@ -171,7 +171,7 @@ class Predictor:
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3); errors are those of `start`."""
+        """Return the scores of preprocessed images (B, S, S, 3); raise like `start`."""
         return self.start(views)()
 
     def start(self, views: Views) -> Callable[[], Scores]:

@@ -157,9 +157,9 @@ def read_cross_validated(run: Path, split: Manifest) -> dict[str, str]:
 def read_groups(run: Path, images: int) -> list[str] | None:
     """Return the group of each validation image and of each cross-validated training image.
 
-    The order is that of `read_validation_predictions` and `read_training_predictions`, which have
-    `images` images together. An image without a group is its own group. The result is None if no
-    image has a group.
+    The order is the same as in `read_validation_predictions` and `read_training_predictions`, which
+    have `images` images together. An image without a group is its own group. The result is None if
+    no image has a group.
 
     Raises:
         RunError: A file of the run is damaged.
@@ -235,7 +235,7 @@ def accuracy_without_copies(
     """Return the accuracy on the validation images that have no copies among the training images.
 
     Copies are identical or nearly identical images. The result is empty if there are none, or if
-    all validation images have some. `groups` are those of the images, if they have any.
+    all validation images have some. `groups` are the groups of the images, if they have any.
     """
     leaks = [group for group in audit.get("duplicates", []) if is_leak(group)]
     leaked = {member["path"] for group in leaks for member in group["members"]}

@@ -205,7 +205,7 @@ def fixes_steps(
     """Return sentences on what the accuracies of runs with different fixes do not show.
 
     For pairs without cross-validated predictions, the commands that score both runs on the
-    corrected labels are named. `effects` and `letters` are those of each pair.
+    corrected labels are named. `effects` and `letters` describe each pair.
     """
     if not any(effects):
         return []

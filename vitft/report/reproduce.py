@@ -98,7 +98,7 @@ def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
 
     It lacks settings without effect in some runs and with the same default in all others. If the
     input size or a dimension of the model is not set in a run, because it comes from the pretrained
-    weights or the images, the values are those of the trained models.
+    weights or the images, the values come from the trained models.
     """
     tables, rows = [effective_settings(run.config) for run in runs], []
     defaults = [_own_defaults(run) for run in runs]

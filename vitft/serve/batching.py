@@ -129,7 +129,7 @@ class BatchQueue:
         return with_notes((await image.prediction).top(top_k), notes)
 
     def predict_one(self, data: bytes, name: str) -> Prediction:
-        """Return the prediction for an image file, without a batch; errors are those of `view`."""
+        """Return the prediction for an image file, without a batch; raise like `view`."""
         loaded = LoadedImage(name, self.view(data, name))
         self.num_batches += 1
         self.num_predicted += 1

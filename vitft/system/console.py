@@ -237,7 +237,7 @@ def spinner(label: str) -> "Bar":
 class Progress:
     """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
-    `level` is that of the line at the end, which is a detail if the task took less than
+    `level` is the level of the final line, which is a detail if the task took less than
     `_PLAIN_INTERVAL_S` seconds. `total` is None if it is unknown. `done` is the number of units
     that an interrupted run has done; the rate does not count them.
     """

@@ -270,7 +270,7 @@ def plan_run(
     Raises:
         RunError: The folder is not empty, or it cannot be created or written to.
         ResourceError: The disk is full.
-        UsageError: The name is that of a file, such as `results.csv`.
+        UsageError: The name belongs to a file, such as `results.csv`.
     """
     if out is None:
         short = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"

@@ -1,4 +1,4 @@
-"""Search for the known names that an unknown one was probably meant to be."""
+"""Search for the known names most similar to an unknown one."""
 
 import os
 import re

@@ -110,7 +110,7 @@ def is_better(new: Metrics, best: Metrics, highest: float) -> bool:
 
     Of the epochs whose accuracy is at most one standard error below the `highest`, the one with the
     lowest loss is the best (`BEST_RULE` in words). With few images, the accuracy stays the same for
-    many epochs or changes by chance. The standard error is that of the interval: it counts groups.
+    many epochs or changes by chance. Like the interval, the standard error counts groups.
     """
     new_fits, best_fits = (
         highest - one["top1"] <= (one["top1_interval"][1] - one["top1_interval"][0]) / (2 * Z)

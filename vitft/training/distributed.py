@@ -151,7 +151,7 @@ class ProcessGroup:
         """Return the sums of float64 tensors over all processes, valid in the main process only.
 
         The upper half of the ranks sends to the lower half, and so on. The result is therefore
-        reproducible, and the sums of 2 and 4 processes are those of `logistic.add_in_pairs`.
+        reproducible, and the sums of 2 and 4 processes match `logistic.add_in_pairs`.
         """
         flat = torch.cat([tensor.flatten() for tensor in tensors]).to(self.device)
         received, width = torch.empty_like(flat), self.size

@@ -113,7 +113,8 @@ def _running_statistics(model: nn.Module) -> dict[str, Tensor]:
 def batch_slices(images: int, size: int, module: nn.Module) -> list[slice]:
     """Return slices that divide images into batches of `size`; the last may be smaller.
 
-    If the module has BatchNorm, which needs two images, a single last image joins the batch before.
+    If the module has BatchNorm, which needs two images, a single last image joins the previous
+    batch.
     """
     alone = images > size and images % size == 1 and bool(_running_statistics(module))
     ends = [*range(size, images - alone, size), *([images] if images else [])]

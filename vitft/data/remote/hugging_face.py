@@ -124,7 +124,7 @@ def _quiet_libraries() -> Iterator[None]:
 
 
 def local_version(path: str) -> str:
-    """Return a digest of the names, sizes and times of change of local files."""
+    """Return a digest of the names, sizes and modification times of local files."""
     root = Path(path)
     files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
     lines = [f"{file} {(s := file.stat()).st_size} {s.st_mtime_ns}" for file in files]

@@ -183,7 +183,7 @@ def one_model(
 def _model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
     """Return roots of names, e.g. `state_dict:module.`, with models' names (`state_dict.module`).
 
-    For an unknown architecture, the root is that of the largest dictionary.
+    For an unknown architecture, it is the root of the largest dictionary.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if not _OPTIMISER.search(name)}
     roots = [match[1] for name in tensors if (match := ROOT.fullmatch(name))]

@@ -111,7 +111,7 @@ def reload_timm(
 ) -> tuple[TimmModel, LoadReport]:
     """Return the timm model of a checkpoint with a new zero-initialised head, and a report.
 
-    If `classes` are those of the checkpoint, its head is kept.
+    If `classes` match the checkpoint, its head is kept.
 
     Raises:
         WeightsError: The checkpoint is missing or damaged, or timm cannot build its model.
