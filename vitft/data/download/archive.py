@@ -193,7 +193,7 @@ def as_data_error(name: str, *, fix: str, kept: str = "") -> Iterator[None]:
     try:
         yield
     except ArchiveRefusedError as refusal:
-        raise DataError(f"{name} was refused: {refusal}{kept}", fix=fix) from refusal
+        raise DataError(f"{name} was rejected: {refusal}{kept}", fix=fix) from refusal
     except (*_ARCHIVE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # EINVAL: zipfile tried to seek to a negative position
@@ -213,7 +213,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     fix = "get the archive from another source, or manually extract only the files you trust"
-    with archive.open("rb") as file, as_data_error(name, fix=fix, kept="; nothing was kept"):
+    with archive.open("rb") as file, as_data_error(name, fix=fix, kept=". Nothing was kept"):
         packed, head = os.fstat(file.fileno()).st_size, file.read(tarfile.BLOCKSIZE)
         file.seek(0)
         if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):

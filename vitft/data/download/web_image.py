@@ -32,7 +32,7 @@ class PrivateAddressError(ValueError):
 
     def __init__(self, host: str, address: str) -> None:
         whose = f"{host} is" if host == address else f"{host} resolves to {address},"
-        super().__init__(f"refused: {whose} a private address")
+        super().__init__(f"rejected: {whose} a private address")
 
 
 def check_public(host: str, port: int) -> None:

@@ -243,7 +243,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         refused = re.search(r"GLOBAL ([\w.]+)|(TorchScript)", str(error))
         if refused:
             raise WeightsError(
-                f"refused: {path} needs {refused[1] or refused[2]}, but vitft never runs code from "
+                f"rejected: {path} needs {refused[1] or refused[2]}, but vitft never runs code from "
                 "a pickle",
                 fix="save only the state dict, or use a .safetensors file",
             ) from error
@@ -288,7 +288,7 @@ def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> Non
         total += size
         if size > tensor.untyped_storage().nbytes() or total > 4 * packed + 2**20:
             raise WeightsError(
-                f"refused: {path} declares tensors larger than the file, e.g. {name[:100]} "
+                f"rejected: {path} declares tensors larger than the file, e.g. {name[:100]} "
                 f"{tuple(tensor.shape)}",
                 fix="save model.state_dict() with contiguous tensors",
             )
