@@ -179,7 +179,7 @@ def test_it_is_refused_and_nothing_is_kept(tmp_path: Path, data: bytes, said: st
         unpacked(tmp_path, data)
 
     assert said in caught.value.problem
-    assert caught.value.problem.startswith(("a.tar is ", "a.tar was refused: "))
+    assert caught.value.problem.startswith(("a.tar is ", "a.tar was rejected: "))
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.part", "inside"]
 
 

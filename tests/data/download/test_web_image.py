@@ -167,7 +167,7 @@ def test_passwords_are_in_neither_names_nor_reasons(site: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        pytest.param("SITE/good", "refused: 127.0.0.1 is a private address", id="loopback"),
+        pytest.param("SITE/good", "rejected: 127.0.0.1 is a private address", id="loopback"),
         pytest.param("LOCALHOST/good", "a private address", id="a name that leads to loopback"),
         pytest.param("http://169.254.169.254/x", "169.254.169.254 is a private", id="link-local"),
         pytest.param("http://[::1]:9/x", "::1 is a private address", id="loopback, IPv6"),
@@ -197,7 +197,7 @@ def test_a_redirect_to_a_private_address_is_refused(
     with pytest.raises(ImageError) as caught:
         fetch_image(f"{site}/metadata", WebLimits(seconds=60))
 
-    assert caught.value.reason == "refused: 169.254.169.254 is a private address"
+    assert caught.value.reason == "rejected: 169.254.169.254 is a private address"
 
 
 def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(

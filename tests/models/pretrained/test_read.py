@@ -159,7 +159,7 @@ def test_code_in_a_pickle_is_named_and_not_run(
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Evil()}, "evil.pth", _use_new_zipfile_serialization=zipped)
 
-    with pytest.raises(WeightsError, match=r"refused: evil\.pth needs (posix|nt)\.system"):
+    with pytest.raises(WeightsError, match=r"rejected: evil\.pth needs (posix|nt)\.system"):
         read_weights(Path("evil.pth"), allow_pickle=True)
 
     assert not Path(MARKER).exists()
