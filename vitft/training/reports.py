@@ -34,6 +34,7 @@ from vitft.features.neighbours import similar_images
 from vitft.features.ood import TOO_HIGH, alarms_text, fit_reference, no_reference
 from vitft.features.penalty import default_penalty
 from vitft.features.reference import REFERENCE_FILE, Features, power_text
+from vitft.messages.results import sentence
 from vitft.metrics.results import AuditResults, Mislabel, OodResults
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer

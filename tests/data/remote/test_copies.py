@@ -149,7 +149,7 @@ def test_faults_of_the_network_are_outlived(
 def test_a_missing_or_refused_shard_is_named_and_not_kept(tmp_path: Path) -> None:
     contents = shards_of(draw_folder(tmp_path / "data", per_class=4), shards=2)
     with serving_shards([*contents, b"<html>please log in</html>"]) as (site, asked):
-        with pytest.raises(DataError, match=r"part-02.tar was refused.*looks like a web page"):
+        with pytest.raises(DataError, match=r"part-02.tar was rejected.*looks like a web page"):
             prepare_data(site.url, SPEC)
         site.files["/part-02.tar"] = contents[0]
 

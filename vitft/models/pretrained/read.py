@@ -243,8 +243,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         refused = re.search(r"GLOBAL ([\w.]+)|(TorchScript)", str(error))
         if refused:
             raise WeightsError(
-                f"rejected: {path} needs {refused[1] or refused[2]}, but vitft never runs code from "
-                "a pickle",
+                f"rejected: {path} needs {refused[1] or refused[2]}, but vitft never runs code "
+                "from a pickle",
                 fix="save only the state dict, or use a .safetensors file",
             ) from error
         raise _damaged_weights("torch file", path, error) from error
