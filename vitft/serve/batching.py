@@ -229,7 +229,7 @@ request_log = logging.getLogger("vitft.serve.requests")
 
 
 class ServerMetrics:
-    """ASGI middleware that counts and logs every request, including those that are refused."""
+    """ASGI middleware that counts and logs every request, including rejected ones."""
 
     def __init__(self, queue: BatchQueue) -> None:
         self.queue, self.started = queue, time.time()
@@ -289,7 +289,7 @@ class ServerMetrics:
         of_model = f'{{version="{version("vitft")}",run="{run}"}}'
         started, limit = [("", self.started)], [("", queue.limits.queue)]
         families: tuple[tuple[str, str, Sequence[tuple[str, object]], str], ...] = (
-            ("info", "gauge", [(of_model, 1)], "Version and run of the model; always 1."),
+            ("info", "gauge", [(of_model, 1)], "Version and run of the model (always 1)."),
             ("start_time_seconds", "gauge", started, "Time when the model was ready."),
             ("queue_images", "gauge", [("", queue.admitted)], "Images that wait or are computed."),
             ("queue_limit", "gauge", limit, "Maximum of vitft_queue_images."),

@@ -81,7 +81,7 @@ class CurvePoint:
 
     @property
     def interval(self) -> Interval:
-        """95% interval of the accuracy: the smallest interval that contains two others.
+        """95% interval of the accuracy: the smallest interval that contains both of these.
 
         Student's t interval for the mean over the seeds accounts for the choice of training images.
         Wilson's interval for the test images of one seed accounts for the number of test images,
@@ -135,7 +135,7 @@ def difference(first: CurvePoint, second: CurvePoint) -> _Difference:
 
     Two half-widths are computed for the interval, and the larger one is used. One comes from
     Student's t over the seeds. The other comes from the normal approximation over the test images;
-    it is computed for each seed and averaged over the seeds.
+    it is computed per seed and averaged.
     """
     both = zip(first.correct, second.correct, strict=True)
     pairs = [a.astype(np.float64) - b.astype(np.float64) for a, b in both]
