@@ -79,7 +79,7 @@ def test_a_duration_has_a_suitable_unit(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(59, "0 minutes"), (60, "1 minute"), (7199, "119 minutes"), (7200, "2 hours"),
+    [(59, "less than a minute"), (60, "1 minute"), (7199, "119 minutes"), (7200, "2 hours"),
      (172_799, "47 hours"), (172_800, "2 days"), (8_640_000, "100 days")],
 )  # fmt: skip
 def test_an_age_has_one_unit_of_which_there_are_at_least_two(seconds: float, text: str) -> None:

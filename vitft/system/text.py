@@ -132,7 +132,7 @@ def days_and_hours(seconds: float) -> str:
     for unit, size in (("day", 86400), ("hour", 3600)):
         if seconds >= 2 * size:
             return count(int(seconds / size), unit)
-    return count(int(seconds / 60), "minute")
+    return count(int(seconds / 60), "minute") if seconds >= 60 else "less than a minute"
 
 
 def shell_quote(word: str) -> str:

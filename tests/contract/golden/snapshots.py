@@ -26,7 +26,7 @@ VARYING = [
     (r"^(?:fitting|cross-validating|comparing|evaluating|searching for) [^:\n]*\n", ""),
     (r"\b(in|takes?|took|after|about) <?\d[\d.]*( ?(?:ms|s|min|h|seconds|minutes)\b)", r"\1 N s"),
     (r"^.*(?:about N s left|still running after N s|: \d+/\d+ .*N \w+/s)\n", ""),
-    (r"\b\d+ (?:second|minute)s? (old|ago)", r"N minutes \1"),
+    (r"\b(?:\d+ minutes?|less than a minute) (old|ago)", r"N minutes \1"),
     (r"^(\s+\d+/\d+ .*?) +\d[\d.]* s\b", r"\1 N s"),  # an epoch
     (r"\b20\d\d-?\d\d-?\d\d[T -]\d\d:?\d\d(:?\d\d)?(\+\d\d:\d\d|Z| UTC)?", "DATE"),
     (r"\b20\d\d-\d\d-\d\d\b", "DATE"),
