@@ -156,7 +156,7 @@ def _new_model(
         with torch.no_grad():
             model.pos_embed[0, config.num_prefix :] = sinusoidal_positions(config.grid, spec.width)
     return model, LoadReport(
-        source="none: random initialisation",
+        source="random initialisation",
         flavour="vitft",
         architecture=describe_vit(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
