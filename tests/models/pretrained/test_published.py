@@ -97,7 +97,7 @@ def test_predict_explain_and_inspect_show_the_same_names(
     answer = json.loads(predicted.out)[0]["classes"][0]["class"]
     assert answer in imagenet_classes("imagenet-1k")
     assert (
-        f"the class names are those of imagenet-1k in timm, because the weights are named {NAME}"
+        f"the class names come from imagenet-1k in timm, because the weights are named {NAME}"
         in (predicted.err)
     )
     assert main(["explain", "red.png", "--weights", f"./{NAME}", "--out", "a"]) == 0
