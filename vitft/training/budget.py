@@ -82,8 +82,8 @@ class LayerSettings:
     ) -> Config:
         """Return the settings of a run that fits the head and then trains this candidate.
 
-        The number of training `images` determines the batch size; `fraction` is that of the trained
-        weights in those that are saved.
+        The number of training `images` determines the batch size; `fraction` is the fraction of the
+        trained weights in the saved ones.
         """
         layers = f"head,{self.layers}"
         optim: dict[str, Any] = {
@@ -149,7 +149,7 @@ class Trial:
         seconds: float,
         times: tuple[float, float] | None = None,
     ) -> None:
-        """Prepare a trial; `times` in seconds per image are those of extraction and of steps.
+        """Prepare a trial; `times` are the seconds per image of extraction and of steps.
 
         If they are not given, they are measured in a small fraction of the `seconds` that remain.
         """
@@ -225,13 +225,13 @@ class Trial:
         return extraction + trial + max(after, self.final_seconds(epochs))
 
     def epochs_of(self, steps: int) -> int:
-        """Return the number of epochs with at least that many steps."""
+        """Return the number of epochs that have at least this many steps."""
         config = self.config(1)
         images = epoch_size(self.held_out.manifest.train, config.train)
         return math.ceil(steps / math.ceil(images / config.optim.images_per_step))
 
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
-        """Return the largest number of epochs, perhaps 0, that fits (see the method `seconds`)."""
+        """Return the largest number of epochs that fits, possibly 0 (see the method `seconds`)."""
         epochs = range(1, self.most_epochs() + 1)
         return max((n for n in epochs if self.seconds(n, after=after) <= seconds), default=0)
 

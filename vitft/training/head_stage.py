@@ -197,7 +197,7 @@ def _cross_validate_images(
 def representative_scores(fitted: Fitted) -> ScoredImages | None:
     """Return cross-validated logits that represent the model's logits on new images, or None.
 
-    They do if the best head was solved, too, without augmented views. Only the main process has
+    They do if the best head was also solved, without augmented views. Only the main process has
     them. A run resumed after the first stage computes them again from its inputs.
     """
     config, best, first = fitted.config, fitted.best, fitted.start.inputs

@@ -236,7 +236,8 @@ def _write_reference(fitted: Fitted) -> OodResults:
     text = f"flagged as unlike the training images: {alarms_text(results)} of new images"
     if results["unknown_class_range"] is not None:
         left_out = count(results["classes_left_out"], "class", "classes")
-        text += f"; {power_text(results['unknown_class_range'])} ({left_out} left out in turn)"
+        power = sentence(power_text(results["unknown_class_range"])).rstrip(".")
+        text += f". {power} ({left_out} left out in turn)"
         text += f", which {TOO_HIGH}" * results["features_trained"]
     log.debug(text)
     return results

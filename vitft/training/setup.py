@@ -232,7 +232,7 @@ def extract_features(
     bad, good = len(images.bad), len(images.good)
     different = len({file.sha256 for file in images.good})
     if bad or different < good:
-        once = "; copies count once in the accuracy" * (different < good)
+        once = ". Copies count once in the results" * (different < good)
         log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
     return images, extractor, fingerprints
 
@@ -251,7 +251,7 @@ def split_images(
     if fingerprints is not None and spec.group_duplicates:
         duplicates = group.main_only(fingerprints.duplicate_groups)
         copies = count(len(duplicates), "image")
-        log.info(f"near-duplicates: {copies}; each group is kept on one side of the split")
+        log.info(f"near-duplicates: {copies}. Each group is kept on one side of the split")
     groups = joined_groups(images.good, duplicates)
     if note := joined_note(images.good, groups, duplicates):
         log.warning(note)

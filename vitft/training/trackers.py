@@ -279,7 +279,7 @@ class Trackers:
         except Exception as error:  # libraries may raise any error; training continues
             self.active.pop(name, None)
             log.warning(
-                f"{name} logging disabled: {_describe_error(error)}; training continues, and "
+                f"{name} logging disabled: {_describe_error(error)}. Training continues, and "
                 "metrics are still written to metrics.jsonl"
             )
 

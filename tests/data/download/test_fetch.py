@@ -161,7 +161,7 @@ def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) ->
 def test_a_later_process_resumes_the_download_of_an_earlier_one(site: Site, tmp_path: Path) -> None:
     part, once = tmp_path / "x.part", DownloadLimits(attempts=1, pace=1, allow_private=True)
     site.faults = ["drop"]
-    with pytest.raises(DataError, match=r"MB was kept\n.*run the command again later to resume"):
+    with pytest.raises(DataError, match=r"MB was kept\)\n.*run the command again later to resume"):
         fetch_to_part(site.url, part, limits=once)
     left = part.stat().st_size
 

@@ -100,7 +100,7 @@ def fetch_to_part(
         except _BrokeOffError as broke:
             failures = failures + 1 if _file_size(part) - before < limits.pace else 1
             if failures >= limits.attempts:
-                kept = f"; {_file_size(part) / 1e6:.1f} MB was kept" if _file_size(part) else ""
+                kept = f" ({_file_size(part) / 1e6:.1f} MB was kept)" if _file_size(part) else ""
                 again = "check the address and the network, and run the command again"
                 fix = "run the command again later to resume" if kept else again
                 raise DataError(f"cannot fetch {url}: {broke}{kept}", fix=fix) from broke
