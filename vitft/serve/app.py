@@ -359,25 +359,22 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
     async def openapi() -> Response:
         return JsonResponse(200, app.openapi())
 
-    posted: dict[str, Any] = {
-        "openapi_extra": _REQUEST_BODY,
-        "dependencies": [Depends(_check_parameters)],
-    }
-    png: dict[int | str, dict[str, Any]] = {
-        200: {"content": {"image/png": {}}, "description": "A PNG image."}
-    }
     hidden: dict[str, Any] = {"include_in_schema": False}
     add_route(app, "GET", "/", handlers.show_page, **hidden)
     add_route(app, "GET", "/openapi.json", openapi, **hidden)
     add_route(app, "GET", "/healthz", handlers.healthz, response_model=HealthSchema)
     add_route(app, "GET", "/labels", handlers.labels, response_model=LabelsSchema)
     add_route(app, "GET", "/metrics", handlers.metrics, **hidden)
-    posted["responses"] = _ERROR_RESPONSES
+    posted: dict[str, Any] = {
+        "openapi_extra": _REQUEST_BODY,
+        "dependencies": [Depends(_check_parameters)],
+        "responses": _ERROR_RESPONSES,
+    }
     add_route(app, "POST", "/predict", handlers.predict, response_model=PredictionsSchema, **posted)
-    posted |= {"responses": {**_ERROR_RESPONSES, **png}, "response_class": Response}
-    add_route(
-        app, "POST", "/explain", handlers.explain, include_in_schema=queue.can_explain, **posted
-    )
+    png = {"content": {"image/png": {}}, "description": "A PNG image."}
+    posted |= {"responses": {**_ERROR_RESPONSES, 200: png}, "response_class": Response}
+    posted |= {"include_in_schema": queue.can_explain}
+    add_route(app, "POST", "/explain", handlers.explain, **posted)
     add_error_handlers(app)
     handlers.server_metrics.paths = {path for path, _ in _methods(app)}
     handlers.server_metrics.app = SecurityMiddleware(app, access)
