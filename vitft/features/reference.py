@@ -77,7 +77,7 @@ class Reference(ClassStatistics):
     intermediate: ClassStatistics | None = None  # of the intermediate feature, if used
 
     def scores(self, features: Features, intermediate: Features | None = None) -> Distances:
-        """Return the score (n,) of each image, a squared distance if it has one feature only."""
+        """Return the score (n,) of each image, a squared distance if it has only one feature."""
         if self.intermediate is None:
             return self.distances(features)
         assert intermediate is not None, "the intermediate features are missing"

@@ -91,7 +91,7 @@ class FixesEffect(Difference):
 
     @property
     def verdict(self) -> str:
-        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs differ in more."""
+        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs also differ in other ways."""
         if self.added or self.settings:
             return "mixed"
         if self.p >= 0.05:

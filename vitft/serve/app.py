@@ -394,7 +394,7 @@ def add_route(
     function: Callable[..., Any],
     **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
 ) -> None:
-    """Add a route that also accepts OPTIONS, and HEAD beside GET."""
+    """Add a route that also accepts OPTIONS and, with GET, HEAD."""
 
     async def options() -> Response:
         return Response(status_code=204, headers={"allow": _allow(app, path)})
