@@ -32,7 +32,7 @@ from vitft.models import (
     parse_card,
     vit_shapes,
 )
-from vitft.predict import Prediction, RowFormat, RowWriter
+from vitft.predict import Prediction, RowFormat, text_lines
 from vitft.system import StructureError, UsageError, structured
 
 few = settings(
@@ -184,11 +184,9 @@ def test_keys_of_different_parts_differ(parts: list[str]) -> None:
 def test_any_name_survives_the_rows_of_predict_and_no_cell_is_a_formula(
     path: str, classes: list[str], style: str
 ) -> None:
-    lines: list[str] = []
-    rows = RowWriter(RowFormat(style, 2), lines.append)
+    one = Prediction(path=path, classes=tuple(classes), probabilities=(0.75, 0.25))
 
-    rows.add(Prediction(path=path, classes=tuple(classes), probabilities=(0.75, 0.25)))
-    rows.close()
+    lines = [*text_lines(RowFormat(style, 2), [one])]
 
     if style == "jsonl":
         row = json.loads(lines[0])

@@ -36,7 +36,6 @@ from vitft.metrics.summary import Results
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine
-from vitft.predict.open_engine import open_engine
 from vitft.predict.pictures import (
     PICTURE_TYPES,
     Picture,
@@ -46,7 +45,7 @@ from vitft.predict.pictures import (
 )
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.request import check_threshold
-from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
+from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.errors import ImageError, UsageError

@@ -37,11 +37,7 @@ from vitft.metrics.calibration import (
     calibrate_temperature,
     confidence_and_correctness,
 )
-from vitft.metrics.classification import (
-    calibrated_metrics,
-    classification_metrics,
-    confusion_matrix,
-)
+from vitft.metrics.classification import calibrated_metrics, classification_metrics
 
 FRESH = 100_000
 RESAMPLES = 1000
@@ -87,9 +83,15 @@ WORLDS = (
 )
 
 
+def confusion_of(logits: Tensor, labels: Tensor) -> np.ndarray[Any, Any]:
+    """Return the confusion matrix by true class (row) and predicted class (column)."""
+    names = [str(i) for i in range(logits.shape[1])]
+    return np.array(classification_metrics(logits, labels, names)["confusion"])
+
+
 def truths(logits: Tensor, labels: Tensor, prior: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the metrics of the head on new images, with the class frequencies of the data."""
-    matrix = confusion_matrix(logits, labels).double().numpy()
+    matrix = confusion_of(logits, labels)
     rates = matrix / matrix.sum(axis=1, keepdims=True)
     mass = rates * prior[:, None]
     hit = mass.diagonal()
@@ -114,7 +116,7 @@ def bootstrap(
     logits: Tensor, labels: Tensor, rng: np.random.Generator
 ) -> dict[str, tuple[Any, Any]]:
     """Return intervals of the percentile bootstrap, stratified by class where labels are counted."""
-    matrix = confusion_matrix(logits, labels).numpy()
+    matrix = confusion_of(logits, labels)
     drawn = np.stack(
         [rng.multinomial(row.sum(), row / row.sum(), RESAMPLES) for row in matrix], axis=1
     )

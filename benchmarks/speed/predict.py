@@ -122,7 +122,7 @@ def ours(home: Path, folder: Path, precision: str) -> Measured:
     from vitft.data.sources import sources
     from vitft.predict.engine import Pipeline
     from vitft.predict.postprocess import Postprocess
-    from vitft.predict.rows import RowFormat, RowWriter
+    from vitft.predict.rows import RowFormat, Tally, text_lines
     from vitft.predict.torch_engine import Predictor
 
     predictor = Predictor.from_run(
@@ -130,13 +130,11 @@ def ours(home: Path, folder: Path, precision: str) -> Measured:
     )
     engine = in_onnxruntime(home, predictor) if precision == "int8" else predictor
     with (home / f"rows-{precision}.jsonl").open("w") as file:
-        rows = RowWriter(RowFormat("jsonl"), lambda line: file.write(line + "\n"))
-        watch = Stopwatch()
+        watch, tally = Stopwatch(), Tally()
         pipeline = Pipeline(engine, Postprocess(classes=predictor.classes))
-        for prediction in pipeline.predict(sources([str(folder)])):
-            rows.add(prediction)
-        rows.close()
-    return watch.passed(), rows.count
+        rows = tally.counting(pipeline.predict(sources([str(folder)])))
+        file.writelines(f"{line}\n" for line in text_lines(RowFormat("jsonl"), rows))
+    return watch.passed(), tally.rows
 
 
 def in_onnxruntime(home: Path, predictor: Any) -> Any:
@@ -144,7 +142,6 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
     import numpy as np
     import onnxruntime
 
-    from vitft.predict.engine import MirroredEngine
     from vitft.predict.postprocess import Scores
 
     options = onnxruntime.SessionOptions()
@@ -153,12 +150,15 @@ def in_onnxruntime(home: Path, predictor: Any) -> Any:
         home / "int8" / "model.onnx", options, providers=["CPUExecutionProvider"]
     )
 
-    class Int8(MirroredEngine):  # delegates everything else
+    class Int8:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(predictor, name)
+
         def start(self, views: Any) -> Callable[[], Scores]:
             logits = session.run(["logits"], {"pixels": views})[0]
             return lambda: Scores(logits, np.empty((len(views), 0), np.float32))
 
-    return Int8(predictor)
+    return Int8()
 
 
 def timm_s(home: Path, folder: Path, precision: str, model: str) -> Measured:

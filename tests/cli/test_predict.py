@@ -167,7 +167,7 @@ def test_several_processes_predict_every_image_once_in_order(
     assert [p.name for p in Path().glob("together*")] == ["together.csv"]
     capsys.readouterr()
     assert predict(*common) == 2
-    assert "use --out FILE.jsonl" in capsys.readouterr().err
+    assert "use --out FILE.csv" in capsys.readouterr().err
 
 
 def test_tta_averages_with_the_mirror_image(

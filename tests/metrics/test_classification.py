@@ -21,8 +21,6 @@ from vitft.metrics import (
     calibration,
     class_pair_counts,
     classification_metrics,
-    confusion_matrix,
-    in_top_k,
     mean_interval,
     probability_metrics,
     wilson_interval,
@@ -41,15 +39,9 @@ def some(images: int = 90, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor
 def test_rows_of_the_confusion_are_true_classes() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
 
-    matrix = confusion_matrix(logits, torch.tensor([0, 0, 2]))
+    found = classification_metrics(logits, torch.tensor([0, 0, 2]), ["a", "b", "c"])
 
-    assert matrix.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
-
-
-def test_top_k_counts_the_class_among_the_best_k() -> None:
-    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-
-    assert in_top_k(logits, torch.tensor([1, 2]), 2).tolist() == [True, False]
+    assert found["confusion"] == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
 
 
 def test_metrics_equal_those_of_scikit_learn() -> None:

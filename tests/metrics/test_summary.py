@@ -69,7 +69,10 @@ def test_several_labels_are_quoted_by_mean_average_precision() -> None:
         "map": 0.8,
         "map_interval": (0.7, 0.9),
         "chance_map": 0.3,
-        "per_label": {"x": {"ap": 0.6, "ap_interval": (0.4, 0.8)}, "y": {"ap": 1.0}},
+        "per_label": {
+            "x": {"ap": 0.6, "ap_interval": (0.4, 0.8)},
+            "y": {"ap": 1.0, "ap_interval": None},
+        },
     }
 
     read = Results.of({**results([[9, 1], [1, 9]]), "labels": labels})

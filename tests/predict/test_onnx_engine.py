@@ -168,10 +168,10 @@ def description(**fields: Any) -> str:
 
 BAD = [
     pytest.param({}, "was not exported by vitft", id="another tool's"),
-    pytest.param({"vitft": "{"}, "its vitft metadata is not JSON", id="not JSON"),
-    pytest.param({"vitft": "[]"}, "not a JSON object", id="a list"),
-    pytest.param({"vitft": "{}"}, "its vitft metadata is incomplete", id="empty"),
-    pytest.param({"vitft": description(input=3)}, "incomplete", id="wrong type"),
+    pytest.param({"vitft": "{"}, "its vitft metadata is not valid", id="not JSON"),
+    pytest.param({"vitft": "[]"}, "its vitft metadata is not valid", id="a list"),
+    pytest.param({"vitft": "{}"}, "its vitft metadata is not valid", id="empty"),
+    pytest.param({"vitft": description(input=3)}, "is not valid", id="wrong type"),
     pytest.param({"vitft": description(transform={"crop": 9})}, "crop is 9", id="wrong transform"),
 ]
 

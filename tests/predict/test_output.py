@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.fail_points import FailPoints
 from vitft.cli.main import main
 from vitft.data import EvalTransform
 from vitft.models import Card, VisionTransformer, save_checkpoint
@@ -70,18 +71,25 @@ def test_the_table_escapes_control_characters(capsys: pytest.CaptureFixture[str]
     assert len({line.index("  ") for line in lines if "error: " in line}) == 2
 
 
-@pytest.mark.parametrize("style", ["jsonl", "csv", "csv --bom"])
-def test_a_file_cut_anywhere_is_resumed_to_the_same_bytes(style: str) -> None:
+@pytest.mark.parametrize("style", ["jsonl", "json", "txt", "csv", "csv --bom", "parquet"])
+def test_a_file_cut_anywhere_is_resumed_to_the_same_bytes(here: Path, style: str) -> None:
     suffix, *bom = style.split()
     predict("--top-k", "2", "--out", f"whole.{suffix}", *bom)
-    data = Path(f"whole.{suffix}").read_bytes()
-    assert data.startswith(b"\xef\xbb\xbf") == bool(bom)
+    whole = Path(f"whole.{suffix}").read_bytes()
+    assert whole.startswith(b"\xef\xbb\xbf") == bool(bom)
+    job = ["--top-k", "2", "--out", f"o.{suffix}", *bom]
+    with FailPoints(here) as points:
+        assert predict(*job) == 3
+    Path(f"o.{suffix}").unlink()
+    with FailPoints(here, points.calls.index(f"replace .o.{suffix}.part"), "ENOSPC"):
+        assert predict(*job) == 6
+    part = Path(f"o.{suffix}.part").read_bytes()
 
-    for size in [*range(0, len(data), 41), len(data) - 1, len(data)]:
-        Path(f"o.{suffix}.part").write_bytes(data[:size])
-        assert predict("--top-k", "2", "--out", f"o.{suffix}", "--resume", *bom) == 3
+    for size in [*range(0, len(part), 101), len(part) - 1, len(part)]:
+        Path(f"o.{suffix}.part").write_bytes(part[:size])
+        assert predict(*job, "--resume") == 3
 
-        assert Path(f"o.{suffix}").read_bytes() == data
+        assert Path(f"o.{suffix}").read_bytes() == whole
         Path(f"o.{suffix}").unlink()
     assert [*Path().glob("o.*")] == []
 

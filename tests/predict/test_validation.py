@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.run_files import FLOWERS, make_run
-from vitft.predict import read_split, read_training_predictions, read_validation_predictions
+from vitft.predict import HeldOut
 from vitft.system import RunDir, RunError
 
 
@@ -17,15 +17,16 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_predictions_have_the_facts_of_split_csv_in_its_order(run: Path) -> None:
-    split = read_split(run, FLOWERS)
     with np.load(run / "validation.npz") as file:
         logits = file["logits"].astype(np.float64)
     every = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
-    found = read_validation_predictions(run)
+    held_out = HeldOut.read(run)
 
-    assert [one.path for one in found] == [row.path for row in split.val]
-    assert [one.sha256 for one in found] == [row.sha256 for row in split.val]
+    found, rows = held_out.validation, held_out.split.val
+
+    assert [one.path for one in found] == [row.path for row in rows]
+    assert [one.sha256 for one in found] == [row.sha256 for row in rows]
     assert [one.label for one in found] == ["daisy"] * 2 + ["poppy"] * 2 + ["rose"] * 2
     for one, probabilities in zip(found, every, strict=True):
         assert one.predicted == one.most_probable == FLOWERS[probabilities.argmax()]
@@ -47,12 +48,16 @@ def test_predictions_have_the_facts_of_split_csv_in_its_order(run: Path) -> None
 def test_cross_validated_predictions_are_probabilities(
     run: Path, probability: Any, correct: Any, valid: bool
 ) -> None:
-    RunDir(run).write_arrays("validation.npz", train_probability=probability, train_correct=correct)
+    with np.load(run / "validation.npz") as file:
+        logits = file["logits"]
+    RunDir(run).write_arrays(
+        "validation.npz", logits=logits, train_probability=probability, train_correct=correct
+    )
 
     if valid:
-        found = read_training_predictions(run)
-        assert (found[0] == probability).all()
-        assert (found[1] == correct).all()
+        found = HeldOut.read(run)
+        assert (found.probability == probability).all()
+        assert (found.correct == correct).all()
     else:
-        with pytest.raises(RunError, match="train_probability or train_correct is not valid"):
-            read_training_predictions(run)
+        with pytest.raises(RunError, match=r"train_(probability|correct) is not valid"):
+            HeldOut.read(run)

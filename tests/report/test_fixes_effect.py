@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.report.test_decisions import with_fixes
-from tests.support.run_files import FLOWERS, make_run, with_cross_validated
+from tests.support.run_files import make_run, with_cross_validated
 from vitft.metrics import PairedDifference
 from vitft.predict import read_split
 from vitft.report import (
@@ -71,7 +71,7 @@ def test_fixes_are_measured_on_all_images_whose_label_they_did_not_change(
 def test_images_that_were_relabelled_do_not_count_as_gained(tmp_path: Path) -> None:
     before, after = make_run(tmp_path / "before", per_class=30), fixed(tmp_path / "after")
     for run in (before, after):  # both predict the corrected label of the relabelled image
-        rows = read_split(with_cross_validated(run, wrong=0), FLOWERS).rows
+        rows = read_split(with_cross_validated(run, wrong=0)).rows
         predicted = [2 if row.path == "0/020.jpg" else row.label for row in rows]
         with np.load(run / "validation.npz") as file:
             logits = file["logits"]

@@ -192,7 +192,7 @@ def test_logits_of_another_split_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     np.savez(run / "validation.npz", logits=np.zeros((5, 3), np.float32))
 
-    with pytest.raises(RunError, match=r"of shape \(12, 3\), but the shape is \(5, 3\)"):
+    with pytest.raises(RunError, match=r"logits is not valid; its shape is \(5, 3\)"):
         write_report(run)
 
 

@@ -208,7 +208,7 @@ def thumbs(path: Path, digests: Sequence[str]) -> None:
 
 def with_cross_validated(run: Path, *, wrong: int) -> Path:
     """Add cross-validated predictions, of which those for the last `wrong` images are wrong."""
-    rows = read_split(run, FLOWERS).rows
+    rows = read_split(run).rows
     right = np.array([row.label for row in rows])
     predicted = np.where(np.arange(len(rows)) < len(rows) - wrong, right, (right + 1) % 3)
     with np.load(run / "validation.npz") as file:

@@ -3,25 +3,20 @@
 The whole commands are tried so by `python -m benchmarks.faults.fail_points`.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from tests.training.test_state import facts_of_step
+from vitft.cli.main import main
+from vitft.data import EvalTransform
 from vitft.features import Store, key_of, open_store
-from vitft.predict import (
-    Prediction,
-    ProcessShard,
-    ResumePoint,
-    RowFormat,
-    find_resume_point,
-    open_rows,
-)
+from vitft.models import Card, VisionTransformer, save_checkpoint
 from vitft.system import ResourceError, RunDir, RunError, atomic_folder, write_atomically
 from vitft.training import (
     State,
@@ -124,29 +119,29 @@ def test_a_folder_gets_its_name_when_all_of_it_is_there(tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_rows_that_were_written_are_continued(tmp_path: Path, how: str) -> None:
-    shard, names = ProcessShard(chunk=1), ["a", "b", "c"]
+def test_rows_that_were_written_are_continued(
+    tmp_path: Path, tiny_vit: VisionTransformer, how: str
+) -> None:
+    transform = EvalTransform(image_size=(16, 16))
+    card = Card(architecture=tiny_vit.config, transform=transform, classes=("a", "b", "c"))
+    save_checkpoint(tmp_path / "m.safetensors", tiny_vit.state_dict(), card)
+    names = [str(tmp_path / f"{i}.png") for i in range(3)]
+    for name in names:
+        Image.new("RGB", (16, 16), "red").save(name)
 
     def answer(home: Path) -> None:
-        out = home / "rows.jsonl"
-        if out.exists():
-            return
-        part = home / "rows.jsonl.part"
-        left = iter(names)
-        start = ResumePoint()
-        if part.exists():
-            start = find_resume_point(part, RowFormat("jsonl"), left, 1)
-        with open_rows(out, RowFormat("jsonl"), shard, start) as rows:
-            for name in names[start.rows :]:
-                rows.add(Prediction(path=name, classes=("x",), probabilities=(0.5,)))
+        out = ["--out", str(home / "rows.csv"), "--resume"]
+        code = main(["predict", *names, "--run", str(tmp_path / "m.safetensors"), *out])
+        if code:
+            raise (ResourceError if code == 6 else RunError)("rows are missing", fix="")
 
     def look(home: Path) -> None:
         answer(home)
-        told = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
-        assert [row["path"] for row in told] == names
-        assert [path.name for path in home.iterdir()] == ["rows.jsonl"]
+        told = [line.split(",")[0] for line in (home / "rows.csv").read_text().splitlines()]
+        assert told == ["path", *names]
+        assert [path.name for path in home.iterdir()] == ["rows.csv"]
 
-    assert every_point(tmp_path, how, lambda _: None, answer, look) > 4
+    assert every_point(tmp_path, how, lambda _: None, answer, look) > 8
 
 
 @pytest.mark.parametrize("how", HOWS)

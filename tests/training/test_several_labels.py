@@ -15,7 +15,7 @@ import vitft
 from tests.conftest import COLOURS, tiny_home
 from tests.support.chromium import Chromium
 from vitft.cli.main import main
-from vitft.predict import gives_several, read_validation_predictions
+from vitft.predict import HeldOut, gives_several
 
 LABELS = ("blue", "green", "red")
 
@@ -89,7 +89,7 @@ def test_evaluation_of_the_run_agrees_with_its_validation(
     assert main(["evaluate", *words, "--format", "json", "--out", str(home / "evaluated")]) == 0
 
     results = json.loads(capsys.readouterr().out)
-    validation = read_validation_predictions(home / "run")
+    validation = HeldOut.read(home / "run").validation
     assert results["images"] == len(validation)
     assert results["top1"] == sum(p.is_correct for p in validation) / len(validation)
     assert results["labels"]["map"] == pytest.approx(

@@ -5,7 +5,7 @@ import argparse
 from vitft.cli import output
 from vitft.cli.parser import Parser
 from vitft.messages.comparison import accuracy_columns
-from vitft.predict.rows import RowFormat, RowWriter
+from vitft.predict.rows import RowFormat, text_lines
 from vitft.system.imports import heavy_imports
 from vitft.system.text import count, interval, labelled, percent
 
@@ -22,10 +22,8 @@ def _demo_command(_: argparse.Namespace) -> int:
         from vitft.training.demo import run_demo
 
     done = run_demo()
-    rows = RowWriter(RowFormat("table", 2), output.exact)
-    for prediction in done.predictions:
-        rows.add(prediction)
-    rows.close()
+    for line in text_lines(RowFormat("table", 2), done.predictions):
+        output.exact(line)
     output.table(
         ("backbone", *accuracy_columns(same_images=True, cross_validated=False)[1:]),
         [

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Parser, add_options, add_shared
-from vitft.predict.output import ProcessShard
-from vitft.predict.request import ENGINES, PREDICT_DTYPES, ROW_FORMATS, PredictRequest
+from vitft.predict.request import (
+    ENGINES,
+    PREDICT_DTYPES,
+    ROW_FORMATS,
+    PredictRequest,
+    ProcessShard,
+)
 
 if TYPE_CHECKING:
     from vitft.predict.engine import Engine
@@ -33,8 +38,8 @@ rows:
   images".
 
 large jobs:
-  While it is written, the file of --out is named FILE.part. After an interruption, run the same
-  command with --resume (jsonl and csv only). The result is the same. To use several processes, run
+  Until all rows are there, they are in FILE.part, one JSON object per line. After an interruption,
+  run the same command with --resume. The result is the same. To use several processes, run
   torchrun --nproc-per-node 4 -m -- vitft predict ... --out FILE. The exit code is then 0 even if
   some inputs cannot be read.
 """

@@ -67,8 +67,8 @@ def _serve_command(args: argparse.Namespace) -> int:
     require_extra("serve", feature="vitft serve")
     checkpoint = find_model(args.run, graphs=True)
     with heavy_imports(loading_step(args.run)):
-        from vitft.predict.open_engine import open_engine
         from vitft.predict.postprocess import Postprocess
+        from vitft.predict.torch_engine import open_engine
     from vitft.serve.batching import request_log
     from vitft.serve.server import listen, make_server
 

@@ -9,11 +9,7 @@ from vitft.messages.results import chance_remedy
 from vitft.messages.training import detail_lines, result_rows
 from vitft.metrics.results import AuditResults, RunResults
 from vitft.predict.run_info import run_results
-from vitft.predict.validation import (
-    accuracy_without_copies,
-    read_groups,
-    read_validation_predictions,
-)
+from vitft.predict.validation import HeldOut, accuracy_without_copies
 from vitft.report.decisions import undecided_findings
 from vitft.report.run_page import report_of_new_run
 from vitft.system.console import LogHandler
@@ -43,9 +39,9 @@ def print_summary(
     rows = result_rows(results, found.get("budget"), remedy=remedy)
     audit = read_run_json(run / "audit.json", AuditResults)
     if audit:
-        predictions = read_validation_predictions(run)
-        groups = read_groups(run, len(predictions))
-        if known := accuracy_without_copies(predictions, audit, groups):
+        held_out = HeldOut.read(run)
+        groups = held_out.groups(len(held_out.validation))
+        if known := accuracy_without_copies(held_out.validation, audit, groups):
             rows.append(("Copies", f"accuracy {known}"))
         if undecided := undecided_findings(audit, settled_paths(config.data)):
             rows.append(("Review", f"{undecided}, in the report"))

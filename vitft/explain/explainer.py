@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.images import read_bytes
+from vitft.data.images import read_bytes, read_image
 from vitft.data.inspection import Pixels, in_order, stack_batches
 from vitft.data.pictures import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import (
@@ -37,7 +37,7 @@ from vitft.explain.heatmaps import (
 from vitft.explain.model import ExplainedModel
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
-from vitft.predict.engine import Engine, decode_view, notes_on
+from vitft.predict.engine import Engine, notes_on
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
@@ -96,8 +96,9 @@ class Explainer:
             number, path = numbered
             try:
                 data = read_bytes(path)
-                notes[number] = notes_on(data, self.model.transform)
-                return decode_view(data, path, self.model.transform)
+                transform = self.model.transform
+                notes[number] = notes_on(data, transform)
+                return transform.pixels(read_image(data, path, grey_range=transform.grey_range))
             except ImageError as error:
                 reason = error.reason
             return ImageError(path, reason)  # new: the old traceback would keep the bytes

@@ -18,8 +18,6 @@ from .calibration import sigmoid as sigmoid
 from .calibration import softmax as softmax
 from .classification import calibrated_metrics as calibrated_metrics
 from .classification import classification_metrics as classification_metrics
-from .classification import confusion_matrix as confusion_matrix
-from .classification import in_top_k as in_top_k
 from .classification import probability_metrics as probability_metrics
 from .intervals import Flags as Flags
 from .intervals import Floats as Floats
@@ -51,7 +49,6 @@ from .results import MIXTURE as MIXTURE
 from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import AuditResults as AuditResults
 from .results import ClassMetrics as ClassMetrics
-from .results import ComparisonResults as ComparisonResults
 from .results import CopyGroup as CopyGroup
 from .results import CopyMember as CopyMember
 from .results import EvaluatedData as EvaluatedData

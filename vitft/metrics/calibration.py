@@ -14,14 +14,14 @@ Notation: n images, C classes, K bins, R simulations, L trial values; `logits` i
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.metrics.intervals import Floats, Groups, variance_ratio
+from vitft.metrics.intervals import Flags, Floats, Groups, variance_ratio
 from vitft.metrics.results import CalibrationBin, Interval
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -33,7 +33,7 @@ same number of images: most bins of equal width would be empty if most confidenc
 _MIN_IMAGES_PER_BIN = 15
 """Minimum number of images per bin, which limits the number of bins for small datasets. There is
 always at least one bin."""
-CALIBRATION_FOLDS = 10
+_FOLDS = 10
 TEMPERATURES = (0.001, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected. A head
 that begins at zero and is trained for few steps needs 0.02 or less."""
@@ -69,6 +69,13 @@ class ScoredSet(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def pooled(self, other: "ScoredSet | None") -> tuple[Floats, Ints]:
+        """Return the logits and labels of both sets."""
+        if other is None:
+            return self.logits, self.labels
+        logits = np.concatenate([self.logits, other.logits])
+        return logits, np.concatenate([self.labels, other.labels])
 
     def of_each_label(self) -> "list[ScoredSet]":
         """Return one two-class set per label; class 1 contains the images that have the label."""
@@ -109,11 +116,7 @@ def calibrate_temperature(
     """
     if validation.labels.ndim == 2:
         return _calibrate_labels(validation, training)
-    images, more = len(validation), 0 if training is None else len(training)
-    logits, labels, _ = validation
-    if training is not None:
-        logits = np.concatenate([logits, training.logits])
-        labels = np.concatenate([labels, training.labels])
+    images, (logits, labels) = len(validation), validation.pooled(training)
     fit = functools.partial(fit_temperature, spread=PRIOR_SPREADS[training is not None])
     fitted = fit(logits, labels)
     if fitted is None:
@@ -121,14 +124,21 @@ def calibrate_temperature(
         note = f"no temperature between {low} and {high:.0f} minimises the loss"
         return FittedTemperature(value=1.0, held_out=np.ones(images), note=note)
     held_out = np.empty(images)
-    fold_id = np.random.default_rng(0).permutation(images) % min(CALIBRATION_FOLDS, images)
+    for fold, rest in folds(images, len(labels)):
+        found = fit(logits[rest], labels[rest], near=fitted) if rest.any() else None
+        held_out[fold] = found or 1.0
+    return FittedTemperature(value=fitted, held_out=held_out, cross_validated=len(labels) - images)
+
+
+def folds(images: int, total: int) -> Iterator[tuple[Flags, Flags]]:
+    """Yield, for each fold of the first `images` of `total` images, itself and all other images.
+
+    The former are flags (images,), the latter (total,).
+    """
+    fold_id = np.full(total, -1)
+    fold_id[:images] = np.random.default_rng(0).permutation(images) % min(_FOLDS, images)
     for k in range(fold_id.max() + 1):
-        rest = np.concatenate([fold_id != k, np.ones(more, bool)])
-        if rest.any():
-            held_out[fold_id == k] = fit(logits[rest], labels[rest], near=fitted) or 1.0
-        else:
-            held_out[fold_id == k] = 1.0
-    return FittedTemperature(value=fitted, held_out=held_out, cross_validated=more)
+        yield fold_id[:images] == k, fold_id != k
 
 
 def _calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> FittedTemperature:
@@ -155,8 +165,7 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
     if first.labels.ndim == 2:
         pairs = zip(first.of_each_label(), second.of_each_label(), strict=True)
         return all(are_comparable(one, other) for one, other in pairs)
-    logits = np.concatenate([first.logits, second.logits])
-    labels = np.concatenate([first.labels, second.labels])
+    logits, labels = first.pooled(second)
     losses = log_losses(logits / (fit_temperature(logits, labels) or 1.0), labels)
     one, other = losses[: len(first)], losses[len(first) :]
     variance = variance_ratio(one - one.mean(), first.groups) / len(first)

@@ -4,10 +4,9 @@ Notation: n images, C classes; `logits` is (n, C), and `labels` are class indice
 multi-label data, 0 or 1 for each label (n, C).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitft.metrics.calibration import (
@@ -31,38 +30,8 @@ from vitft.metrics.intervals import (
     wilson_interval,
 )
 from vitft.metrics.label_metrics import label_results
-from vitft.metrics.results import (
-    MAX_DENSE_CLASSES,
-    ClassMetrics,
-    LabelResults,
-    Metrics,
-    ProbabilityMetrics,
-)
+from vitft.metrics.results import MAX_DENSE_CLASSES, ClassMetrics, Metrics, ProbabilityMetrics
 from vitft.metrics.targets import are_right, chosen, mean_loss
-
-
-def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the number of images (C, C) by true class (row) and predicted class (column)."""
-    classes = logits.shape[-1]
-    pairs = labels * classes + logits.argmax(dim=-1)
-    return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
-
-
-def _confused_pairs(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int]]:
-    """Return the nonzero entries of the confusion matrix as (true class, predicted class, images).
-
-    The time and memory grow with the number of images, not with the square of that of the classes.
-    """
-    pairs = torch.stack([labels, logits.argmax(dim=-1)], dim=1)
-    entries, counts = torch.unique(pairs, dim=0, return_counts=True)
-    return [(i, j, n) for (i, j), n in zip(entries.tolist(), counts.tolist(), strict=True)]
-
-
-def in_top_k(logits: Tensor, labels: Tensor, k: int) -> Flags:
-    """Return whether the true class of each image (n,) has one of the `k` largest logits."""
-    best = logits.topk(min(k, logits.shape[-1]), dim=-1).indices  # (n, k)
-    found: Flags = (best == labels[:, None]).any(dim=-1).numpy()
-    return found
 
 
 def classification_metrics(
@@ -74,93 +43,68 @@ def classification_metrics(
     groups: Groups | None = None,
     effect: float = 1.0,
 ) -> Metrics:
-    """Return `results.Metrics` with the metrics that are fast to compute.
+    """Return all metrics except those that take much longer to compute.
 
     `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
     apply only to multi-label data: the minimum probabilities at which labels are assigned, as a
     number or an array (C,) or (n, C). The intervals count `groups` (n,), if there are any.
     `effect` is a further design effect of the metrics of classes and of the balanced accuracy.
     """
-    if labels.ndim == 2:
-        return _several_label_metrics(logits, labels, classes, thresholds, groups)
-    total, truth, guess = len(labels), labels.numpy(), logits.argmax(dim=-1).numpy()
-    right = truth == guess
-    rows, hits = (np.bincount(c, minlength=len(classes)).tolist() for c in (truth, truth[right]))
-    fifth = in_top_k(logits, labels, 5) if len(classes) > 5 else None
-    recalls = [(hit, images) for hit, images in zip(hits, rows, strict=True) if images]
-    deviations = (right - (hits / np.maximum(1, rows))[truth]) / np.array(rows)[truth]
-    found: Metrics = {
-        "images": total,
-        "top1": sum(hits) / total,
-        "top1_interval": accuracy_interval(right, groups),
-        "top5": None if fifth is None else int(fifth.sum()) / total,
-        "top5_interval": None if fifth is None else accuracy_interval(fifth, groups),
-        "balanced": sum(hit / images for hit, images in recalls) / len(recalls),
-        "balanced_interval": mean_fraction_interval(
-            recalls, effect * design_effect(deviations, groups)
-        ),
-        "p_guessing": p_of_guessing(logits.numpy(), truth, groups),
-        "majority": max(rows) / total,
-        "loss": mean_loss(logits, labels).item(),
-        "loss_interval": None,
-        "per_class": {
-            name: _class_metrics(truth == i, guess == i, groups, effect)
-            for i, name in enumerate(classes)
-        },
-        "confusion": [],
-        "calibration": None,
-    }
-    if groups is not None:
-        found["groups"] = len(np.unique(groups))
-    if len(classes) <= MAX_DENSE_CLASSES:
-        found["confusion"] = confusion_matrix(logits, labels).tolist()
-    else:
-        found["confused_pairs"] = _confused_pairs(logits, labels)
-    return found
-
-
-def _several_label_metrics(
-    logits: Tensor,
-    labels: Tensor,
-    names: Sequence[str],
-    thresholds: Floats | float,
-    groups: Groups | None,
-) -> Metrics:
-    """Return the metrics of multi-label predictions (see `classification_metrics`)."""
-    given: Flags = chosen(logits, thresholds).numpy()
-    truth: Flags = labels.bool().numpy()
-    total, right = len(labels), are_right(logits, labels, thresholds).numpy()
-    per_class = {
-        name: _class_metrics(t, g, groups)
-        for name, g, t in zip(names, given.T, truth.T, strict=True)
-    }
-    hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
+    total, several = len(labels), labels.ndim == 2
+    right, given, truth = are_right(logits, labels, thresholds).numpy(), None, labels.numpy()
+    if several:  # both (n, C)
+        given, truth = chosen(logits, thresholds).numpy(), truth.astype(bool)
+        hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
+        of_class = np.maximum(1, images)
+        deviations = (truth * (given - hits / of_class) / of_class).sum(axis=1)
+        _, sizes = np.unique(truth, axis=0, return_counts=True)
+        decisions: Iterable[tuple[Flags, Flags]] = zip(truth.T, given.T, strict=True)
+    else:  # both (n,)
+        given = logits.argmax(dim=-1).numpy()
+        images, hits = (np.bincount(c, minlength=len(classes)) for c in (truth, truth[right]))
+        deviations = (right - (hits / np.maximum(1, images))[truth]) / images[truth]
+        sizes, decisions = images, ((truth == i, given == i) for i in range(len(classes)))
     recalls = [pair for pair in zip(hits.tolist(), images.tolist(), strict=True) if pair[1]]
-    of_label = np.maximum(1, images)
-    deviations = (truth * (given - hits / of_label) / of_label).sum(axis=1)
-    balanced = design_effect(deviations, groups)
-    _, sizes = np.unique(truth, axis=0, return_counts=True)
-    bare, empty = np.asarray(~truth.any(axis=1)), np.asarray(~given.any(axis=1))
-    results: LabelResults = label_results(logits.double().numpy(), truth, given, names, groups)
-    results["none"] = _class_metrics(bare, empty, groups)
+    effects = effect * design_effect(deviations, groups)
+    fifth: Flags | None = None
+    if len(classes) > 5 and not several:
+        fifth = (logits.topk(5, dim=-1).indices == labels[:, None]).any(dim=-1).numpy()
     found: Metrics = {
         "images": total,
         "top1": int(right.sum()) / total,
         "top1_interval": accuracy_interval(right, groups),
-        "top5": None,
-        "top5_interval": None,
-        "balanced": sum(hit / images for hit, images in recalls) / max(1, len(recalls)),
-        "balanced_interval": mean_fraction_interval(recalls, balanced) if recalls else (0.0, 1.0),
+        "top5": None if fifth is None else int(fifth.sum()) / total,
+        "top5_interval": None if fifth is None else accuracy_interval(fifth, groups),
+        "balanced": sum(hit / number for hit, number in recalls) / max(1, len(recalls)),
+        "balanced_interval": mean_fraction_interval(recalls, effects) if recalls else (0.0, 1.0),
+        "p_guessing": 1.0 if several else p_of_guessing(logits.numpy(), truth, groups),
         "majority": int(sizes.max()) / total,
         "loss": mean_loss(logits, labels).item(),
         "loss_interval": None,
-        "per_class": per_class,
+        "per_class": {
+            name: _class_metrics(own, predicted, groups, effect)
+            for name, (own, predicted) in zip(classes, decisions, strict=True)
+        },
         "confusion": [],
         "calibration": None,
-        "labels": results,
     }
+    if several:
+        del found["p_guessing"]
+        found["labels"] = label_results(logits.double().numpy(), truth, given, classes, groups)
+        bare, empty = np.asarray(~truth.any(axis=1)), np.asarray(~given.any(axis=1))
+        found["labels"]["none"] = _class_metrics(bare, empty, groups)
     if groups is not None:
         found["groups"] = len(np.unique(groups))
+    if not several:
+        pairs, counts = np.unique(truth * len(classes) + given, return_counts=True)
+        rows, columns = np.divmod(pairs, len(classes))
+        if len(classes) <= MAX_DENSE_CLASSES:
+            matrix = np.zeros((len(classes), len(classes)), np.int64)
+            matrix[rows, columns] = counts
+            found["confusion"] = matrix.tolist()
+        else:
+            entries = (one.tolist() for one in (rows, columns, counts))
+            found["confused_pairs"] = list(zip(*entries, strict=True))
     return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitft.metrics.calibration import CALIBRATION_FOLDS, Ints, ScoredSet
+from vitft.metrics.calibration import Ints, ScoredSet, folds
 from vitft.metrics.intervals import (
     PRIOR_IMAGES,
     Flags,
@@ -120,16 +120,10 @@ class _FittedThresholds:
 
 def fit_thresholds(validation: ScoredSet, training: ScoredSet | None = None) -> _FittedThresholds:
     """Choose the thresholds on validation images and any cross-validated training predictions."""
-    logits, labels, _ = validation
-    if training is not None:
-        logits = np.concatenate([logits, training.logits])
-        labels = np.concatenate([labels, training.labels])
-    images, more = len(validation), len(labels) - len(validation)
-    fold_id = np.random.default_rng(0).permutation(images) % min(CALIBRATION_FOLDS, images)
-    held_out = np.empty((images, labels.shape[1]))
-    for k in range(fold_id.max() + 1):
-        rest = np.concatenate([fold_id != k, np.ones(more, bool)])
-        held_out[fold_id == k] = _best_thresholds(logits[rest], labels[rest])
+    logits, labels = validation.pooled(training)
+    held_out = np.empty(validation.labels.shape)
+    for fold, rest in folds(len(validation), len(labels)):
+        held_out[fold] = _best_thresholds(logits[rest], labels[rest])
     return _FittedThresholds(value=_best_thresholds(logits, labels), held_out=held_out)
 
 

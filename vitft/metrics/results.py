@@ -1,14 +1,16 @@
 """Types of the results written as JSON: eval.json, audit.json and the lines of metrics.jsonl.
 
+`docs/schemas` describes every field; the comments here are for readers of the code.
+
 Fractions are from 0 to 1 and losses are in nats. All intervals are 95% intervals (low, high).
 Undefined values, such as the recall of a class without images, are None. Files are checked against
-these types (`system.run_content`).
+these types (`system.structure`).
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from vitft.system.rundir import damaged_file, read_run_json
 from vitft.system.structure import AtLeastOne, Natural, Range, Share
@@ -18,6 +20,7 @@ from vitft.system.structure import AtLeastOne, Natural, Range, Share
 Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
 Loss = Annotated[float, Range(ge=0, le=1e9)]
 Positive = Annotated[float, Range(gt=0, le=1e30)]
+_Error = Annotated[float, Range(ge=-1, le=1)]
 
 
 # types of the results of a time budget: trials, and what was chosen (`budget` in eval.json) -------
@@ -103,104 +106,11 @@ class BudgetResults(StartTrials):
     interpolation: NotRequired[Share]  # fraction of the trained weights that is saved, 1 if absent
 
 
-# types of the output of `vitft compare --format json` ---------------------------------------------
-
-FixesVerdict = Literal["helped", "no clear effect", "hurt", "mixed"]
-
-
-class ComparedRun(TypedDict):
-    """One of the compared runs; undefined values are None."""
-
-    name: str
-    letter: str  # that stands for the run in sentences such as `conclusion`
-    path: str
-    results: dict[str, Any]  # `metrics.summary.Results`
-    shared_right: int  # number of shared images that the run classifies correctly
-    shared_interval: Interval | None
-    recall: dict[str, float]  # on the shared images, by class
-
-
-class _FixesResults(TypedDict):
-    """Effect of the fixes of one run, on images with the same label in both runs."""
-
-    run: str  # name of the run with the fixes
-    verdict: FixesVerdict  # `mixed` if the runs also differ in other settings or added images
-    relabelled: int  # number of images whose label differs
-    left_out: int  # number of images that the fixes leave out and the other run has
-    added: int  # number of other images that only one of the runs has
-    settings: list[str]  # other settings that differ and may change the accuracy
-    cross_validated: bool  # whether all images were scored, or only the shared validation images
-    images: int  # number of images with the same label that both runs scored
-    only_with_right: int  # number of these images that only the run with the fixes predicts right
-    only_without_right: int
-    difference: float  # accuracy with the fixes minus accuracy without them
-    interval: Interval
-    p_holm: float
-
-
-class AddedResults(TypedDict):
-    """Training images that only one of two runs has."""
-
-    run: str  # name of that run
-    images: int
-    settings: list[str]  # other settings that differ and may change the accuracy
-
-
-class ComparedPair(TypedDict):
-    """Comparison of two runs on the validation images that all runs share."""
-
-    runs: tuple[str, str]
-    test: Literal["mid-p McNemar", "sign flips of groups"]
-    only_first_right: int
-    only_second_right: int
-    difference: float  # accuracy of the second run minus accuracy of the first
-    interval: Interval
-    p_holm: float  # two-sided p-value, Holm-corrected for the number of pairs
-    significant: bool  # whether `p_holm` is below 0.05
-    more_accurate: str | None  # name of the more accurate run; None if it is not significant
-    conclusion: str  # the sentence that the terminal prints
-    added: AddedResults | None  # None if the runs have almost the same images, or other fixes
-    fixes: _FixesResults | None  # None if both runs have the same fixes
-
-
-class DataChanges(TypedDict):
-    """Images and labels in which a run differs from the first run."""
-
-    run: str
-    labels_changed: int
-    left_out: int
-    added: int
-
-
-class ComparisonResults(TypedDict):
-    """Output of `vitft compare --format json`."""
-
-    shared_images: int
-    notes: list[str]
-    limit: str | None  # smallest difference that so few shared images can show, as a sentence
-    winner: str | None  # name of the run that is significantly more accurate than all others
-    runs: list[ComparedRun]
-    pairs: list[ComparedPair]
-    settings: dict[str, list[Any]]  # settings that differ, with the value in each run
-    data: list[DataChanges]  # every run but the first, compared with the first
-    disagree: list[str]  # paths of the shared images on which the predictions differ
-
-
 # numbers of images by true and predicted class, as a matrix or as its nonzero entries -------------
 
 MAX_DENSE_CLASSES = 1000
 """Maximum number of classes for which the confusion matrix is written as a table. With 5,000
 classes, it would take 76 MB, almost all of it zeros."""
-
-
-class _ConfusionResults(TypedDict):
-    """Part of eval.json; `class_pair_counts` reads either form."""
-
-    confusion: list[list[Natural]]
-    """Matrix by true class (row) and predicted class (column); empty for multi-label models and for
-    more than `MAX_DENSE_CLASSES` classes."""
-    confused_pairs: NotRequired[list[tuple[Natural, Natural, AtLeastOne]]]
-    """Nonzero entries as (true class, predicted class, images), for more classes than that."""
 
 
 def most_frequent(counts: Mapping[str, int]) -> str | None:
@@ -265,18 +175,13 @@ class CalibrationBin(TypedDict):
 class _CalibrationMetrics(TypedDict):
     """Calibration of the predicted probabilities."""
 
-    ece: Annotated[
-        float, Range(ge=-1, le=1)
-    ]  # expected calibration error, corrected for the bias of small samples
+    ece: _Error  # expected calibration error, corrected for the bias of small samples
     ece_interval: Interval | None  # None if there are too few groups
     ece_binned: Share  # the usual plug-in estimate, without the correction
-    ece_before: Annotated[float | None, Range(ge=-1, le=1)]
-    """Corrected expected calibration error before temperature scaling; None if unknown."""
+    ece_before: _Error | None  # `ece` before temperature scaling; None if unknown
     temperature: Positive | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
-    cross_validated: NotRequired[int]
-    """Number of training images whose cross-validated logits were used to fit the temperature, in
-    addition to the validation images; absent from results of `vitft evaluate`."""
+    cross_validated: NotRequired[int]  # training images to which it was also fitted
     bins: list[CalibrationBin]
 
 
@@ -311,28 +216,35 @@ class LabelResults(TypedDict):
     per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
 
 
-class Metrics(ProbabilityMetrics, _ConfusionResults):
+class _Accuracy(TypedDict):
+    """Accuracy of predictions for some images."""
+
+    images: Natural  # number of images scored
+    groups: NotRequired[AtLeastOne]  # (patients, videos, ...), which the intervals count instead
+    top1: Share
+    top1_interval: Interval
+    balanced: Share  # mean recall over the classes that have images
+    balanced_interval: Interval
+    p_guessing: NotRequired[Share]  # that the logits do not depend on the class; of single labels
+    majority: Share  # accuracy of always predicting the largest class or label set
+
+
+class Metrics(_Accuracy, ProbabilityMetrics):
     """Metrics of a model on labelled images.
 
     For a multi-label model, `labels` is present, a prediction is correct if it consists of exactly
     the image's labels, `per_class` has one entry per label, and `confusion` is empty.
     """
 
-    images: Natural
-    groups: NotRequired[AtLeastOne]
-    """Number of groups (patients, videos, ...) of these images, which the intervals count instead
-    of images; absent if no image has a group."""
-    top1: Share
-    top1_interval: Interval
     top5: Share | None  # None for five or fewer classes, and for multi-label models
     top5_interval: Interval | None
-    balanced: Share  # mean recall over the classes that have images
-    balanced_interval: Interval
-    p_guessing: NotRequired[Share]
-    """p-value of the test that the logits do not depend on the class; absent for several labels."""
-    majority: Share  # accuracy of always predicting the largest class or label set
     per_class: dict[str, ClassMetrics]  # in the order of the model's outputs
     labels: NotRequired[LabelResults]  # present only for multi-label models
+    confusion: list[list[Natural]]
+    """Matrix by true class (row) and predicted class (column); empty for multi-label models and for
+    more than `MAX_DENSE_CLASSES` classes."""
+    confused_pairs: NotRequired[list[tuple[Natural, Natural, AtLeastOne]]]
+    """Nonzero entries as (true class, predicted class, images), for more classes than that."""
 
 
 class LearningCurvePoint(TypedDict):
@@ -370,22 +282,13 @@ class HeadCandidate(TypedDict):
     cv_gain_error: NotRequired[Loss]  # its standard error, from the differences of each image
 
 
-class CrossValidation(TypedDict):
+class CrossValidation(_Accuracy):
     """Results of cross-validating a linear head on the training and validation images."""
 
-    images: Natural  # number of images scored
-    groups: NotRequired[AtLeastOne]  # as in `Metrics`
     of: Natural  # total number of images
-    top1: Share
-    top1_interval: Interval
-    balanced: Share  # mean recall of the classes
-    balanced_interval: Interval
-    p_guessing: NotRequired[Share]  # as in `Metrics`
     classes: AtLeastOne  # number of classes that have images, as of `balanced`
-    majority: Share  # fraction of the largest class
     curve: list[LearningCurvePoint]  # in ascending order of `images`
-    gain_from_twice: Annotated[float | None, Range(ge=-1, le=1)]
-    """Extrapolated gain in accuracy from doubling the number of images, if it is known."""
+    gain_from_twice: _Error | None  # extrapolated, in accuracy, from twice as many images
     gain_interval: Interval | None
     weak_spots: list[WeakClass]  # up to three classes with the lowest recall, lowest first
 
@@ -396,40 +299,32 @@ class _HeadChoice(TypedDict):
     blocks: AtLeastOne  # number of blocks that the head reads, counted from the last one
     reads: str  # the candidate that was chosen
     candidates: list[HeadCandidate]
-    last_block_top1: Share | None
-    """Validation accuracy of a head on the last block; None if the chosen head reads only this."""
+    last_block_top1: Share | None  # on validation images; None if the head reads only this block
 
 
-class SolvedHeadResults(TypedDict):
+class SolvedHeadResults(TypedDict, total=False):
     """Additional results for a head fitted by L-BFGS."""
 
     first_loss: Loss  # training loss of a head whose weights are all zero
     l2: Positive  # penalty on the weights of the head; the median if each label has its own
-    label_l2: NotRequired[list[Positive]]  # penalty of each label of a multi-label model
+    label_l2: list[Positive]  # penalty of each label of a multi-label model
     knn_top1: Share  # accuracy of nearest neighbours in feature space
-    head: NotRequired[_HeadChoice]  # absent if only the last block could be read
-    cross_validation: NotRequired[CrossValidation]  # absent if classes have too few images
+    head: _HeadChoice  # absent if only the last block could be read
+    cross_validation: CrossValidation  # absent if classes have too few images
 
 
 class FinalTestResults(Metrics):
     """Metrics of the final model on the test images, which influenced no decision."""
 
-    left_out: Natural
-    """Number of excluded test images, each identical to a training or validation image."""
+    left_out: Natural  # number of test images that are identical to others, and excluded
 
 
-class RunResults(Metrics):
+class RunResults(Metrics, SolvedHeadResults):
     """Contents of a run's eval.json: metrics on the validation images, and facts about the run."""
 
     epochs: AtLeastOne  # 1 for a head fitted by L-BFGS
     best_epoch: AtLeastOne  # epoch of the saved weights, counted from 1
     selected_on_validation: bool  # whether the epoch was selected on the validation images
-    first_loss: NotRequired[Loss]  # this and the next four fields: see `SolvedHeadResults`
-    l2: NotRequired[Positive]
-    label_l2: NotRequired[list[Positive]]
-    knn_top1: NotRequired[Share]
-    head: NotRequired[_HeadChoice]
-    cross_validation: NotRequired[CrossValidation]
     budget: NotRequired[BudgetResults]  # absent from runs without a time budget
     confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
     test: NotRequired[FinalTestResults]  # absent without test images or in an unfinished run
@@ -449,19 +344,11 @@ class EvaluatedData(TypedDict):
 
     path: str
     unreadable: list[FileRemark]
-    trained: int | None
-    """Number of images left out because the run trained on them; None if the split is unknown."""
-    trained_copies: int | None
-    """Number of images left out because they are near-duplicates of training images."""
+    trained: int | None  # this and the next three: see `predict.run_images.LEFT_OUT`; None if the
+    trained_copies: int | None  # split of the run is unknown
     trained_paths: int | None
-    """Number of images left out because a training image with the same path can no longer be read
-    for a comparison.
-    """
     trained_groups: int | None
-    """Number of images left out because other images of their group were used for training."""
-    validated: int | None
-    """Number of scored images that are validation images of the run or near-duplicates of them;
-    None if the split is unknown."""
+    validated: int | None  # number of scored images that are (nearly) validation images of the run
     copies: Natural  # number of scored images that are identical to an earlier scored image
 
 
@@ -498,9 +385,7 @@ class CopyGroup(TypedDict):
     members: list[CopyMember]
     across_split: bool  # whether its images are in more than one subset of the split
     labels_differ: bool
-    probabilities: NotRequired[dict[str, Share]]
-    """Of identical files with several labels: the probabilities of these labels and of the most
-    probable class."""
+    probabilities: NotRequired[dict[str, Share]]  # of the labels and of the most probable class
 
 
 class Mislabel(TypedDict):
@@ -540,12 +425,9 @@ class OodResults(TypedDict):
     held_out: Natural  # number of images from which the limit was estimated
     reason: str | None  # why the run cannot flag images; None if it can
     false_alarms: Share | None  # expected fraction of images of known classes that are flagged
-    unknown_class_range: Interval | None
-    """Lowest and highest fraction of a left-out class whose images are flagged."""
+    unknown_class_range: Interval | None  # lowest and highest fraction of a class left out
     classes_left_out: Natural
-    features_trained: bool
-    """Whether the features were trained on all classes, including those left out; if so,
-    `unknown_class_range` may be too high."""
+    features_trained: bool  # on all classes, so that `unknown_class_range` may be too high
 
 
 class ViewFacts(TypedDict):
@@ -564,8 +446,7 @@ class AuditResults(TypedDict):
     images: Natural  # number of readable images
     unused: list[UnusedFiles]  # neither images nor hidden, most frequent suffix first
     notes: list[str]  # other notes on the folder, e.g. on images in subfolders
-    own_split: NotRequired[bool]
-    """Whether the data has a split of its own; absent if not, and from `vitft check`."""
+    own_split: NotRequired[bool]  # absent if the data has none, and from `vitft check`
     bad: list[FileRemark]
     odd: list[FileRemark]
     duplicates: list[CopyGroup]

@@ -270,45 +270,42 @@ def _differ(one: Estimate, other: Estimate) -> bool:
 
 def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[ClassEstimate]:
     """Return the classes or labels below 100%, in the order of the model's outputs."""
+    kind: _Kind = "validation"
+    rows: list[tuple[str, float | None, Interval | None, int, str]]
+    spots = [weak for weak in (more["weak_spots"] if more else ()) if weak["recall"] < 1]
     if labels := found.get("labels"):
-        return [
-            ClassEstimate(
-                name=name,
-                value=row["ap"],
-                interval=row["ap_interval"],
-                images=found["images"],
-                kind="validation",
-                measure="average precision",
+        every = labels["per_label"].items()
+        rows = [(name, row["ap"], row["ap_interval"], found["images"], "") for name, row in every]
+    elif spots:
+        kind = "cross-validation"
+        rows = [
+            (
+                one["class"],
+                one["recall"],
+                one["recall_interval"],
+                one["images"],
+                one["taken_for"] or "",
             )
-            for name, row in labels["per_label"].items()
-            if row["ap"] is not None and row["ap"] < 1
+            for one in spots
         ]
-    crossed = [
-        ClassEstimate(
-            name=weak["class"],
-            value=weak["recall"],
-            interval=weak["recall_interval"],
-            images=weak["images"],
-            kind="cross-validation",
-            taken_for=weak["taken_for"] or "",
-        )
-        for weak in (more["weak_spots"] if more else ())
-        if weak["recall"] < 1
-    ]
-    if crossed:
-        return crossed
-    others = mostly_taken_for(found)
+    else:
+        others = mostly_taken_for(found)
+        rows = [
+            (name, row["recall"], row["recall_interval"], row["images"], others.get(name, ""))
+            for name, row in found["per_class"].items()
+        ]
     return [
         ClassEstimate(
             name=name,
-            value=row["recall"],
-            interval=row["recall_interval"],
-            images=row["images"],
-            kind="validation",
-            taken_for=others.get(name, ""),
+            value=value,
+            interval=interval,
+            images=images,
+            kind=kind,
+            measure="average precision" if labels else "recall",
+            taken_for=other,
         )
-        for name, row in found["per_class"].items()
-        if row["images"] and row["recall"] is not None and row["recall"] < 1
+        for name, value, interval, images, other in rows
+        if value is not None and value < 1
     ]
 
 

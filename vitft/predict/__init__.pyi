@@ -3,17 +3,11 @@
 __all__: list[str]
 
 from .engine import Engine as Engine
-from .engine import decode_view as decode_view
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine
 from .onnx_engine import gives_several as gives_several
-from .open_engine import open_engine as open_engine
-from .output import ProcessShard as ProcessShard
-from .output import ResumePoint as ResumePoint
-from .output import find_resume_point as find_resume_point
-from .output import open_rows as open_rows
 from .postprocess import Postprocess as Postprocess
 from .postprocess import Scores as Scores
 from .postprocess import set_probability as set_probability
@@ -21,9 +15,7 @@ from .rows import NOT_SURE as NOT_SURE
 from .rows import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
 from .rows import Prediction as Prediction
 from .rows import RowFormat as RowFormat
-from .rows import RowWriter as RowWriter
-from .run_images import COPY_NOTE as COPY_NOTE
-from .run_images import GROUP_NOTE as GROUP_NOTE
+from .rows import text_lines as text_lines
 from .run_images import PATH_NOTE as PATH_NOTE
 from .run_images import as_in_run as as_in_run
 from .run_info import run_results as run_results
@@ -35,10 +27,10 @@ from .threshold import needed_images as needed_images
 from .threshold import smallest_cover as smallest_cover
 from .torch_engine import Predictor as Predictor
 from .torch_engine import gap_change as gap_change
+from .torch_engine import open_engine as open_engine
+from .validation import HeldOut as HeldOut
 from .validation import ValidationPrediction as ValidationPrediction
 from .validation import least_confident as least_confident
 from .validation import mistakes as mistakes
 from .validation import read_split as read_split
-from .validation import read_training_predictions as read_training_predictions
-from .validation import read_validation_predictions as read_validation_predictions
 from .validation import thumb_name as thumb_name

@@ -5,9 +5,10 @@ This module does not import torch; the engines are in `torch_engine` and `numpy_
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -26,23 +27,30 @@ from vitft.predict.rows import Prediction
 from vitft.system.errors import ImageError
 from vitft.system.text import count
 
+log = logging.getLogger(__name__)
+
 _STARTED_BATCHES = 3
 """Number of batches on which a GPU may work, or which wait to be finished, at a time."""
 FIRST_PAGE_NOTE = "first of several pages"
-DARK_NOTE = "nearly black to this model, with at most 14 of 16 bits used"
 """Note on a file with several pages; only the first one is used."""
+DARK_NOTE = "nearly black to this model, with at most 14 of 16 bits used"
+_Item = TypeVar("_Item")
 Views = np.ndarray[Any, np.dtype[np.uint8]]
 """Preprocessed images before normalisation, (B, S, S, 3), or a single image, (S, S, 3)."""
 
 
-class Engine(Protocol):
-    """Interface of a model that computes scores for batches of images."""
+class Engine:
+    """Model that computes scores for batches of images.
+
+    By default, it preprocesses images as its transform says and scores them at once, with
+    process-wide settings unchanged.
+    """
 
     batch: int
     """Number of images per call to `scores`."""
     workers: int
     """Number of threads that read and decode images; if it is 0, the calling thread does so."""
-    in_workers: bool
+    in_workers = False
     """Whether each worker also scores the batch that it has decoded, using one core."""
 
     transform: EvalTransform
@@ -50,9 +58,11 @@ class Engine(Protocol):
     thresholds: tuple[float, ...]
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
+    split: str
+    """Digest of the split with which the model was trained; empty if unknown."""
     results: Results | None
     """Numbers of the run that the model file contains; None for the model of a run directory."""
-    reference: Reference | None
+    reference: Reference | None = None
     """Statistics of the run's training features; None if there are none."""
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
@@ -61,42 +71,35 @@ class Engine(Protocol):
         Raises:
             ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
         """
+        grey_range = self.transform.grey_range
+        return self.view_of(read_image(data, name, max_pixels=max_pixels, grey_range=grey_range))
 
     def view_of(self, image: Image.Image) -> Views:
         """Preprocess a decoded RGB image; return (S, S, 3)."""
+        return self.transform.pixels(image)
 
     def scores(self, views: Views) -> Scores:
-        """Return float32 scores for views (B, S, S, 3)."""
+        """Return float32 scores for views (B, S, S, 3).
+
+        Raises:
+            RunError: The model cannot be run, or its file is damaged.
+        """
+        raise NotImplementedError
 
     def start(self, views: Views) -> Callable[[], Scores]:
         """Start to compute the scores of views; return a function that waits for them.
 
-        Engines without a device of their own compute the scores at once. The function may be called
-        in another thread.
+        The function may be called in another thread.
         """
+        scores = self.scores(views)
+        return lambda: scores
 
     def enter_worker(self) -> None:
         """Prepare the calling thread for a batch; called before each batch."""
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that restores process-wide settings after a prediction run."""
-
-
-class CpuEngine:
-    """Parts of an `Engine` that computes scores at once, with process-wide settings unchanged."""
-
-    def running(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
-
-    def enter_worker(self) -> None:
-        """Do nothing; workers need no preparation."""
-
-    def scores(self, views: Views) -> Scores:
-        raise NotImplementedError
-
-    def start(self, views: Views) -> Callable[[], Scores]:
-        scores = self.scores(views)
-        return lambda: scores
 
 
 class LoadedImage(NamedTuple):
@@ -106,6 +109,8 @@ class LoadedImage(NamedTuple):
     view: Views | None
     error: str = ""
     notes: tuple[str, ...] = ()
+    target: Any = None
+    """Index of its class, or whether it has each label (C,); None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,58 +121,70 @@ class Pipeline:
     postprocess: Postprocess
     keep_views: bool = False
     """Whether each prediction includes its preprocessed image."""
+    mirror: bool = False
+    """Whether to average the logits of each image and its mirror image."""
     web: WebLimits = WebLimits()  # noqa: RUF009 - WebLimits is frozen
+    differs: list[bool] = field(default_factory=list)
+    """Whether the mirror image of each image so far has another class."""
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order, with an error if the image is unusable.
 
-        The sources are divided into chunks of `engine.batch`, so a run that is resumed after a
-        whole number of chunks produces the same predictions. A few chunks are in memory at a time.
+        Raises:
+            RunError: The engine cannot compute the scores, or some logits are not finite.
+        """
+
+        def load(source: ImageSource) -> LoadedImage:
+            try:
+                return self.loaded(source.name, source_bytes(source, max_pixels=MAX_PIXELS))
+            except ImageError as error:
+                return LoadedImage(source.name, None, error.reason)
+
+        return self.run(with_fetched(sources, limits=self.web), load)
+
+    def run(
+        self, items: Iterable[_Item], load: Callable[[_Item], LoadedImage]
+    ) -> Generator[Prediction, None, None]:
+        """Yield one prediction per item, in order; `load` loads an item in a worker.
+
+        The items are divided into chunks of `engine.batch`, so a run that is resumed after a whole
+        number of chunks produces the same predictions. A few chunks are in memory at a time. If
+        workers do not score their batches, they load those of the next batches meanwhile, and a
+        batch is finished in another thread, so that a GPU always has work.
 
         Raises:
             RunError: The engine cannot compute the scores, or some logits are not finite.
         """
-        engine = self.engine
-        batches = (self.in_workers if engine.in_workers else self.beside_workers)(sources)
-        with engine.running(), contextlib.closing(batches):
+        engine, workers = self.engine, max(1, self.engine.workers)
+
+        def load_in_worker(item: _Item) -> LoadedImage:
+            engine.enter_worker()
+            return load(item)
+
+        def score_in_worker(chunk: Sequence[_Item]) -> list[Prediction]:
+            return self.predict_batch([load_in_worker(item) for item in chunk])
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(engine.running())
+            if engine.in_workers:
+                chunks = in_chunks(items, engine.batch)
+                batches = in_order(
+                    score_in_worker, chunks, workers=engine.workers, ahead=2 * workers
+                )
+            else:
+                ahead = 2 * (workers + engine.batch)
+                loaded = in_order(load_in_worker, items, workers=engine.workers, ahead=ahead)
+                stack.callback(loaded.close)
+                ready = in_chunks(loaded, engine.batch)
+                batches = overlapped(ready, self.start_batch, ahead=_STARTED_BATCHES)
+            stack.callback(batches.close)
             for batch in batches:
                 yield from batch
 
-    def in_workers(self, sources: Iterable[ImageSource]) -> Generator[list[Prediction], None, None]:
-        """Yield batches of predictions; each is loaded and scored by one worker."""
-        engine = self.engine
-
-        def work(chunk: Sequence[ImageSource]) -> list[Prediction]:
-            return self.predict_batch([self.load(source) for source in chunk])
-
-        chunks = in_chunks(with_fetched(sources, limits=self.web), engine.batch)
-        return in_order(work, chunks, workers=engine.workers, ahead=2 * max(1, engine.workers))
-
-    def beside_workers(
-        self, sources: Iterable[ImageSource]
-    ) -> Generator[list[Prediction], None, None]:
-        """Yield batches of predictions while workers load the images of the next batches.
-
-        A batch is finished in another thread, so that a GPU always has work.
-        """
-        engine = self.engine
-        fetched = with_fetched(sources, limits=self.web)
-        ahead = 2 * (max(1, engine.workers) + engine.batch)
-        loaded = in_order(self.load, fetched, workers=engine.workers, ahead=ahead)
-        with contextlib.closing(loaded):
-            batches = in_chunks(loaded, engine.batch)
-            yield from overlapped(batches, self.start_batch, ahead=_STARTED_BATCHES)
-
-    def load(self, source: ImageSource) -> LoadedImage:
-        """Load an image in a worker, or return the reason it could not be loaded."""
-        engine = self.engine
-        engine.enter_worker()
-        try:
-            data = source_bytes(source, max_pixels=MAX_PIXELS)
-            view = engine.view(data, source.name)
-            return LoadedImage(source.name, view, notes=notes_on(data, engine.transform))
-        except ImageError as error:
-            return LoadedImage(source.name, None, error.reason)
+    def loaded(self, name: str, data: bytes) -> LoadedImage:
+        """Return the preprocessed image of a file, with notes on it, or raise ImageError."""
+        view = self.engine.view(data, name)
+        return LoadedImage(name, view, notes=notes_on(data, self.engine.transform))
 
     def predict_batch(self, loaded: Sequence[LoadedImage]) -> list[Prediction]:
         """Return the predictions for a batch; raise the same errors as `predict`."""
@@ -175,26 +192,61 @@ class Pipeline:
 
     def start_batch(self, loaded: Sequence[LoadedImage]) -> Callable[[], list[Prediction]]:
         """Start to score a batch; return a function that waits and returns the predictions."""
-        usable = [(item.path, item.view) for item in loaded if item.view is not None]
-        wait = self.engine.start(np.stack([view for _, view in usable])) if usable else None
+        usable = [(item, item.view) for item in loaded if item.view is not None]
+        views = [view for _, view in usable]
+        wait = self.start(np.stack(views)) if views else None
 
         def finish() -> list[Prediction]:
-            scored: Iterator[Prediction] = iter(())
+            scored: list[Prediction] = []
             if wait is not None:
-                crops = [self.engine.transform.without_border(view) for _, view in usable]
-                paths = [path for path, _ in usable]
-                scored = iter(self.postprocess(paths, wait(), views=crops))
+                targets = [item.target for item, _ in usable]
+                scored = self.postprocess(
+                    [item.path for item, _ in usable],
+                    wait(),
+                    None if targets[0] is None else targets,
+                    views=[*map(self.engine.transform.without_border, views)],
+                )
             if self.keep_views:
-                pairs = zip(scored, usable, strict=True)
-                scored = (replace(p, view=view) for p, (_, view) in pairs)
+                scored = [replace(p, view=v) for p, v in zip(scored, views, strict=True)]
+            answers, run = iter(scored), self.postprocess.run_name
             return [
-                Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
-                if item.view is None
-                else with_notes(next(scored), item.notes)
+                with_notes(
+                    Prediction(path=item.path, error=item.error, run=run)
+                    if item.view is None
+                    else next(answers),
+                    item.notes,
+                )
                 for item in loaded
             ]
 
         return finish
+
+    def start(self, views: Views) -> Callable[[], Scores]:
+        """Start to score views; with `mirror`, the logits are averaged with the mirror images'."""
+        original = self.engine.start(views)
+        if not self.mirror:
+            return original
+        mirrored = self.engine.start(np.ascontiguousarray(views[:, :, ::-1]))
+
+        def finish() -> Scores:
+            plain, turned = original(), mirrored()
+            self.differs.extend((plain.logits.argmax(1) != turned.logits.argmax(1)).tolist())
+            logits = np.asarray((plain.logits + turned.logits) / 2, np.float32)
+            return plain._replace(logits=logits)
+
+        return finish
+
+    def warn_of_mirroring(self) -> None:
+        """Log a warning if mirror images seem to differ in meaning from the images."""
+        run, changed, total = self.postprocess.run, sum(self.differs), len(self.differs)
+        known = run and run.estimate("cross-validation", "validation")
+        if not known or not known.interval or self.engine.thresholds:
+            return
+        if wilson_interval(changed, total)[0] > 2 * (1 - known.interval[0]):
+            log.warning(
+                f"the mirror images of {changed:,} of {count(total, 'image')} have another class. "
+                "If left and right differ in meaning, remove --tta"
+            )
 
 
 def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
@@ -209,59 +261,3 @@ def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:
         DARK_NOTE: not transform.grey_range and is_dark(data),
     }
     return tuple(note for note, holds in found.items() if holds)
-
-
-def decode_view(
-    data: bytes, name: str, transform: EvalTransform, *, max_pixels: int = MAX_PIXELS
-) -> Views:
-    """Decode and preprocess an image file, given as bytes; return (S, S, 3).
-
-    Raises:
-        ImageError: The bytes are not a usable image.
-    """
-    image = read_image(data, name, max_pixels=max_pixels, grey_range=transform.grey_range)
-    return transform.pixels(image)
-
-
-class MirroredEngine:
-    """Engine that averages the logits of images and mirror images; features are the images' own."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.batch, self.workers = engine.batch, engine.workers
-        self.in_workers, self.transform = engine.in_workers, engine.transform
-        self.classes, self.reference = engine.classes, engine.reference
-        self.thresholds, self.results = engine.thresholds, engine.results
-        self.view, self.view_of = engine.view, engine.view_of
-        self.enter_worker = engine.enter_worker
-        self.running = engine.running
-        self.differs: list[bool] = []
-        """Whether the mirror image of each image has another class."""
-
-    def scores(self, views: Views) -> Scores:
-        return self.start(views)()
-
-    def start(self, views: Views) -> Callable[[], Scores]:
-        original = self.engine.start(views)
-        mirrored = self.engine.start(np.ascontiguousarray(views[:, :, ::-1]))
-
-        def finish() -> Scores:
-            plain, turned = original(), mirrored()
-            self.differs += (plain.logits.argmax(1) != turned.logits.argmax(1)).tolist()
-            logits = np.asarray((plain.logits + turned.logits) / 2, np.float32)
-            return plain._replace(logits=logits)
-
-        return finish
-
-    def warning(self, run: Results | None) -> str:
-        """Return a warning if mirror images seem to differ in meaning from the images, or ""."""
-        known = run and run.estimate("cross-validation", "validation")
-        changed, total = sum(self.differs), len(self.differs)
-        bounds = known and known.interval
-        is_rare = wilson_interval(changed, total)[0] <= 2 * (1 - bounds[0]) if bounds else True
-        if is_rare or self.thresholds:
-            return ""
-        return (
-            f"the mirror images of {changed:,} of {count(total, 'image')} have another class. If "
-            "left and right differ in meaning, remove --tta"
-        )

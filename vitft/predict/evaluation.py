@@ -7,18 +7,16 @@ left out, because results on them would measure memorisation rather than general
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitft.data.images import read_bytes
-from vitft.data.inspection import in_order
 from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.labelled import LabelledImages
 from vitft.data.split import GROUP_COLUMN
@@ -30,17 +28,14 @@ from vitft.metrics.calibration import (
 )
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.intervals import Groups, accuracy_interval
-from vitft.metrics.results import EvaluationResults, KeptResults, read_results
+from vitft.metrics.results import EvaluatedData, EvaluationResults, KeptResults, read_results
 from vitft.models.find import find_model
-from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, Views, notes_on, with_notes
-from vitft.predict.onnx_engine import OnnxEngine
-from vitft.predict.open_engine import open_engine
-from vitft.predict.postprocess import Postprocess, ScoreArray
+from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline
+from vitft.predict.postprocess import Postprocess
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
-from vitft.predict.run_images import LEFT_OUT, Recognised, RunImages, as_in_run
-from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor
+from vitft.predict.run_images import LEFT_OUT, RunImages, as_in_run
+from vitft.predict.torch_engine import open_engine
 from vitft.system import console
-from vitft.system.device import worker_threads
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
 from vitft.system.rundir import RunDir, create_run
@@ -64,6 +59,9 @@ class _LabelledPrediction(NamedTuple):
     prediction: Prediction
     group: str = ""
     """Name of the image's group (patient, video, ...); empty if there is none."""
+    sha256: str = ""
+    split: str = ""
+    """Split of the run that has the image, or nearly the same one: `train`, `val` or ""."""
 
     @property
     def is_correct(self) -> bool:
@@ -110,9 +108,10 @@ _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
 def _warn_of_images(
-    data: LabelledImages, predictions: Sequence[_LabelledPrediction], relabelled: int
+    data: LabelledImages, predictions: Sequence[_LabelledPrediction], known: RunImages | None
 ) -> None:
     """Log what is unusual about images and labels, and the number of relabelled training images."""
+    relabelled = known and sum(known.has_other_label(p.sha256, p.label) for p in predictions)
     if relabelled:
         log.warning(
             f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} a "
@@ -133,9 +132,8 @@ def _warn_of_images(
         log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
 
 
-def _warn_of_bias(results: EvaluationResults) -> None:
+def _warn_of_bias(data: Mapping[str, Any], images: int) -> None:
     """Log warnings about images that are left out and about anything that biases the results."""
-    data, images = results["data"], results["images"]
     unreadable = data["unreadable"]
     for row in unreadable[:_MOST_NAMED]:
         log.warning(f"skipped {row['path']}: {row['reason']}")
@@ -147,17 +145,9 @@ def _warn_of_bias(results: EvaluationResults) -> None:
             "the model may have been trained on some of these images. This cannot be checked "
             "because there is no split.csv next to the model"
         )
-    reasons = (
-        (data["trained"], "used to train the model"),
-        (data["trained_copies"], "nearly identical to training images"),
-        (
-            data["trained_paths"],
-            "same paths as training images, and the contents could not be compared",
-        ),
-        (data["trained_groups"], "in the same groups as training images"),
-    )
-    total = images + sum(number or 0 for number, _ in reasons) + len(unreadable)
-    for number, reason in reasons:
+    numbers = {reason: int(data[key] or 0) for key, (_, reason) in LEFT_OUT.items()}
+    total = images + sum(numbers.values()) + len(unreadable)
+    for reason, number in numbers.items():
         if number:
             log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
     if data["validated"]:
@@ -204,21 +194,6 @@ class Evaluation:
         return run.path
 
 
-class _HashedImage(NamedTuple):
-    """A labelled image with its digest and either a view or the reason for leaving it out."""
-
-    path: str
-    label: str
-    sha256: str = ""
-    view: Views | None = None
-    notes: tuple[str, ...] = ()
-    error: str = ""
-    is_validation: bool = False
-    """Whether the image is a validation image of the run, or a near-duplicate of one."""
-    group: str = ""
-    """Name of the image's group (patient, video, ...); empty if there is none."""
-
-
 def evaluate(
     data: LabelledImages,
     run: str | None,
@@ -248,27 +223,21 @@ def evaluate(
     several = bool(engine.thresholds)
     _check_classes(data, classes, several=several)
     known = RunImages.read(folder, engine.split, engine.transform.grey_range)
-    if data.labels and not several:
-        raise DataError(
-            f"the data in {data.source} is multi-label, but the model assigns one class per image",
-            fix="use a multi-label model, or add --set data.labels=one",
-        )
     index: Mapping[str, Any] = {name: number for number, name in enumerate(classes)}
     if several:  # 0 or 1 per label (C,)
         sets = [split_labels(text) if data.labels else (text,) for text in data.classes]
         index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
     postprocess = Postprocess.for_run(run, engine).marking(threshold, precision, folder)
     postprocess.announce()
-    predictions, logits, digests, validated, relabelled = _score_labelled(
-        data, engine, known, index, postprocess
-    )
-    if not logits:
+    predictions = _score_labelled(data, Pipeline(engine, postprocess), known, index)
+    scored = [row for row in predictions if row.prediction.classes]
+    if not scored:
         raise _nothing_left(data, predictions)
-    all_logits = torch.from_numpy(np.concatenate(logits))
-    labels = torch.tensor(np.array([index[p.label] for p in predictions if p.prediction.classes]))
-    names = [p.group for p in predictions if p.prediction.classes]
-    units = [name or f"image {i}" for i, name in enumerate(names)]
-    groups = np.unique(units, return_inverse=True)[1] if any(names) else None
+    logits = torch.from_numpy(np.array([row.prediction.logits for row in scored]))
+    labels = torch.tensor(np.array([index[row.label] for row in scored]))
+    units = [row.group or f"image {i}" for i, row in enumerate(scored)]
+    has_groups = any(row.group for row in scored)
+    groups = np.unique(units, return_inverse=True)[1] if has_groups else None
     if groups is None and known and known.train_groups:
         log.warning(
             "the intervals count every image as independent, because no groups are known here. The "
@@ -276,119 +245,81 @@ def evaluate(
             "data.group=COLUMN"
         )
     predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
-    ece_before, temperature = _before_temperature(folder, all_logits, labels)
+    ece_before, temperature = _before_temperature(folder, logits, labels)
     rows = [row.prediction for row in predictions]
-    exact, near, same_path, same_group = (
-        None if known is None else sum(note in row.notes for row in rows) for note in LEFT_OUT
-    )
+    counts = {k: sum(note in row.notes for row in rows) for k, (note, _) in LEFT_OUT.items()}
+    counts["validated"] = sum(row.split == "val" for row in scored)
+    used: dict[str, Any] = {
+        "path": str(data.source),
+        "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
+        **(counts if known else dict.fromkeys(counts)),
+        "copies": len(scored) - len({row.sha256 for row in scored}),
+    }
     results: EvaluationResults = {
         **classification_metrics(
-            all_logits,
+            logits,
             labels,
             postprocess.classes,
             thresholds=np.array(postprocess.thresholds),
             groups=groups,
         ),
         **probability_metrics(
-            all_logits.double().numpy(),
+            logits.double().numpy(),
             labels,
             ece_before=ece_before,
             temperature=temperature,
             groups=groups,
         ),
-        "data": {
-            "path": str(data.source),
-            "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-            "trained": exact,
-            "trained_copies": near,
-            "trained_paths": same_path,
-            "trained_groups": same_group,
-            "validated": None if known is None else validated,
-            "copies": len(digests) - len({*digests}),
-        },
+        "data": cast("EvaluatedData", used),
         "kept": _kept_results(predictions, postprocess.threshold, groups),
     }
-    _warn_of_bias(results)
-    _warn_of_images(data, predictions, relabelled)
+    _warn_of_bias(used, len(scored))
+    _warn_of_images(data, predictions, known)
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
 def _score_labelled(
-    data: LabelledImages,
-    engine: Predictor | OnnxEngine,
-    known: RunImages | None,
-    index: Mapping[str, Any],
-    postprocess: Postprocess,
-) -> tuple[list[_LabelledPrediction], list[ScoreArray], list[str], int, int]:
-    """Predict the images of the data in order, with a progress bar.
+    data: LabelledImages, pipeline: Pipeline, known: RunImages | None, index: Mapping[str, Any]
+) -> list[_LabelledPrediction]:
+    """Predict the images of the data in order, with a progress bar; leave out training images."""
+    found = [_LabelledPrediction(label, Prediction(path=path)) for path, label in data.images]
 
-    Return one prediction per image, the logits (B, C) of each batch and the digest of each image
-    that has logits. Images that are left out have neither. Then follow the numbers of validation
-    images of the run with logits and of training images with another label than in training.
-    """
-
-    def load(item: tuple[str, str]) -> _HashedImage:
-        path, label = item
-        digest = ""
+    def load(number: int) -> LoadedImage:
+        path, label = data.images[number]
+        row, group = found[number], data.groups.get(path, "")
         try:
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
-            group, found = data.groups.get(path, ""), Recognised()
-            if known is not None:
-                group = group or known.group_of(path, digest)
-                found = known.recognise(path, content, label, group)
-            if found.note:
-                return _HashedImage(path, label, digest, notes=(found.note,))
-            view, is_validation = engine.view(content, path), found.split == "val"
-            notes = notes_on(content, engine.transform)
-            return _HashedImage(
-                path, label, digest, view, notes, is_validation=is_validation, group=group
-            )
+            group = group or (known.group_of(path, digest) if known else "")
+            found[number] = row = row._replace(sha256=digest, group=group)
+            split, note = known.recognise(path, content, label, group) if known else ("", "")
+            found[number] = row._replace(split=split)
+            if note:
+                return LoadedImage(path, None, notes=(note,))
+            return pipeline.loaded(path, content)._replace(target=index[label])
         except ImageError as error:
-            return _HashedImage(path, label, digest, error=error.reason)
+            return LoadedImage(path, None, error.reason)
 
-    predictions: list[_LabelledPrediction] = []
-    logits: list[ScoreArray] = []
-    digests: list[str] = []
-    validated = relabelled = 0
-    size = PREDICT_BATCH_SIZE if isinstance(engine, Predictor) else engine.batch
-    images = in_order(load, data.images, workers=worker_threads())
-    with console.Progress("evaluating", len(data.images)) as progress, contextlib.closing(images):
-        while group := list(islice(images, size)):
-            usable = [image for image in group if image.view is not None]
-            scored: Iterator[Prediction] = iter(())
-            if usable:
-                views = [image.view for image in usable if image.view is not None]
-                scores = engine.scores(np.stack(views))
-                targets: Any = [index[image.label] for image in usable]
-                paths, crops = [i.path for i in usable], map(engine.transform.without_border, views)
-                scored = iter(postprocess(paths, scores, targets, views=[*crops]))
-                logits.append(scores.logits)
-                digests += [image.sha256 for image in usable]
-                validated += sum(image.is_validation for image in usable)
-            if known is not None:
-                relabelled += sum(known.has_other_label(i.sha256, i.label) for i in group)
-            for image in group:
-                left_out = Prediction(path=image.path, notes=image.notes, error=image.error)
-                prediction = (
-                    left_out if image.view is None else with_notes(next(scored), image.notes)
-                )
-                predictions.append(_LabelledPrediction(image.label, prediction, image.group))
-            progress.advance(len(group))
-    return predictions, logits, digests, validated, relabelled
+    predictions = pipeline.run(range(len(found)), load)
+    with console.Progress("evaluating", len(found)) as progress, contextlib.closing(predictions):
+        for number, prediction in enumerate(predictions):
+            found[number] = found[number]._replace(prediction=prediction)
+            progress.advance()
+    return found
 
 
 def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
     """Check that the model has every class of the data, which may have fewer."""
     present = {*(data.labels or data.classes)}
     unknown, missing = sorted(present - {*known}), sorted({*known} - present)
-    if not unknown:
-        return
     if not several and (data.labels or any(JOINER in name for name in unknown)):
         raise DataError(
             f"{data.source} gives images several labels, but the model gives them one class",
-            fix="use a model that was trained on such a table, or a table with one class per image",
+            fix="use a multi-label model, or a table with one class per image (--set "
+            "data.labels=one if it is one)",
         )
+    if not unknown:
+        return
     first = next((f" of {path}" for path, name in data.images if name == unknown[0]), "")
     fix = "use the class names of the model, and remove images of other classes"
     if unknown == sorted(present):
@@ -409,14 +340,16 @@ def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool)
 def _nothing_left(data: LabelledImages, predictions: Sequence[_LabelledPrediction]) -> DataError:
     """Return the error for data in which no image can be evaluated."""
     total = len(predictions)
-    if trained := sum({*LEFT_OUT} & {*row.prediction.notes} != set() for row in predictions):
+    notes = {note for note, _ in LEFT_OUT.values()}
+    if trained := sum(not notes.isdisjoint(row.prediction.notes) for row in predictions):
         unread = f", and {total - trained:,} cannot be read" if total > trained else ""
         return DataError(
             f"no images left to evaluate: the model was trained on {trained:,} of "
             f"{count(total, 'image')} in {data.source}{unread}",
             fix="use images on which the model was not trained",
         )
-    examples = "; ".join(f"{p.path}: {p.error}" for _, p, _ in predictions[:3])
+    first = [row.prediction for row in predictions[:3]]
+    examples = "; ".join(f"{one.path}: {one.error}" for one in first)
     return DataError(
         f"cannot read any image in {data.source} ({examples})",
         fix="replace the files, or choose other data",

@@ -7,29 +7,24 @@ machine with two cores, a matrix product with two threads took ten times as long
 """
 
 import os
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
-from PIL import Image
 
-from vitft.data.images import MAX_PIXELS
 from vitft.features.reference import Reference, read_reference
 from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
-from vitft.predict.engine import CpuEngine, Views, decode_view
+from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores, not_finite
-
-_T = TypeVar("_T")
 
 _MAX_THREADS = min(4, os.cpu_count() or 1)
 FEW_IMAGES = 8
 """Maximum number of images for which NumPy is faster than importing and running torch."""
 
 
-class NumpyEngine(CpuEngine):
+class NumpyEngine(Engine):
     """An `Engine` in NumPy that scores one image per core at a time."""
 
     batch, in_workers = 1, True
@@ -40,10 +35,11 @@ class NumpyEngine(CpuEngine):
         self.opened, self.model, self.feature_size = opened, model, model.feature_size
         self.transform, self.classes = opened.card.transform, opened.card.classes
         self.thresholds, self.results = opened.card.thresholds, opened.card.run
+        self.split = opened.card.split
         self.reference = reference
         self.intermediate = reference.intermediate_blocks if reference else 0
         self.workers = min(FEW_IMAGES, _MAX_THREADS)
-        self.digest = in_background(opened.digest)
+        self.digest = ThreadPoolExecutor(1).submit(opened.digest).result
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
@@ -62,12 +58,6 @@ class NumpyEngine(CpuEngine):
         reference = read_reference(path.parent, model.feature_size, model.config)
         return cls(opened, model, reference)
 
-    def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
-        return decode_view(data, name, self.transform, max_pixels=max_pixels)
-
-    def view_of(self, image: Image.Image) -> Views:
-        return self.transform.pixels(image)
-
     def scores(self, views: Views) -> Scores:
         """Return the scores of preprocessed images (B, S, S, 3).
 
@@ -84,16 +74,3 @@ class NumpyEngine(CpuEngine):
             raise not_finite() from error
         self.opened.check_digest(self.digest())
         return scores
-
-
-def in_background(work: Callable[[], _T]) -> Callable[[], _T]:
-    """Call `work` in a thread; return a function that waits for its result."""
-    results: list[_T] = []
-    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
-    thread.start()
-
-    def wait() -> _T:
-        thread.join()
-        return results[0]
-
-    return wait

@@ -4,35 +4,32 @@
 graph that resizes images itself receives decoded images, one at a time.
 """
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vitft.data.images import MAX_PIXELS, read_image
 from vitft.data.transforms import EvalTransform
-from vitft.features.reference import Reference
 from vitft.metrics.summary import Results
 from vitft.models.card import foreign_thresholds
 from vitft.models.checkpoint_file import lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
-from vitft.predict.engine import CpuEngine, Views
+from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
+from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error
 
 _ONNX_BATCH_SIZE = 16
 """Number of images per call to a graph with a fixed image size."""
 
 
-class OnnxEngine(CpuEngine):
+class OnnxEngine(Engine):
     """An `Engine` that runs an ONNX graph written by `vitft export`.
 
     Raises:
@@ -40,16 +37,20 @@ class OnnxEngine(CpuEngine):
         RunError: The file is damaged or was not written by vitft.
     """
 
-    in_workers = False
-    reference: Reference | None = None
-
     def __init__(self, path: Path) -> None:
         require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))
         self.path = path
         self.session = _open_session(path)
         self.workers = os.cpu_count() or 1
-        facts = _described_graph(path, self.session.get_modelmeta().custom_metadata_map)
+        described = self.session.get_modelmeta().custom_metadata_map.get("vitft")
+        if described is None:
+            raise RunError(
+                f"the ONNX graph {path} was not exported by vitft and contains neither the class "
+                "names nor the preprocessing",
+                fix="use a graph from `vitft export --onnx`, or run this one with onnxruntime",
+            )
         try:
+            facts = parse_json(described)
             self.classes = tuple(map(str, facts["classes"]))
             self.transform = EvalTransform.from_json(facts["transform"])
             self.split = str(facts.get("split", ""))
@@ -59,17 +60,8 @@ class OnnxEngine(CpuEngine):
             self.takes_bytes, self.any_size = facts["input"]["bytes"], facts["input"]["any_size"]
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
             reason = error.problem if isinstance(error, UsageError) else error
-            raise _unreadable_graph(path, f"its vitft metadata is incomplete: {reason}") from error
+            raise _unreadable_graph(path, f"its vitft metadata is not valid: {reason}") from error
         self.batch = 1 if self.any_size else _ONNX_BATCH_SIZE
-
-    def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
-        """Return the preprocessed image (S, S, 3), or the decoded image (H, W, 3) to be resized.
-
-        Raises:
-            ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
-        """
-        grey_range = self.transform.grey_range
-        return self.view_of(read_image(data, name, max_pixels=max_pixels, grey_range=grey_range))
 
     def view_of(self, image: Image.Image) -> Views:
         """Return a decoded RGB image, preprocessed (S, S, 3), or as it is (H, W, 3)."""
@@ -120,23 +112,6 @@ def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime's own type
     if is_other:
         raise _unreadable_graph(path, CHANGED)
     return session
-
-
-def _described_graph(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the description that `vitft export` stored in a graph."""
-    if "vitft" not in metadata:
-        raise RunError(
-            f"the ONNX graph {path} was not exported by vitft and contains neither the class names "
-            "nor the preprocessing",
-            fix="use a graph from `vitft export --onnx`, or run this one with onnxruntime",
-        )
-    try:
-        facts = json.loads(metadata["vitft"])
-    except (ValueError, RecursionError) as error:
-        raise _unreadable_graph(path, f"its vitft metadata is not JSON: {error}") from error
-    if not isinstance(facts, dict):
-        raise _unreadable_graph(path, "its vitft metadata is not a JSON object")
-    return facts
 
 
 def _first_line(error: Exception) -> str:

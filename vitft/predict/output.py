@@ -1,30 +1,31 @@
-"""Output of predictions, one row per image, to the terminal and to files.
+"""Output of predictions to files, one row per image.
 
-A text file is first written as `NAME.part`, from which an interrupted run can be resumed if the
-format is JSONL or CSV. With several processes, each one writes its own file, such as
-`NAME.part-0-of-2`; the last process to finish merges the rows in the order of the images.
+The rows of an unfinished file are in `NAME.part`: the options of the job, then one row per line in
+the format of JSONL output, whatever the format of the file. An interrupted job is resumed from it.
+Once all rows are there, they are written to the file. With several processes, each one writes a
+part of its own, such as `NAME.part-0-of-2`, and the last one to finish writes the file.
 """
 
 import contextlib
-import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vitft.predict.rows import BYTE_ORDER_MARK, Prediction, RowFormat, RowWriter
+from vitft.data.sources import ImageSource
+from vitft.data.table import TABLE_SUFFIXES, TableReader
+from vitft.predict.request import ProcessShard
+from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
 from vitft.system.console import visible
 from vitft.system.errors import RunError
-from vitft.system.files import temporary_file, writing
-from vitft.system.text import csv_line, escape_formula
+from vitft.system.files import writing
+from vitft.system.text import count, escape_formula, json_line, listing
 
 if TYPE_CHECKING:
     from openpyxl.cell import WriteOnlyCell
-
 
 # rows of predictions as a Parquet file, or as an Excel worksheet that can be read, sorted and
 # filtered at once ---------------------------------------------------------------------------------
@@ -47,56 +48,34 @@ _NOTES_WIDTH = 28
 _Cell = str | float | None
 
 
-class _GroupWriter(RowWriter):
-    """Writer that passes on the cells of up to `_GROUP` rows at a time, in valid UTF-8."""
-
-    def __init__(self, form: RowFormat, write_group: Callable[[list[list[_Cell]]], None]) -> None:
-        super().__init__(form, write=lambda _: None)
-        self.write_group = write_group
-        self.pending: list[list[_Cell]] = []
-
-    def write_row(self, prediction: Prediction) -> None:
-        self.pending.append(
-            [
-                cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-                for cell in self.form.cells(prediction)
-            ]
-        )
-        if len(self.pending) >= _GROUP:
-            self.close()
-
-    def close(self) -> None:
-        """Write the rows that are held back."""
-        self.write_group(self.pending)
-        self.pending = []
+def _in_utf8(cell: _Cell) -> _Cell:
+    """Return a cell in valid UTF-8."""
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
-@contextlib.contextmanager
-def _open_parquet(out: Path, form: RowFormat) -> Iterator[RowWriter]:
-    """Open a Parquet file with the same columns as CSV output and float64 probabilities."""
+def _clean_cell(cell: _Cell) -> _Cell:
+    """Return a value that an Excel file can contain; an empty text is an empty cell."""
+    if not isinstance(cell, str):
+        return cell
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", str(_in_utf8(cell)))[:_EXCEL_CELL] or None
+
+
+def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction]) -> None:
+    """Write a Parquet file with the same columns as CSV output and float64 probabilities."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     names = form.columns
     types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
     schema = pa.schema(list(zip(names, types, strict=True)))
-    with writing(out), temporary_file(out) as (descriptor, temporary):
-        os.close(descriptor)
-        with pq.ParquetWriter(temporary, schema) as writer:
-
-            def write_group(rows: list[list[_Cell]]) -> None:
-                group = [dict(zip(names, row, strict=True)) for row in rows]
-                writer.write_table(pa.Table.from_pylist(group, schema=schema))
-
-            writer_of_rows = _GroupWriter(form, write_group)
-            yield writer_of_rows
-            writer_of_rows.close()
-        temporary.replace(out)
+    with pq.ParquetWriter(path, schema) as writer:
+        while group := [form.cells(one) for one in islice(predictions, _GROUP)]:
+            rows = [dict(zip(names, map(_in_utf8, cells), strict=True)) for cells in group]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-@contextlib.contextmanager
-def _open_excel(out: Path, form: RowFormat) -> Iterator[RowWriter]:
-    r"""Open an Excel file with the same columns as CSV output; probabilities are numbers.
+def _write_excel(path: Path, form: RowFormat, predictions: Iterator[Prediction]) -> None:
+    r"""Write an Excel file with the same columns as CSV output; probabilities are numbers.
 
     Text that begins like a formula stays text, and control characters, which the format does not
     allow, become escapes such as `\x07`. openpyxl keeps the rows in a temporary file.
@@ -106,63 +85,46 @@ def _open_excel(out: Path, form: RowFormat) -> Iterator[RowWriter]:
     from openpyxl.utils import get_column_letter
     from openpyxl.worksheet.properties import PageSetupProperties
 
-    with writing(out), temporary_file(out) as (descriptor, temporary):
-        os.close(descriptor)
-        book = Workbook(write_only=True)
-        sheet = book.create_sheet("predictions")
-        sheet.freeze_panes = "A2"
-        sheet.print_title_rows = "1:1"
-        sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
-        sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)  # all columns
-        names = [str(_clean_cell(name)) for name in form.columns]
-        letters = [get_column_letter(i + 1) for i in range(len(names))]
-        cells = [_styled_cell(sheet, name) for name in names]
-
-        def write_group(rows: list[list[_Cell]]) -> None:
-            if writer.count > _EXCEL_ROWS:
-                raise RunError(
-                    f"an Excel file has at most {_EXCEL_ROWS + 1:,} rows, and there are more "
-                    "images",
-                    fix="use --out FILE.csv or FILE.parquet, or fewer images at a time",
-                )
-            cleaned = [[*map(_clean_cell, row)] for row in rows]
-            if writer.count == len(rows):  # the first rows: openpyxl writes widths before them
-                bold = Font(name="Calibri", size=11, bold=True)  # openpyxl's font has no name
-                header = [_styled_cell(sheet, "") for _ in names]
-                for i, (cell, name) in enumerate(zip(header, names, strict=True)):
-                    texts = (row[i] for row in cleaned)
-                    longest = max((len(t) for t in texts if isinstance(t, str)), default=0)
-                    least = _NOTES_WIDTH if name == "notes" else _MIN_WIDTH
-                    width = max(least, len(name) + _FILTER_WIDTH, longest + 1)
-                    sheet.column_dimensions[letters[i]].width = min(_MAX_WIDTH, width)
-                    cell.value, cell.data_type, cell.font = name, "s", bold
-                sheet.append(header)
-            for row in cleaned:
-                for cell, value in zip(cells, row, strict=True):
-                    cell.value = value
-                    if isinstance(value, str):  # never evaluated as a formula
-                        cell.data_type = "s"
-                # writes the values, so the cells can be used again
-                sheet.append([None if cell.value is None else cell for cell in cells])
-
-        writer = _GroupWriter(form, write_group)
-        try:
-            yield writer
-            writer.close()
-            sheet.auto_filter.ref = f"A1:{letters[-1]}{writer.count + 1}"
-        except BaseException:
-            with contextlib.suppress(OSError):
-                sheet.close()  # ends the temporary file, which openpyxl removes at exit
-            raise
-        book.save(temporary)
-        temporary.replace(out)
-
-
-def _clean_cell(value: _Cell) -> _Cell:
-    """Return a value that an Excel file can contain; an empty text is an empty cell."""
-    if not isinstance(value, str):
-        return value
-    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)[:_EXCEL_CELL] or None
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet("predictions")
+    sheet.freeze_panes = "A2"
+    sheet.print_title_rows = "1:1"
+    sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
+    sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)  # all columns
+    names = [str(_clean_cell(name)) for name in form.columns]
+    letters = [get_column_letter(i + 1) for i in range(len(names))]
+    cells = [_styled_cell(sheet, name) for name in names]
+    header = [_styled_cell(sheet, "") for _ in names]
+    rows = ([*map(_clean_cell, form.cells(one))] for one in predictions)
+    first, number = [*islice(rows, _GROUP)], 0
+    bold = Font(name="Calibri", size=11, bold=True)  # openpyxl's font has no name
+    for i, (cell, name) in enumerate(zip(header, names, strict=True)):
+        texts = (row[i] for row in first)
+        longest = max((len(t) for t in texts if isinstance(t, str)), default=0)
+        least = _NOTES_WIDTH if name == "notes" else _MIN_WIDTH
+        width = max(least, len(name) + _FILTER_WIDTH, longest + 1)
+        sheet.column_dimensions[letters[i]].width = min(_MAX_WIDTH, width)
+        cell.value, cell.data_type, cell.font = name, "s", bold
+    try:
+        sheet.append(header)  # openpyxl writes the widths before it
+        for number, row in enumerate(chain(first, rows), start=1):  # noqa: B007 - used below
+            for cell, value in zip(cells, row, strict=True):
+                cell.value = value
+                if isinstance(value, str):  # never evaluated as a formula
+                    cell.data_type = "s"
+            # writes the values, so the cells can be used again
+            sheet.append([None if cell.value is None else cell for cell in cells])
+        if number > _EXCEL_ROWS:
+            raise RunError(
+                f"an Excel file has at most {_EXCEL_ROWS + 1:,} rows, and there are more images",
+                fix="repeat the command with --resume --format csv, or use fewer images at a time",
+            )
+        sheet.auto_filter.ref = f"A1:{letters[-1]}{number + 1}"
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sheet.close()  # ends the temporary file, which openpyxl removes at exit
+        raise
+    book.save(path)
 
 
 def _styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
@@ -178,36 +140,19 @@ def _styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
     return cell
 
 
-# output of predictions, one row per image, to the terminal and to files ---------------------------
-
-RESUMABLE = ("jsonl", "csv")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessShard:
-    """The rows that one process writes: chunks `rank`, `rank + world`, and so on."""
-
-    rank: int = 0
-    world: int = 1
-    chunk: int = 16
-    """Number of rows computed together; a resumed run starts at a multiple of this number."""
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        """Return the shard of this process: all rows unless torchrun started several processes."""
-        rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-        if rank.isdigit() and world.isdigit() and int(world) > 1:
-            return cls(rank=int(rank), world=int(world))
-        return cls()
+def _write_text(path: Path, form: RowFormat, predictions: Iterator[Prediction]) -> None:
+    """Write lines of text; invalid UTF-8 in names is preserved."""
+    end = "\r\n" if form.style == "csv" else "\n"
+    with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        file.writelines(f"{line}{end}" for line in text_lines(form, predictions))
+        file.flush()
+        os.fsync(file.fileno())
 
 
-class ResumePoint(NamedTuple):
-    """Counts of rows, bytes and errors in an unfinished file, up to the last complete chunk."""
+# rows of an unfinished file, and the file that is made of them ------------------------------------
 
-    rows: int = 0
-    size: int = 0
-    errors: int = 0
-    """Number of error rows among `rows`."""
+_JobOptions = Mapping[str, object]
+"""What decides the rows of a job besides its images, e.g. the digest of the model."""
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
@@ -217,14 +162,17 @@ def part_path(out: Path, shard: ProcessShard) -> Path:
 
 
 def finished_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the path of a process's file that is complete but not yet merged."""
+    """Return the path of the rows of a process that has written all of them."""
     part = part_path(out, shard)
-    return part.with_name(f"{part.name}.done")
+    return part if shard.world == 1 else part.with_name(f"{part.name}.done")
 
 
-def record_path(part: Path) -> Path:
-    """Return the path of the options of the job that writes a file of rows."""
-    return part.with_name(f"{part.name}.json")
+def _temporary_path(out: Path, shard: ProcessShard) -> Path:
+    """Return the path at which a process writes the output file before it has its name.
+
+    It is always the same, so that the file of a killed process is overwritten or removed.
+    """
+    return out.with_name(f".{part_path(out, shard).name}")
 
 
 def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
@@ -253,75 +201,108 @@ def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
         )
 
 
-def _complete_rows(file: BinaryIO, style: str) -> Iterator[bytes]:
-    """Yield the complete rows of a file, with quoted line breaks; omit a truncated last row."""
-    record = b""
+def _read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[Prediction, int]]:
+    """Yield the complete rows of a part, after its options, with their sizes in bytes."""
     for line in file:
-        record += line
-        if line.endswith(b"\n") and (style == "jsonl" or record.count(b'"') % 2 == 0):
-            yield record
-            record = b""
+        if line.endswith(b"\n"):
+            try:
+                yield Prediction.from_dict(json.loads(line)), len(line)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise _foreign(path, line) from error
 
 
-def find_resume_point(path: Path, form: RowFormat, names: Iterator[str], chunk: int) -> ResumePoint:
-    """Check the rows of an unfinished file against `names`, and return the point to resume from.
+def check_options(path: Path, options: _JobOptions) -> int:
+    """Check that a part was begun with these options; return their size in bytes.
+
+    The size is 0 if there is no part, or if it does not even contain its options.
 
     Raises:
-        RunError: The images or columns differ from those of the request, or a row was not
-            written by vitft.
+        RunError: It was begun with others, or not by vitft.
     """
-    style, size, done, errors = form.style, 0, 0, 0
-    point = ResumePoint()
-    with path.open("rb") as file:
-        records = _complete_rows(file, style)
-        if style == "csv":
-            header = next(records, None)
-            if header is None:
-                return point
-            expected = _encode_line(csv_line(form.columns), style)
-            if header.removeprefix(BYTE_ORDER_MARK.encode()) != expected:
-                found = header.decode("utf-8", "replace").strip()[:100]
-                raise cannot_resume(
-                    path,
-                    f"its columns are {visible(found)}, not {expected.decode().strip()}",
-                    fix="use the options of the first run. If an older version of vitft wrote the "
-                    "file, choose another file with --out",
-                )
-            size = len(header)
-            point = ResumePoint(0, size, 0)
-        for record in records:
-            found, classes, is_error = _parse_record(record, style, path)
-            name = next(names, None)
-            if name is None or found != (escape_formula(name) if style == "csv" else name):
-                wanted = (
-                    "the request has fewer images"
-                    if name is None
-                    else f"should be for {visible(name)}"
-                )
-                raise cannot_resume(path, f"row {done + 1} is for {visible(found)}, but {wanted}")
-            if not is_error and classes > (len(form.labels) or form.top_k):
-                raise cannot_resume(
-                    path, f"row {done + 1} has {classes} classes, but --top-k is {form.top_k}"
-                )
-            done, size, errors = done + 1, size + len(record), errors + is_error
-            if done % chunk == 0:
-                point = ResumePoint(done, size, errors)
-    return point
-
-
-def _parse_record(record: bytes, style: str, path: Path) -> tuple[str, int, bool]:
-    """Return a row's path, its number of classes (0 for CSV), and whether it is an error row."""
+    line = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        line = file.readline()
+    if not line.endswith(b"\n"):
+        return 0
     try:
-        if style == "jsonl":
-            row = json.loads(record)
-            return row["path"], len(row.get("classes", ())), "error" in row
-        cells = next(csv.reader([record.decode("utf-8", "surrogateescape")]))
-        return cells[0], 0, bool(cells[-1])
-    except (ValueError, KeyError, TypeError, IndexError, StopIteration, csv.Error) as error:
-        raise cannot_resume(path, f"a row was not written by vitft: {record[:60]!r}") from error
+        before, differ = json.loads(line), []
+        changed = [(key, before[key], now) for key, now in options.items() if before[key] != now]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _foreign(path, line) from error
+    for key, begun, now in changed:
+        if isinstance(begun, bool):
+            differ.append(f"{key}, which is missing now" if begun else f"no {key}")
+        elif key in ("model", "threshold"):
+            differ.append(f"another {key}")
+        else:
+            differ.append(f"{key} {begun}, not {now}")
+    if differ:
+        raise _cannot_resume(path, f"it was begun with {listing(differ)}")
+    return len(line)
 
 
-def cannot_resume(
+def find_resume_point(
+    part: Path, start: int, images: Iterator[ImageSource], chunk: int
+) -> tuple[int, int, list[ImageSource]]:
+    """Check the rows of a part, which begin at byte `start`, against the images.
+
+    Return the numbers of rows and bytes up to the last complete chunk, and the images beyond it
+    that have been read.
+
+    Raises:
+        RunError: A row is for another image, or was not written by vitft.
+    """
+    done, size, again = 0, start, list[ImageSource]()
+    with part.open("rb") as file:
+        file.seek(start)
+        for number, (row, length) in enumerate(_read_rows(file, part), start=1):
+            image = next(images, None)
+            _check_name(part, number, row.path, image.name if image else None)
+            again, size = [*again, *filter(None, [image])], size + length
+            if number % chunk == 0:
+                done, start, again = number, size, []
+    return done, start, again
+
+
+def check_finished(out: Path, names: Iterator[str]) -> tuple[int, int]:
+    """Return the numbers of rows and errors of a finished file, if its rows are for `names`.
+
+    Raises:
+        RunError: A row is for another image, or there are fewer rows, or the file has no rows.
+    """
+    fix = "choose another file with --out"
+    if out.suffix.lower() not in TABLE_SUFFIXES:
+        raise _cannot_resume(out, "it is complete", fix=fix)
+    reader = TableReader(out, missing=fix, fix=fix, error=RunError)
+    columns, done, errors = next(reader.rows, []), 0, 0
+    if columns and "path" not in columns:
+        raise _cannot_resume(out, "it has no column path", fix=fix)
+    for done, row in enumerate(reader, start=1):
+        cells, name = dict(zip(columns, row, strict=False)), next(names, None)
+        written = name and (name, escape_formula(name), _in_utf8(name), _clean_cell(name))
+        if not written or cells["path"] not in written:
+            _check_name(out, done, cells["path"], name)
+        errors += bool(cells.get("error"))
+    if (more := next(names, None)) is not None:
+        raise _cannot_resume(
+            out,
+            f"it is complete, with {count(done, 'row')}, but the request has more images, e.g. "
+            f"{visible(more)}",
+            fix="choose another file with --out. The rows of this one stay as they are",
+        )
+    return done, errors
+
+
+def _check_name(path: Path, number: int, found: str, name: str | None) -> None:
+    """Check that a row is for the image `name`; None stands for no image."""
+    if found != name:
+        wanted = "the request has fewer images"
+        if name is not None:
+            wanted = f"should be for {visible(name)}"
+        raise _cannot_resume(path, f"row {number} is for {visible(found)}, but {wanted}")
+
+
+def _cannot_resume(
     path: Path,
     reason: str,
     *,
@@ -331,85 +312,84 @@ def cannot_resume(
     return RunError(f"cannot resume {path}: {reason}", fix=fix)
 
 
-def _encode_line(line: str, style: str) -> bytes:
-    """Encode a line and its line break as bytes; invalid UTF-8 in names is preserved."""
-    return (line + ("\r\n" if style == "csv" else "\n")).encode("utf-8", "surrogateescape")
+def _foreign(path: Path, line: bytes) -> RunError:
+    """Return the error for a line of a part that `open_part` did not write."""
+    return _cannot_resume(path, f"a row was not written by vitft: {line[:60]!r}")
 
 
 @contextlib.contextmanager
-def open_rows(
-    out: Path, form: RowFormat, shard: ProcessShard, start: ResumePoint
-) -> Iterator[RowWriter]:
-    """Open an output file that is renamed to its final name once all rows are written.
-
-    With several processes, the files are merged once every process has written its rows.
+def open_part(
+    part: Path, options: _JobOptions, size: int
+) -> Iterator[Callable[[Prediction], None]]:
+    """Open a part of which `size` bytes are kept; yield a function that appends a row.
 
     Raises:
         ResourceError: The disk is full.
         RunError: The file cannot be written.
     """
-    part = part_path(out, shard)
-    if form.style in ("parquet", "xlsx"):
-        with (_open_parquet if form.style == "parquet" else _open_excel)(out, form) as rows:
-            yield rows
-        return
     with writing(part):
         file = part.open("ab", buffering=0)  # a crash loses no written row
     with file:
 
-        def write(line: str) -> None:
-            data = _encode_line(line, form.style)
+        def write(fields: Mapping[str, Any]) -> None:
+            data = json_line(fields).encode() + b"\n"
             with writing(part):
                 while data:
                     data = data[file.write(data) :]
 
-        if file.tell() > start.size:  # mode "ab" starts at the end of the file
-            file.truncate(start.size)
-        rows = RowWriter(form, write)
-        rows.count, rows.errors = start.rows, start.errors
-        rows.has_begun = start.size > 0
-        yield rows
-        rows.close()
+        if file.tell() > size:  # mode "ab" starts at the end of the file
+            file.truncate(size)
+        if not size:
+            write(options)
+        yield lambda prediction: write(prediction.to_dict())
         with writing(part):
             os.fsync(file.fileno())
-    with writing(out):
-        if shard.world == 1:
-            part.replace(out)
-        else:
-            part.replace(finished_path(out, shard))
-            merge_shards(out, form.style, shard)
 
 
-def merge_shards(out: Path, style: str, shard: ProcessShard) -> None:
-    """Merge the rows of all shards in the order of the images, if every shard is finished.
+def finish(out: Path, form: RowFormat, shard: ProcessShard) -> Tally | None:
+    """Write the output file if every process has written all its rows; return what it contains.
 
-    The files of the shards are removed only after the merged file has received its final name. If
-    two processes finish at the same time, both merge the rows and write the same bytes.
+    The parts are removed only after the file has received its final name. If two processes finish
+    at the same time, both write the same bytes.
+
+    Raises:
+        ResourceError: The disk is full.
+        RunError: The file cannot be written, or there are too many rows for its format.
     """
-    shards = [ProcessShard(rank=rank, world=shard.world) for rank in range(shard.world)]
-    parts = [finished_path(out, other) for other in shards]
-    if not all(part.exists() for part in parts):
-        return
+    own, tally = part_path(out, shard), Tally()
+    parts = [finished_path(out, other) for other in shard.team()]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(writing(out))
+        if own.exists():
+            own.replace(parts[shard.rank])
         try:
             files = [stack.enter_context(part.open("rb")) for part in parts]
-        except FileNotFoundError:  # another process has already merged them
-            return
-        descriptor, temporary = stack.enter_context(temporary_file(out))
-        with open(descriptor, "wb") as merged:  # noqa: PTH123 - a descriptor, not a path
-            readers = [_complete_rows(file, style) for file in files]
-            if style == "csv":
-                headers = [next(reader) for reader in readers]
-                merged.write(headers[0])
-            while readers:  # one chunk per process in turn, until a process has no rows left
-                chunks = [[*islice(reader, shard.chunk)] for reader in readers]
-                merged.writelines(row for chunk in chunks for row in chunk)
-                if not all(chunks):
-                    break
-            merged.flush()
-            os.fsync(merged.fileno())
+        except FileNotFoundError:  # unfinished, or another process has already written the file
+            return None
+        for file in files:
+            file.readline()  # the options
+        readers = [_read_rows(file, part) for file, part in zip(files, parts, strict=True)]
+        temporary = _temporary_path(out, shard)
+        stack.callback(temporary.unlink, missing_ok=True)
+        write = {"parquet": _write_parquet, "xlsx": _write_excel}.get(form.style, _write_text)
+        write(temporary, form, tally.counting(_in_turn(readers, shard.chunk)))
         temporary.replace(out)
-    leftover = [*parts, *(record_path(part_path(out, other)) for other in shards)]
-    for part in leftover:
+    remove_parts(out, shard)
+    return tally
+
+
+def _in_turn(
+    readers: Sequence[Iterator[tuple[Prediction, int]]], chunk: int
+) -> Iterator[Prediction]:
+    """Yield one chunk of each process in turn, until a process has no rows left."""
+    while chunks := [[*islice(reader, chunk)] for reader in readers]:
+        yield from (row for rows in chunks for row, _ in rows)
+        if not all(chunks):
+            return
+
+
+def remove_parts(out: Path, shard: ProcessShard) -> None:
+    """Remove what is left of the parts of a finished file."""
+    for path in (_temporary_path(out, shard), *(finished_path(out, one) for one in shard.team())):
         with contextlib.suppress(OSError):  # a leftover file does no harm
-            part.unlink()
+            path.unlink()

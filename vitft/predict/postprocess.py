@@ -173,62 +173,48 @@ class Postprocess:
         """
         if not np.isfinite(scores.logits).all():
             raise not_finite()
-        one = self.with_labels if self.thresholds else self.with_class
-        predictions = one(paths, scores, targets)
-        for i, view in enumerate(views):
-            if is_blank_view(view):
-                notes = (*predictions[i].notes, BLANK_REMARK)
-                predictions[i] = replace(predictions[i], notes=notes)
-        return predictions
-
-    def with_class(
-        self, paths: Sequence[str], scores: Scores, targets: _Targets | None
-    ) -> list[Prediction]:
-        """Return the predictions of a model that assigns each image one class."""
-        probabilities = softmax(scores.logits.astype(np.float64))  # (B, C)
-        if self.top_k == 1:
+        logits, several = scores.logits.astype(np.float64), bool(self.thresholds)
+        given = logits >= logit_of(np.asarray(self.thresholds)) if several else None  # (B, C)
+        probabilities = sigmoid(logits) if several else softmax(logits)  # (B, C)
+        if self.top_k == 1 and not several:
             order = probabilities.argmax(axis=1)[:, None]  # (B, k)
         else:  # stable: ties keep the order of the classes, as with argmax
-            order = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top_k]
+            order = np.argsort(-probabilities, axis=1, kind="stable")
+            order = order if several else order[:, : self.top_k]
         unlike = [False] * len(paths)
-        if self.reference is not None:
+        if self.reference is not None and not several:
             unlike = self.reference.are_unlike(scores.features, scores.intermediate)
         predictions = []
         for i, path in enumerate(paths):
-            best = tuple(probabilities[i, order[i]].tolist())
-            prediction = Prediction(
-                path=path,
-                classes=tuple(self.classes[index] for index in order[i]),
-                probabilities=best,
-                run=self.run_name,
-                notes=(NOT_SURE,) * (best[0] < self.threshold) + (OUT_OF_DISTRIBUTION,) * unlike[i],
-                target_probability=0.0 if targets is None else float(probabilities[i, targets[i]]),
+            best, labels, of_labels, of_target = probabilities[i, order[i]], None, 0.0, 0.0
+            if given is not None:
+                labels = tuple(self.classes[k] for k in order[i] if given[i, k])
+                of_target = of_labels = set_probability(probabilities[i], given[i])
+                if targets is not None:
+                    of_target = set_probability(probabilities[i], np.asarray(targets[i], bool))
+            elif targets is not None:
+                of_target = float(probabilities[i, targets[i]])
+            is_unsure = not several and best[0] < self.threshold
+            is_blank = bool(views) and is_blank_view(views[i])
+            notes = (
+                (NOT_SURE, is_unsure),
+                (OUT_OF_DISTRIBUTION, unlike[i]),
+                (BLANK_REMARK, is_blank),
             )
-            predictions.append(prediction)
+            predictions.append(
+                Prediction(
+                    path=path,
+                    classes=tuple(self.classes[k] for k in order[i]),
+                    probabilities=tuple(best.tolist()),
+                    labels=labels,
+                    labels_probability=of_labels,
+                    run=self.run_name,
+                    notes=tuple(note for note, holds in notes if holds),
+                    target_probability=of_target,
+                    logits=scores.logits[i],
+                )
+            )
         return predictions
-
-    def with_labels(
-        self, paths: Sequence[str], scores: Scores, targets: _Targets | None
-    ) -> list[Prediction]:
-        """Return the predictions of a multi-label model."""
-        logits = scores.logits.astype(np.float64)
-        probabilities = sigmoid(logits)
-        given = logits >= logit_of(np.asarray(self.thresholds))  # (B, C)
-        order = np.argsort(-probabilities, axis=1, kind="stable")
-        goals = given if targets is None else np.asarray(targets, bool)
-        names = np.array(self.classes, dtype=object)
-        return [
-            Prediction(
-                path=path,
-                classes=tuple(names[order[i]]),
-                probabilities=tuple(probabilities[i, order[i]].tolist()),
-                labels=tuple(names[[k for k in order[i] if given[i, k]]]),
-                labels_probability=set_probability(probabilities[i], given[i]),
-                run=self.run_name,
-                target_probability=set_probability(probabilities[i], goals[i]),
-            )
-            for i, path in enumerate(paths)
-        ]
 
 
 def set_probability(probabilities: Floats, members: Flags) -> float:

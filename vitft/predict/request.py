@@ -1,11 +1,12 @@
 """Request for a prediction job, validated before any expensive import."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from vitft.data.table import OTHER_EXCEL
-from vitft.predict.output import RESUMABLE, ProcessShard
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import Spelling, option
@@ -22,40 +23,54 @@ PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessShard:
+    """The rows that one process writes: chunks `rank`, `rank + world`, and so on."""
+
+    rank: int = 0
+    world: int = 1
+    chunk: int = 16
+    """Number of rows computed together; a resumed run starts at a multiple of this number."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Return the shard of this process: all rows unless torchrun started several processes."""
+        rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        if rank.isdigit() and world.isdigit() and int(world) > 1:
+            return cls(rank=int(rank), world=int(world))
+        return cls()
+
+    def team(self) -> "list[Self]":
+        """Return the shards of all processes."""
+        return [replace(self, rank=rank) for rank in range(self.world)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictRequest:
-    """Options of `vitft predict`; invalid or conflicting options raise UsageError."""
+    """Options of `vitft predict` (`vitft predict --help` describes them).
+
+    Invalid or conflicting options raise UsageError.
+    """
 
     images: Sequence[str] = ()
-    """Files, folders, glob patterns, URLs, or - for standard input."""
     lists: Sequence[str] = ()
-    """Files that list images."""
     run: str | None = None
-    """Run directory or checkpoint file; None for the latest run."""
     device: str = "auto"
     top_k: int = 1
-    """Number of classes per image."""
     format: str | None = None
     """One of `ROW_FORMATS`. If None, the format is inferred from the suffix of `out`, or is a table
     if there is no output file."""
     out: str | None = None
     """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
     bom: bool = False
-    """Whether a CSV file begins with a byte order mark."""
     resume: bool = False
     threshold: float | None = None
-    """Probability below which a prediction is marked `not sure`."""
     precision: float | None = None
-    """Target precision of the predictions not marked `not sure` (see `predict.threshold`)."""
     tta: bool = False
-    """Whether to average the logits of each image and its mirror image."""
     explain: str | None = None
-    """New folder for relevance overlays; None to write no overlays."""
     dtype: str = "auto"
     """Precision of the computation, one of `PREDICT_DTYPES` (see `torch_dtype`)."""
     engine: str = "auto"
-    """One of `ENGINES`."""
     allow_private_addresses: bool = False
-    """Whether images may be fetched from this machine and its local network."""
     shard: ProcessShard = field(default_factory=ProcessShard)
 
     @property
@@ -116,19 +131,15 @@ class PredictRequest:
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
         check_threshold(self.threshold, self.precision)
-        if self.bom and self.style != "csv":
+        if self.style != "csv" and self.bom:
             raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
-        is_resumable = self.out is not None and self.style in RESUMABLE
-        if self.resume and not is_resumable:
+        if self.resume and self.out is None:
+            raise UsageError("--resume needs an output file", fix="add --out, e.g. --out FILE.csv")
+        if self.shard.world > 1 and (self.out is None or "-" in self.images):
             raise UsageError(
-                "--resume needs a JSONL or CSV output file",
-                fix="add --out FILE.jsonl or --out FILE.csv",
-            )
-        if self.shard.world > 1 and (not is_resumable or "-" in self.images):
-            raise UsageError(
-                "predicting with several processes needs a JSONL or CSV output file and does not "
-                "support standard input",
-                fix="use --out FILE.jsonl or --out FILE.csv, and --list FILE instead of -",
+                "predicting with several processes needs an output file and does not support "
+                "standard input",
+                fix="use --out FILE.csv, and --list FILE instead of -",
             )
         if self.engine == "numpy":
             used = ["--explain"] * (self.explain is not None)

@@ -1,8 +1,9 @@
 """Rows of predictions as a table, JSON, JSONL or CSV; `output` writes them to files."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
 from vitft.data.label_sets import join_labels
@@ -44,10 +45,10 @@ class Prediction:
     """Name of the run that produced the model; empty if unknown."""
     target_probability: float = 0.0
     """Probability of the target class; 0 if no target was given."""
-    view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(
-        default=None, repr=False, compare=False
-    )
+    view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(default=None, compare=False)
     """The preprocessed image (S, S, 3), if requested."""
+    logits: "np.ndarray[Any, np.dtype[np.float32]] | None" = field(default=None, compare=False)
+    """Logits (C,) of the model; None for an unusable image."""
 
     def __repr__(self) -> str:
         return f"Prediction({visible(self.path)!r}: {_summarise(self)})"
@@ -80,6 +81,19 @@ class Prediction:
         row["classes"] = [{"class": name, "probability": round(p, _DECIMALS)} for name, p in pairs]
         return {**row, "notes": [*self.notes]} if self.notes else row
 
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Return the prediction of a row of JSONL output (`to_dict`)."""
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+        }
+        ranked = fields.pop("classes", ())
+        return cls(
+            **fields,
+            classes=tuple(one["class"] for one in ranked),
+            probabilities=tuple(one["probability"] for one in ranked),
+        )
+
 
 def _summarise(prediction: Prediction) -> str:
     """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
@@ -102,26 +116,35 @@ _MOST_COUNTED = 6
 """Maximum number of classes with their counts, if there are at least two more."""
 
 
-class _Tally:
-    """Counter of classes and notes; an image may have several notes or, if multi-label, labels."""
+class Tally:
+    """Counter of rows, classes and notes; an image may have several notes and several labels."""
 
     def __init__(self) -> None:
+        self.rows = 0
         self.answers: Counter[str] = Counter()
         self.marks: Counter[str] = Counter()
 
-    def add(self, prediction: Prediction) -> None:
-        """Count a prediction."""
-        if prediction.error:
-            self.marks[_UNREADABLE] += 1
-            return
-        answers = prediction.classes[:1] if prediction.labels is None else prediction.labels
-        self.answers.update(answers or ["no label"])
-        self.marks.update(note.partition(":")[0] for note in prediction.notes)
+    @property
+    def errors(self) -> int:
+        """Number of images that could not be read."""
+        return self.marks[_UNREADABLE]
 
-    def lines(self, beginning: str = "", *, has_threshold: bool = False) -> Iterator[str]:
+    def counting(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+        """Yield the predictions unchanged, and count them."""
+        for prediction in predictions:
+            self.rows += 1
+            if prediction.error:
+                self.marks[_UNREADABLE] += 1
+            else:
+                answers = prediction.classes[:1] if prediction.labels is None else prediction.labels
+                self.answers.update(answers or ["no label"])
+                self.marks.update(note.partition(":")[0] for note in prediction.notes)
+            yield prediction
+
+    def lines(self, *, has_threshold: bool = False) -> Iterator[str]:
         """Yield a line with the most frequent classes, and one with the notes, if there are any.
 
-        `beginning` says which rows are counted. With a threshold, `not sure` is always stated.
+        With a threshold, `not sure` is always stated.
         """
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
@@ -131,17 +154,17 @@ class _Tally:
                 classes += f" and {more:,} more"
             if foreign := self.marks[OUT_OF_DISTRIBUTION]:
                 classes += f", including {foreign:,} {OUT_OF_DISTRIBUTION}"
-            yield f"predicted{beginning}: {classes}"
+            yield f"predicted: {classes}"
         always = {NOT_SURE} if has_threshold else set()
         found = [n for n in (*_MARKS, _UNREADABLE) if self.marks[n] or n in always]
         if marked := ", ".join(f"{self.marks[name]:,} {name}" for name in found):
-            yield f"marked{beginning}: {marked}"
+            yield f"marked: {marked}"
 
 
 # rows of predictions as a table, JSON, JSONL or CSV -----------------------------------------------
 
-BYTE_ORDER_MARK = "\ufeff"
-"""First character of a CSV file that Excel is to read as UTF-8."""
+_ALIGNED = 100
+"""Number of rows by which the width of the first column of a table is determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,74 +202,28 @@ class RowFormat:
         return [one.path, *found, "; ".join(one.notes), one.error]
 
 
-class RowWriter:
-    """Writer of predictions as a table, JSON, JSONL or CSV, as lines without line breaks."""
-
-    def __init__(self, form: RowFormat, write: Callable[[str], object]) -> None:
-        self.form, self.style, self.write = form, form.style, write
-        self.count = self.errors = 0
-        self.tally = _Tally()
-        """Classes and notes of the rows written by this process, but not before a resumption."""
-        self.has_begun = False
-        self.pending_json = ""
-        """Latest JSON row, held back because a comma must follow every row but the last."""
-        self.unaligned: list[tuple[str, str]] | None = [("path", "prediction")]
-        """Rows held back until the width of the first column is known; None afterwards."""
-        self.width = 0
-
-    def begin(self) -> None:
-        """Write the CSV header or the opening bracket of JSON, if not yet written."""
-        if not self.has_begun and self.style in ("csv", "json"):
-            header = BYTE_ORDER_MARK * self.form.bom + csv_line(self.form.columns)
-            self.write(header if self.style == "csv" else "[")
-        self.has_begun = True
-
-    def add(self, prediction: Prediction) -> None:
-        """Count a prediction and write its row."""
-        self.begin()
-        self.count += 1
-        self.errors += bool(prediction.error)
-        self.tally.add(prediction)
-        self.write_row(prediction)
-
-    def write_row(self, prediction: Prediction) -> None:
-        """Write the row of a prediction, or hold it back."""
-        if self.style == "csv":
-            self.write(csv_line([*map(format_csv_cell, self.form.cells(prediction))]))
-        elif self.style == "jsonl":
-            self.write(json_line(prediction.to_dict()))
-        elif self.style == "json":
-            if self.pending_json:
-                self.write(f"{self.pending_json},")
-            self.pending_json = f"  {json_line(prediction.to_dict())}"
-        else:
-            self.write_table_row(visible(prediction.path), _summarise(prediction))
-
-    def write_table_row(self, path: str, text: str) -> None:
-        """Write a row of the table, or hold it back until the first column's width is known."""
-        if self.unaligned is None:
-            self.write(f"{path:<{self.width}}  {text}")
-            return
-        self.unaligned.append((path, text))
-        if len(self.unaligned) > 100:
-            self.align()
-
-    def align(self) -> None:
-        """Determine the width of the first column from the rows held back, and write them."""
-        rows, self.unaligned = self.unaligned or [], None
-        self.width = max(len(path) for path, _ in rows)
-        for path, text in rows:
-            self.write_table_row(path, text)
-
-    def close(self) -> None:
-        """Write everything still pending, including the closing bracket of JSON."""
-        self.begin()
-        if self.style == "json":
-            if self.pending_json:
-                self.write(self.pending_json)
-            self.write("]")
-        elif self.style == "table" and self.unaligned is not None:
-            self.align()
+def text_lines(form: RowFormat, predictions: Iterable[Prediction]) -> Iterator[str]:
+    """Yield the lines of predictions as a table, JSON, JSONL or CSV, without line breaks."""
+    predictions = iter(predictions)
+    first = [*islice(predictions, 1)]  # nothing is written before an image is scored
+    predictions = chain(first, predictions)
+    if form.style == "table":
+        pairs = ((visible(one.path), _summarise(one)) for one in predictions)
+        aligned = [("path", "prediction"), *islice(pairs, _ALIGNED)]
+        width = max(len(path) for path, _ in aligned)
+        yield from (f"{path:<{width}}  {text}" for path, text in chain(aligned, pairs))
+    elif form.style == "csv":
+        yield "\ufeff" * form.bom + csv_line(form.columns)
+        yield from (csv_line([*map(format_csv_cell, form.cells(one))]) for one in predictions)
+    elif form.style == "jsonl":
+        yield from (json_line(one.to_dict()) for one in predictions)
+    else:
+        begin = "["  # a comma follows every row but the last
+        for one in predictions:
+            yield begin
+            begin = f"  {json_line(one.to_dict())},"
+        yield begin.removesuffix(",")
+        yield "]"
 
 
 def format_csv_cell(cell: str | float | None) -> str:

@@ -10,10 +10,10 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from vitft.config.run import Config, checked_run_config
 from vitft.data.arrays import data_path
@@ -34,46 +34,44 @@ log = logging.getLogger(__name__)
 
 
 _TRAINED_NOTE = "training image of this model"
-COPY_NOTE = "copy of a training image of this model"
+_COPY_NOTE = "copy of a training image of this model"
 PATH_NOTE = "same path as a training image of this model"
 """Note on an image that has the path of a training image with an unknown fingerprint."""
-GROUP_NOTE = "same group as training images of this model"
+_GROUP_NOTE = "same group as training images of this model"
 """Note on a new image of a group (patient, video, camera) that was used for training."""
-LEFT_OUT = (_TRAINED_NOTE, COPY_NOTE, PATH_NOTE, GROUP_NOTE)
+LEFT_OUT = {
+    "trained": (_TRAINED_NOTE, "used to train the model"),
+    "trained_copies": (_COPY_NOTE, "nearly identical to training images"),
+    "trained_paths": (
+        PATH_NOTE,
+        "same paths as training images, and the contents could not be compared",
+    ),
+    "trained_groups": (_GROUP_NOTE, "in the same groups as training images"),
+}
+"""Notes on images that are left out, by their number in eval.json, and what they have in common."""
 _MAX_COMPARED = 50_000
 """Maximum number of images of a run for which fingerprints are compared, to limit time and memory.
 If a run has more images, no near-duplicates are recognised."""
 
 
-class Recognised(NamedTuple):
-    """The run's split with an image (`train`, `val` or ""), and any reason to leave it out."""
-
-    split: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunImages:
-    """The training and validation images of a run."""
+    """The training and validation images of a run, by their digests."""
 
-    splits: Mapping[str, str]
-    """Mapping from digests to `train` or `val`."""
-    train_paths: frozenset[str]
-    """Paths of the training images without known fingerprints."""
-    known: KnownImages
-    """Known fingerprints of training and validation images."""
-    known_digests: tuple[str, ...]
-    """Digest of each image in `known`."""
-    grey_range: GreyRange = ()
-    """Grey range of the model's transform, used to decode images for a comparison."""
-    train_groups: frozenset[str] = frozenset()
-    """Names of the groups of training images."""
-    group_by: str = ""
-    """Regular expression with which the run found groups in paths (`data.group_by`)."""
-    labels: frozenset[tuple[str, str]] = frozenset()
-    """Digest and label of each image; empty for multi-label data."""
-    groups: Mapping[str, str] = field(default_factory=dict)
-    """Mapping from digests to the groups that the run has read from a table."""
+    def __init__(self, folder: Path, manifest: Manifest, grey_range: GreyRange) -> None:
+        rows = (*manifest.val, *manifest.train)  # training rows take precedence
+        config = checked_run_config(folder) if os.path.lexists(folder / "config.toml") else None
+        found = _read_fingerprints(config, manifest, rows, grey_range)
+        self.splits = {row.sha256: row.split for row in rows}
+        self.labels = {  # none of multi-label data
+            (row.sha256, manifest.classes[row.label]) for row in rows if not manifest.labels
+        }
+        self.groups = {row.sha256: row.group for row in rows if row.group}
+        self.group_by = config.data.group_by if config else ""
+        self.train_groups = {row.group for row in manifest.train if row.group}
+        self.unread = {row.path for row in manifest.train if row.sha256 not in found.by_digest}
+        self.known_digests = [digest for digest in self.splits if digest in found.by_digest]
+        self.known = KnownImages(found.table(self.known_digests))
+        self.grey_range = grey_range
 
     @classmethod
     def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
@@ -94,26 +92,7 @@ class RunImages:
                 f"{path} is not the split with which the model was trained",
                 fix="restore the original file, or evaluate a copy of the model in another folder",
             )
-        rows = (*manifest.val, *manifest.train)  # training rows take precedence
-        splits = {row.sha256: row.split for row in rows}
-        config = checked_run_config(folder) if os.path.lexists(folder / "config.toml") else None
-        found = _read_fingerprints(config, manifest, rows, grey_range)
-        digests = [digest for digest in splits if digest in found.by_digest]
-        return cls(
-            splits=splits,
-            train_paths=frozenset(
-                row.path for row in manifest.train if row.sha256 not in found.by_digest
-            ),
-            known=KnownImages(found.table(digests)),
-            known_digests=tuple(digests),
-            grey_range=grey_range,
-            train_groups=frozenset(row.group for row in manifest.train if row.group),
-            group_by=config.data.group_by if config else "",
-            labels=frozenset(
-                (row.sha256, manifest.classes[row.label]) for row in rows if not manifest.labels
-            ),
-            groups={row.sha256: row.group for row in rows if row.group},
-        )
+        return cls(folder, manifest, grey_range)
 
     def has_other_label(self, sha256: str, label: str) -> bool:
         """Return whether a training image, given its digest, was trained with a different label."""
@@ -125,10 +104,10 @@ class RunImages:
         match = re.search(self.group_by, path) if self.group_by else None
         return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
 
-    def recognise(self, path: str, content: bytes, label: str, group: str) -> Recognised:
-        """Return the split of the run to which an image belongs, given its path, bytes and label.
+    def recognise(self, path: str, content: bytes, label: str, group: str) -> tuple[str, str]:
+        """Return the split of the run that has an image, and the note on it if it is left out.
 
-        `group` is the name of its group, or "".
+        The split is `train`, `val` or "". `group` is the name of the image's group, or "".
 
         Raises:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in
@@ -136,7 +115,7 @@ class RunImages:
         """
         exact = self.splits.get(hashlib.sha256(content).hexdigest(), "")
         if exact:
-            return Recognised(exact, _TRAINED_NOTE if exact == "train" else "")
+            return exact, _TRAINED_NOTE if exact == "train" else ""
         near: set[str] = set()
         if self.known_digests:
             image = decode(content, path, grey_range=self.grey_range).image
@@ -147,12 +126,12 @@ class RunImages:
                     if turn == 0 or not self.labels or (digest, label) in self.labels:
                         near.add(self.splits[digest])
         if "train" in near:
-            return Recognised("train", COPY_NOTE)
-        if path in self.train_paths:
-            return Recognised("train", PATH_NOTE)
+            return "train", _COPY_NOTE
+        if path in self.unread:
+            return "train", PATH_NOTE
         if group in self.train_groups:
-            return Recognised("train", GROUP_NOTE)
-        return Recognised("val" if near else "")
+            return "train", _GROUP_NOTE
+        return "val" if near else "", ""
 
 
 def _read_fingerprints(

@@ -30,14 +30,7 @@ from vitft.metrics.intervals import (
     log_factorials,
 )
 from vitft.metrics.results import Interval, read_results
-from vitft.predict.validation import (
-    read_classes,
-    read_groups,
-    read_logits,
-    read_split,
-    read_training_predictions,
-    read_validation_predictions,
-)
+from vitft.predict.validation import HeldOut
 from vitft.system.errors import RunError, UsageError
 from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, listing, percent, scored_images
@@ -94,24 +87,18 @@ class Threshold:
     """95% interval of the precision, from the images on which the threshold was chosen."""
     covered: int
     """Number of images whose predictions are at or above the threshold."""
-    validation: int
-    """Number of validation images."""
-    training: int = 0
-    """Number of training images with cross-validated predictions."""
-    groups: int = 0
-    """Number of groups of all these images; 0 if they have none."""
+    images: str
+    """All images on which it was chosen, in words."""
     reduced: bool = False
     """Whether the run computed the probabilities in reduced precision."""
 
     def __str__(self) -> str:
-        counts = {"images": self.validation + self.training, "groups": self.groups}
-        images = scored_images(counts, "image" if self.training else "validation image")
         text = threshold_text(
             self.value,
             self.precision,
             self.interval,
             covered=self.covered,
-            images=images,
+            images=self.images,
             expected=self.expected,
         )
         return text + ", measured in the reduced precision of the run" * self.reduced
@@ -127,32 +114,31 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
         UsageError: No threshold reaches the precision, usually because there are too few images or
             too many mistakes.
     """
-    validation = read_validation_predictions(run)
+    held_out = HeldOut.read(run)
+    validation, training = held_out.validation, held_out.probability
     if not validation:
         raise RunError(
             f"cannot choose a threshold: {run} has no validation predictions",
             fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
             f"states the threshold, and pass it here as {spell('threshold')}",
         )
-    probability, correct = read_training_predictions(run)
     answers = Answers.sorted(
-        [*(p.probability for p in validation), *probability.tolist()],
-        [*(p.is_correct for p in validation), *correct.tolist()],
-        read_groups(run, len(validation) + len(correct)),
+        [*(p.probability for p in validation), *training.tolist()],
+        [*(p.is_correct for p in validation), *held_out.correct.tolist()],
+        held_out.groups(len(validation) + len(training)),
     )
     covered = smallest_cover(answers, precision)
     if not covered:
         raise _unreachable(answers, precision, spell)
     right, groups = answers.correct[:covered], answers.groups
+    counts = {"images": len(answers.correct), "groups": 0 if groups is None else len({*groups})}
     return Threshold(
         value=float(answers.probability[covered - 1]),
         precision=int(right.sum()) / covered,
         expected=float(answers.probability[:covered].mean()),
         interval=accuracy_interval(right, None if groups is None else groups[:covered]),
-        groups=0 if groups is None else len(np.unique(groups)),
         covered=covered,
-        validation=len(validation),
-        training=len(probability),
+        images=scored_images(counts, "image" if len(training) else "validation image"),
         reduced="confirmed_in_float32" in (read_results(run / "eval.json") or {}),
     )
 
@@ -252,18 +238,18 @@ def choose_label_thresholds(
         RunError: The run has no validation predictions, or a file of the run is damaged.
         UsageError: No label reaches the precision.
     """
-    split = read_split(run, read_classes(run))
-    logits = read_logits(run, len(split.val), len(labels)) if split.val else None
-    if logits is None or not split.labels:
+    held_out = HeldOut.read(run)
+    split, logits = held_out.split, held_out.logits
+    if not len(logits) or not split.labels:
         raise RunError(
             f"cannot choose thresholds: {run} has no validation predictions",
             fix=f"set one threshold directly, e.g. {spell('threshold', 0.8)}",
         )
-    probability, has_label = read_training_predictions(run)
     values = sigmoid(logits.astype(np.float64))
     truth = np.asarray(split.targets(split.val))
-    if len(probability):
-        values, truth = np.concatenate([values, probability]), np.concatenate([truth, has_label])
+    if len(held_out.probability):
+        values = np.concatenate([values, held_out.probability])
+        truth = np.concatenate([truth, held_out.correct])
     thresholds, unreachable = [], []
     for i, name in enumerate(labels):
         answers = Answers.sorted(values[:, i].tolist(), truth[:, i].tolist())

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitft.config.schema import one_class_only
@@ -25,7 +24,8 @@ from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
-from vitft.predict.engine import Pipeline, Views, decode_view
+from vitft.predict.engine import Engine, Pipeline, Views
+from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.rows import Prediction
 from vitft.system.device import (
@@ -37,7 +37,8 @@ from vitft.system.device import (
     to_device,
     worker_threads,
 )
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, UsageError
+from vitft.system.suggest import Spelling, option
 
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
@@ -56,7 +57,7 @@ _BF16_ERROR = 0.0155
 For a model whose error is larger for noise images, that error is used."""
 
 
-class Predictor:
+class Predictor(Engine):
     """An `Engine` in torch: a loaded model that classifies images, from vitft or timm.
 
     `device` is a name as in `train.device`. The precision `bf16` computes features with bf16
@@ -163,11 +164,7 @@ class Predictor:
 
             if (fast := fast_view(data, self.transform, max_pixels=max_pixels)) is not None:
                 return fast[0]
-        return decode_view(data, name, self.transform, max_pixels=max_pixels)
-
-    def view_of(self, image: Image.Image) -> Views:
-        """Return a decoded RGB image, preprocessed (S, S, 3)."""
-        return self.transform.pixels(image)
+        return super().view(data, name, max_pixels=max_pixels)
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
@@ -280,3 +277,27 @@ def gap_change(model: Model, features: Tensor, pairs: Tensor) -> Tensor:
     parts = [weight[pairs[:, 0]] - weight[pairs[:, 1]] for weight in weights]  # (B, head inputs)
     rows, inputs = torch.cat(parts, dim=1) / len(heads), model.pre_logits(features)
     return inputs.norm(dim=1) * rows.norm(dim=1) / math.sqrt(rows.shape[1])
+
+
+def open_engine(
+    run: str | None, device: str = "auto", *, spell: Spelling = option
+) -> Predictor | OnnxEngine:
+    """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch.
+
+    `spell` spells the option `--run` in errors.
+
+    Raises:
+        RunError: The model does not exist or is damaged.
+        WeightsError: The repository `hf:owner/name` cannot be found.
+        UsageError: The device cannot be used, or onnxruntime is not installed.
+    """
+    path = find_model(run, graphs=True, spell=spell)
+    if path.suffix.lower() != ".onnx":
+        return Predictor.from_run(run, device=device)
+    if device not in ("auto", "cpu"):
+        raise UsageError(
+            f"device {device} cannot be used with the ONNX graph {path}, which onnxruntime runs on "
+            "the CPU",
+            fix="use device auto or cpu, or the run directory in place of the graph",
+        )
+    return OnnxEngine(path)

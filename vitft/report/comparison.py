@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_uppercase
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,14 +24,7 @@ from vitft.metrics.intervals import (
     holm,
     mcnemar,
 )
-from vitft.metrics.results import (
-    ComparedPair,
-    ComparisonResults,
-    DataChanges,
-    EvaluationResults,
-    FixesVerdict,
-    Interval,
-)
+from vitft.metrics.results import EvaluationResults, Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report import fixes_effect
 from vitft.report.reproduce import blocks_row, different_settings, shown_settings
@@ -426,8 +419,8 @@ def run_pairs(
 # A comparison of runs as JSON ---------------------------------------------------------------------
 
 
-def comparison_results(comparison: RunComparison) -> ComparisonResults:
-    """Return a comparison as an object that can be written as JSON."""
+def comparison_results(comparison: RunComparison) -> dict[str, Any]:
+    """Return a comparison as a JSON object; `docs/schemas/comparison.json` describes it."""
     runs, names, winner = comparison.runs, comparison.names, comparison.winner
     changes = zip(names[1:], fixes_effect.data_changes(runs), strict=True)
     return {
@@ -457,7 +450,7 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
         ],
         "settings": dict(different_settings(runs)),
         "data": [
-            DataChanges(run=name, labels_changed=changed, left_out=left_out, added=added)
+            {"run": name, "labels_changed": changed, "left_out": left_out, "added": added}
             for name, (changed, left_out, added) in changes
         ],
         "disagree": [image.path for image in comparison.images if image.disputed],
@@ -469,7 +462,7 @@ def _pair_results(
     pair: _RunPair,
     effect: fixes_effect.FixesEffect | None,
     conclusion: str,
-) -> ComparedPair:
+) -> dict[str, Any]:
     names = comparison.names[pair.first], comparison.names[pair.second]
     is_significant = pair.p < 0.05
     added = fixes_effect.find_added(comparison.runs[pair.first], comparison.runs[pair.second])
@@ -495,7 +488,7 @@ def _pair_results(
         if effect is None
         else {
             "run": names[effect.is_second],
-            "verdict": cast("FixesVerdict", effect.verdict),
+            "verdict": effect.verdict,
             "relabelled": effect.relabelled,
             "left_out": effect.left_out,
             "added": effect.added,

@@ -52,6 +52,7 @@ class Run:
     rows: tuple[Row, ...]
     split: Manifest  # content of split.csv; a manifest without rows if the file is missing
     predictions: tuple[validation.ValidationPrediction, ...]
+    cross_validated: Mapping[str, str]  # class predicted in cross-validation by SHA-256
     measured: RunResults  # content of eval.json; empty if the file is missing
     log: tuple[LogLine, ...]  # lines of metrics.jsonl
     environment: rundir.RunEnvironment
@@ -119,15 +120,6 @@ class Run:
     @cached_property
     def by_path(self) -> Mapping[str, Row]:
         return {row.path: row for row in self.rows}
-
-    @cached_property
-    def cross_validated(self) -> Mapping[str, str]:
-        """Class predicted for each image in cross-validation, by its SHA-256; may be empty.
-
-        Raises:
-            RunError: The file validation.npz is damaged.
-        """
-        return validation.read_cross_validated(self.path, self.split)
 
     def thumbnail(self, sha256: str, *, attention: bool = False) -> str:
         """Return the thumbnail of an image as a data URI, or an empty string if there is none."""
@@ -267,8 +259,8 @@ def read_run(path: Path) -> Run:
     """Read the files of a run; a damaged one raises `RunError`."""
     evaluated = (path / "predictions.csv").is_file() and not (path / "split.csv").exists()
     config_text = (rundir.read_run_bytes(path / "config.toml") or b"").decode("utf-8", "replace")
-    classes = validation.read_classes(path)
-    split = validation.read_split(path, classes)
+    held_out = validation.HeldOut.read(path)
+    split, classes = held_out.split, held_out.split.outputs
     results = None if evaluated else read_results(rundir.RunDir(path).eval)
     if results is not None and (*results["per_class"],) != tuple(classes):
         problem = "its classes differ from those in class_indices.json"
@@ -290,7 +282,8 @@ def read_run(path: Path) -> Run:
         classes=classes,
         rows=split.rows,
         split=split,
-        predictions=validation.validation_predictions(path, split),
+        predictions=held_out.validation,
+        cross_validated=held_out.cross_validated,
         measured=results or cast("RunResults", {}),
         log=rundir.read_run_lines(path / "metrics.jsonl", LogLine),
         environment=rundir.read_environment(path / "environment.json")

@@ -12,7 +12,13 @@ from .batches import view_key as view_key
 from .best import BestWeights as BestWeights
 from .best import RunningMetrics as RunningMetrics
 from .best import is_better as is_better
+from .budget import MAX_EPOCHS as MAX_EPOCHS
+from .budget import LayerSettings as LayerSettings
+from .budget import Trial as Trial
 from .budget import best_trial as best_trial
+from .budget import hold_out as hold_out
+from .budget import pooled as pooled
+from .budget import tempered_losses as tempered_losses
 from .checks import check_resume as check_resume
 from .distributed import ProcessGroup as ProcessGroup
 from .distributed import process_group as process_group
@@ -33,6 +39,7 @@ from .loop import parameter_groups as parameter_groups
 from .loop import seed_everything as seed_everything
 from .loop import with_step_defaults as with_step_defaults
 from .reports import intermediate_blocks as intermediate_blocks
+from .reports import write_thumbnails as write_thumbnails
 from .run import Result as Result
 from .run import run_finetuning as run_finetuning
 from .setup import extract_features as extract_features
@@ -50,13 +57,6 @@ from .state import remove_temporary_files as remove_temporary_files
 from .state import save_state as save_state
 from .state import trainer_state as trainer_state
 from .state import write_state as write_state
-from .reports import write_thumbnails as write_thumbnails
 from .trackers import CLIENTS as CLIENTS
 from .trackers import TensorBoard as TensorBoard
 from .trackers import finite_numbers as finite_numbers
-from .budget import MAX_EPOCHS as MAX_EPOCHS
-from .budget import LayerSettings as LayerSettings
-from .budget import Trial as Trial
-from .budget import hold_out as hold_out
-from .budget import pooled as pooled
-from .budget import tempered_losses as tempered_losses

@@ -40,10 +40,9 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
     THUMBS,
+    HeldOut,
     least_confident,
     mistakes,
-    most_confident,
-    read_validation_predictions,
     thumb_name,
 )
 from vitft.system import console
@@ -383,7 +382,7 @@ def _attention(
 
 def _select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
     """Return predicted classes by digest of images to explain, and one row per image to show."""
-    predictions = read_validation_predictions(run)
+    predictions = HeldOut.read(run).validation
     wrong = mistakes(predictions)[:200]
     audit = read_run_json(run / "audit.json", AuditResults)
     named = [item["path"] for item in audit["mislabels"]] if audit else []
@@ -392,7 +391,7 @@ def _select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[
     named += [item["path"] for item in audit["odd"]] if audit else []
     unsure = least_confident(predictions, per_class=3, most=60)
     by_path = {row.path: row for row in manifest.rows}
-    sure = most_confident(predictions, most=8)
+    sure = least_confident(predictions, per_class=1, most=8, reverse=True)
     paths = [p.path for p in wrong] + named[:80] + [p.path for p in unsure + sure]
     rows = {by_path[path].sha256: by_path[path] for path in paths if path in by_path}
     index = {name: number for number, name in enumerate(manifest.outputs)}

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.contract.rows import draw, run
+from tests.support.fail_points import FailPoints
 from vitft.data import EvalTransform
 from vitft.models import (
     Card,
@@ -38,6 +39,15 @@ def latest(folder: Path) -> None:
     single(folder)
     shutil.copytree(folder / "R", folder / "runs" / "first")
     (folder / "runs" / "latest").symlink_to("first")
+
+
+def interrupted(folder: Path) -> None:
+    """Write T, R and new, and in rows.csv.part the first of two rows and half of the second."""
+    single(folder)
+    for name in ("new/cat.jpg", "new/owl.jpg"):
+        draw(folder / name)
+    with FailPoints(folder, 3, "ENOSPC"):  # calls to open it and write the options and a row
+        assert run(["predict", "new", "--run", "R", "--out", "rows.csv"])[0] == 6
 
 
 def several(folder: Path) -> None:
