@@ -8,7 +8,7 @@
 First all tests run once, and which of them execute each line is recorded (`covering.py`). Then each
 fault of `planting.py` is planted in a copy of the checkout and in a forked child of a process that
 has collected the tests (`swap.py`), and the tests that execute the line run there until one fails,
-those of the module's own test file first. A fault survives if all of them pass; a fault outside
+those of the module's own test file first, then golden runs, then one of each test function. A fault survives if all of them pass; a fault outside
 functions is also tried in a new process, which imports it. A test that fails without the fault as
 well is left out. The faults in `equivalent.csv` change no promised behaviour (an equal result,
 another speed) and are counted apart.
@@ -97,19 +97,27 @@ class Selection:
             chosen |= self.users(fault)
         if not inside or not chosen:
             chosen |= {name for name in self.covering.seconds if file_of(name) in near}
-        own = near[:1]
         seconds = self.covering.seconds
-        order = sorted(chosen & set(seconds), key=lambda n: (file_of(n) not in own, seconds[n]))
-        return list(within(order, seconds, self.seconds))
+        turns: collections.Counter[str] = collections.Counter()
+        ranked = []  # after golden runs in turns, the fastest test of each test function first
+        for name in sorted(chosen & set(seconds), key=lambda n: seconds[n]):
+            function = name.partition("[")[0]
+            is_golden = name.startswith("tests/contract/golden/")
+            turn = -1 if is_golden else turns[function]
+            ranked.append((file_of(name) not in near[:1], turn, seconds[name], name))
+            turns[function] += 1
+        return list(within([name for *_, name in sorted(ranked)], seconds, self.seconds))
 
     def near_files(self, module: str) -> list[str]:
         """Return the test file of a module and those that import it."""
         package, _, stem = module.removesuffix(".py").replace("/", ".").rpartition(".")
         importing = re.compile(rf"{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
         found = [path for path, text in self.texts.items() if importing.search(text)]
+        folder = "/".join(["tests", *package.split(".")[1:]])
+        if not found:  # a module whose names are imported from its package
+            found = [path for path in self.texts if path.startswith(f"{folder}/")]
         if not found:  # a module that is copied or run as a program
             found = [path for path, text in self.texts.items() if stem in text]
-        folder = "/".join(["tests", *package.split(".")[1:]])
         return sorted(found, key=lambda path: path != f"{folder}/test_{stem}.py")
 
     def users(self, fault: Fault) -> set[str]:
@@ -217,7 +225,7 @@ class Worker:
         if not names:
             return ""
         self.log.unlink(missing_ok=True)
-        limit = 30 + 3 * sum(self.selection.covering.seconds[name] for name in names)
+        limit = 60 + 8 * sum(self.selection.covering.seconds[name] for name in names)
         pid = os.fork()
         if not pid:
             self.run_here([self.items[name] for name in names], plant)
@@ -262,7 +270,7 @@ class Worker:
             start_new_session=True,
         )  # fmt: skip
         try:
-            text, _ = process.communicate(timeout=60 + 3 * seconds)
+            text, _ = process.communicate(timeout=90 + 8 * seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

@@ -105,6 +105,16 @@ def test_classes_are_left_out_if_too_few_images_of_each_would_remain(
     assert y[found.images].tolist() == [kept[i] for i in found.y]
 
 
+@pytest.mark.parametrize(("classes", "most_logits"), [(200, 4000), (400, 20_000), (400, 1000)])
+def test_a_sample_of_classes_keeps_to_the_number_of_logits(classes: int, most_logits: int) -> None:
+    y = torch.arange(classes).repeat_interleave(12)
+
+    found = sample_classes(y, classes, most=1000, most_logits=most_logits, per_class=5, seed=0)
+
+    assert 0.6 * most_logits <= len(found.images) * found.classes <= 3 * most_logits
+    assert len(found.images) >= 5 * found.classes
+
+
 def test_a_class_with_a_single_image_is_left_out_first() -> None:
     y = torch.tensor([0] * 6 + [1] + [2] * 6 + [3])
 

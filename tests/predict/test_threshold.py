@@ -161,3 +161,15 @@ def test_groups_count_instead_of_images() -> None:
     assert (alone, grouped) == (400, 0)  # ten clips cannot show a precision of 98%
     single = Answers.sorted(probability, correct, [str(i) for i in range(400)])
     assert smallest_cover(single, 0.98) == 400
+
+
+def test_images_below_a_threshold_do_not_move_it() -> None:
+    clips = [f"clip {i // 2}" for i in range(400)]
+    sure = Answers.sorted([0.99] * 400, [True] * 400, clips)
+    more = Answers.sorted(
+        [*[0.99] * 400, *[0.5] * 100],
+        [*[True] * 400, *[False] * 100],
+        [*clips, *[f"clip {i // 2}" for i in range(100)]],
+    )
+
+    assert smallest_cover(more, 0.9) == smallest_cover(sure, 0.9) == 400

@@ -82,6 +82,16 @@ def copies(folder: Path) -> None:
     Image.new("RGB", (600, 40), (90, 120, 60)).save(folder / "cat/wide.png")
 
 
+def copied_to_val(folder: Path) -> None:
+    """Draw the parts of a split, with copies of training images among those for validation."""
+    for part, numbers in {"train": range(10), "val": range(7)}.items():
+        for name in ("cat", "dog"):
+            for number in numbers:
+                draw(folder / part / name / f"{number}.jpg")
+    for number in range(3):
+        shutil.copyfile(folder / f"train/cat/{number}.jpg", folder / f"val/cat/again{number}.jpg")
+
+
 def grown(folder: Path) -> None:
     """Draw three classes in new, and copy half of their images to old, those of foxes changed."""
     for name in CLASSES:

@@ -11,6 +11,12 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.golden.sequences.commands import cache, plans, studies
+from tests.contract.golden.sequences.files import (
+    architectures,
+    predictions,
+    server,
+    weight_files,
+)
 from tests.contract.golden.sequences.sessions import all_kinds_of_answers, honest_answers
 from tests.contract.golden.snapshots import TextExtension, scrub
 
@@ -20,6 +26,10 @@ SEQUENCES: dict[str, Callable[[], Iterator[str]]] = {
     "studies": studies,
     "plans": plans,
     "cache": cache,
+    "weight-files": weight_files,
+    "architectures": architectures,
+    "predictions": predictions,
+    "server": server,
 }
 
 
