@@ -48,11 +48,13 @@ def classification_metrics(
     `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
     apply only to multi-label data: the minimum probabilities at which labels are assigned, as a
     number or an array (C,) or (n, C). The intervals count `groups` (n,), if there are any.
-    `effect` is a further design effect of the metrics of classes and of the balanced accuracy.
+    `effect` is a further design effect of the metrics of classes and of the balanced accuracy, but
+    not of multi-label data.
     """
     total, several = len(labels), labels.ndim == 2
     right, given, truth = are_right(logits, labels, thresholds).numpy(), None, labels.numpy()
     if several:  # both (n, C)
+        effect = 1.0
         given, truth = chosen(logits, thresholds).numpy(), truth.astype(bool)
         hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
         of_class = np.maximum(1, images)

@@ -291,12 +291,13 @@ def _score_labelled(
             content = read_bytes(data.locate(path))
             digest = hashlib.sha256(content).hexdigest()
             group = group or (known.group_of(path, digest) if known else "")
-            found[number] = row = row._replace(sha256=digest, group=group)
+            found[number] = row = row._replace(sha256=digest)
             split, note = known.recognise(path, content, label, group) if known else ("", "")
-            found[number] = row._replace(split=split)
             if note:
                 return LoadedImage(path, None, notes=(note,))
-            return pipeline.loaded(path, content)._replace(target=index[label])
+            loaded = pipeline.loaded(path, content)
+            found[number] = row._replace(split=split, group=group)
+            return loaded._replace(target=index[label])
         except ImageError as error:
             return LoadedImage(path, None, error.reason)
 
