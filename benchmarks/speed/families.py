@@ -18,7 +18,8 @@ import torch
 from benchmarks.timing import interleave, median_range
 from vitft.features.cut import cut_model, run_prefix
 from vitft.models.checkpoint import build_model
-from vitft.models.timm_vit import from_timm_names, network_config
+from vitft.models.pretrained.convert import from_timm_names
+from vitft.models.timm_vit import network_config
 
 ARCHITECTURES = {
     "vit_small_patch16_dinov3": 256,

@@ -33,7 +33,7 @@ from vitft.data.folder import Folder
 from vitft.data.inspection import in_order
 from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
-from vitft.features.cut import Prefix, cut_model, last_block_size, run_prefix
+from vitft.features.cut import Prefix, cut_model, run_prefix
 from vitft.features.extract import Extractor, batch_size
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import blocks_to_read
@@ -82,7 +82,7 @@ def compare_heads(
     turns = interleave({"a": one, "b": several, "c": several, "d": one}, repeats)
     firsts, seconds = turns["a"] + turns["d"], turns["b"] + turns["c"]
     ratios = [b / a for a, b in zip(firsts, seconds, strict=True)]
-    read, width = last_block_size(model), wide.feature_size
+    read, width = model.last_block_size, wide.feature_size
     random = torch.Generator().manual_seed(0)
     y = torch.arange(rows) % 5
     hidden = 0.05 * torch.randn(5, width, generator=random)[y] + torch.randn(

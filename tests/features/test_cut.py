@@ -9,10 +9,7 @@ from torch import Tensor
 from vitft.features import (
     BothHeads,
     cut_model,
-    last_block_size,
-    output_shape,
     run_prefix,
-    set_checkpointing,
 )
 from vitft.models import TimmConfig, TimmModel, VisionTransformer, ViTConfig, freeze_model
 
@@ -111,7 +108,7 @@ def test_checkpointing_stores_fewer_activations_and_changes_no_gradient(
         model = VisionTransformer(tiny_config)
         model.head.weight.data.normal_()
         freeze_model(model, layers)
-        set_checkpointing(model, enabled)
+        model.set_checkpointing(enabled)
         cut = cut_model(model, layers)
         inputs = PIXELS if cut.prefix is None else run_prefix(cut.prefix, PIXELS).clone()
         sizes: list[int] = []
@@ -168,10 +165,9 @@ def test_features_of_several_blocks_begin_with_those_of_the_last(tiny_config: Vi
 
     found = run_prefix(prefix, PIXELS)
 
-    assert found.shape[1:] == prefix.shape == output_shape(model, 2)[0]
-    assert prefix.leading == last_block_size(model) == last.shape[1] < found.shape[1]
+    assert found.shape[1:] == prefix.shape
+    assert prefix.leading == model.last_block_size == last.shape[1] < found.shape[1]
     torch.testing.assert_close(found[:, : prefix.leading], last)
-    assert output_shape(model, 1) == ((1 + 16, 32), 32)
 
 
 def test_both_heads_score_features_and_pixels_alike(tiny_config: ViTConfig) -> None:
@@ -187,7 +183,7 @@ def test_both_heads_score_features_and_pixels_alike(tiny_config: ViTConfig) -> N
 
     assert found.shape == (5, 2, 3)
     torch.testing.assert_close(found[:, 0], model(PIXELS), atol=1e-5, rtol=1e-5)
-    last = features[:, : last_block_size(model)]
+    last = features[:, : model.last_block_size]
     torch.testing.assert_close(found[:, 1], model.last_head(model.pre_logits(last)))
     torch.testing.assert_close(BothHeads(model)(PIXELS), found, atol=1e-5, rtol=1e-5)
 

@@ -8,12 +8,12 @@ import torch
 
 from vitft.features import (
     CV_FOLDS,
+    Folded,
     rows_of_views,
     sample_classes,
     spread_classes,
     stratified_folds,
     stratified_subset,
-    training_weights,
 )
 
 
@@ -67,13 +67,13 @@ def test_a_subset_has_at_most_so_many_images_in_proportion(most: int, sizes: lis
 
 
 def test_rows_that_a_fold_holds_out_have_no_weight_in_any_view() -> None:
-    fold_id = torch.tensor([0, 1, 2, 3, 4, 1])
+    weight = torch.arange(1.0, 13.0)
 
-    weights = training_weights(fold_id, torch.arange(1.0, 13.0), 2)
+    data = Folded.of(torch.zeros(12, 1), torch.zeros(12).long(), weight, classes=1, seed=0, views=2)
 
-    assert weights.shape == (CV_FOLDS, 12)
-    assert weights[1].tolist() == [1, 0, 3, 4, 5, 0, 7, 0, 9, 10, 11, 0]
-    assert weights[4].tolist() == [1, 2, 3, 4, 0, 6, 7, 8, 9, 10, 0, 12]
+    held = torch.stack([data.fold_id == k for k in range(CV_FOLDS)]).repeat(1, 2)
+    assert held.sum() == 12
+    assert torch.equal(data.weights, torch.where(held, 0, weight))
 
 
 def test_the_views_of_an_image_are_so_many_rows_apart() -> None:

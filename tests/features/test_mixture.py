@@ -14,19 +14,18 @@ from torch.nn import functional as F
 
 from vitft.features import (
     Candidate,
+    Folded,
     HeadMethod,
     SolvedHead,
     choose_candidate,
     choose_head_method,
     choose_shrinkage,
     cross_validate,
-    held_out_logits,
     is_lower,
     linear_logits,
     mixture_weights,
     solve_discriminant,
     solve_head,
-    stratified_folds,
     tempered,
 )
 from vitft.metrics import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
@@ -133,7 +132,7 @@ def candidate(name: str, right: int, confidence: float, *, images: int = 100) ->
     odds = torch.tensor([confidence, 1 - confidence]).log()
     scores = odds.expand(images, 2).clone()
     scores[right:] = scores[right:].flip(dims=(1,))
-    return Candidate(name, HeadMethod(l2=0.1, read=1), scores)
+    return Candidate(HeadMethod(l2=0.1, read=1, name=name), scores)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_the_last_block_is_left_only_for_a_loss_lower_by_a_standard_error(
         y,
     )
 
-    assert found.name == chosen
+    assert found.method.name == chosen
 
 
 def test_a_lower_loss_is_lower_by_a_standard_error_of_the_differences() -> None:
@@ -206,17 +205,16 @@ def test_the_weights_of_a_mixture_minimise_the_losses_and_a_penalty(images: int)
 @pytest.mark.parametrize(("more", "seed"), [(10, 0), (200, 1), (60, 2)])
 def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> None:
     x, y = blocks(60, last=1.0, earlier=1.0, more=more, seed=seed)
-    fold_id = stratified_folds(y, 5, 0)
-    kept = torch.stack([fold_id != k for k in range(5)]).float()
+    data = Folded.of(x, y, torch.ones(60), classes=3, seed=0)
     losses = {}
     for shrinkage in (0.02, 0.1, 0.3, 0.6, 0.9):
         logits = torch.empty(60, 3)
         for k in range(5):
-            (head,) = solve_discriminant(x, y, kept[k], classes=3, shrinkages=[shrinkage])
-            logits[fold_id == k] = linear_logits(x[fold_id == k], head).float()
+            (head,) = solve_discriminant(x, y, data.weights[k], classes=3, shrinkages=[shrinkage])
+            logits[data.fold_id == k] = linear_logits(x[data.fold_id == k], head).float()
         losses[shrinkage] = F.cross_entropy(tempered(logits, y)[1], y).item()
 
-    found, factor, scores = choose_shrinkage(x, y, kept, fold_id, classes=3)
+    found, factor, scores = choose_shrinkage(data)
 
     assert found == min(losses, key=losses.__getitem__)
     assert F.cross_entropy(scores, y).item() == pytest.approx(losses[found], abs=1e-5)
@@ -231,17 +229,15 @@ def test_the_chosen_method_has_the_cross_validated_loss_of_its_candidate(
     last: float, earlier: float, more: int, name: str
 ) -> None:
     x, y = blocks(120, last=last, earlier=earlier, more=more)
-    fold_id = stratified_folds(y, 5, 0)
-    kept = torch.stack([fold_id != k for k in range(5)]).float()
+    data = Folded.of(x, y, torch.ones(120), classes=3, seed=0)
 
-    method, candidates = choose_head_method(x, y, kept, fold_id, classes=3, l2=0.03, read=READ)
+    method, candidates = choose_head_method(data, l2=0.03, read=READ)
 
-    heads = method.fit(x, y, kept, classes=3)
-    scores = held_out_logits(x, heads, fold_id)
+    scores = data.held_out(method.fit(x, y, data.weights, classes=3))
     (chosen,) = (one for one in candidates if one["reads"] == name)
     assert method.name == name
     assert F.cross_entropy(scores, y).item() == pytest.approx(chosen["cv_loss"], rel=1e-3)
     assert (scores.argmax(dim=-1) == y).float().mean().item() == pytest.approx(chosen["cv_top1"])
-    plain = HeadMethod(l2=0.03, read=READ).fit(x, y, kept, classes=3)
-    alone = held_out_logits(x[:, :READ], plain, fold_id) * method.alone
+    plain = HeadMethod(l2=0.03, read=READ).fit(x, y, data.weights, classes=3)
+    alone = data.held_out(plain) * method.alone
     assert F.cross_entropy(alone, y).item() == pytest.approx(candidates[0]["cv_loss"], rel=1e-3)

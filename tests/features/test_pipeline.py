@@ -56,5 +56,5 @@ def test_a_head_on_a_timm_model_reads_one_block() -> None:
 
     assert blocks_to_read(model, TrainSpec(head_blocks=1), images=10) == 1
     assert blocks_to_read(model, TrainSpec(), images=10) == 1
-    with pytest.raises(UsageError, match="head_blocks=2 cannot be used with timm"):
+    with pytest.raises(UsageError, match="head_blocks=2 needs vitft"):
         blocks_to_read(model, TrainSpec(head_blocks=2), images=10)

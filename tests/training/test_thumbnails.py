@@ -43,7 +43,7 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
     return run, manifest
 
 
-def keep(run: RunDir, manifest: Manifest, model: torch.nn.Module, precision: str = "fp32") -> int:
+def keep(run: RunDir, manifest: Manifest, model: VisionTransformer, precision: str = "fp32") -> int:
     data = data_set(
         manifest.rows, root=manifest.root, classes=manifest.classes, transform=TRANSFORM
     )

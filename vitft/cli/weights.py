@@ -163,8 +163,7 @@ def _inspect_weights(args: argparse.Namespace) -> int:
             f"invalid --classes {args.classes}", fix="use an integer of 1 or more, or 0 for no head"
         )
     check_weights_name(args.file, allow_pickle=args.allow_pickle)
-    from vitft.models.pretrained.load import load_backbone
-    from vitft.models.pretrained.report import inspect
+    from vitft.models.pretrained.load import inspect, load_backbone
 
     size = None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
     options: Any = {"image_size": size, "allow_pickle": args.allow_pickle}

@@ -22,11 +22,11 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitft.explain.heatmaps import Method
 from vitft.models.layers import AttentionPool
-from vitft.models.timm_model import Model, TimmModel, require_vit
+from vitft.models.timm_model import Model, TimmModel
 from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
 from vitft.models.vit_config import ViTConfig
 from vitft.system.device import BatchLimit, exact_float32
@@ -165,7 +165,7 @@ class _Attribution(NamedTuple):
 
 
 def relevance_map(
-    model: nn.Module, pixels: Tensor, target: Tensor | None = None
+    model: Model, pixels: Tensor, target: Tensor | None = None
 ) -> NDArray[np.float32]:
     """Return the relevance of each patch for a class, scaled to [0, 1] within each image.
 
@@ -180,7 +180,7 @@ def relevance_map(
 
 
 def explain(
-    model: nn.Module, pixels: Tensor, method: Method, target: Tensor | None = None
+    model: Model, pixels: Tensor, method: Method, target: Tensor | None = None
 ) -> _Attribution:
     """Return the attribution maps and logits of a batch of images.
 
@@ -192,19 +192,18 @@ def explain(
         RunError: The attribution values are not finite.
         ResourceError: A single image does not fit in memory.
     """
-    known = model if isinstance(model, TimmModel) else require_vit(model, "explain")
-    _check_method(known, method)
+    _check_method(model, method)
 
     def compute(part: slice) -> tuple[Tensor, Tensor]:
         classes = None if target is None else target[part].to(pixels.device)
         with exact_float32(pixels.device):
-            if isinstance(known, TimmModel):
-                return feature_relevance(known, pixels[part], classes)
-            return _attribute_patches(known, pixels[part], method, classes)
+            if model.attends:
+                return _attribute_patches(model, pixels[part], method, classes)
+            return feature_relevance(model, pixels[part], classes)
 
     images = _TIMM_IMAGES
-    if not isinstance(known, TimmModel):  # as many as have weights that fit in memory
-        config = known.config
+    if model.attends:  # as many as have weights that fit in memory
+        config = model.config
         tokens = config.num_prefix + config.grid[0] * config.grid[1]
         images = max(1, _MAX_WEIGHTS // (config.depth * config.heads * tokens**2))
     found = BatchLimit(images).split(compute, len(pixels))
@@ -218,9 +217,9 @@ def explain(
     return _Attribution(values=maps.numpy(), logits=logits.numpy())
 
 
-def map_title(model: nn.Module, method: Method) -> str:
+def map_title(model: Model, method: Method) -> str:
     """Return the name of a model's map, e.g. "attention of the class token, block 11, head 2"."""
-    if method.name == "relevance" or not isinstance(model, VisionTransformer):
+    if not model.attends or method.name == "relevance":
         return "relevance"
     parts = [method.name]
     if method.name == "attention":
@@ -242,7 +241,7 @@ def attention_title(config: ViTConfig) -> str:
 def _check_method(model: Model, method: Method) -> None:
     """Check that the model has the attention layers, block, head and classes that are needed."""
     if method.name != "relevance":
-        config = require_vit(model, f"the method {method.name}").config
+        config = model.require_vit(f"the method {method.name}").config
         wanted = (("block", method.block, config.depth), ("head", method.head, config.heads))
         for part, number, count in wanted:
             if number is not None and not 0 <= number < count:
@@ -252,9 +251,9 @@ def _check_method(model: Model, method: Method) -> None:
     elif not model.config.num_classes:
         raise UsageError(
             "relevance needs a model with classes, but these weights have none",
-            fix="fine-tune the weights first"
-            if isinstance(model, TimmModel)
-            else "use the method rollout or attention, or fine-tune the weights first",
+            fix="use the method rollout or attention, or fine-tune the weights first"
+            if model.attends
+            else "fine-tune the weights first",
         )
 
 

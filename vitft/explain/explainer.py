@@ -35,7 +35,6 @@ from vitft.explain.heatmaps import (
     with_legend,
 )
 from vitft.explain.model import ExplainedModel
-from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.engine import Engine, notes_on
 from vitft.predict.postprocess import Postprocess, Scores
@@ -162,7 +161,7 @@ class Explainer:
         arrays = {"heat": heat, "logits": scores.logits[0]}
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
         vit = self.model.net
-        if isinstance(vit, VisionTransformer) and (is_overview or self.arrays):
+        if vit.attends and (is_overview or self.arrays):
             with torch.no_grad():
                 blocks, _ = attention_maps(vit, self.model.inputs(pixels[None]))
             arrays["attention"] = torch.cat(blocks).float().cpu().numpy()  # (L, H, N, N)

@@ -116,7 +116,7 @@ def load_weights_model(
         config = replace(config, num_classes=0)
     net = build_model({n: t.float() for n, t in tensors.items()}, config)
     return ExplainedModel(
-        name=Path(source.origin).parent.name if source.name == "model" else source.name,
+        name=source.name,
         net=net.to(pick_device(device)),
         transform=source.transform,
         classes=source.classes or _indices(config.num_classes),

@@ -23,7 +23,7 @@ from vitft.explain.attribution import trace_attention
 from vitft.explain.explainer import ExplainedImage, picture_stem
 from vitft.explain.model import ExplainedModel
 from vitft.models.stem import StdConv2d
-from vitft.models.timm_model import require_vit
+from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.report.plots import PatchTokens, distance_png, filters_png, patches_png, positions_png
@@ -52,7 +52,7 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
         RunError: The folder is not writable.
         ResourceError: The disk is full.
     """
-    vit = require_vit(model.net, "--model")
+    vit = model.net.require_vit("--model")
     figures = {"filters.png": filters_png(*patch_filters(vit), title=f"{model.name}: filters")}
     if vit.pos_embed is not None:
         similarity, title = position_similarity(vit.config, vit.pos_embed), "position embeddings"
@@ -174,13 +174,13 @@ def patch_tokens(model: VisionTransformer, pixels: torch.Tensor) -> PatchTokens:
 
 
 def patch_figure(
-    net: nn.Module, inputs: Callable[[Pixels], torch.Tensor], view: Pixels, title: str
+    net: Model, inputs: Callable[[Pixels], torch.Tensor], view: Pixels, title: str
 ) -> bytes:
     """Return a PNG that shows how a model, not from timm, turns an image (S, S, 3) into tokens.
 
     `inputs` normalises images (B, S, S, 3) for the model.
     """
-    vit = require_vit(net, "an image of the patches")
+    vit = net.require_vit("an image of the patches")
     return patches_png(view, patch_tokens(vit, inputs(view[None])), title)
 
 
@@ -194,7 +194,7 @@ def write_patch_figures(
         RunError: The folder is not writable.
         ResourceError: The disk is full.
     """
-    require_vit(model.net, "--patches")
+    model.net.require_vit("--patches")
     transform = model.transform
     views = decode_images(
         images, lambda _, image: transform.pixels(image), grey_range=transform.grey_range

@@ -14,8 +14,6 @@ from .cut import Cut as Cut
 from .cut import Prefix as Prefix
 from .cut import Whole as Whole
 from .cut import cut_model as cut_model
-from .cut import last_block_size as last_block_size
-from .cut import output_shape as output_shape
 from .cut import run_prefix as run_prefix
 from .extract import Extractor as Extractor
 from .fingerprints import Fingerprints as Fingerprints
@@ -23,19 +21,18 @@ from .fingerprints import fingerprint_folder as fingerprint_folder
 from .fingerprints import fingerprint_store as fingerprint_store
 from .fingerprints import hidden_damage as hidden_damage
 from .folds import CV_FOLDS as CV_FOLDS
+from .folds import Folded as Folded
 from .folds import rows_of_views as rows_of_views
 from .folds import sample_classes as sample_classes
 from .folds import spread_classes as spread_classes
 from .folds import stratified_folds as stratified_folds
 from .folds import stratified_subset as stratified_subset
-from .folds import training_weights as training_weights
 from .head import HeldOutLogits as HeldOutLogits
 from .head import SolvedHead as SolvedHead
 from .head import cross_validate as cross_validate
 from .head import cross_validation_rows as cross_validation_rows
 from .head import gain_from_twice as gain_from_twice
 from .head import nested_subset as nested_subset
-from .head import solve_by_method as solve_by_method
 from .head import solve_head as solve_head
 from .head import weakest_classes as weakest_classes
 from .label_errors import LabelScores as LabelScores
@@ -49,7 +46,6 @@ from .logistic import CurvatureHistory as CurvatureHistory
 from .logistic import Problem as Problem
 from .logistic import Standardizer as Standardizer
 from .logistic import class_balanced_weights as class_balanced_weights
-from .logistic import held_out_logits as held_out_logits
 from .logistic import linear_logits as linear_logits
 from .logistic import minimise as minimise
 from .logistic import rough_fit as rough_fit
@@ -77,7 +73,6 @@ from .penalty import PenaltyScore as PenaltyScore
 from .penalty import choose_penalty as choose_penalty
 from .penalty import default_penalty as default_penalty
 from .pipeline import blocks_to_read as blocks_to_read
-from .pipeline import set_checkpointing as set_checkpointing
 from .reference import REFERENCE_FILE as REFERENCE_FILE
 from .reference import ClassStatistics as ClassStatistics
 from .reference import Features as Features

@@ -5,8 +5,6 @@ epoch. The suffix shares its parameters with the model, so training the suffix t
 """
 
 import copy
-import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,8 +12,7 @@ from torch import Tensor, nn
 
 from vitft.models.checkpoint import state_digest
 from vitft.models.freeze import frozen_blocks
-from vitft.models.timm_model import Model, TimmModel
-from vitft.models.vit import VisionTransformer
+from vitft.models.timm_model import Model
 from vitft.system.device import exact_float32
 
 
@@ -23,6 +20,7 @@ class Prefix(nn.Module):
     """Frozen layers that map pixels (B, channels, H, W) to tokens or pooled features.
 
     Tokens are (B, N, width), or in a timm model inputs to a block. Pooled features are (B, D).
+    `shape` is that of the output for one image.
     """
 
     def __init__(
@@ -32,69 +30,30 @@ class Prefix(nn.Module):
         self.model, self.stop, self.autocast = model, stop, autocast
         self.intermediate = intermediate  # blocks before an intermediate feature, if any
         self.pooled = stop == len(model.blocks)
-        self.shape, self.leading = output_shape(model, stop)
+        self.shape = (model.feature_size,) if self.pooled else model.token_shape(stop)
+        # How many leading values of the last axis come from the last block
+        self.leading = model.last_block_size if self.pooled else self.shape[-1]
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
         if self.pooled:
             return self.model.features(pixels, self.intermediate)
-        if isinstance(self.model, TimmModel):
-            return self.model.tokens_before(pixels, self.stop)
-        return self.model.encode(self.model.embed(pixels), stop=self.stop)
+        return self.model.tokens_before(pixels, self.stop)
 
     def digest(self) -> str:
         """Return the SHA-256 of everything that affects the output, except pixels and precision."""
-        if isinstance(self.model, TimmModel):
-            after = frozenset() if self.pooled else self.model.trained_after(self.stop)
-            state = self.model.net.state_dict()
-            used = {name: t for name, t in state.items() if f"net.{name}" not in after}
-            cut = "" if self.pooled else f" {self.stop}"
-            return state_digest(f"{self.model.config.without_head()}{cut}", used)
-        frozen = (f"blocks.{i}." for i in range(self.stop, len(self.model.blocks)))
-        behind = (
-            "head.",
-            "last_head.",
-            "pre_logits.",
-            *frozen,
-            *(() if self.pooled else ("norm.", "fc_norm.", "attn_pool.")),
-        )
-        state = self.model.state_dict()
-        used = {name: t.cpu() for name, t in state.items() if not name.startswith(behind)}
-        return state_digest(f"{self.model.config.without_head()} {self.stop}", used)
+        model, after = self.model, self.model.trained_after(self.stop)
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        used = {name: tensor for name, tensor in tensors if name not in after}
+        return state_digest(f"{model.config.without_head()} {self.stop}", used)
 
     def in_precision(self, precision: str) -> "Prefix":
         """Return the prefix, converted to bf16 if `precision` is `bf16`."""
         if precision != "bf16":  # activations of large models may exceed the range of fp16
             return self
-        if isinstance(self.model, TimmModel):  # some layers (BatchNorm) may need float32
-            return Prefix(self.model, self.stop, autocast=True)
-        # Less memory than autocast, and equally accurate
-        return copy.deepcopy(self).to(torch.bfloat16)
-
-
-def output_shape(model: Model, stop: int) -> tuple[tuple[int, ...], int]:
-    """Describe the output of a `Prefix` that stops before block `stop`, for one image.
-
-    Returns:
-        The shape, which is (D,) for pooled features and (N, D) for tokens (in a timm model, that of
-        the block's input), and how many leading values of the last axis come from the last block.
-    """
-    pooled = stop == len(model.blocks)
-    if isinstance(model, TimmModel):
-        if pooled:
-            return (model.feature_size,), model.feature_size
-        with torch.no_grad():
-            shape = tuple(model.tokens_before(model.blank(1), stop).shape[1:])
-        return shape, shape[-1]
-    config = model.config
-    if pooled:
-        return (config.feature_size,), replace(config, read_blocks=1).feature_size
-    return (config.num_prefix + math.prod(config.grid), config.width), config.width
-
-
-def last_block_size(model: Model) -> int:
-    """Return the number of dimensions of a pooled feature that come from the last block."""
-    return output_shape(model, len(model.blocks))[1]
+        if self.model.casts_to_bf16:
+            return copy.deepcopy(self).to(torch.bfloat16)
+        return Prefix(self.model, self.stop, autocast=True)
 
 
 class _Suffix(nn.Module):
@@ -104,18 +63,15 @@ class _Suffix(nn.Module):
         super().__init__()
         self.start, self.pooled = start, start == len(model.blocks)
         self.model = model
+        # The layers with these parameters, e.g. BatchNorm between stages
+        self.owners = sorted({name.rpartition(".")[0] for name in model.trained_after(start)})
 
     def train(self, mode: bool = True) -> "_Suffix":
         """Switch the trainable layers to train or eval mode; keep all others in eval mode."""
         self.training = mode
         self.model.eval()
-        parts: list[nn.Module] = [self.model.pre_logits, self.model.head]
-        parts += list(self.model.blocks)[self.start :]
-        if isinstance(self.model, TimmModel) and not self.pooled:
-            after = self.model.trained_after(self.start)
-            owners = {name.rpartition(".")[0] for name in after}  # e.g. BatchNorm between stages
-            parts += [self.model.get_submodule(name) for name in sorted(owners)]
-        for part in parts:
+        owners = (self.model.get_submodule(name) for name in self.owners)
+        for part in (*list(self.model.blocks)[self.start :], *owners):
             part.train(mode)
         return self
 
@@ -143,15 +99,15 @@ class BothHeads(nn.Module):
     of its head, followed by those of the head on only the last block.
     """
 
-    def __init__(self, model: VisionTransformer) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Tensor) -> Tensor:
         model = self.model
         assert model.last_head is not None
-        pooled = inputs if inputs.ndim == 2 else model.pool(*model.encode_read(model.embed(inputs)))
-        last = model.pre_logits(pooled[:, : last_block_size(model)])
+        pooled = inputs if inputs.ndim == 2 else model.features(inputs)
+        last = model.pre_logits(pooled[:, : model.last_block_size])
         return torch.stack([model.classify(pooled), model.last_head(last)], dim=1)
 
 

@@ -46,8 +46,6 @@ from vitft.features.fingerprints import (
     facts_key,
 )
 from vitft.features.overlap import PixelBatch, computed_batches
-from vitft.models.timm_model import TimmModel
-from vitft.models.vit import VisionTransformer
 from vitft.system.device import BatchLimit, start_reading, to_device
 from vitft.system.errors import DataError, DivergedError, ImageError
 
@@ -65,7 +63,7 @@ pass; the caller that receives True computes the row.
 
 
 @dataclass(slots=True)
-class ExtractedImage:
+class _ExtractedImage:
     """An image file and what has been computed from it so far."""
 
     found: InspectedFile | ImageError
@@ -105,8 +103,7 @@ class Extractor:
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"
-        libraries = ["torch", "pillow", "simplejpeg"]  # affect the last bits of features
-        libraries += ["timm"] * isinstance(prefix.model, TimmModel)
+        libraries = ("torch", "pillow", "simplejpeg", *prefix.model.libraries)
         self.space = {
             "vitft": _FEATURES_VERSION,
             "prefix": prefix.digest(),
@@ -145,8 +142,7 @@ class Extractor:
         Both share a model, so this one must not compute features afterwards.
         """
         found = copy.copy(self)
-        if isinstance(self.prefix.model, VisionTransformer):
-            self.prefix.model.read_last_blocks(1)
+        self.prefix.model.read_last_blocks(1)
         found.prefix = Prefix(self.prefix.model, self.prefix.stop, autocast=self.prefix.autocast)
         found.stores = {
             settings: store.leading if isinstance(store, JoinedStore) else store
@@ -191,7 +187,7 @@ class Extractor:
         view: View,
         fingerprints: Fingerprints | None = None,
         claim: Claim | None = None,
-    ) -> Iterator[ExtractedImage]:
+    ) -> Iterator[_ExtractedImage]:
         """Yield one result per file, in order; at the end, the features of all files are cached.
 
         For an unreadable file, the result's `found` is an `ImageError`, and no features are cached.
@@ -219,10 +215,10 @@ class Extractor:
             fast=not self.is_exact and view.crop is None and can_resize(view.transform),
         )
 
-        def decode(chunk: Sequence[File]) -> list[ExtractedImage]:
+        def decode(chunk: Sequence[File]) -> list[_ExtractedImage]:
             torch.set_num_threads(1)  # in this thread: one core decodes and computes
             found = map(inspect, chunk)
-            return [ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
+            return [_ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
 
         batches = computed_batches(
             files,
@@ -252,12 +248,12 @@ class Extractor:
         store: _AnyStore,
         fingerprints: Fingerprints | None,
         claim: Claim,
-    ) -> ExtractedImage:
+    ) -> _ExtractedImage:
         """Look up an image in the caches, and decode it only if something is missing."""
         row = self.facts.get(facts_key(opened.file.path, opened.sha256))
         known = None if row is None else decode_facts(row, opened)
         facts = known or opened.facts()
-        result = ExtractedImage(facts, facts=None if known else facts)
+        result = _ExtractedImage(facts, facts=None if known else facts)
         if fingerprints is not None:
             result.found, result.fingerprint = fingerprints.inspect(opened)
         key = key_of(opened.sha256, view.name)
@@ -269,8 +265,8 @@ class Extractor:
             )
         return result
 
-    def start(self, batch: PixelBatch[ExtractedImage], view: View) -> Callable[[], None]:
-        """Start the prefix on images that have no output yet; return a function that waits."""
+    def start(self, batch: PixelBatch[_ExtractedImage], view: View) -> Callable[[], None]:
+        """Start to run the prefix on images without output; return a function that waits for it."""
         pixels, missing = batch.pixels, batch.missing
         if pixels is None:
             return lambda: None
@@ -299,7 +295,7 @@ class Extractor:
 
     def save(
         self,
-        batch: Iterable[ExtractedImage],
+        batch: Iterable[_ExtractedImage],
         view: View,
         store: _AnyStore,
         fingerprints: Fingerprints | None,

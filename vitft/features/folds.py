@@ -4,13 +4,15 @@ Notation: n images, C labels; the targets `y` are class indices (n,) or, for mul
 1 for each label (n, C).
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitft.data.split import stratify
+from vitft.features.logistic import linear_logits
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -89,9 +91,53 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
     return torch.nonzero(fold_id == 0).flatten()
 
 
-def training_weights(fold_id: Tensor, sample_weight: Tensor, views: int) -> Tensor:
-    """Return the weights (K, views * n) of all rows, zero for the rows that each fold holds out."""
-    return torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views) * sample_weight
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Standardised features and targets in folds, and the weights of the heads fitted to them.
+
+    The rows form blocks, one for each view of the same images. Only the first view is scored.
+    """
+
+    x: Tensor  # (rows, D)
+    y: Tensor  # (rows,) or (rows, C)
+    classes: int
+    fold_id: Tensor  # fold that holds out each image with its views, (n,)
+    weights: Tensor  # (K, rows), zero for the rows that each fold holds out
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        sample_weight: Tensor,
+        *,
+        classes: int,
+        seed: int,
+        views: int = 1,
+        groups: Tensor | None = None,
+    ) -> Self:
+        """Draw the folds, which keep images together that share a number in `groups` (n,)."""
+        fold_id = stratified_folds(y[: len(y) // views], CV_FOLDS, seed, groups)
+        kept = torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views)
+        return cls(x, y, classes, fold_id, kept * sample_weight)
+
+    @property
+    def truth(self) -> Tensor:
+        """Targets of the images, (n,) or (n, C)."""
+        return self.y[: len(self.fold_id)]
+
+    def held_out(self, heads: Tensor) -> Tensor:
+        """Return each image's logits (n, C) from the head of the fold that held it out.
+
+        The heads (K, C, read + 1) may read the leading features only. The logits of an image that
+        no fold holds out are undefined.
+        """
+        first = self.x[: len(self.fold_id), : heads.shape[2] - 1]
+        logits = torch.empty(len(first), heads.shape[1])
+        for k, head in enumerate(heads):
+            rows = self.fold_id == k
+            logits[rows] = linear_logits(first[rows], head).float()
+        return logits
 
 
 class _SampledClasses(NamedTuple):

@@ -18,25 +18,24 @@ from torch import Tensor
 from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
+    Folded,
     Indices,
     in_one_group,
     rows_of_views,
     stratified_folds,
     stratified_subset,
-    training_weights,
 )
 from vitft.features.logistic import (
     Sharing,
     Standardizer,
     class_balanced_weights,
-    held_out_logits,
     is_large,
     rough_fit,
     sample_weights,
     solve_logistic,
 )
 from vitft.features.mixture import HeadMethod, choose_head_method, solve_discriminant
-from vitft.features.penalty import PenaltyScore, choose_sampled_penalty
+from vitft.features.penalty import PenaltyScore, choose_penalty
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval, p_of_guessing
 from vitft.metrics.results import (
@@ -153,7 +152,7 @@ def cross_validate(
         if balanced:
             kept = kept * class_balanced_weights(y, classes)
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
-        logits = held_out_logits(scaled, heads, fold_id)
+        logits = Folded(scaled, y, classes, fold_id, kept).held_out(heads)
         right.append(are_right(logits, y)[counted])
         images, top1 = round(float((kept > 0).sum(dim=1).float().mean())), fraction_right(right[-1])
         bounds = accuracy_interval(right[-1].numpy(), units, effect=effect)
@@ -297,17 +296,18 @@ class SolvedHead:
         return penalty if isinstance(penalty, float) else median(penalty)
 
 
-def solve_head(
+def solve_head(  # noqa: PLR0913 - independent keyword-only options
     x: Tensor,
     y: Tensor,
     *,
     classes: int,
-    l2: "float | tuple[float, ...]",
+    l2: "float | tuple[float, ...]" = 0.0,
     balanced: bool,
     seed: int,
     views: int = 1,
     groups: Tensor | None = None,
     read: int | None = None,
+    method: HeadMethod | None = None,
     sharing: Sharing | None = None,
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D).
@@ -319,90 +319,48 @@ def solve_head(
 
     The first `read` columns (default: all) are features of the last block. If there are more
     columns, cross-validation also chooses which blocks the head reads; with too few images per
-    class, it reads only the last block.
+    class, it reads only the last block. With a `method`, nothing is chosen.
     """
     weights = sample_weights(y, classes, balanced=balanced)[None]
-    read = read or x.shape[1]
-    standardizer, path = Standardizer.fit(x), list[PenaltyScore]()
-    if l2 == 0:
-        l2, path = choose_sampled_penalty(
+    standardizer, read = Standardizer.fit(x), read or x.shape[1]
+    path, candidates = list[PenaltyScore](), list[HeadCandidate]()
+    if method is None and l2 == 0:
+        l2, path = choose_penalty(
             x[:, :read],
             y,
             weights,
-            standardizer.leading(read),
             classes=classes,
             seed=seed,
             views=views,
             groups=groups,
+            standardizer=standardizer.leading(read),
         )
-    method, candidates = HeadMethod(l2=l2, read=read), list[HeadCandidate]()
     images = len(y) // views
     some = stratified_subset(y[:images], min(_METHOD_IMAGES, CV_IMAGES), seed)
-    if read < x.shape[1] and len(some) >= min(images, CV_FOLDS * classes):
+    if method is None and read < x.shape[1] and len(some) >= min(images, CV_FOLDS * classes):
         rows = rows_of_views(some, images, views)
         own = None if groups is None else groups[some]
-        fold_id = stratified_folds(y[some], CV_FOLDS, seed, own)
-        kept = training_weights(fold_id, weights[:, rows], views)
-        method, candidates = choose_head_method(
-            standardizer(x[rows]),
-            y[rows],
-            kept,
-            fold_id,
-            classes=classes,
-            l2=l2,
-            read=read,
-            groups=None if own is None else own.numpy(),
+        scaled, chosen = standardizer(x[rows]), weights[:, rows]
+        data = Folded.of(
+            scaled, y[rows], chosen, classes=classes, seed=seed, views=views, groups=own
         )
-    head, last = _fit_by_method(
-        x, y, weights, standardizer, classes=classes, method=method, sharing=sharing
-    )
-    return SolvedHead(
-        weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
-    )
-
-
-def solve_by_method(
-    x: Tensor, y: Tensor, *, method: HeadMethod, classes: int, balanced: bool
-) -> tuple[LinearHead, LinearHead]:
-    """Fit a head to raw float32 features (n, D), and a head that reads only the last block.
-
-    If `balanced` is set, every class has the same total weight.
-
-    Returns:
-        The weight and bias of each head. Both heads are the same if `method` reads only one block.
-    """
-    weights = sample_weights(y, classes, balanced=balanced)[None]
-    return _fit_by_method(x, y, weights, Standardizer.fit(x), classes=classes, method=method)
-
-
-def _fit_by_method(
-    x: Tensor,
-    y: Tensor,
-    weights: Tensor,
-    standardizer: Standardizer,
-    *,
-    classes: int,
-    method: HeadMethod,
-    sharing: Sharing | None = None,
-) -> tuple[LinearHead, LinearHead]:
-    """Fit a head to raw features (n, D), and a head that reads only the last block.
-
-    `weights` (1, n) contains the sample weights, and `standardizer` is fitted to `x`.
-
-    Returns:
-        The weight and bias of each head. Both heads are the same if `method` reads only one block.
-    """
+        method, candidates = choose_head_method(
+            data, l2=l2, read=read, groups=None if own is None else own.numpy()
+        )
+    method = method or HeadMethod(l2=l2, read=read)
     leading = standardizer.leading(method.read)
     logistic = _fit_logistic(
         x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2, sharing=sharing
     )
-    last = leading.unscale_head(logistic)
-    if not method.reads_several:
-        return last, last
-    discriminant = solve_discriminant(
-        standardizer(x), y, weights[0], classes=classes, shrinkages=[method.shrinkage]
-    )[0]
-    return standardizer.unscale_head(method.combine(logistic, discriminant)), last
+    head = last = leading.unscale_head(logistic)
+    if method.reads_several:
+        discriminant = solve_discriminant(
+            standardizer(x), y, weights[0], classes=classes, shrinkages=[method.shrinkage]
+        )[0]
+        head = standardizer.unscale_head(method.combine(logistic, discriminant))
+    return SolvedHead(
+        weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
+    )
 
 
 def _fit_logistic(

@@ -25,16 +25,10 @@ from torch import Tensor
 
 from vitft.data.inspection import InspectedFile
 from vitft.data.split import membership
-from vitft.features.folds import (
-    CV_FOLDS,
-    CV_IMAGES,
-    stratified_folds,
-    stratified_subset,
-    training_weights,
-)
-from vitft.features.logistic import Standardizer, held_out_logits, minimise, solve_logistic
+from vitft.features.folds import CV_IMAGES, Folded, stratified_subset
+from vitft.features.logistic import Standardizer, minimise, solve_logistic
 from vitft.features.neighbours import votes_outside_group
-from vitft.features.penalty import choose_sampled_penalty
+from vitft.features.penalty import choose_penalty
 from vitft.metrics.results import MAX_DENSE_CLASSES, Mislabel
 
 MIN_WRONG, MAX_WRONG = 0.03, 0.5
@@ -117,45 +111,31 @@ def find_mislabels(
     For multi-label data, the suggestion is to add or remove a label. `paths` lists the files of
     each image to report.
     """
-    if y.ndim == 2:
-        return _wrong_or_missing(scores, y, paths, classes)
-    given = scores.probabilities.gather(1, y[:, None])[:, 0]
-    most, best = scores.probabilities.max(dim=-1)
-    rows = torch.nonzero(scores.wrong > 0.5).flatten().tolist()
-    return [
-        Mislabel(
-            path=path,
-            label=classes[int(y[row])],
-            suggested=classes[int(best[row])],
-            given_probability=float(given[row]),
-            suggested_probability=float(most[row]),
-        )
-        for row in sorted(rows, key=lambda i: (-float(scores.wrong[i]), float(given[i]), i))
-        for path in paths[row]
-    ]
-
-
-def _wrong_or_missing(
-    scores: LabelScores, y: Tensor, paths: Sequence[Sequence[str]], names: Sequence[str]
-) -> list[Mislabel]:
-    """Return the files with a label that is probably wrong or missing, clearest cases first."""
-    given = torch.where(y.bool(), scores.probabilities, 1 - scores.probabilities)  # (n, C)
-    rows = torch.nonzero(scores.wrong > 0.5).tolist()
-    found = []
-    for row, i in sorted(rows, key=lambda pair: (float(given[pair[0], pair[1]]), pair)):
-        has, probability = bool(y[row, i]), float(given[row, i])
-        label, other = (names[i], f"not {names[i]}") if has else (f"not {names[i]}", names[i])
-        found += [
+    found: list[tuple[tuple[float, ...], list[Mislabel]]] = []
+    for row, *column in torch.nonzero(scores.wrong > 0.5).tolist():
+        chances = scores.probabilities[row]
+        if y.ndim == 2:
+            (i,), has = column, bool(y[row, column[0]])
+            label, other = (classes[i], f"not {classes[i]}")[:: 1 if has else -1]
+            given = float(chances[i] if has else 1 - chances[i])
+            suggested, order = 1 - given, (given, row, i)
+        else:
+            own, best = int(y[row]), int(chances.argmax())
+            label, other = classes[own], classes[best]
+            given, suggested = float(chances[own]), float(chances[best])
+            order = (-float(scores.wrong[row]), given, row)
+        same = [
             Mislabel(
                 path=path,
                 label=label,
                 suggested=other,
-                given_probability=probability,
-                suggested_probability=1 - probability,
+                given_probability=given,
+                suggested_probability=suggested,
             )
             for path in paths[row]
         ]
-    return found
+        found.append((order, same))
+    return [one for _, same in sorted(found, key=lambda each: each[0]) for one in same]
 
 
 def score_given_labels(
@@ -258,18 +238,19 @@ def out_of_fold_logits(
     sample_weight = torch.ones(len(y)) if sample_weight is None else sample_weight
     standardizer = Standardizer.fit(x)
     if l2 is None:
-        l2, _ = choose_sampled_penalty(
+        l2, _ = choose_penalty(
             x,
             y,
             sample_weight[None],
-            standardizer,
             classes=classes,
             seed=seed,
-            views=1,
             groups=groups,
+            standardizer=standardizer,
         )
-    scaled = standardizer(x)
-    fold_id = stratified_folds(y, CV_FOLDS, seed, groups)
-    kept = training_weights(fold_id, sample_weight, 1)
-    heads = solve_logistic(scaled, y, kept, classes=classes, l2=l2, steps=60, tolerance=3e-4)
-    return held_out_logits(scaled, heads, fold_id)
+    data = Folded.of(
+        standardizer(x), y, sample_weight[None], classes=classes, seed=seed, groups=groups
+    )
+    heads = solve_logistic(
+        data.x, y, data.weights, classes=classes, l2=l2, steps=60, tolerance=3e-4
+    )
+    return data.held_out(heads)

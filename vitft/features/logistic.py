@@ -367,15 +367,6 @@ rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)
 photos, such a head and the optimal one differ in accuracy by at most 3 images in 1,000."""
 
 
-def held_out_logits(x: Tensor, heads: Tensor, fold_id: Tensor) -> Tensor:
-    """Return each image's logits (n, C) from the head of the fold that held it out."""
-    logits = torch.empty(len(x), heads.shape[1])
-    for k, head in enumerate(heads):
-        rows = fold_id == k
-        logits[rows] = linear_logits(x[rows], head).float()
-    return logits
-
-
 def linear_logits(x: Tensor, head: Tensor) -> Tensor:
     """Return the logits (n, C) of a fitted head (C, D + 1) for features (n, D)."""
     return x @ head[:, :-1].T.to(x) + head[:, -1].to(x)

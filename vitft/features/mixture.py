@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.features.logistic import held_out_logits, minimise, rough_fit
+from vitft.features.folds import Folded
+from vitft.features.logistic import minimise, rough_fit
 from vitft.metrics.intervals import Groups, mean_error
 from vitft.metrics.results import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS, HeadCandidate
 from vitft.metrics.targets import are_right, fraction_right
@@ -144,7 +145,6 @@ class HeadMethod:
 class Candidate(NamedTuple):
     """A head method with its cross-validated log-probabilities (n, C)."""
 
-    name: str
     method: HeadMethod
     scores: Tensor
     groups: Groups | None = None  # of the images (n,), for standard errors
@@ -160,7 +160,7 @@ class Candidate(NamedTuple):
     def described(self, y: Tensor, today: "Candidate | None" = None) -> HeadCandidate:
         """Return the candidate's results, with its gain over the last block's head, `today`."""
         found: HeadCandidate = {
-            "reads": self.name,
+            "reads": self.method.name,
             "cv_loss": self.losses(y).mean().item(),
             "cv_top1": self.top1(y),
         }
@@ -170,40 +170,20 @@ class Candidate(NamedTuple):
 
 
 def choose_head_method(
-    x: Tensor,
-    y: Tensor,
-    sample_weight: Tensor,
-    fold_id: Tensor,
-    *,
-    classes: int,
-    l2: "float | tuple[float, ...]",
-    read: int,
-    groups: Groups | None = None,
+    data: Folded, *, l2: "float | tuple[float, ...]", read: int, groups: Groups | None = None
 ) -> tuple[HeadMethod, list[HeadCandidate]]:
     """Choose the method for fitting the head, and return it with the scores of all candidates.
 
-    Args:
-        x: Standardised features (rows, D): all images in the first view, then the same images in
-            the next view, and so on. Only the first view is scored.
-        y: Class indices of all rows.
-        sample_weight: Weights (K, rows), with zeros for the rows that each fold holds out.
-        fold_id: Fold that holds out each image (n,).
-        classes: Number of classes.
-        l2: L2 penalty of the logistic regression.
-        read: Number of leading features that belong to the last block.
-        groups: Group numbers (n,) from which standard errors are computed.
+    `l2` is the penalty of the logistic regression, and `read` the number of leading features that
+    belong to the last block. Standard errors are computed from the group numbers `groups` (n,).
     """
-    images = len(fold_id)
-    first, truth = x[:images], y[:images]
-    plain = HeadMethod(l2=l2, read=read)
-    heads = plain.fit(x, y, sample_weight, classes=classes)
-    sharpness, scores = tempered(held_out_logits(first[:, :read], heads, fold_id), truth)
-    today = Candidate(LAST_BLOCK, plain, scores, groups)
-    if images < _MIN_IMAGES:
+    truth, plain = data.truth, HeadMethod(l2=l2, read=read)
+    heads = plain.fit(data.x, data.y, data.weights, classes=data.classes)
+    sharpness, scores = tempered(data.held_out(heads), truth)
+    today = Candidate(plain, scores, groups)
+    if len(truth) < _MIN_IMAGES:
         return plain, [today.described(truth)]
-    shrinkage, factor, several_scores = choose_shrinkage(
-        x, y, sample_weight, fold_id, classes=classes
-    )
+    shrinkage, factor, several_scores = choose_shrinkage(data)
     alone = HeadMethod(
         l2=l2,
         read=read,
@@ -213,36 +193,29 @@ def choose_head_method(
         name=SEVERAL_BLOCKS,
         alone=sharpness,
     )
-    several = Candidate(SEVERAL_BLOCKS, alone, several_scores, groups)
+    several = Candidate(alone, several_scores, groups)
     one, other = mixture_weights(today.scores, several.scores, truth)
     both = replace(alone, logistic=one * sharpness, discriminant=other * factor, name=MIXTURE)
     summed = (one * today.scores + other * several.scores).log_softmax(dim=-1)
-    mixture = Candidate(MIXTURE, both, summed, groups)
+    mixture = Candidate(both, summed, groups)
     chosen = choose_candidate(today, several, mixture, truth)
     others = (several.described(truth, today), mixture.described(truth, today))
     return chosen.method, [today.described(truth), *others]
 
 
-def choose_shrinkage(
-    x: Tensor, y: Tensor, sample_weight: Tensor, fold_id: Tensor, *, classes: int
-) -> tuple[float, float, Tensor]:
-    """Choose the shrinkage of the discriminant analysis; arguments as in `choose_head_method`.
+def choose_shrinkage(data: Folded) -> tuple[float, float, Tensor]:
+    """Choose the shrinkage of the discriminant analysis.
 
     Returns:
         The shrinkage with the lowest loss, the factor that calibrates the logits, and the
         calibrated held-out log-probabilities (n, C) of the images.
     """
-    images = len(fold_id)
-    first, truth = x[:images], y[:images]
     found = [
-        solve_discriminant(x, y, one, classes=classes, shrinkages=_SHRINKAGES)
-        for one in sample_weight
+        solve_discriminant(data.x, data.y, one, classes=data.classes, shrinkages=_SHRINKAGES)
+        for one in data.weights
     ]
-    tried = [
-        tempered(held_out_logits(first, torch.stack([f[i] for f in found]), fold_id), truth)
-        for i in range(len(_SHRINKAGES))
-    ]
-    losses = [F.cross_entropy(scores, truth).item() for _, scores in tried]
+    tried = [tempered(data.held_out(heads), data.truth) for heads in torch.stack(found, dim=1)]
+    losses = [F.cross_entropy(scores, data.truth).item() for _, scores in tried]
     best = losses.index(min(losses))
     return _SHRINKAGES[best], *tried[best]
 

@@ -11,15 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.features.folds import (
-    CV_FOLDS,
-    CV_IMAGES,
-    rows_of_views,
-    sample_classes,
-    stratified_folds,
-    training_weights,
-)
-from vitft.features.logistic import Standardizer, held_out_logits, rough_fit
+from vitft.features.folds import CV_FOLDS, CV_IMAGES, Folded, rows_of_views, sample_classes
+from vitft.features.logistic import Standardizer, rough_fit
 from vitft.features.mixture import tempered
 from vitft.metrics.targets import are_right, fraction_right, label_losses, mean_loss
 
@@ -66,56 +59,20 @@ def choose_penalty(
     seed: int,
     views: int = 1,
     groups: Tensor | None = None,
+    standardizer: Standardizer | None = None,
 ) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
     """Choose the penalty with the lowest cross-validated loss of calibrated logits.
 
     It differs less by chance than the accuracy (benchmarks/accuracy/README.md). `PENALTIES` are
-    tried from strong to weak until the loss has risen twice in a row. The rows form `views` blocks,
-    one for each view of the same images. All views of an image and of its near-duplicates, which
-    share a number in `groups` (n / views,), are held out together. Only the first view is scored.
+    tried from strong to weak until the loss has risen twice in a row, on a sample if there are many
+    images. The rows form `views` blocks, one for each view of the same images. All views of an
+    image and of its near-duplicates, which share a number in `groups` (n / views,), are held out
+    together. Only the first view is scored. `standardizer` is applied to features that are not
+    standardised yet.
 
     Returns:
         The penalty, or that of each label of multi-label data, and the scores of all tried.
     """
-    images = len(y) // views
-    first = y[:images]
-    fold_id = stratified_folds(first, CV_FOLDS, seed, groups)
-    kept = training_weights(fold_id, sample_weight, views)
-    path: list[PenaltyScore] = []
-    by_label: list[Tensor] = []  # loss of each label, for each penalty
-    start, scale = None, min(1.0, _PENALTY_CLASSES / classes) if y.ndim == 1 else 1.0
-    for relative in PENALTIES:
-        l2 = relative * scale
-        start = rough_fit(x, y, kept, classes=classes, l2=l2, start=start)
-        logits = held_out_logits(x[:images], start, fold_id)
-        top1 = fraction_right(are_right(logits, first))
-        if y.ndim == 2:
-            loss = mean_loss(logits, first).item()
-            by_label.append(label_losses(logits, first))
-        else:
-            some = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
-            loss = F.nll_loss(tempered(logits[some], first[some])[1], first[some]).item()
-        path.append(PenaltyScore(l2, top1, loss))
-        if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
-            break  # the loss is nearly convex along the path, so it would keep rising
-    if by_label:
-        lowest = torch.stack(by_label).argmin(dim=0).tolist()
-        return tuple(path[i].l2 for i in lowest), path
-    return min(path, key=lambda score: score.loss).l2, path
-
-
-def choose_sampled_penalty(
-    x: Tensor,
-    y: Tensor,
-    weights: Tensor,
-    standardizer: Standardizer,
-    *,
-    classes: int,
-    seed: int,
-    views: int,
-    groups: Tensor | None,
-) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
-    """Choose the penalty for raw features (n, D) as `choose_penalty` does, perhaps on a sample."""
     images = len(y) // views
     some = sample_classes(
         y[:images],
@@ -132,18 +89,44 @@ def choose_sampled_penalty(
         )
         return _DEFAULT_L2, []
     rows = rows_of_views(some.images, images, views)
-    l2, path = choose_penalty(
-        standardizer(x[rows]),
+    data = Folded.of(
+        x[rows] if standardizer is None else standardizer(x[rows]),
         torch.cat([some.y] * views),
-        weights[:, rows],
+        sample_weight[:, rows],
         classes=some.classes,
         seed=seed,
         views=views,
         groups=None if groups is None else groups[some.images],
     )
+    l2, path = _follow_path(data)
     if some.classes == classes:
         return l2, path
     ratio = some.classes / classes  # see `PENALTIES`
     assert isinstance(l2, float)
     log.debug(f"the penalty was chosen for {some.classes:,} of {classes:,} classes")
     return l2 * ratio, [s._replace(l2=s.l2 * ratio, classes=some.classes) for s in path]
+
+
+def _follow_path(data: Folded) -> tuple["float | tuple[float, ...]", list[PenaltyScore]]:
+    """Try the penalties on images in folds, and return the same as `choose_penalty`."""
+    y, path = data.truth, list[PenaltyScore]()
+    by_label: list[Tensor] = []  # loss of each label, for each penalty
+    start, scale = None, min(1.0, _PENALTY_CLASSES / data.classes) if y.ndim == 1 else 1.0
+    for relative in PENALTIES:
+        l2 = relative * scale
+        start = rough_fit(data.x, data.y, data.weights, classes=data.classes, l2=l2, start=start)
+        logits = data.held_out(start)
+        top1 = fraction_right(are_right(logits, y))
+        if y.ndim == 2:
+            loss = mean_loss(logits, y).item()
+            by_label.append(label_losses(logits, y))
+        else:
+            some = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
+            loss = F.nll_loss(tempered(logits[some], y[some])[1], y[some]).item()
+        path.append(PenaltyScore(l2, top1, loss))
+        if len(path) > 2 and path[-1].loss > path[-2].loss > path[-3].loss:
+            break  # the loss is nearly convex along the path, so it would keep rising
+    if by_label:
+        lowest = torch.stack(by_label).argmin(dim=0).tolist()
+        return tuple(path[i].l2 for i in lowest), path
+    return min(path, key=lambda score: score.loss).l2, path

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from vitft.config.schema import require
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.folder import Folder
 from vitft.data.inspection import InspectedFolder, inspect_folder
@@ -26,11 +25,11 @@ from vitft.models.freeze import freeze_model
 from vitft.models.initial import load_initial_model
 from vitft.models.lora import add_adapters
 from vitft.models.pretrained.report import LoadReport
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import pick_device, pick_precision
-from vitft.system.errors import ResourceError, RunError, UsageError
+from vitft.system.errors import ResourceError, RunError
 from vitft.system.text import count, format_bytes
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def read_several_blocks(
     """Return the pipeline with a head that may read several blocks, if the model supports it."""
     model = pipeline.model
     blocks = blocks_to_read(model, spec, images=images)
-    if blocks == 1 or isinstance(model, TimmModel):
+    if blocks == 1:
         return pipeline
     model.read_last_blocks(blocks)
     trained = freeze_model(model, "head")
@@ -129,18 +128,11 @@ def read_several_blocks(
 
 def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
     """Return how many of the last blocks a run's head may read if it is fitted by L-BFGS."""
-    if isinstance(model, TimmModel):
-        require(
-            spec.head_blocks < 2,
-            f"train.head_blocks={spec.head_blocks} cannot be used with timm models",
-            fix="use train.head_blocks=1, or weights of vitft's own Vision Transformers",
-        )
-        return 1
+    if spec.head_blocks > 1:
+        model.require_vit(f"train.head_blocks={spec.head_blocks}")
+    if spec.head_blocks or not model.attends or not model.config.supports_read_blocks:
+        return spec.head_blocks or 1
     config = model.config
-    if spec.head_blocks:
-        return spec.head_blocks
-    if not config.supports_read_blocks:
-        return 1
     fast = 1 + (_MAX_HEAD_DIMENSIONS - config.width) // (config.read_of_earlier * config.width)
     blocks = max(1, min(_HEAD_BLOCKS, config.depth, fast))
     dimensions = replace(config, read_blocks=blocks).feature_size
@@ -161,12 +153,9 @@ def build_pipeline(
     Raises:
         UsageError: The model does not support the stage or activation checkpointing.
     """
-    set_checkpointing(model, spec.checkpointing)
-    require(
-        not (isinstance(model, TimmModel) and spec.checkpointing and stage.startswith("blocks:")),
-        f"train.checkpointing=true cannot be combined with --train {stage} for timm models",
-        fix="remove train.checkpointing, or use --train all",
-    )
+    model.set_checkpointing(spec.checkpointing)
+    if spec.checkpointing and stage.startswith("blocks:"):
+        model.require_vit(f"train.checkpointing=true with --train {stage}")
     if stage == "lora":
         add_adapters(model, spec)
     trained = freeze_model(model, stage)
@@ -178,22 +167,6 @@ def build_pipeline(
         device=device,
         precision=precision,
     )
-
-
-def set_checkpointing(model: Model, enabled: bool) -> None:
-    """Enable or disable activation checkpointing; raise a UsageError if the timm model has none."""
-    if not isinstance(model, TimmModel):
-        model.checkpointing = enabled
-        return
-    try:
-        model.net.set_grad_checkpointing(enabled)
-    except (AssertionError, AttributeError) as error:
-        if enabled:
-            raise UsageError(
-                "train.checkpointing=true cannot be used: timm does not support it for "
-                f"{model.config.timm}",
-                fix="omit train.checkpointing. To save memory, use e.g. --set optim.micro_batch=8",
-            ) from error
 
 
 def inspect_dataset(

@@ -69,7 +69,11 @@ class TimmConfig:
     sized: bool = False  # whether `image_size` is passed to timm when the network is built
     num_classes: Annotated[int, Range(ge=0)] = 0  # 0 for a model without a head
     in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
+    # Fields of `ViTConfig` that do not apply: only timm knows these parts of its networks
     pre_logits: ClassVar[bool] = False
+    read_blocks: ClassVar[int] = 1
+    depth: ClassVar[int] = 0
+    patch_size: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitft.models.card import AnyConfig, Card, TimmConfig, parse_card, tensor_mismatch
 from vitft.models.checkpoint_file import TORCH_TYPES, checkpoint_metadata, open_checkpoint
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import ViTConfig, vit_shapes
+from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
 from vitft.system.safetensors_file import TensorFacts, read_header, with_sorted_metadata
@@ -83,32 +83,27 @@ def build_model(state: Mapping[str, Tensor], config: AnyConfig) -> Model:
     Raises:
         RunError: The tensors do not match the architecture, or timm cannot build the model.
     """
-    if isinstance(config, ViTConfig):
-        wanted = vit_shapes(config)
-    else:
-        wanted = facts_of(timm_on_meta(config).state_dict())
-    if mismatch := tensor_mismatch(facts_of(state), wanted):
+    model = on_meta(config)
+    if mismatch := tensor_mismatch(facts_of(state), facts_of(model.state_dict())):
         raise RunError(
             f"the weights do not match the architecture: {mismatch}",
             fix="copy the file again from its original location",
         )
-    if isinstance(config, ViTConfig):
-        with torch.device("meta"):
-            model: Model = VisionTransformer(config)
-    else:
+    if isinstance(config, TimmConfig):
         model = TimmModel(config)
     model.load_state_dict(dict(state), strict=True, assign=True)
     return model.eval()
 
 
-def timm_on_meta(config: TimmConfig) -> TimmModel:
-    """Return a timm model whose tensors take up no memory, or raise RunError."""
+def on_meta(config: AnyConfig) -> Model:
+    """Return a model whose tensors take up no memory, or raise RunError if timm cannot build it."""
     try:
         with torch.device("meta"):
-            return TimmModel(config)
+            return untrained(config)
     except UsageError as error:
         raise RunError(error.problem, fix=error.fix) from error
     except _BUILD_ERRORS as error:  # timm's architectures raise different errors
+        assert isinstance(config, TimmConfig)
         raise RunError(
             f"timm cannot build {config.timm} for {config.image_size[0]}x{config.image_size[1]} "
             f"pixels: {str(error)[:100]}",

@@ -4,9 +4,8 @@ The freeze boundary separates the frozen first layers of a model from the traina
 """
 
 import re
-from collections.abc import Collection
 
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 
@@ -50,16 +49,12 @@ def freeze_model(model: Model, layers: str) -> list[str]:
             fix="use --train head, or load weights that have this layer and add --pre-logits keep",
         )
     frozen = frozen_blocks(layers, len(model.blocks))
-    trained: Collection[str]
-    if isinstance(model, TimmModel) and layers.startswith("blocks:") and frozen is not None:
-        trained = model.trained_after(frozen)
+    every = dict(model.named_parameters())
+    if frozen is None or layers == "head":
+        pattern = {"all": "", "lora": r"head|.*\.lora_", "head": "head"}[layers]
+        trained = frozenset(name for name in every if re.match(pattern, name))
     else:
-        last = "|".join(map(str, range(frozen or 0, len(model.blocks))))
-        after = rf"(blocks\.({last})|norm|fc_norm|attn_pool|pre_logits|head|head_dist)\."
-        others = {"all": "", "lora": r"head|.*\.lora_", "head": "head"}
-        others["pre_logits"] = r"head|pre_logits\."
-        pattern = re.compile(others.get(layers, after))
-        trained = {name for name, _ in model.named_parameters() if pattern.match(name)}
-    for name, parameter in model.named_parameters():
+        trained = model.trained_after(frozen)
+    for name, parameter in every.items():
         parameter.requires_grad_(name in trained)
-    return [name for name, _ in model.named_parameters() if name in trained]
+    return [name for name in every if name in trained]

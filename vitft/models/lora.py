@@ -16,7 +16,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model
 from vitft.system.errors import UsageError
 from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.imports import require_extra
@@ -34,11 +34,8 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     require_extra("lora", feature="train.layers=lora")
     from peft import LoraConfig, inject_adapter_in_model
 
-    if spec.keep_adapter and isinstance(model, TimmModel):
-        raise UsageError(
-            "--keep-adapter does not support timm models, only vitft's own Vision Transformers",
-            fix="omit --keep-adapter. The model with the merged weights is always saved",
-        )
+    if spec.keep_adapter:
+        model.require_vit("--keep-adapter")
     if adapted_layers(model):
         return
     names = spec.lora_targets.split(",")

@@ -1,9 +1,8 @@
 """Wrapper that gives any timm model the interface of vitft's own Vision Transformer.
 
-The interface consists of the attributes `config`, `feature_size`, `pre_logits` (always the
-identity) and `head` (a Linear, or the identity if there are no classes), and of the methods
-`features` (pixels to one feature vector per image) and `classify` (features to logits). `forward`
-is `classify(features(pixels))`. A `state_dict` contains timm's names.
+The interface of both is the attributes and methods that `TimmModel` and `VisionTransformer` have in
+common. Other packages ask a `Model` with them, never for its class. `forward` is
+`classify(features(pixels))`. A `state_dict` contains timm's names.
 
 Notation: B images, C classes.
 """
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -173,6 +172,11 @@ class TimmModel(nn.Module):
         RuntimeError: The weights do not match the architecture.
     """
 
+    attends: Literal[False] = False  # the attention weights, if any, cannot be read
+    casts_to_bf16 = False  # some layers (BatchNorm) may need float32
+    libraries = ("timm",)  # whose versions affect the last bits of features
+    last_head = None  # read by no export; the head reads the last block only
+
     def __init__(
         self,
         config: TimmConfig,
@@ -202,6 +206,7 @@ class TimmModel(nn.Module):
             self.head = nn.Linear(self.feature_size, config.num_classes)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
+        self.last_block_size = self.feature_size
         self.register_state_dict_post_hook(_rename_to_timm)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_rename_from_timm)  # type: ignore[no-untyped-call]
 
@@ -241,6 +246,11 @@ class TimmModel(nn.Module):
         pooled, _ = _resume_at(self.net, self.blocks[start], tokens, self.blank(1))
         return pooled
 
+    def token_shape(self, block: int) -> tuple[int, ...]:
+        """Return the shape of the input to a block for one image."""
+        with torch.no_grad():
+            return tuple(self.tokens_before(self.blank(1), block).shape[1:])
+
     def blank(self, images: int) -> Tensor:
         """Return all-zero images, on the device and in the dtype of the weights."""
         shape = images, self.config.in_channels, *self.config.image_size
@@ -249,9 +259,14 @@ class TimmModel(nn.Module):
     def trained_after(self, start: int) -> frozenset[str]:
         """Return the names of the parameters that are used only from a block on, or in the head.
 
+        If `start` is the number of blocks, only those of the head are returned.
+
         Raises:
             UsageError: The network cannot be cut before this block.
         """
+        head = {name for name, _ in self.named_parameters() if name.startswith("head.")}
+        if start == len(self.block_names):
+            return frozenset(head)
         if start not in self.cuts:
             was_training = self.net.training
             self.net.eval()
@@ -265,7 +280,45 @@ class TimmModel(nn.Module):
                     "model)",
                 )
             self.cuts[start] = frozenset(f"net.{name}" for name in found)
-        return self.cuts[start] | {n for n, _ in self.named_parameters() if n.startswith("head.")}
+        return self.cuts[start] | head
+
+    def layer_numbers(self) -> dict[int, int]:
+        """Return the number of each parameter's layer, as timm defines it, by the parameter's id.
+
+        They count from the input; the head is last.
+        """
+        from timm.models import group_parameters
+
+        groups = self.net.group_matcher(coarse=False)
+        found = group_parameters(self.net, groups, reverse=True)
+        top = max(found.values(), default=0)
+        numbers = dict.fromkeys(map(id, self.parameters()), top + 1)
+        return numbers | {id(p): found.get(name, top) for name, p in self.net.named_parameters()}
+
+    def set_checkpointing(self, enabled: bool) -> None:
+        """Enable or disable activation checkpointing; a UsageError if timm does not support it."""
+        try:
+            self.net.set_grad_checkpointing(enabled)
+        except (AssertionError, AttributeError) as error:
+            if enabled:
+                raise UsageError(
+                    "train.checkpointing=true cannot be used: timm does not support it for "
+                    f"{self.config.timm}",
+                    fix="omit train.checkpointing; to save memory, use e.g. --set "
+                    "optim.micro_batch=8",
+                ) from error
+
+    def read_last_blocks(self, count: int) -> None:
+        """Do nothing: the head reads the last block."""
+        assert count == 1, "refused by `require_vit`"
+
+    def require_vit(self, feature: str) -> NoReturn:
+        """Refuse something that only `VisionTransformer` supports."""
+        raise UsageError(
+            f"{feature} needs vitft's own Vision Transformer, but the model is timm's "
+            f"{self.config.timm}",
+            fix="omit it, or use a model from weights listed by `vitft weights list`",
+        )
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
@@ -366,15 +419,3 @@ def untrained(config: AnyConfig, *, drop_path: float = 0.0) -> Model:
     if isinstance(config, TimmConfig):
         return TimmModel(config, drop_path=drop_path)
     return VisionTransformer(config)
-
-
-def require_vit(model: nn.Module, feature: str) -> VisionTransformer:
-    """Return a VisionTransformer, which has attention maps; for other models, raise UsageError."""
-    if isinstance(model, VisionTransformer):
-        return model
-    name = f"timm's {model.config.timm}" if isinstance(model, TimmModel) else type(model).__name__
-    raise UsageError(
-        f"{feature} needs the attention weights of vitft's own Vision Transformer, but the model "
-        f"is {name}",
-        fix="omit it, or use a model fine-tuned from weights listed by `vitft weights list`",
-    )

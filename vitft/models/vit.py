@@ -21,7 +21,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -169,10 +169,15 @@ class VisionTransformer(nn.Module):
     feature caching, explanation and partial freezing use them separately.
     """
 
+    attends: Literal[True] = True  # the attention weights can be read
+    casts_to_bf16 = True  # less memory than autocast, and equally accurate
+    libraries = ()  # besides torch, whose versions affect the last bits of features
+    head_name = "head"
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.checkpointing = False  # whether activations are recomputed in the backward pass
+        self.checkpointing = False  # see `set_checkpointing`
         self.patch_embed = PatchEmbed(config)
         width, rows = config.width, config.num_prefix if config.prefix_positions else 0
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
@@ -290,6 +295,52 @@ class VisionTransformer(nn.Module):
         """Number of dimensions of an image's pooled feature."""
         return self.config.feature_size
 
+    @property
+    def last_block_size(self) -> int:
+        """Number of leading dimensions of the pooled feature that come from the last block."""
+        return replace(self.config, read_blocks=1).feature_size
+
+    def token_shape(self, block: int) -> tuple[int, ...]:  # noqa: ARG002 - differs in timm models
+        """Return the shape of the input to a block for one image, (N, D)."""
+        return self.config.num_prefix + math.prod(self.config.grid), self.config.width
+
+    def tokens_before(self, pixels: Tensor, block: int) -> Tensor:
+        """Return the input to a block (B, N, D), given pixels (B, channels, S, S)."""
+        return self.encode(self.embed(pixels), stop=block)
+
+    def trained_after(self, start: int) -> frozenset[str]:
+        """Return the names of the parameters that are used only from a block on, or in a head.
+
+        If `start` is `depth`, only those after pooling are returned.
+        """
+        after = ["pre_logits.", "head.", "head_dist.", "last_head."]
+        if start < self.config.depth:
+            blocks = (f"blocks.{i}." for i in range(start, self.config.depth))
+            after += [*blocks, "norm.", "fc_norm.", "attn_pool."]
+        names = (name for name, _ in self.named_parameters())
+        return frozenset(name for name in names if name.startswith(tuple(after)))
+
+    def layer_numbers(self) -> dict[int, int]:
+        """Return the number of each parameter's layer by the parameter's id.
+
+        They count from the embedding, 0, and the blocks to the layers after them, `depth` + 1.
+        """
+        after, last = self.trained_after(0), self.config.depth + 1
+        return {
+            id(parameter): int(name.split(".")[1]) + 1
+            if name.startswith("blocks.")
+            else last * (name in after)
+            for name, parameter in self.named_parameters()
+        }
+
+    def set_checkpointing(self, enabled: bool) -> None:
+        """Choose whether activations are recomputed in the backward pass, not stored."""
+        self.checkpointing = enabled
+
+    def require_vit(self, feature: str) -> Self:  # noqa: ARG002 - timm models refuse it
+        """Return the model, which supports everything."""
+        return self
+
     def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
         """Return pooled features of pixels (B, channels, S, S), as `finish` does."""
         return self.finish(self.embed(pixels), intermediate=intermediate)
@@ -314,7 +365,9 @@ class VisionTransformer(nn.Module):
         return self.pool(self.apply_block(block, block.for_class_token, tokens), earlier)
 
     def read_last_blocks(self, count: int) -> None:
-        """Replace the head with a zero-initialised one that reads the last `count` blocks."""
+        """Replace the head with a zero one that reads the last `count` blocks, if it does not."""
+        if count == self.config.read_blocks:
+            return
         self.config = config = replace(self.config, read_blocks=count)
         self.head = _linear_head(config, config.feature_size)
         self.last_head = _linear_head(config, config.width) if count > 1 else None

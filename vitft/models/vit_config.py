@@ -6,8 +6,10 @@ Sources: Dosovitskiy et al. 2021, table 1, https://arxiv.org/abs/2010.11929 (bas
 Touvron et al. 2021 (DeiT), 2012.12877, and Steiner et al. 2021 (AugReg), 2106.10270 (tiny, small).
 """
 
+import functools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
@@ -18,7 +20,7 @@ from vitft.system.structure import Range, check_ranges
 
 Pool = Literal["cls", "mean", "map"]
 _Norm = Literal["pre", "post"]
-NormLayer = Literal["layernorm", "rmsnorm"]
+_NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 _MAX_PATCHES = 16384  # maximum number of patches per image, e.g. in a grid of 128 x 128
 
@@ -131,7 +133,7 @@ class ViTConfig:
     (some SigLIP models) or with a sigmoid (OpenAI's CLIP)."""
     pool_heads: Annotated[int, Range(ge=0, le=65536)] = 0
     """Number of heads of attention pooling; 0 for as many as in the blocks."""
-    norm_layer: NormLayer = "layernorm"
+    norm_layer: _NormLayer = "layernorm"
     """Type of all normalisation layers: LayerNorm or RMSNorm (AIMv2)."""
     final_norm: bool = True
     """Whether a normalisation layer precedes the head (RADIO and PE have none)."""
@@ -205,7 +207,7 @@ class ViTConfig:
                 'pool_heads needs pool "map" and must divide the width',
             ),
         ]
-        named = {"pool": Pool, "norm": _Norm, "activation": Activation, "norm_layer": NormLayer}
+        named = {"pool": Pool, "norm": _Norm, "activation": Activation, "norm_layer": _NormLayer}
         for name, kind in named.items():
             fix = f"use one of {', '.join(get_args(kind))}"
             rules.append((getattr(self, name) not in get_args(kind), name, fix))
@@ -307,94 +309,105 @@ def conv_strides(convs: tuple[int, ...], patch: tuple[int, int]) -> tuple[int, .
 
 # names and shapes of the tensors of a Vision Transformer, derived from its configuration ----------
 
+_Tensors = Iterator[tuple[str, tuple[int, ...], bool]]
+"""The name and shape of each tensor that a Vision Transformer may have, and whether it has it."""
 
-class _Shapes(dict[str, tuple[int, ...]]):
-    """Shapes of the tensors of a Vision Transformer, by name."""
+
+class _Parts:
+    """Tensors of the layers that occur in several places."""
 
     def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
         self.config = config
 
-    def layer(self, name: str, *weight: int, bias: bool = True) -> None:
-        self[f"{name}.weight"] = weight
-        if bias:
-            self[f"{name}.bias"] = weight[:1]
+    def layer(self, name: str, *weight: int, has: object = True, bias: object = True) -> _Tensors:
+        yield f"{name}.weight", weight, bool(has)
+        yield f"{name}.bias", weight[:1], bool(has and bias)
 
-    def norm(self, name: str, size: int, *, is_there: bool = True) -> None:
-        if is_there:
-            self.layer(name, size, bias=self.config.norm_layer == "layernorm")
+    def norm(self, name: str, size: int = 0, *, has: object = True) -> _Tensors:
+        has_bias = self.config.norm_layer == "layernorm"
+        return self.layer(name, size or self.config.width, has=has, bias=has_bias)
 
-    def mlp(self, name: str, *, is_gated: bool = False) -> None:
+    def mlp(self, name: str, *, has: object = True, is_gated: bool = False) -> _Tensors:
         width, hidden, bias = self.config.width, self.config.hidden, self.config.proj_bias
-        self.layer(f"{name}.fc1", 2 * hidden if is_gated else hidden, width, bias=bias)
-        self.norm(f"{name}.norm", hidden, is_there=self.config.mlp_norm)
-        self.layer(f"{name}.fc2", width, hidden, bias=bias)
+        rows = 2 * hidden if is_gated else hidden
+        yield from self.layer(f"{name}.fc1", rows, width, has=has, bias=bias)
+        yield from self.norm(f"{name}.norm", hidden, has=has and self.config.mlp_norm)
+        yield from self.layer(f"{name}.fc2", width, hidden, has=has, bias=bias)
 
-    def convolution(self, conv: str, group_norm: str, *kernel: int) -> None:
-        self.layer(conv, *kernel, bias=False)
-        self.layer(group_norm, kernel[0])
-
-    def patches(self) -> None:
-        """Add the layers from pixels to tokens."""
+    def stem(self) -> _Tensors:
+        """Yield the tensors of the convolutions before the patch projection."""
         config, place, channels = self.config, "patch_embed.backbone", self.config.in_channels
+        found: list[tuple[str, str, tuple[int, ...]]] = []  # convolutions, their norms and kernels
         if config.stem is not None:
             root = f"{place}.stem" if config.stem else place
-            self.convolution(f"{root}.conv", f"{root}.norm", 64, channels, 7, 7)
+            found.append((f"{root}.conv", f"{root}.norm", (64, channels, 7, 7)))
             channels = 64
         for i, j in ((i, j) for i, depth in enumerate(config.stem or ()) for j in range(depth)):
             unit, outputs, inner = f"{place}.stages.{i}.blocks.{j}", 256 * 2**i, 64 * 2**i
-            self.convolution(f"{unit}.conv1", f"{unit}.norm1", inner, channels, 1, 1)
-            self.convolution(f"{unit}.conv2", f"{unit}.norm2", inner, inner, 3, 3)
-            self.convolution(f"{unit}.conv3", f"{unit}.norm3", outputs, inner, 1, 1)
+            kernels = (inner, channels, 1, 1), (inner, inner, 3, 3), (outputs, inner, 1, 1)
+            found += [(f"{unit}.conv{k}", f"{unit}.norm{k}", x) for k, x in enumerate(kernels, 1)]
             if j == 0:
                 down = f"{unit}.downsample"
-                self.convolution(f"{down}.conv", f"{down}.norm", outputs, channels, 1, 1)
+                found.append((f"{down}.conv", f"{down}.norm", (outputs, channels, 1, 1)))
             channels = outputs
         for i, outputs in enumerate(config.convs):
-            self.convolution(f"{place}.{i}.conv", f"{place}.{i}.norm", outputs, channels, 3, 3)
+            found.append((f"{place}.{i}.conv", f"{place}.{i}.norm", (outputs, channels, 3, 3)))
             channels = outputs
-        kernel = (side // config.stride for side in config.patch_size)
-        bias = not config.embed_norm
-        self.layer("patch_embed.proj", config.width, channels, *kernel, bias=bias)
-        self.norm("patch_embed.norm", config.width, is_there=config.patch_norm)
+        for conv, norm, kernel in found:
+            yield from self.layer(conv, *kernel, bias=False)
+            yield from self.layer(norm, kernel[0])
+        sides = (side // config.stride for side in config.patch_size)
+        has_bias = not config.embed_norm
+        yield from self.layer("patch_embed.proj", config.width, channels, *sides, bias=has_bias)
+
+
+def _tensors(config: ViTConfig) -> _Tensors:
+    """Yield all tensors of a Vision Transformer, and those of the parts that it lacks."""
+    parts, width, map_pool = _Parts(config), config.width, config.pool == "map"
+    yield "cls_token", (1, 1, width), config.class_token
+    yield "dist_token", (1, 1, width), config.distilled
+    yield "reg_token", (1, config.registers, width), config.registers > 0
+    rows = config.num_prefix if config.prefix_positions else 0
+    yield "pos_embed", (1, rows + math.prod(config.grid), width), config.positions
+    yield from parts.stem()
+    yield from parts.norm("patch_embed.norm", has=config.patch_norm)
+    yield from parts.norm("norm_pre", has=config.embed_norm)
+    for block in (f"blocks.{i}" for i in range(config.depth)):
+        yield from parts.norm(f"{block}.norm1")
+        yield from parts.layer(f"{block}.attn.qkv", 3 * width, width, bias=config.qkv_bias)
+        yield from parts.layer(f"{block}.attn.proj", width, width, bias=config.proj_bias)
+        yield from parts.norm(f"{block}.attn.norm", has=config.attn_norm)
+        yield from parts.norm(f"{block}.norm2")
+        yield from parts.mlp(f"{block}.mlp", is_gated=config.gated_mlp)
+        for branch in (1, 2):
+            yield f"{block}.ls{branch}.gamma", (width,), config.layer_scale > 0
+    for name in ("norm", "fc_norm"):
+        yield from parts.norm(name, has=config.last_norm == name)
+    yield "attn_pool.latent", (1, 1, width), map_pool
+    for name, outputs in (("q", width), ("kv", 2 * width), ("proj", width)):
+        yield from parts.layer(f"attn_pool.{name}", outputs, width, has=map_pool)
+    yield from parts.norm("attn_pool.norm", has=map_pool)
+    yield from parts.mlp("attn_pool.mlp", has=map_pool)
+    yield from parts.layer("pre_logits.fc", width, width, has=config.pre_logits)
+    classes, several = config.num_classes, config.read_blocks > 1
+    inputs = config.feature_size if several else width
+    yield from parts.layer("head", classes, inputs, has=classes)
+    yield from parts.layer("last_head", classes, width, has=classes and several)
+    yield from parts.layer("head_dist", classes, width, has=classes and config.distilled)
 
 
 def vit_shapes(config: ViTConfig) -> dict[str, TensorFacts]:
     """Return the type and shape of each tensor of a Vision Transformer."""
-    shapes, width = _Shapes(config), config.width
-    names = ("cls_token", "dist_token", "reg_token")
-    tokens = zip(names, (config.class_token, config.distilled, config.registers), strict=True)
-    shapes |= {name: (1, int(number), width) for name, number in tokens if number}
-    if config.positions:
-        rows = config.num_prefix if config.prefix_positions else 0
-        shapes["pos_embed"] = 1, rows + math.prod(config.grid), width
-    shapes.patches()
-    shapes.norm("norm_pre", width, is_there=config.embed_norm)
-    for block in (f"blocks.{i}" for i in range(config.depth)):
-        shapes.norm(f"{block}.norm1", width)
-        shapes.layer(f"{block}.attn.qkv", 3 * width, width, bias=config.qkv_bias)
-        shapes.layer(f"{block}.attn.proj", width, width, bias=config.proj_bias)
-        shapes.norm(f"{block}.attn.norm", width, is_there=config.attn_norm)
-        shapes.norm(f"{block}.norm2", width)
-        shapes.mlp(f"{block}.mlp", is_gated=config.gated_mlp)
-        if config.layer_scale:
-            shapes |= {f"{block}.ls1.gamma": (width,), f"{block}.ls2.gamma": (width,)}
-    shapes.norm(config.last_norm, width, is_there=config.final_norm)
-    if config.pool == "map":
-        shapes["attn_pool.latent"] = 1, 1, width
-        for name, outputs in (("q", width), ("kv", 2 * width), ("proj", width)):
-            shapes.layer(f"attn_pool.{name}", outputs, width)
-        shapes.norm("attn_pool.norm", width)
-        shapes.mlp("attn_pool.mlp")
-    if config.pre_logits:
-        shapes.layer("pre_logits.fc", width, width)
-    several = config.read_blocks > 1
-    heads = {
-        "head": config.feature_size if several else width,
-        "last_head": width * several,
-        "head_dist": width * config.distilled,
-    }
-    for name, inputs in heads.items():
-        if inputs and config.num_classes:
-            shapes.layer(name, config.num_classes, inputs)
-    return {name: TensorFacts("F32", shape) for name, shape in shapes.items()}
+    return {name: TensorFacts("F32", shape) for name, shape, has in _tensors(config) if has}
+
+
+@functools.cache
+def _possible_names() -> frozenset[str]:
+    """Return the names of all tensors that a Vision Transformer may have, with 0 as numbers."""
+    stems = (ViTConfig(stem=stem, depth=1) for stem in (None, (), (1,)))
+    return frozenset(re.sub(r"\d+", "0", name) for one in stems for name, *_ in _tensors(one))
+
+
+def may_have(name: str) -> bool:
+    """Return whether a Vision Transformer without `convs` may have a tensor with this name."""
+    return re.sub(r"\d+", "0", name) in _possible_names()

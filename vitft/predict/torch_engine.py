@@ -23,7 +23,6 @@ from vitft.models.checkpoint import build_model
 from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
 from vitft.models.timm_model import Model
-from vitft.models.vit import VisionTransformer
 from vitft.predict.engine import Engine, Pipeline, Views
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.postprocess import Postprocess, Scores
@@ -89,7 +88,7 @@ class Predictor(Engine):
         self.device = pick_device(device)
         self.model, self.card = model.eval().to(self.device), card
         if precision == "auto":  # bf16 where it is faster, and close calls are known to be found
-            is_safe = isinstance(model, VisionTransformer) and not card.thresholds
+            is_safe = model.casts_to_bf16 and not card.thresholds
             is_fast = pick_precision("auto", self.device) == "bf16"
             precision = "bf16" if is_safe and is_fast else "fp32"
         self.precision = precision

@@ -26,7 +26,7 @@ from vitft.config.run import Config, to_toml
 from vitft.config.sections import layers_text
 from vitft.data.split import Manifest
 from vitft.features.folds import stratified_folds, stratified_subset
-from vitft.features.head import LinearHead, SolvedHead, solve_by_method
+from vitft.features.head import LinearHead, SolvedHead, solve_head
 from vitft.features.mixture import HeadMethod
 from vitft.messages.training import describe_trial
 from vitft.metrics.calibration import fit_temperature, log_losses
@@ -34,7 +34,6 @@ from vitft.metrics.intervals import mean_error
 from vitft.metrics.results import BudgetResults, InterpolationResults, TrialResults
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.timm_model import Model
-from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.text import count
 from vitft.training.batches import StageInputs, epoch_size, training_batches
@@ -74,8 +73,8 @@ class LayerSettings:
     """Candidate of a run with a time budget: layers to train after the head, and their settings."""
 
     layers: str  # layers in the notation of `train.layers`
-    optim: Mapping[str, Any] = field(default_factory=dict)
-    train: Mapping[str, Any] = field(default_factory=dict)
+    optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def config(
         self, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0
@@ -123,14 +122,16 @@ def hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
 
     def solve() -> tuple[LinearHead, Tensor]:
         x = inputs_to_head(fitted.model, inputs, rows)
-        (weight, bias), last_head = solve_by_method(
+        solved = solve_head(
             x[~held],
             labels[~held],
             method=method,
             classes=len(data.manifest.classes),
             balanced=fitted.config.balances,
+            seed=seed,
         )
-        return last_head, x[held][:, : weight.shape[1]] @ weight.T + bias
+        logits = x[held][:, : solved.weight.shape[1]] @ solved.weight.T + solved.bias
+        return solved.last, logits
 
     last_head, logits = data.group.main_only(solve)
     manifest = replace(data.manifest, rows=tuple(parts))
@@ -368,7 +369,7 @@ CROPS = MappingProxyType({"augment": "crop", "crop_scale": 0.4})
 def layers_to_try(model: Model) -> list[LayerSettings]:
     """Return the candidates for a model, in order of increasing time per training step."""
     everything = LayerSettings(layers="all", optim=EVERYTHING, train=CROPS)
-    if not isinstance(model, VisionTransformer) or model.config.depth <= 4:
+    if model.config.depth <= 4:
         return [everything]
     return [LayerSettings(layers="blocks:4", optim=LAST_BLOCKS), everything]
 

@@ -32,7 +32,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from vitft.features.logistic import HeadObjective, Problem, Sharing
-from vitft.models.vit import Block, VisionTransformer
+from vitft.models.timm_model import Model
+from vitft.models.vit import Block
 from vitft.system import console
 from vitft.system.cores import node_cores
 from vitft.system.device import torch_threads, worker_threads
@@ -271,12 +272,10 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
             distributed.destroy_process_group()
 
 
-def check_sharding(
-    model: nn.Module, group: ProcessGroup, *, precision: str, compiled: bool
-) -> None:
+def check_sharding(model: Model, group: ProcessGroup, *, precision: str, compiled: bool) -> None:
     """Raise a UsageError if the model or a setting does not support sharding."""
+    model.require_vit("train.shard")
     others = {
-        "a timm model": not isinstance(model, VisionTransformer),
         "train.precision=fp16": precision == "fp16",
         "train.compile=true": compiled,
     }

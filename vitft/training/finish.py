@@ -35,7 +35,6 @@ from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.lora import merge_adapters, write_adapter
 from vitft.models.timm_model import Model
-from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.files import writing
 from vitft.training.batches import Dataset, StageInputs
@@ -244,7 +243,7 @@ def _final_logits(
     """
     data, size = inputs.data, 8  # number of images recomputed at a time
     heads: nn.Module = model
-    if isinstance(model, VisionTransformer) and model.last_head is not None and inputs.cut.pooled:
+    if model.config.read_blocks > 1 and inputs.cut.pooled:
         heads = BothHeads(model)
         inputs = replace(inputs, cut=inputs.cut._replace(suffix=heads))
     logits = image_logits(inputs, rows)

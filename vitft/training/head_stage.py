@@ -20,8 +20,7 @@ from vitft.messages.training import describe_head
 from vitft.metrics.calibration import MAX_LOGITS
 from vitft.metrics.results import CrossValidation, SolvedHeadResults
 from vitft.metrics.targets import are_right, fraction_right, mean_loss
-from vitft.models.timm_model import Model, TimmModel
-from vitft.models.vit import VisionTransformer
+from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import Dataset, StageInputs, training_views
 from vitft.training.distributed import solve_together
@@ -41,7 +40,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
         if not solved.method.reads_several:
             fitted.inputs = of_last_block(fitted.inputs, model)
         first_loss = group.main_only(lambda: solver.loss(model.head, solved))
-        last_head = getattr(model, "last_head", None)
+        last_head = model.last_head
         _set_linear(model.head, solved.weight, solved.bias)
         if last_head is not None:
             _set_linear(last_head, *(part * solved.method.alone for part in solved.last))
@@ -151,7 +150,7 @@ class HeadSolver:
             model = self.fitted.model
             weight, bias = solved.last
             right = (held_out @ weight.T + bias).argmax(dim=1) == truth
-            blocks = model.config.read_blocks if isinstance(model, VisionTransformer) else 1
+            blocks = model.config.read_blocks
             results["head"] = {
                 "blocks": blocks,
                 "reads": solved.method.name,
@@ -163,7 +162,7 @@ class HeadSolver:
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
     """Make the head read only the last block, and return inputs with the features of that block."""
-    if isinstance(model, TimmModel) or model.config.read_blocks == 1 or inputs.extractor is None:
+    if model.config.read_blocks == 1 or inputs.extractor is None:
         return inputs
     extractor = inputs.extractor.of_last_block()
     model.read_last_blocks(1)
@@ -238,8 +237,7 @@ def inputs_to_head(
 
 def read_last_block(model: Model, head: LinearHead) -> None:
     """Replace the head of a model with one that reads the last block only."""
-    if isinstance(model, VisionTransformer) and model.config.read_blocks > 1:
-        model.read_last_blocks(1)
+    model.read_last_blocks(1)
     _set_linear(model.head, *head)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import random
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +20,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.sections import OptimSpec
-from vitft.features.cut import last_block_size
 from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss, are_right
-from vitft.models.timm_model import Model, TimmModel
+from vitft.models.timm_model import Model
 from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
 from vitft.system.errors import DivergedError, ResourceError, UsageError
 from vitft.system.text import count
@@ -40,7 +38,7 @@ from vitft.training.distributed import (
 
 def with_step_defaults(spec: OptimSpec, layers: str, model: Model, images: int) -> OptimSpec:
     """Return the settings with default values for a missing learning rate or batch size."""
-    lr = default_lr(layers, last_block_size(model)) if spec.lr is None else spec.lr
+    lr = default_lr(layers, model.last_block_size) if spec.lr is None else spec.lr
     batch_norm = bool(_running_statistics(model))
     size = spec.batch_size or default_batch_size(layers, images, batch_norm=batch_norm)
     return replace(spec, lr=lr, batch_size=size)
@@ -83,25 +81,10 @@ def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """Return the layer number of each parameter, counting from the input; the head is last."""
+    numbers: dict[int, int] = {}
     for inner in model.modules():
-        if isinstance(inner, TimmModel):
-            from timm.models import group_parameters
-
-            groups = inner.net.group_matcher(coarse=False)
-            found = group_parameters(inner.net, groups, reverse=True)
-            top = max(found.values(), default=0)
-            at = {id(p): found.get(name, top) for name, p in inner.net.named_parameters()}
-            return {name: at.get(id(p), top + 1) for name, p in model.named_parameters()}
-    names = [name for name, _ in model.named_parameters()]
-    blocks = {name: re.search(r"\bblocks\.(\d+)\.", name) for name in names}
-    last = max((int(match[1]) for match in blocks.values() if match), default=-1)
-    embeds = re.compile(
-        r"(^|\.)(patch_embed\.|cls_token|dist_token|reg_token|pos_embed|norm_pre\.)"
-    )
-    return {
-        name: int(match[1]) + 1 if match else 0 if embeds.search(name) else last + 2
-        for name, match in blocks.items()
-    }
+        numbers |= getattr(inner, "layer_numbers", dict)()
+    return {name: numbers.get(id(p), 0) for name, p in model.named_parameters()}
 
 
 def _running_statistics(model: nn.Module) -> dict[str, Tensor]:

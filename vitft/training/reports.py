@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitft.check.audit import AuditedImage, audit_images, audit_summary, class_imbalance
 from vitft.data.arrays import PixelArray
@@ -37,7 +37,6 @@ from vitft.features.reference import REFERENCE_FILE, Features, power_text
 from vitft.messages.results import sentence
 from vitft.metrics.results import AuditResults, Mislabel, OodResults
 from vitft.models.timm_model import Model
-from vitft.models.vit import VisionTransformer
 from vitft.predict.validation import (
     THUMBS,
     HeldOut,
@@ -248,9 +247,9 @@ def intermediate_blocks(cut: Cut, model: Model) -> int:
     Blocks whose output the head reads are not used, and neither are blocks whose output is not
     computed again because they are frozen.
     """
-    if cut.pooled or not isinstance(model, VisionTransformer):
-        return 0
     depth = model.config.depth
+    if cut.pooled or not depth:
+        return 0
     wanted = max(round(_INTERMEDIATE_DEPTH * depth), 0 if cut.prefix is None else cut.prefix.stop)
     return min(wanted, depth - model.config.read_blocks)
 
@@ -287,7 +286,7 @@ def _reference_features(
 _ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one core
 
 
-def write_thumbnails(run: RunDir, data: Dataset, model: nn.Module, precision: str = "fp32") -> int:
+def write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str = "fp32") -> int:
     """Write the folder `thumbs/` of a run and return the number of images in it.
 
     For the most confident mistakes, attention overlays are written as well. Metadata of the files
@@ -300,7 +299,7 @@ def write_thumbnails(run: RunDir, data: Dataset, model: nn.Module, precision: st
         predicted, rows = _select_images(run.path, data.manifest)
         if not rows:
             return 0
-        if isinstance(model, VisionTransformer) and predicted and precision == "bf16":
+        if model.casts_to_bf16 and predicted and precision == "bf16":
             model = copy.deepcopy(model).to(torch.bfloat16)
         decode = functools.partial(_thumbnail, data, predicted)
         views: dict[str, PixelArray] = {}
@@ -348,7 +347,7 @@ def _thumbnail(
 
 
 def _attention(
-    data: Dataset, model: nn.Module, predicted: Mapping[str, int], views: Mapping[str, PixelArray]
+    data: Dataset, model: Model, predicted: Mapping[str, int], views: Mapping[str, PixelArray]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield each view's digest and a JPEG of its relevance to the predicted class."""
     model, items = model.eval(), list(views.items())

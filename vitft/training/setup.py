@@ -84,6 +84,7 @@ from vitft.training.state import at_recorded_commit, checked_report, recorded_we
 
 log = logging.getLogger(__name__)
 
+
 _UNIT = 16
 """Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
 CPUs, so the batches, which can affect the last bits of features, do not depend on the number of

@@ -34,7 +34,6 @@ from vitft.metrics.results import StartTrial, StartTrials
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.pretrained.catalog import cached_alternatives, machine_speed
 from vitft.models.pretrained.locate import RANDOM
-from vitft.models.vit import VisionTransformer
 from vitft.system import console
 from vitft.system.errors import WeightsError
 from vitft.training.budget import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses
@@ -67,10 +66,10 @@ def try_other_starts(start: Start, runtime: Runtime) -> Start:
     if runtime.resumed:  # config.toml contains the size that was chosen
         return start
     chosen, found = start, StartTrials()
-    if spec.image_size is None and isinstance(model, VisionTransformer):
+    if spec.image_size is None and (patch_size := model.config.patch_size):
         height, width = (
             round(_ENLARGEMENT * side / patch) * patch
-            for side, patch in zip(model.config.image_size, model.config.patch_size, strict=True)
+            for side, patch in zip(model.config.image_size, patch_size, strict=True)
         )
         larger = _start_with(start, replace(spec, image_size=(height, width)))
         trial = _try_start(start, larger, runtime, fraction=_SIZE_FRACTION)
@@ -158,8 +157,11 @@ def _weights_to_try(start: Start, runtime: Runtime) -> str:
 
 def _start_with(start: Start, weights: WeightsSpec) -> Start:
     """Return the same run, images and split with another input size or other weights."""
-    config, folder = replace(start.config, weights=weights), start.images.folder
-    data = start.inputs.data
+    config, folder, data = (
+        replace(start.config, weights=weights),
+        start.images.folder,
+        start.inputs.data,
+    )
     pipeline, report = load_pipeline(
         folder,
         config.train.stages[0],

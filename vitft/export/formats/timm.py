@@ -22,9 +22,8 @@ from vitft.export.formats.base import (
 from vitft.export.trained import TrainedRun
 from vitft.models.card import RUN_KEY, AnyConfig, Card, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
+from vitft.models.pretrained.convert import split_gates, to_eva_names
 from vitft.models.pretrained.sidecar import timm_pool
-from vitft.models.timm_model import TimmModel
-from vitft.models.timm_vit import split_gates, to_eva_names
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
@@ -143,7 +142,7 @@ def has_other_names(shape: AnyConfig) -> bool:
 def _timm_config(trained: TrainedRun) -> dict[str, Any]:
     """Return the content of config.json in timm's hub format, for a model that timm can build."""
     card, shape, model = trained.card, trained.card.architecture, trained.model
-    ours: dict[str, Any] = {"classifier": "head"}
+    ours: dict[str, Any] = {"classifier": model.head_name}
     if isinstance(shape, ViTConfig):
         name, pool = _timm_name(shape), {"global_pool": timm_pool(shape)}
         arguments = {
@@ -163,8 +162,6 @@ def _timm_config(trained: TrainedRun) -> dict[str, Any]:
     else:
         size = {"img_size": list(shape.image_size)} if shape.sized else {}
         name, arguments, pool = shape.timm, {"in_chans": shape.in_channels, **size}, {}
-    if isinstance(model, TimmModel):
-        ours = {"classifier": model.head_name}
     return {
         "architecture": name,
         "num_classes": shape.num_classes,

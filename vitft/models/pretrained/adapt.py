@@ -25,7 +25,7 @@ Statistics = tuple[float, ...] | None  # per channel; None for those of pretrain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapted:
+class _Adapted:
     """Tensors of the target model, with notes on how the tensors were adapted."""
 
     tensors: Mapping[str, Tensor]
@@ -85,7 +85,7 @@ def adapt(
     *,
     new_head: bool,
     pos_embed: PosEmbed = "bicubic",
-) -> Adapted:
+) -> _Adapted:
     """Convert weights from the architecture `source` to `target`; `tensors` are not modified.
 
     They may differ in image size, patch size, channel count, class count, pre_logits and pooling,
@@ -131,7 +131,7 @@ def adapt(
         for head in ("head", "head_dist") if target.distilled else ("head",):
             result[f"{head}.weight"] = torch.zeros(target.num_classes, target.width)
             result[f"{head}.bias"] = torch.zeros(target.num_classes)
-    return Adapted(tensors=result, loaded=loaded, dropped=tuple(dropped), notes=tuple(notes))
+    return _Adapted(tensors=result, loaded=loaded, dropped=tuple(dropped), notes=tuple(notes))
 
 
 def target_config(

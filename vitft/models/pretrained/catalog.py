@@ -140,6 +140,12 @@ class CatalogEntry:
         return self.name.startswith("timm:")
 
     @property
+    def pixels(self) -> dict[str, Any]:
+        """Fields of the evaluation transform, except the image size."""
+        names = ("mean", "std", "crop", "interpolation", "fit")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def size(self) -> str:
         """Model size: tiny, small, base, large or huge; empty if `architecture` is empty."""
         return self.architecture.split("_")[1] if self.architecture else ""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vitft.models.card import first_five
-from vitft.models.timm_vit import from_timm_names, may_rotate
+from vitft.models.vit_config import may_have
 from vitft.system.errors import WeightsError
 
 Flavour = Literal["timm", "hf", "npz", "torchvision", "clip", "vitft"]
@@ -43,18 +43,6 @@ _EXTRA = re.compile(
     r"|(text_model|text_projection|visual_projection)\."
 )
 """Pattern for tensors that are not part of the ViT: of pretraining, other heads, a text tower."""
-
-_VITFT_NAMES = re.compile(
-    r"cls_token|dist_token|reg_token|pos_embed|patch_embed\.(proj|norm)\.(weight|bias)"
-    r"|blocks\.\d{1,4}\.(norm1|norm2|attn\.(qkv|norm|proj)|mlp\.(fc1|norm|fc2))\.(weight|bias)"
-    r"|blocks\.\d{1,4}\.ls[12]\.gamma"
-    r"|attn_pool\.(latent|(q|kv|proj|norm|mlp\.(fc1|norm|fc2))\.(weight|bias))"
-    r"|(norm|norm_pre|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)"
-    r"|patch_embed\.backbone\.(stem\.)?(conv\.weight|norm\.(weight|bias))"
-    r"|patch_embed\.backbone\.stages\.\d\.blocks\.\d{1,2}\."
-    r"(conv[123]\.weight|norm[123]\.(weight|bias)|downsample\.(conv\.weight|norm\.(weight|bias)))"
-)
-"""Pattern for vitft's tensor names, except those of `convs` layers, which only a card describes."""
 
 _HF_PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers|vision_model)\.")
 _OUTER = {
@@ -160,7 +148,7 @@ def convert(tensors: Mapping[str, Tensor]) -> _Converted:
         if {"cls_token", "pos_embed"} <= names.keys():  # as in timm
             names["cls_token"] = names["cls_token"] + names["pos_embed"][:, :1]
             names["pos_embed"] = names["pos_embed"][:, 1:]
-    _refuse_unmapped(name for name in names if not _VITFT_NAMES.fullmatch(name))
+    refuse_unmapped(name for name in names if not may_have(name))
     whole = [name for name, tensor in names.items() if not tensor.is_floating_point()]
     if whole:
         raise WeightsError(
@@ -193,7 +181,7 @@ def described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 def _flavour_of(names: Iterable[str]) -> Flavour:
     """Return the naming scheme of tensors."""
     present = set(names)
-    if "cls_token" in present or any(_VITFT_NAMES.fullmatch(n) and "blocks" in n for n in present):
+    if "cls_token" in present or any(n.startswith("blocks.") and may_have(n) for n in present):
         return "timm"
     if any(_HF_PREFIX.sub("", n).startswith("embeddings.") for n in present):
         return "hf"
@@ -287,7 +275,7 @@ def _tower_layout(tensors: Mapping[str, Tensor], *, is_naflex: bool = False) -> 
 def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under vitft's names."""
     pairs = [(name, _our_name(name)) for name in tensors]
-    _refuse_unmapped(name for name, ours in pairs if ours is None)
+    refuse_unmapped(name for name, ours in pairs if ours is None)
     result: dict[str, Tensor] = {}
     for name, ours in pairs:
         if ours in result:
@@ -299,8 +287,8 @@ def _rename_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _refuse_unmapped(names: Iterable[str]) -> None:
-    """Refuse tensors that have no counterpart in vitft."""
+def refuse_unmapped(names: Iterable[str]) -> None:
+    """Raise a WeightsError if there are tensors that have no counterpart in vitft."""
     unknown = sorted(names)
     if not unknown:
         return
@@ -310,3 +298,88 @@ def _refuse_unmapped(names: Iterable[str]) -> None:
         f"unknown tensors: {first_five(unknown)}" + (f" (this suggests {cause})" if cause else ""),
         fix=_OTHER_WEIGHTS,
     )
+
+
+# conversion of tensor names and layouts between timm's EVA models and vitft -----------------------
+
+_OTHER_NAMES = (
+    (re.compile(r"(blocks\.\d+\.)gamma_([12])"), r"\1ls\2.gamma"),
+    (re.compile(r"(blocks\.\d+\.mlp\.)w12\b"), r"\1fc1"),  # Meta's DINOv2-giant
+    (re.compile(r"(blocks\.\d+\.mlp\.)w3\b"), r"\1fc2"),
+)
+"""Pairs of a regular expression for a tensor name in another library and vitft's replacement."""
+
+
+def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a timm network's tensors under vitft's names and in vitft's layout.
+
+    Tensors that cannot be combined, because one is missing or differs in shape, are left unchanged.
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        for pattern, ours in _OTHER_NAMES:
+            name = pattern.sub(ours, name)
+        result[name] = tensor
+    for name in [n for n in result if n.endswith((".attn.q_bias", ".attn.q_proj.bias"))]:
+        place, ending = name.rsplit(".attn.q", 1)
+        if f"{place}.attn.v{ending}" in result:  # the keys need no biases
+            result.setdefault(f"{place}.attn.k{ending}", torch.zeros_like(result[name]))
+    groups = {
+        "attn.q_bias": ("attn.k_bias", "attn.v_bias", "attn.qkv.bias"),
+        "attn.q_proj.bias": ("attn.k_proj.bias", "attn.v_proj.bias", "attn.qkv.bias"),
+        "attn.q_proj.weight": ("attn.k_proj.weight", "attn.v_proj.weight", "attn.qkv.weight"),
+        "mlp.fc1_g.weight": ("mlp.fc1_x.weight", "mlp.fc1.weight"),
+        "mlp.fc1_g.bias": ("mlp.fc1_x.bias", "mlp.fc1.bias"),
+    }
+    for first, (*others, fused) in groups.items():
+        for name in [n for n in result if n.endswith(f".{first}")]:
+            place = name.removesuffix(first)
+            names = [name, *(place + other for other in others)]
+            shapes = {result[n].shape if n in result else None for n in names}
+            if len(shapes) == 1:
+                result[place + fused] = torch.cat([result.pop(n) for n in names])
+    return result
+
+
+def may_rotate(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether timm's names suggest rotary position embeddings, which are not stored.
+
+    The signs occur almost exclusively in published models with rotary position embeddings.
+    """
+    gated = {n for n in tensors if n.endswith((".mlp.fc1_g.weight", ".attn.q_proj.weight"))}
+    first, last = (tensors.get(f"blocks.0.mlp.{n}.weight") for n in ("fc1", "fc2"))
+    is_packed = first is not None and last is not None and first.shape[:1] != last.shape[1:]
+    has_separate_bias = "blocks.0.attn.q_bias" in tensors
+    is_perception_encoder = "norm_pre.weight" in tensors and "attn_pool.latent" in tensors
+    return (
+        "pos_embed" not in tensors
+        or (bool(gated) and "blocks.0.norm1.bias" in tensors)
+        or (is_packed and has_separate_bias)
+        or is_perception_encoder
+        or "blocks.0.gamma_1" in tensors
+    )
+
+
+def to_eva_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a model's tensors under the names of timm's `Eva` with attn_type="rope"."""
+    scaled = {
+        re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name): tensor
+        for name, tensor in tensors.items()
+    }
+    first, last = (tensors[f"blocks.0.mlp.{n}.weight"].shape for n in ("fc1", "fc2"))
+    is_split = "blocks.0.mlp.norm.weight" in tensors and first[0] == 2 * last[1]
+    return split_gates(scaled) if is_split else scaled
+
+
+def split_gates(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with one matrix for the gates and one for the values of SwiGLU MLPs."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        found = re.fullmatch(r"(blocks\.\d+\.mlp\.)fc1\.(weight|bias)", name)
+        if found is None:
+            result[name] = tensor
+            continue
+        gate, value = tensor.chunk(2)
+        result[f"{found[1]}fc1_g.{found[2]}"] = gate.contiguous()
+        result[f"{found[1]}fc1_x.{found[2]}"] = value.contiguous()
+    return result

@@ -6,13 +6,22 @@ Pure functions over tensors that already have vitft's names.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from vitft.models.card import as_float32, tensor_mismatch
 from vitft.models.checkpoint import facts_of
-from vitft.models.pretrained.sidecar import SidecarFacts
-from vitft.models.vit_config import SIZES, Pool, ViTConfig, stem_stride, vit_shapes
+from vitft.models.vit_config import (
+    SIZES,
+    Activation,
+    Pool,
+    RopeConfig,
+    ViTConfig,
+    stem_stride,
+    vit_shapes,
+)
 from vitft.system.errors import UsageError, WeightsError
 
 
@@ -27,13 +36,35 @@ def square(count: int) -> tuple[int, int]:
     return side, side
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarFacts:
+    """Facts about a model that its tensors do not show; those not stated have the defaults."""
+
+    heads: int | None = None
+    image_size: tuple[int, int] | None = None  # height and width in pixels
+    pixels: Mapping[str, Any] = field(default_factory=dict)  # other fields of `EvalTransform`
+    norm_eps: float | None = None  # epsilon of the LayerNorms
+    activation: Activation | None = None
+    pool: str = ""  # input of the head, as named by timm, e.g. token or avg
+    is_named: bool = False  # whether the next three facts are known, not assumed
+    rope: RopeConfig | None = None
+    pool_heads: int = 0
+    final_norm: bool = True
+    classes: tuple[str, ...] = ()
+    published: str = ""
+    """Name under which the weights are published, e.g. vit_tiny_patch16_224.augreg_in21k_ft_in1k;
+    it may also be that of the weights they were fine-tuned from."""
+    source: str = ""  # origin of mean and std
+    notes: tuple[str, ...] = ()
+
+
 def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfig:
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`.
 
     Raises:
         WeightsError: A tensor is missing, or the shapes or the number of heads do not fit.
     """
-    numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))}
+    numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d{1,4})\.", name))}
     gap = next((i for i in range(len(numbers)) if i not in numbers), None)
     if not numbers or gap is not None:
         raise WeightsError(

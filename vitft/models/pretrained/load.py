@@ -21,7 +21,7 @@ from vitft.models.pretrained.adapt import (
 )
 from vitft.models.pretrained.catalog import CatalogEntry
 from vitft.models.pretrained.locate import RANDOM, locate
-from vitft.models.pretrained.report import LoadReport, describe_positions
+from vitft.models.pretrained.report import LoadReport, describe_file, describe_positions
 from vitft.models.pretrained.timm_weights import load_timm, reload_timm
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.registry import describe_vit
@@ -147,7 +147,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     head = f"new, {head}, initialised to zero" if new_head else f"kept, {head}"
     kept: Literal["kept", "dropped"] = "kept" if target.pre_logits else "dropped"
     return model, LoadReport(
-        source=weights.origin,
+        source=weights.provenance["source"],
         flavour=weights.flavour,
         architecture=describe_vit(target),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -162,6 +162,37 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         classes=() if new_head else weights.classes,
         notes=tuple(notes),
     )
+
+
+def inspect(
+    name_or_path: str | Path,
+    *,
+    classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    pos_embed: PosEmbed = "bicubic",
+    allow_pickle: bool = False,
+) -> list[str]:
+    """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
+
+    Raises:
+        WeightsError: The weights cannot be found, are refused, damaged, or not a supported ViT.
+        UsageError: The image size or the number of classes is invalid.
+    """
+    weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
+    lines = describe_file(weights)
+    if classes is None and image_size is None:
+        return lines
+    _, report = load_pretrained(
+        name_or_path,
+        num_classes=classes,
+        image_size=image_size,
+        pre_logits="keep" if weights.architecture.pre_logits and classes is None else "drop",
+        pos_embed=pos_embed,
+        allow_pickle=allow_pickle,
+    )
+    lines += ["with these options:", *report.lines()[1:]]
+    new = (note for note in report.notes if note not in weights.notes)
+    return lines + [f"{'note:':<12}{note}" for note in new]
 
 
 def load_backbone(

@@ -6,11 +6,10 @@ from typing import Literal
 
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Provenance
-from vitft.models.pretrained.adapt import PosEmbed, adapt, target_config
-from vitft.models.pretrained.weights import PretrainedWeights, open_pretrained
+from vitft.models.pretrained.adapt import PosEmbed
+from vitft.models.pretrained.weights import PretrainedWeights
 from vitft.models.registry import describe_vit
 from vitft.models.vit_config import ViTConfig
-from vitft.system.errors import UsageError
 from vitft.system.text import count, labelled, listing
 
 
@@ -75,7 +74,7 @@ def describe_positions(source: ViTConfig, target: ViTConfig, pos_embed: PosEmbed
     return f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
 
 
-def _describe_file(weights: PretrainedWeights) -> list[str]:
+def describe_file(weights: PretrainedWeights) -> list[str]:
     """Return a description of a weight file's content, one fact per line."""
     config, transform = weights.architecture, weights.transform
     rows, columns = config.grid
@@ -99,7 +98,7 @@ def _describe_file(weights: PretrainedWeights) -> list[str]:
         elif weights.unusable_head:
             described += f" (cannot be used: {weights.unusable_head})"
     facts = {
-        "file": weights.origin,
+        "file": weights.provenance["source"],
         "sha256": weights.provenance.get("sha256", ""),
         "format": flavours[weights.flavour],
         "model": f"{describe_vit(config)}, {parameters:,} parameters",
@@ -113,49 +112,3 @@ def _describe_file(weights: PretrainedWeights) -> list[str]:
     }
     lines = [f"{key + ':':<12}{value}" for key, value in facts.items()]
     return lines + [f"{'note:':<12}{note}" for note in weights.notes]
-
-
-def inspect(
-    name_or_path: str | Path,
-    *,
-    classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    pos_embed: PosEmbed = "bicubic",
-    allow_pickle: bool = False,
-) -> list[str]:
-    """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
-
-    Raises:
-        WeightsError: The weights cannot be found, are rejected or damaged, or are not a supported
-        ViT.
-        UsageError: The image size or the number of classes is invalid.
-    """
-    weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
-    pos_embed = weights.resampling or pos_embed
-    lines = _describe_file(weights)
-    if classes is None and image_size is None:
-        return lines
-    source = weights.architecture
-    try:
-        target = target_config(
-            source, classes, image_size, pre_logits=source.pre_logits and classes is None
-        )
-    except UsageError as error:
-        raise UsageError(f"{weights.name}: {error.problem}", fix=error.fix) from error
-    adapted = adapt(
-        weights.tensors, source, target, new_head=classes is not None, pos_embed=pos_embed
-    )
-    new = [
-        f"{name} {tuple(tensor.shape)}"
-        for name, tensor in adapted.tensors.items()
-        if name.startswith(("head.", "head_dist.")) and tensor is not weights.tensors.get(name)
-    ]
-    positions = describe_positions(source, target, pos_embed)
-    rows = {
-        "kept": f"{adapted.loaded} tensors",
-        "dropped": ", ".join(adapted.dropped) or "nothing",
-        "new": ", ".join(new) or "nothing",
-        "resized": "nothing" if source.grid == target.grid else f"pos_embed {positions}",
-    }
-    lines += [f"would be {key + ':':<9}{value}" for key, value in rows.items()]
-    return lines + [f"{'note:':<18}{note}" for note in adapted.notes]

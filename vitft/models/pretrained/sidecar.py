@@ -5,23 +5,23 @@ therefore checked, nothing is executed, and shapes are used only if they match t
 """
 
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal
 
-from vitft.data.images import GreyRange
-from vitft.data.transforms import CROP_MODES, RESAMPLING, Fit
+from vitft.data.transforms import CROP_MODES, RESAMPLING
 from vitft.models.card import timm_modules
+from vitft.models.pretrained.infer import SidecarFacts
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import read_regular
+from vitft.system.structure import Natural, Range, StructureError, structured
 
-_MAX_STATED_SIDE = 16384
-_LARGEST_GREY = 1e38  # maximum absolute value of the limits of a grey range, as in `EvalTransform`
-_PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as in transformers
+_Side = Annotated[int, Range(ge=1, le=16384)]
+_Heads = Annotated[int, Range(ge=0, le=1024)]
+_PIL_FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as in transformers
 _ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_tanh", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
@@ -37,33 +37,6 @@ _TOWER_DEFAULTS: Mapping[str, tuple[Activation, float]] = {
 config.json files of these models omit values that equal the defaults."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarFacts:
-    """Facts about a model that its tensors do not show; unstated facts have defaults."""
-
-    heads: int | None = None
-    image_size: tuple[int, int] | None = None  # height and width in pixels
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    crop: float | None = None
-    interpolation: str | None = None
-    fit: Fit = "crop"
-    grey_range: GreyRange = ()  # values shown as black and as white
-    norm_eps: float | None = None  # epsilon of the LayerNorms
-    activation: Activation | None = None
-    pool: str = ""  # input of the head, as named by timm, e.g. token or avg
-    is_named: bool = False  # whether the next three facts are known, not assumed
-    rope: RopeConfig | None = None
-    pool_heads: int = 0
-    final_norm: bool = True
-    classes: tuple[str, ...] = ()
-    published: str = ""
-    """Name under which the weights are published, e.g. vit_tiny_patch16_224.augreg_in21k_ft_in1k;
-    it may also be that of the weights they were fine-tuned from."""
-    source: str = ""  # origin of mean and std
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class _JsonTable:
     """JSON object with typed access to its values; errors name the file and the key."""
@@ -71,62 +44,23 @@ class _JsonTable:
     path: Path
     values: Mapping[str, Any]
 
-    def wrong(self, key: str, wanted: str) -> WeightsError:
-        found = str(self.values.get(key))[:60]
-        return WeightsError(
-            f"{self.path}: {key} is {found} instead of {wanted}", fix="correct or remove the file"
-        )
-
-    def checked(self, key: str, wanted: str, is_right: Callable[[Any], bool]) -> Any:  # noqa: ANN401
+    def get(self, key: str, kind: Any, *, is_needed: bool = False) -> Any:  # noqa: ANN401
+        """Return a value of an annotated type, or None if it is absent or null."""
         value = self.values.get(key)
-        if value is not None and not is_right(value):
-            raise self.wrong(key, wanted)
-        return value
+        try:
+            return structured(value, kind, key) if is_needed or value is not None else None
+        except StructureError as error:
+            raise WeightsError(f"{self.path}: {error}", fix="correct or remove the file") from error
 
     def table(self, key: str) -> "_JsonTable":
-        value = self.checked(key, "an object", lambda value: isinstance(value, dict))
-        return _JsonTable(self.path, value or {})
-
-    def text(self, key: str) -> str | None:
-        return self.checked(key, "a string", lambda value: isinstance(value, str))
-
-    def whole(self, key: str, most: int) -> int | None:
-        return self.checked(
-            key, f"an integer from 0 to {most}", lambda n: type(n) is int and 0 <= n <= most
-        )
-
-    def number(self, key: str) -> float | None:
-        value = self.checked(key, "a number", _is_number)
-        return None if value is None else float(value)
-
-    def numbers(self, key: str) -> tuple[float, ...] | None:
-        def is_right(items: Any) -> bool:  # noqa: ANN401
-            return isinstance(items, list) and 0 < len(items) <= 16 and all(map(_is_number, items))
-
-        value = self.checked(key, "a list of 1 to 16 numbers", is_right)
-        return None if value is None else tuple(map(float, value))
-
-    def bounds(self, key: str) -> tuple[float, ...]:
-        """Return two numbers, the lower one first, or () if the key is absent."""
-        ends = self.numbers(key) or ()
-        if ends and not (len(ends) == 2 and -_LARGEST_GREY <= ends[0] < ends[1] <= _LARGEST_GREY):
-            raise self.wrong(key, "two numbers, the lower one first")
-        return ends
+        return _JsonTable(self.path, self.get(key, dict[str, Any]) or {})
 
     def size(self, key: str) -> tuple[int, int] | None:
         """Return height and width from 224, [224, 224] or [3, 224, 224], or None if absent."""
         value = self.values.get(key)
-        if value is None:
-            return None
-        sides = list(value[-2:]) if isinstance(value, list) else [value, value]
-        if len(sides) != 2 or not all(type(s) is int and 0 < s <= _MAX_STATED_SIDE for s in sides):
-            raise self.wrong(key, f"a size of 1 to {_MAX_STATED_SIDE} pixels")
-        return sides[0], sides[1]
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a JSON value is a finite number."""
-    return type(value) in (int, float) and abs(cast("float", value)) <= sys.float_info.max
+        sides = value[-2:] if isinstance(value, list) else [value, value]
+        pair = tuple[_Side, _Side]
+        return None if value is None else _JsonTable(self.path, {key: sides}).get(key, pair)
 
 
 def read_sidecar(path: Path) -> SidecarFacts:
@@ -141,30 +75,30 @@ def read_sidecar(path: Path) -> SidecarFacts:
     if "vision_config" in config.values:  # CLIP and SigLIP with their text towers
         config = config.table("vision_config")
     is_hf = any(key in config.values for key in ("hidden_act", "num_attention_heads"))
-    if is_hf or config.text("model_type") in _TOWER_DEFAULTS:
+    if is_hf or config.get("model_type", str) in _TOWER_DEFAULTS:
         return _hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
     # Older files of timm have the statistics at the top level instead of in pretrained_cfg
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
-    pool = arguments.text("global_pool") or config.text("global_pool")
-    known, name = None, config.text("architecture") or ""
+    pool = arguments.get("global_pool", str) or config.get("global_pool", str)
+    known, name = None, config.get("architecture", str) or ""
     if name in timm_modules():
         try:
             known = architecture_config(name)
         except UsageError as error:
             raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
-    tag = cfg.text("tag")
+    tag = cfg.get("tag", str)
     return SidecarFacts(
         **(_architecture_facts(arguments, known) if known else {}),
         pool=pool or (timm_pool(known) if known else ""),
-        heads=arguments.whole("num_heads", 1024) or (known.heads if known else None),
+        heads=arguments.get("num_heads", _Heads) or (known.heads if known else None),
         norm_eps=known.norm_eps if known else None,
         activation=_stated_activation(arguments, "act_layer")
         or (known.activation if known else None),
         image_size=arguments.size("img_size") or cfg.size("input_size"),
         classes=_stated_classes(cfg, "label_names") or _stated_classes(config, "label_names"),
         published=f"{name}.{tag}" if name and tag else "",
-        **_timm_preprocessing_facts(cfg),
+        **_timm_pixels(cfg),
     )
 
 
@@ -184,14 +118,15 @@ def read_table_file(path: Path) -> _JsonTable | None:
 
 def _architecture_facts(arguments: _JsonTable, known: ViTConfig) -> dict[str, Any]:
     """Return the facts about architecture `known`, as built by timm, that no tensor shows."""
-    heads = arguments.whole("attn_pool_num_heads", 1024) or known.pool_heads
+    heads = arguments.get("attn_pool_num_heads", _Heads) or known.pool_heads
     has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
     names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
     norms = [arguments.values[name] for name in names if name in arguments.values]
     rope = (known.rope or RopeConfig()) if has_rope else None
     if rope is not None:
-        base, offset = arguments.number("rope_temperature"), arguments.number("rope_grid_offset")
-        kind, order = arguments.text("rope_type"), arguments.text("rope_grid_indexing")
+        base = arguments.get("rope_temperature", float)
+        offset = arguments.get("rope_grid_offset", float)
+        kind, order = (arguments.get(f"rope_{key}", str) for key in ("type", "grid_indexing"))
         half = arguments.values.get("rope_rotate_half")
         has_grid = "ref_feat_shape" in arguments.values
         try:
@@ -208,7 +143,7 @@ def _architecture_facts(arguments: _JsonTable, known: ViTConfig) -> dict[str, An
     return {
         "is_named": True,
         "rope": rope,
-        "pool_heads": 0 if heads == arguments.whole("num_heads", 1024) else heads,
+        "pool_heads": 0 if heads == arguments.get("num_heads", _Heads) else heads,
         "final_norm": any(norms) if norms else known.final_norm,
     }
 
@@ -218,72 +153,76 @@ def timm_pool(config: ViTConfig) -> str:
     return {"cls": "token", "mean": "avg", "map": "map"}[config.pool]
 
 
-def _timm_preprocessing_facts(cfg: _JsonTable) -> dict[str, Any]:
-    """Return the fields of `SidecarFacts` that timm's pretrained_cfg contains."""
-    mean, std = cfg.numbers("mean"), cfg.numbers("std")
-    names = ("", "random", *RESAMPLING)  # "random" is an option for training
-    known = cfg.checked("interpolation", f"one of {', '.join(RESAMPLING)}", names.__contains__)
-    return {
-        "mean": mean if std else None,
-        "std": std if mean else None,
-        "crop": cfg.number("crop_pct"),
+def _timm_pixels(cfg: _JsonTable) -> dict[str, Any]:
+    """Return the preprocessing in timm's pretrained_cfg, as facts."""
+    known = cfg.get("interpolation", Literal["", "random", *RESAMPLING])  # "random": in training
+    pixels = {
+        **_statistics(cfg, "mean", "std"),
+        "crop": cfg.get("crop_pct", float),
         "interpolation": known if known in RESAMPLING else None,
-        "fit": CROP_MODES.get(cfg.text("crop_mode") or "", "crop"),
-        "source": f"from {cfg.path}" if mean and std else "",
+        "fit": CROP_MODES.get(cfg.get("crop_mode", str) or ""),
+        "grey_range": cfg.get("grey_range", tuple[float, ...]),
     }
+    return _as_facts(pixels, cfg.path)
+
+
+def _statistics(table: _JsonTable, *keys: str) -> dict[str, Any]:
+    """Return the mean and std if both are stated."""
+    mean, std = (table.get(key, tuple[float, ...]) for key in keys)
+    return {"mean": mean, "std": std} if mean and std else {}
+
+
+def _as_facts(pixels: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of `SidecarFacts` for a file's preprocessing; None is not stated."""
+    stated = {name: value for name, value in pixels.items() if value is not None}
+    return {"pixels": stated, "source": f"from {path}" if "mean" in stated else ""}
 
 
 def _hf_facts(config: _JsonTable, processor: _JsonTable | None) -> SidecarFacts:
     """Return the facts in transformers' config.json and preprocessor_config.json."""
     if processor is None and "pretrained_cfg" in config.values:
         processor = config
-    kind, is_gated = config.text("model_type") or "", config.values.get("use_gated_mlp")
-    if is_gated and config.text("hidden_act") not in ("silu", "swish"):
-        raise config.wrong("hidden_act", "silu, the only activation of gated MLPs in vitft")
+    kind, is_gated = config.get("model_type", str) or "", config.values.get("use_gated_mlp")
+    if is_gated:
+        config.get("hidden_act", Literal["silu", "swish"], is_needed=True)
     is_rotary = kind == "dinov3_vit"
-    rope = RopeConfig(base=config.number("rope_theta") or 100.0) if is_rotary else None
+    rope = RopeConfig(base=config.get("rope_theta", float) or 100.0) if is_rotary else None
     activation, norm_eps = _TOWER_DEFAULTS.get(kind, (None, None))
     return SidecarFacts(
         is_named=True,
         rope=rope,
-        heads=config.whole("num_attention_heads", 1024),
+        heads=config.get("num_attention_heads", _Heads),
         image_size=config.size("image_size"),
         classes=_stated_classes(config, "id2label"),
         activation=None if is_gated else _stated_activation(config, "hidden_act") or activation,
-        norm_eps=config.checked(
-            "layer_norm_eps", "a number between 0 and 1", lambda n: _is_number(n) and 0 < n < 1
-        )
-        or norm_eps,
-        **(_hf_preprocessing(processor) if processor else {}),
+        norm_eps=config.get("layer_norm_eps", Annotated[float, Range(gt=0, lt=1)]) or norm_eps,
+        **(_hf_pixels(processor) if processor else {}),
     )
 
 
-def _hf_preprocessing(processor: _JsonTable) -> dict[str, Any]:
-    """Return the fields of `SidecarFacts` given by transformers' image processor settings."""
+def _hf_pixels(processor: _JsonTable) -> dict[str, Any]:
+    """Return the preprocessing in transformers' image processor settings, as facts."""
     if "pretrained_cfg" in processor.values:  # the processor for timm models
-        cfg = processor.table("pretrained_cfg")
-        return _timm_preprocessing_facts(cfg) | {"grey_range": cfg.bounds("grey_range")}
-    mean, std = processor.numbers("image_mean"), processor.numbers("image_std")
+        return _timm_pixels(processor.table("pretrained_cfg"))
+    statistics = _statistics(processor, "image_mean", "image_std")
     if processor.values.get("do_normalize") is False:
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    number = processor.whole("resample", 5)
-    fields: dict[str, Any] = {
-        "mean": mean if std else None,
-        "std": std if mean else None,
-        "interpolation": _PIL_FILTERS.get(number) if number else None,
-        "source": f"from {processor.path}" if mean and std else "",
+        statistics = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    number = processor.get("resample", Annotated[int, Range(ge=0, le=5)])
+    pixels: dict[str, Any] = {
+        **statistics,
+        "interpolation": _PIL_FILTERS.get(number),
         "fit": "squash",  # transformers' ViT processor ignores the aspect ratio
         "crop": 1.0,
     }
     size = processor.values.get("size")
     if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
-        shortest = processor.table("size").whole("shortest_edge", _MAX_STATED_SIDE)
+        shortest = processor.table("size").get("shortest_edge", Natural)
         is_table = isinstance(processor.values["crop_size"], dict)
         cut = processor.table("crop_size") if is_table else processor
-        side = cut.whole("height" if is_table else "crop_size", _MAX_STATED_SIDE)
+        side = cut.get("height" if is_table else "crop_size", Natural)
         if shortest and side and side <= shortest:
-            fields |= {"fit": "crop", "crop": side / shortest}
-    return fields
+            pixels |= {"fit": "crop", "crop": side / shortest}
+    return _as_facts(pixels, processor.path)
 
 
 def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
@@ -295,13 +234,17 @@ def _stated_classes(table: _JsonTable, key: str) -> tuple[str, ...]:
         value = [value.get(str(i)) for i in range(len(value))]
     is_list = isinstance(value, list) and len(value) <= 1_000_000
     if not is_list or not all(isinstance(item, str) for item in value):
-        raise table.wrong(key, "a list of class names, or class names for 0, 1, 2 and so on")
+        raise WeightsError(
+            f"{table.path}: {key} is not a list of class names, or class names for 0, 1, 2 and so "
+            "on",
+            fix="correct or remove the file",
+        )
     return tuple(value)
 
 
 def _stated_activation(table: _JsonTable, key: str) -> Activation | None:
     """Return the activation function named in the file, or None if there is none."""
-    name = table.text(key)
+    name = table.get(key, str)
     if name is not None and name not in _ACTIVATION_NAMES:
         raise WeightsError(
             f"{table.path}: {key} is {name}, but vitft supports only GELU and its approximations",

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform, Interpolation
+from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform
 from vitft.models.card import Provenance, TimmConfig
-from vitft.models.checkpoint import build_model, load_checkpoint, timm_on_meta
+from vitft.models.checkpoint import build_model, load_checkpoint, on_meta
 from vitft.models.pretrained.adapt import Sides, Statistics, check_statistics
 from vitft.models.pretrained.catalog import CatalogEntry, file_name, licence_terms, similar_models
 from vitft.models.pretrained.fetch import fetch
@@ -54,15 +54,9 @@ def load_timm(
         num_classes=num_classes,
     )
     given = check_statistics(mean, std, len(entry.mean))
-    known = entry.interpolation if entry.interpolation in RESAMPLING else "bicubic"
-    transform = EvalTransform(
-        image_size=sides,
-        crop=entry.crop,
-        interpolation=cast("Interpolation", known),
-        mean=given[0] if given else entry.mean,
-        std=given[1] if given else entry.std,
-        fit=entry.fit,
-    )
+    transform = EvalTransform(image_size=sides, **entry.pixels)
+    if given:
+        transform = replace(transform, mean=given[0], std=given[1])
     if is_random:
         model = TimmModel(config, drop_path=drop_path)
         return model, _timm_report(model, 0, transform, {"name": entry.name, "source": "random"})
@@ -70,7 +64,7 @@ def load_timm(
         path = Path(entry.local)
         names: list[str] = []
         with contextlib.suppress(RunError):  # reported below
-            names = [*timm_on_meta(config).net.state_dict()]
+            names = [*on_meta(config.without_head()).state_dict()]
         raw = read_weights(path, allow_pickle=allow_pickle, names=names)
         source: dict[str, Any] = {"tensors": raw.tensors}
         dropped, notes = raw.dropped, raw.notes
@@ -206,7 +200,7 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
         mean=tuple(known.mean),
         std=tuple(known.std),
         crop=float(known.crop_pct),
-        interpolation=known.interpolation,
+        interpolation=known.interpolation if known.interpolation in RESAMPLING else "bicubic",
         fit=CROP_MODES.get(known.crop_mode or "", "crop"),
         num_classes=known.num_classes,
     )

@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
-from vitft.data.transforms import CROP, EvalTransform, Interpolation
+from vitft.data.transforms import EvalTransform
 from vitft.models.card import Provenance, timm_modules
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.pretrained.adapt import PosEmbed
 from vitft.models.pretrained.catalog import CatalogEntry, entries_by_name, file_name, find_entry
 from vitft.models.pretrained.convert import Flavour, convert
 from vitft.models.pretrained.fetch import Fetched, fetch
-from vitft.models.pretrained.infer import check_fit, infer_config
+from vitft.models.pretrained.infer import SidecarFacts, check_fit, infer_config
 from vitft.models.pretrained.locate import file_and_part, locate
 from vitft.models.pretrained.read import RawWeights, read_weights
-from vitft.models.pretrained.sidecar import SidecarFacts, read_sidecar, timm_pool
+from vitft.models.pretrained.sidecar import read_sidecar, timm_pool
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
@@ -93,8 +93,6 @@ UNSTATED = "not stated, so 0.5 is assumed. If you know the correct values, set -
 class PretrainedWeights:
     """Weights as published, with vitft's tensor names."""
 
-    name: str
-    origin: str  # human-readable name of the file or repository
     flavour: Flavour
     tensors: Mapping[str, Tensor]  # exactly the tensors of a model built from `architecture`
     architecture: ViTConfig
@@ -107,6 +105,11 @@ class PretrainedWeights:
     resampling: PosEmbed | None = None  # None if the user may choose one
     unusable_head: str = ""  # reason why the head cannot be used; empty if it can be used
     notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Catalogue name, or file name without suffix."""
+        return self.provenance["name"]
 
     @property
     def label_set(self) -> str:
@@ -173,11 +176,7 @@ def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     return SidecarFacts(
         **known,
         image_size=entry.image_size,
-        mean=entry.mean,
-        std=entry.std,
-        crop=entry.crop,
-        interpolation=entry.interpolation,
-        fit=entry.fit,
+        pixels=entry.pixels,
         published=entry.name,
         source="from the catalogue",
         notes=(entry.note,) if entry.note else (),
@@ -198,11 +197,8 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
                 "own Vision Transformers",
                 fix="load it with vitft.models.pretrained.load.load_backbone",
             )
-        check_fit(tensors, card.architecture)
         provenance = descended(provenance, card.weights)
         return PretrainedWeights(
-            name=provenance["name"],
-            origin=provenance["source"],
             flavour="vitft",
             tensors=tensors,
             architecture=replace(card.architecture, drop_path=0.0),
@@ -254,13 +250,11 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
     is_other = facts.pool not in ("", timm_pool(architecture))
     unusable = f"the head expects timm's {facts.pool} pooling" if is_other else ""
     return PretrainedWeights(
-        name=provenance["name"],
-        origin=provenance["source"],
         flavour=converted.flavour,
         tensors=converted.tensors,
         architecture=architecture,
         transform=_stated_transform(facts, architecture, raw.path),
-        statistics_source=facts.source if facts.mean else UNSTATED,
+        statistics_source=facts.source or UNSTATED,
         provenance=provenance,
         stated_classes=distinct_names(classes, range(len(classes))),
         published=published,
@@ -275,18 +269,11 @@ def _with_usual_statistics(
     facts: SidecarFacts, config: ViTConfig, flavour: Flavour, published: str
 ) -> SidecarFacts:
     """Return the facts, with mean and std as in all published weights of this name or kind."""
-    if facts.mean is not None or config.in_channels != 3:
+    if "mean" in facts.pixels or config.in_channels != 3:
         return facts
     if entry := _published_entry(published, config):
-        return replace(
-            facts,
-            mean=entry.mean,
-            std=entry.std,
-            crop=entry.crop if facts.crop is None else facts.crop,
-            interpolation=facts.interpolation or entry.interpolation,
-            fit=entry.fit if facts.fit == "crop" else facts.fit,
-            source=f"as published for {entry.name}",
-        )
+        source = f"as published for {entry.name}"
+        return replace(facts, pixels=entry.pixels | {**facts.pixels}, source=source)
     if config.layer_scale or config.distilled or flavour == "torchvision":
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
         kind = "of torchvision" if flavour == "torchvision" else "with LayerScale or distillation"
@@ -296,7 +283,7 @@ def _with_usual_statistics(
         source = "as in all of Google's Vision Transformers"
     else:
         return facts
-    return replace(facts, mean=mean, std=std, source=source)
+    return replace(facts, pixels={**facts.pixels, "mean": mean, "std": std}, source=source)
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
@@ -310,17 +297,9 @@ def descended(provenance: Provenance, parent: Provenance) -> Provenance:
 
 def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
     """Return the evaluation transform given by `facts`, with timm's defaults for missing values."""
-    half = (0.5,) * config.in_channels
+    usual: dict[str, Any] = dict.fromkeys(("mean", "std"), (0.5,) * config.in_channels)
     try:
-        transform = EvalTransform(
-            image_size=config.image_size,
-            crop=CROP if facts.crop is None else facts.crop,
-            interpolation=cast("Interpolation", facts.interpolation or "bicubic"),
-            mean=facts.mean or half,
-            std=facts.std or half,
-            fit=facts.fit,
-            grey_range=facts.grey_range,
-        )
+        transform = EvalTransform(image_size=config.image_size, **(usual | {**facts.pixels}))
     except UsageError as error:
         raise WeightsError(
             f"invalid preprocessing settings for {path}: {error.problem}",
