@@ -18,7 +18,7 @@ from vitft.cli.main import build_parser
 from vitft.cli.parser import Parser
 from vitft.config import defaults
 from vitft.config.options import SECTIONS
-from vitft.config.schema import setting_types
+from vitft.config.schema import settings_of
 
 FILLED_IN = {"fixes_digest"}
 """Set by the run, not by its user."""
@@ -50,7 +50,7 @@ and warnings only) and `--debug` (tracebacks).
 """
 
 
-def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
+def rows(table: str, section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, allowed values, default and meaning of each setting of a section."""
     (node,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(node, ast.ClassDef)
@@ -61,9 +61,9 @@ def rows(section: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             meanings[ast.unparse(line.target)] = " ".join(str(text.value.value).split())
     for field in fields(section):
         if field.name not in FILLED_IN:
-            setting = setting_types(section)[field.name]
-            option = f"`--{(setting.named.name or field.name).replace('_', '-')}`. "
-            meaning = (option if setting.named.help else "") + meanings.get(field.name, "")
+            setting = settings_of(section, table)[field.name]
+            option = f"`{setting.flag}`. " if setting.help else ""
+            meaning = option + meanings.get(field.name, "")
             kind = str(setting)
             for words, shorter in SHORTER.items():
                 kind = re.sub(words, shorter, kind)
@@ -96,7 +96,7 @@ def settings_page() -> str:
     for table, spec in SECTIONS.items():
         lines += [f"## `{table}`: {spec.__doc__}\n"]
         lines += ["| setting | value | default | |\n|---|---|---|---|"]
-        for name, kind, default, meaning in rows(spec):
+        for name, kind, default, meaning in rows(table, spec):
             cells = (f"`{table}.{name}`", kind, default, meaning)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")

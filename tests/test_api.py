@@ -235,8 +235,8 @@ def test_the_signature_has_the_options_of_the_command() -> None:
     for name, parameter in parameters.items():
         assert parameter.kind is parameter.KEYWORD_ONLY
         choices = [get_args(kind) for kind in get_args(parameter.annotation)]
-        if name in options and options[name].setting_type.choices:
-            assert options[name].setting_type.choices in choices, name
+        if name in options and options[name].choices:
+            assert options[name].choices in choices, name
         assert f"{name}: " in str(vitft.finetune.__doc__)
 
 

@@ -96,10 +96,9 @@ LATE_WITH_REASON = {
     "cli/output.py: importlib.metadata": "it imports email and zipfile",
     "cli/parser.py: vitft.config.options": "only a wrong option needs it",
     "system/device.py: resource": "POSIX only",
+    "system/files.py: fcntl": "POSIX only",
     "system/imports.py: importlib.metadata": "only a missing library needs it",
     "system/rundir.py: importlib.metadata": "it imports email and zipfile",
-    "system/files.py: fcntl": "POSIX only",
-    "system/rundir.py: fcntl": "POSIX only",
 }
 """`module: imported module` and why it is imported late though it is light."""
 

@@ -171,7 +171,7 @@ def planted() -> dict[str, tuple[str, str, Callable[[], contextlib.AbstractConte
         "cut pictures are filled with grey": ("images", "wrong answer", lambda: patched(ImageFile, "LOAD_TRUNCATED_IMAGES", True)),
         "one engine adds 1 to the first logit": (
             "cards", "wrong answer", lambda: patched(numpy_vit.NumpyModel, "classify", lambda self, x: classify(self, x) + np.eye(1, 3, dtype=np.float32))),
-        "a number may be anything": ("cards", "traceback", lambda: patched(structure, "scalar", lambda value, *_: value)),
+        "a number may be anything": ("cards", "traceback", lambda: patched(structure, "_scalar", lambda value, *_: value)),
         "a duplicate key is an assertion": ("runs", "traceback", lambda: patched(structure, "unique_keys", lambda pairs: parse(pairs) if len(dict(pairs)) == len(pairs) else {}[0])),
         "pipes are waited for": ("runs", "hang", lambda: patched(os, "O_NONBLOCK", 0)),
     }  # fmt: skip

@@ -5,34 +5,21 @@ import time
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.data.remote.samples import find_copies
 from vitft.system.cores import cache_folder
 from vitft.system.errors import UsageError
 from vitft.system.text import count
 
-
-def add_cache(parser: Parser) -> None:
-    """Add the options of `vitft cache`."""
-    actions = Commands(parser, "actions")
-    for name, text, command in (
-        (
-            "list",
-            "list cached features with their layer, precision, last use and size, and local copies "
-            "of data",
-            _list_cache,
-        ),
-        ("clean", "delete all cached features, or only the least recently used ones", _clean_cache),
-    ):
-        action = actions.add_parser(name, help=text)
-        help_text = "folder of cached features (default: ~/.cache/vitft/features)"
-        add_shared(action, "--cache", help=help_text)
-        action.set_defaults(command=command)
-        if name == "clean":
-            target = "target size of the cache in gigabytes (default: 0)"
-            add_options(action, {"--to-gb GB": target}, type=float, default=0.0)
+_FOLDER = "--cache DIR  folder of cached features (default: ~/.cache/vitft/features)"
 
 
+@Command(
+    "cache list",
+    _FOLDER,
+    help="list cached features with their layer, precision, last use and size, and local copies of "
+    "data",
+)
 def _list_cache(args: argparse.Namespace) -> int:
     """Print a table of the cached features and their total size."""
     from vitft.features.cache import LIMIT_GB, default_folder, spaces
@@ -62,6 +49,11 @@ def _list_cache(args: argparse.Namespace) -> int:
     return 0
 
 
+@Command(
+    "cache clean",
+    f"{_FOLDER}\n--to-gb GB := 0.0  target size of the cache in gigabytes (default: 0)",
+    help="delete all cached features, or only the least recently used ones",
+)
 def _clean_cache(args: argparse.Namespace) -> int:
     """Delete the least recently used features until the cache is within the target size."""
     from vitft.features.cache import default_folder, prune

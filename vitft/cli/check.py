@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
-from vitft.cli.table_settings import (
-    TABLE_SETTINGS,
-    add_table_settings,
-    table_settings,
-    with_table_settings,
-)
+from vitft.cli.parser import Command
+from vitft.cli.table_settings import TABLE_SETTINGS, table_settings, with_table_settings
 from vitft.config.run import Config
 from vitft.config.sections import DataSpec
 from vitft.data.fixes import paths_settled_by
@@ -35,33 +30,26 @@ _LITTLE = 0.5
 """Fraction of an image's area below which `check` says how little of it the model sees."""
 
 
-def add_check(parser: Parser) -> None:
-    """Add the options of `vitft check`."""
-    parser.add_argument(
-        "data",
-        metavar="DIR|TABLE",
-        help="folder with one folder per class, table with the columns path and label, hf:NAME or "
-        "wds:URL",
-    )
-    results, labels = parser.section("common options"), parser.section("label errors")
-    source = labels.add_mutually_exclusive_group()
-    texts = {
-        "--weights NAME": "pretrained weights for checking the labels",
-        "--run DIR": "run directory that provides the pretrained weights and the split",
-    }
-    add_options(source, texts)
-    add_shared(labels, "--cache", "--device")
-    out = "folder in which to write check.html and fixes.csv (default: .)"
-    add_options(results, {"--out DIR": out}, default=".")
-    add_shared(results, "--format")
-    data = parser.section("data options")
-    fixes = "decisions of an earlier check to apply first (default: as in --run)"
-    add_options(data, {"--fixes CSV": fixes})
-    add_table_settings(data)
-    parser.settable = TABLE_SETTINGS
-    parser.set_defaults(command=_check_command)
-
-
+@Command(
+    "check",
+    """
+data DIR|TABLE  folder with one folder per class, table with the columns path and label, hf:NAME or
+    wds:URL
+common options:
+--out DIR := .  folder in which to write check.html and fixes.csv
+--format
+label errors:
+--weights NAME  pretrained weights for checking the labels
+--run DIR  run directory that provides the pretrained weights and the split
+--cache
+--device
+data options:
+--fixes CSV  decisions of an earlier check to apply first (default: as in --run)
+--set
+""",
+    exclusive=("--weights", "--run"),
+    settable=TABLE_SETTINGS,
+)
 def _check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
     from vitft.check.folder import check_folder, compare_with_run, read_run_settings

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.cli.report import new_page
 from vitft.system.imports import require_extra
 from vitft.system.text import count
@@ -13,17 +13,15 @@ if TYPE_CHECKING:
     from vitft.report.comparison import RunComparison
 
 
-def add_compare(parser: Parser) -> None:
-    """Add the options of `vitft compare`."""
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="two or more run directories, e.g. runs/*"
-    )
-    out = "HTML page to write, with curves and the images on which the runs disagree, or figure "
-    add_options(parser, {"--out FILE": f"{out}(.png)"})
-    add_shared(parser, "--format")
-    parser.set_defaults(command=_compare_command)
-
-
+@Command(
+    "compare",
+    """
+runs RUN ...  two or more run directories, e.g. runs/*
+--out FILE  HTML page to write, with curves and the images on which the runs disagree, or figure
+    (.png)
+--format
+""",
+)
 def _compare_command(args: argparse.Namespace) -> int:
     """Compare the runs, print a table or JSON, and write the page or figure if it has a name."""
     out = new_page(args.out, also=".png") if args.out else None

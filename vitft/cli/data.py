@@ -4,29 +4,24 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser, add_options
+from vitft.cli.parser import Command
 from vitft.system.errors import UsageError
 from vitft.system.text import count, labelled, shell_quote
 
 
-def add_data(parser: Parser) -> None:
-    """Add the options of `vitft data`."""
-    actions = Commands(parser, "actions")
-    fetch = actions.add_parser("fetch", help="download an archive and unpack its image folder")
-    fetch.add_argument(
-        "name", metavar="NAME", nargs="?", help="name of a known dataset (available: flower_photos)"
-    )
-    texts = {
-        "--url URL": "URL of a .tar, .tar.gz or .zip file",
-        "--out DIR": "folder to create (default: ./NAME)",
-        "--sha256 HEX": "expected SHA-256 of the archive",
-        "--allow-private-addresses": "also download from this machine and its local network",
-    }
-    add_options(fetch, texts)
-    fetch.add_argument("--to", dest="out", help=argparse.SUPPRESS)  # former name of --out
-    fetch.set_defaults(command=_fetch_data)
-
-
+@Command(
+    "data fetch",
+    """
+name [NAME]  name of a known dataset (available: flower_photos)
+--url URL  URL of a .tar, .tar.gz or .zip file
+--out DIR  folder to create (default: ./NAME)
+--to DIR  -
+--sha256 HEX  expected SHA-256 of the archive
+--allow-private-addresses  also download from this machine and its local network
+""",
+    help="download an archive and unpack its image folder",
+    changed={"to": {"dest": "out"}},  # former name of --out
+)
 def _fetch_data(args: argparse.Namespace) -> int:
     """Download and unpack an archive, and print a summary of its contents."""
     from vitft.data.download.fetch import DownloadLimits, fetch_folder, select_archive

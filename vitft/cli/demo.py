@@ -3,18 +3,14 @@
 import argparse
 
 from vitft.cli import output
-from vitft.cli.parser import Parser
+from vitft.cli.parser import Command
 from vitft.messages.comparison import accuracy_columns
 from vitft.predict.rows import RowFormat, text_lines
 from vitft.system.imports import heavy_imports
 from vitft.system.text import count, interval, labelled, percent
 
 
-def add_demo(parser: Parser) -> None:
-    """Add the options of `vitft demo`."""
-    parser.set_defaults(command=_demo_command)
-
-
+@Command("demo")
 def _demo_command(_: argparse.Namespace) -> int:
     """Run the demo and print its results."""
     with heavy_imports():

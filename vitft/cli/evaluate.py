@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
-from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
+from vitft.cli.parser import Command
+from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.messages.results import CLASS_METRICS, class_table, evaluation_details, evaluation_rows
 from vitft.metrics.results import class_pair_counts
@@ -22,32 +22,30 @@ _ACCURACIES = ("top1", "top5", "balanced")
 _LABEL_METRICS = ("map", "macro_f1", "micro_f1")
 
 
-def add_evaluate(parser: Parser) -> None:
-    """Add the options of `vitft evaluate`."""
-    parser.description = (
-        "Evaluate a trained model on labelled images. Classes are matched by name. Images that "
-        "the model was trained on, and their near-duplicates, are excluded. With --threshold or "
-        "--precision, the results also describe the predictions that are kept. The exit code is 3 "
-        "if an image cannot be read."
-    )
-    common, data = parser.section("common options"), parser.section("data options")
-    images = "folder with one folder per class, table with the columns path and label, hf:NAME or "
-    add_options(common, {"--data DIR|TABLE": f"{images}wds:URL"}, required=True)
-    add_shared(common, "--run")
-    add_shared(common, "--format", choices=("table", "json", "csv"))
-    add_options(common, {"--out DIR": "new folder for eval.json and predictions.csv"})
-    add_shared(common, "--threshold", "--precision")
-    add_shared(common, "--device", default="auto")
-    add_table_settings(data)
-    data.add_argument(
-        "--subset",
-        choices=("train", "val", "test"),
-        help="part of the data to evaluate (default: val if there is one, else test)",
-    )
-    parser.settable = TABLE_SETTINGS
-    parser.set_defaults(command=_evaluate_command)
-
-
+@Command(
+    "evaluate",
+    """
+common options:
+--data DIR|TABLE  folder with one folder per class, table with the columns path and label, hf:NAME
+    or wds:URL
+--run
+--format table|json|csv := table  output format
+--out DIR  new folder for eval.json and predictions.csv
+--threshold
+--precision
+--device
+data options:
+--set
+--subset train|val|test  part of the data to evaluate (default: val if there is one, else test)
+""",
+    description="Evaluate a trained model on labelled images. Classes are matched by name. Images "
+    "that the model was trained on, and their near-duplicates, are excluded. With --threshold or "
+    "--precision, the results also describe the predictions that are kept. The exit code is 3 if "
+    "an image cannot be read.",
+    changed={"data": {"required": True}},
+    settable=TABLE_SETTINGS,
+    defaults={"device": "auto"},
+)
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
     from vitft.data.labelled import find_labelled

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.explain.heatmaps import (
     FUSIONS,
     METHOD_OPTIONS,
@@ -26,51 +26,37 @@ if TYPE_CHECKING:
     from vitft.explain.model import ExplainedModel
 
 
-def add_explain(parser: Parser) -> None:
-    """Add the options of `vitft explain`."""
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help="image files and folders")
-    common, drawn = parser.section("common options"), parser.section("output options")
-    add_shared(common, "--run", help="run directory or checkpoint (default: runs/latest)")
-    add_options(common, {"--weights NAME": "pretrained weights to explain instead of a run"})
-    about = "class to explain (default: the most probable one)"
-    add_options(common, {"--class NAME": about}, dest="about")
-    texts = {
-        "--out DIR": "new folder for the images (default: explained)",
-        "--model": "plot a ViT's filters, position embeddings and attention distances, without "
-        "images",
-        "--patches": "draw how a ViT cuts each image into patches and turns them into tokens",
-    }
-    add_options(common, texts)
-    advanced = parser.section("advanced options")
-    advanced.add_argument(
-        "--method",
-        metavar=f"{{{','.join(METHODS)}}}",  # `Method` checks it
-        help="attribution method (default: relevance, which is specific to a class)",
-    )
-    advanced.add_argument(
-        "--fusion", choices=FUSIONS, help="how to combine the attention heads (default: mean)"
-    )
-    discarded = (
-        "fraction of the attention weights that rollout discards, smallest first (default: 0)"
-    )
-    add_options(advanced, {"--discard FRACTION": discarded}, type=float)
-    numbers = {
-        "--block N": "block for --method attention, counting from 0 (default: the last)",
-        "--head N": "head for --method attention, counting from 0 (default: all)",
-    }
-    add_options(advanced, numbers, type=int)
-    add_shared(advanced, "--device", default="auto")
-    add_shared(advanced, "--allow-pickle")
-    side = f"minimum shorter side of the results in pixels (default: {MIN_SIDE_PX})"
-    add_options(drawn, {"--size N": side}, type=int)
-    texts = {
-        "--legend": "add a colour bar to each image, e.g. for slides",
-        "--arrays": "also write attribution maps and logits to .npz files",
-    }
-    add_options(drawn, texts)
-    parser.set_defaults(command=_explain_command)
-
-
+@Command(
+    "explain",
+    f"""
+images [IMAGE ...]  image files and folders
+common options:
+--run DIR  run directory or checkpoint (default: runs/latest)
+--weights NAME  pretrained weights to explain instead of a run
+--class NAME  class to explain (default: the most probable one)
+--out DIR  new folder for the images (default: explained)
+--model  plot a ViT's filters, position embeddings and attention distances, without images
+--patches  draw how a ViT cuts each image into patches and turns them into tokens
+output options:
+--size N  minimum shorter side of the results in pixels (default: {MIN_SIDE_PX})
+--legend  add a colour bar to each image, e.g. for slides
+--arrays  also write attribution maps and logits to .npz files
+advanced options:
+--method METHOD  attribution method (default: relevance, which is specific to a class)
+--fusion {"|".join(FUSIONS)}  how to combine the attention heads (default: mean)
+--discard FRACTION  fraction of the attention weights that rollout discards, smallest first
+    (default: 0)
+--block N  block for --method attention, counting from 0 (default: the last)
+--head N  head for --method attention, counting from 0 (default: all)
+--device
+--allow-pickle
+""",
+    changed={
+        "class": {"dest": "about"},
+        "method": {"metavar": f"{{{','.join(METHODS)}}}"},  # `chosen_method` checks it
+    },
+    defaults={"device": "auto"},
+)
 def _explain_command(args: argparse.Namespace) -> int:
     """Write the figures, print a summary and return the exit code: 3 if an image is unreadable."""
     if args.run is not None and args.weights is not None:

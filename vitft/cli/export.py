@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.export.plan import (
     CLOSED_FORMATS,
     EXPORT_FORMATS,
@@ -17,52 +17,6 @@ from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count, labelled, listing, shell_quote
-
-
-def add_export(parser: Parser) -> None:
-    """Add the options of `vitft export`."""
-    formats = parser.add_argument_group(
-        "formats",
-        "one or more formats (several are written to one folder each)",
-    )
-    for name, text in EXPORT_FORMATS.items():
-        formats.add_argument(
-            f"--{name}", dest="formats", action="append_const", const=name, default=[], help=text
-        )
-    parser.add_argument("--format", action=_FormatByName, help=argparse.SUPPRESS)
-    graphs = parser.add_argument_group("ONNX and PyTorch graphs")
-    texts = {
-        "--with-preprocessing": "accept uint8 images and normalise them inside the graph",
-        "--with-resize": "ONNX only: accept images of any size",
-    }
-    add_options(graphs, texts)
-    run = parser.add_argument_group("run")
-    models = "run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)"
-    add_shared(run, "--run", metavar="RUN", help=models)
-    add_options(
-        run, {"--out DIR": "new folder for the export (default: export, or export-2 and so on)"}
-    )
-    compared = (
-        "number of validation images used to compare the exported model with the original "
-        f"(default: {NUM_COMPARED})"
-    )
-    add_options(run, {"--images N": compared}, type=int, default=NUM_COMPARED)
-    licence = "licence stated in the README, e.g. mit (default: licence of the pretrained weights)"
-    add_options(run, {"--licence NAME": licence}, default="")
-    hub = parser.add_argument_group("Hugging Face Hub")
-    add_options(hub, {"--push-to-hub OWNER/NAME": "repository to push the export to"}, default="")
-    add_options(hub, {"--private": "make the repository private when creating it"})
-    add_options(hub, {"--revision BRANCH": "branch to push to (default: main)"}, default="")
-    add_options(
-        hub, {"--dry-run": "write the folder for the Hub for review, without network or upload"}
-    )
-    texts = {
-        "--image-licence NAME": "licence of your images, which lets the model page show one image "
-        "per class",
-        "--image-credit TEXT": "authors and source of your images",
-    }
-    add_options(hub, texts, default="")
-    parser.set_defaults(command=_export_command)
 
 
 class _FormatByName(argparse.Action):
@@ -83,6 +37,37 @@ class _FormatByName(argparse.Action):
         raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 
 
+_FORMATS = "\n".join(f"--{name}  {text}" for name, text in EXPORT_FORMATS.items())
+
+
+@Command(
+    "export",
+    f"""
+formats:  one or more formats (several are written to one folder each)
+{_FORMATS}
+--format NAME  -
+ONNX and PyTorch graphs:
+--with-preprocessing  accept uint8 images and normalise them inside the graph
+--with-resize  ONNX only: accept images of any size
+run:
+--run RUN  run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)
+--out DIR  new folder for the export (default: export, or export-2 and so on)
+--images N := {NUM_COMPARED}  number of validation images used to compare the exported model with
+    the original
+--licence NAME  licence stated in the README, e.g. mit (default: licence of the pretrained weights)
+Hugging Face Hub:
+--push-to-hub OWNER/NAME  repository to push the export to
+--private  make the repository private when creating it
+--revision BRANCH  branch to push to (default: main)
+--dry-run  write the folder for the Hub for review, without network or upload
+--image-licence NAME  licence of your images, which lets the model page show one image per class
+--image-credit TEXT  authors and source of your images
+""",
+    changed={"format": {"action": _FormatByName}},
+    defaults=dict.fromkeys(
+        ("licence", "push_to_hub", "revision", "image_licence", "image_credit"), ""
+    ),
+)
 def _export_command(args: argparse.Namespace) -> int:
     """Export the model, print a comparison with the run, and push the export if requested."""
     from vitft.models.find import find_model
@@ -91,8 +76,9 @@ def _export_command(args: argparse.Namespace) -> int:
         *("with_preprocessing", "with_resize", "images", "licence"),
         *("private", "revision", "dry_run", "image_licence", "image_credit"),
     )
+    formats = [name for name in EXPORT_FORMATS if getattr(args, name.replace("-", "_"))]
     plan = plan_export(
-        args.formats or (["timm"] if args.push_to_hub else []),
+        formats or (["timm"] if args.push_to_hub else []),
         args.out,
         repo=args.push_to_hub,
         **{name: getattr(args, name) for name in options},

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options
+from vitft.cli.parser import Command
 from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
 from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, option_settings
 from vitft.config.run import Config, parse_setting, requested_config, to_toml
 from vitft.config.sections import DataSpec
-from vitft.system.errors import UsageError
+from vitft.system.errors import UsageError, VitftError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import BASE, LATEST, run_path, unfinished_run
 from vitft.system.text import duration, duration_fix, parse_duration
@@ -28,44 +28,55 @@ _HEAD_ALONE: Mapping[str, frozenset[str]] = {
 """Settings, by section, that a run of a head does not pass on to the training of all layers."""
 
 
-def add_finetune(parser: Parser) -> None:
-    """Add the options of `vitft finetune`."""
-    common, run = parser.section("common options"), parser.section("run options")
-    parser.section("data options")
-    parser.usage = "vitft finetune --data PATH [options]"
+def _arguments() -> str:
+    """Return the declaration of the options of settings, by group, before the others."""
+    lines: dict[str, list[str]] = {"common": [], "run": [], "data": [], "advanced": []}
     for option in FINETUNE_OPTIONS:
-        group = parser.section(option.group)
-        kind, text = option.setting_type, option.text.replace("%", "%%")
-        if kind.type is bool:
-            group.add_argument(option.flag, action="store_true", default=None, help=text)
-        elif option.keyword == "tracker":
-            group.add_argument(option.flag, action="append", metavar=option.placeholder, help=text)
-        else:
-            group.add_argument(
-                option.flag,
-                type=kind.type,
-                nargs=None if kind.length is None else "+",
-                metavar=option.placeholder,
-                help=text,
-            )
-    parser.add_argument("--freeze", dest="train", help=argparse.SUPPRESS)  # former name of --train
-    add_options(common, {"--recipe NAME": "recipe, or TOML file with settings"})
-    setting = "any setting (see docs/settings.md), e.g. data.val_rate=0.1 (may be repeated)"
-    add_options(common, {"--set KEY=VALUE": setting}, action="append", default=[])
-    texts = {
-        "--out DIR": "run directory (default: runs/<time>-<data>)",
-        "--resume DIR": "directory of an unfinished run to continue",
-        "--max-time TIME": "stop after a time, e.g. 90s, 10m or 2h, to continue with --resume "
-        "(--budget plans trials by the time)",
-        "--dry-run": "check all inputs, print the settings and what would be trained, and exit",
+        value = "" if option.type is bool else f" {option.placeholder}"
+        several = " ..." * (option.length is not None)
+        lines[option.group].append(f"{option.flag}{value}{several}  {option.text}")
+    return "\n".join(line for name, own in lines.items() for line in (f"{name} options:", *own))
+
+
+@Command(
+    "finetune",
+    _arguments()
+    + """
+common options:
+--freeze LAYERS  -
+--recipe NAME  recipe, or TOML file with settings
+--set KEY=VALUE  any setting (see docs/settings.md), e.g. data.val_rate=0.1 (may be repeated)
+run options:
+--out DIR  run directory (default: runs/<time>-<data>)
+--resume DIR  directory of an unfinished run to continue
+--max-time TIME  stop after a time, e.g. 90s, 10m or 2h, to continue with --resume (--budget plans
+    trials by the time)
+--dry-run  check all inputs, print the settings and what would be trained, and exit
+--seed N  seed for split and training (--set train.seed=N keeps the split, default: 0)
+""",
+    changed={
+        option.keyword: {"default": None} | {"choices": None, "metavar": option.placeholder}
+        if option.choices
+        else {"default": None}
+        for option in FINETUNE_OPTIONS
     }
-    add_options(run, texts)
-    seed = "seed for split and training (--set train.seed=N keeps the split, default: 0)"
-    add_options(run, {"--seed N": seed}, type=int)
-    parser.set_defaults(command=finetune_command)
-
-
+    | {"freeze": {"dest": "train"}},  # former name of --train
+    exclusive=("--train", "--freeze"),
+    usage="vitft finetune --data PATH [options]",
+)
 def finetune_command(args: argparse.Namespace) -> int:
+    """Train as requested, and return the exit code; errors name options as they were typed."""
+    try:
+        return _finetune(args)
+    except VitftError as error:
+        for key, name in _typed_names(args).items():
+            if not name.startswith("--set "):
+                error.problem = _as_option(error.problem, key, name)
+                error.fix = _as_option(error.fix, key, name)
+        raise
+
+
+def _finetune(args: argparse.Namespace) -> int:
     """Check the request, train, print the metrics, and return the exit code."""
     from vitft.cli.summary import print_summary
     from vitft.data.demo import demo_data
@@ -83,7 +94,7 @@ def finetune_command(args: argparse.Namespace) -> int:
     if args.resume:
         config, out = _plan_resume(args)
     else:
-        config = _new_settings(args)
+        config = requested_config(args.recipe, named_settings(args))
         config = replace(config, data=demo_data(config.data))
         config, out = check_request(config, args.out)
     if config is None:
@@ -116,7 +127,7 @@ def _print_dry_run(args: argparse.Namespace) -> int:
 
     if args.resume:
         raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
-    config = _new_settings(args)
+    config = requested_config(args.recipe, named_settings(args))
     with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)
         ready, out = check_request(ready, args.out)
@@ -152,18 +163,6 @@ def _plan_resume(args: argparse.Namespace) -> tuple[Config | None, Path]:
     return check_resume(path, named, _typed_names(args))
 
 
-def _new_settings(args: argparse.Namespace) -> Config:
-    """Return the settings of a new run."""
-    try:
-        return requested_config(args.recipe, named_settings(args))
-    except UsageError as error:
-        problem, fix = error.problem, error.fix
-        for key, name in _typed_names(args).items():
-            if not name.startswith("--set "):
-                problem, fix = _as_option(problem, key, name), _as_option(fix, key, name)
-        raise UsageError(problem, fix=fix) from error
-
-
 def _as_option(text: str, key: str, name: str) -> str:
     """Return a text in which a setting, such as `optim.lr=1`, is called by its option: `--lr 1`."""
 
@@ -179,7 +178,7 @@ def _as_option(text: str, key: str, name: str) -> str:
 def _typed_names(args: argparse.Namespace) -> dict[str, str]:
     """Return what was typed for each given setting: `--lr`, or `--set optim.momentum`."""
     names = {key: f"--set {key}" for key, _ in map(parse_setting, args.set)}
-    flags = {option.setting: option.flag for option in FINETUNE_OPTIONS}
+    flags = {option.key: option.flag for option in FINETUNE_OPTIONS}
     flags |= dict.fromkeys(SEED_SETTINGS, "--seed")
     return names | {key: flags[key] for key, _ in option_settings(vars(args))}
 

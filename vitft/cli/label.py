@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.cli.serve import browser_address, check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
@@ -30,33 +30,27 @@ _MIN_PER_CLASS = 2
 """Number of images per class without which a class cannot be split into training and validation."""
 
 
-def add_label(parser: Parser) -> None:
-    """Add the options of `vitft label`."""
-    parser.description = (
-        "Label images on a web page. The page asks about the most informative images, "
-        "guesses the rest and tests itself on a random sample. Each answer is "
-        "immediately appended to a table for vitft finetune --data. Press Ctrl-C to stop, and "
-        "run the same command again to continue."
-    )
-    parser.add_argument("data", metavar="DIR", help="folder of images, with or without subfolders")
-    source = parser.add_mutually_exclusive_group()
-    texts = {
-        "--weights NAME": "pretrained weights for the features (larger ones need fewer answers, "
-        f"default: {_BUNDLED})",
-        "--run RUN": "run directory or checkpoint whose model computes the features and makes the "
-        "first guesses",
-    }
-    add_options(source, texts)
-    names = "class names, separated by commas (the page can add more)"
-    add_options(parser, {"--classes A,B,...": names}, default="")
-    table = "table to which the answers are appended (default: labels.csv)"
-    add_options(parser, {"--out FILE": table}, default="labels.csv")
-    add_shared(parser, "--host")
-    add_shared(parser, "--port", default=8001)
-    add_shared(parser, "--cache", "--device")
-    parser.set_defaults(command=_label_command)
-
-
+@Command(
+    "label",
+    f"""
+data DIR  folder of images, with or without subfolders
+--weights NAME  pretrained weights for the features (larger ones need fewer answers, default:
+    {_BUNDLED})
+--run RUN  run directory or checkpoint whose model computes the features and makes the first guesses
+--classes A,B,...  class names, separated by commas (the page can add more)
+--out FILE := labels.csv  table to which the answers are appended
+--host
+--port PORT := 8001  port to listen on, or 0 for any free port
+--cache
+--device
+""",
+    description="Label images on a web page. The page asks about the most informative images, "
+    "guesses the rest and tests itself on a random sample. Each answer is immediately "
+    "appended to a table for vitft finetune --data. Press Ctrl-C to stop, and run the same command "
+    "again to continue.",
+    exclusive=("--weights", "--run"),
+    defaults={"classes": ""},
+)
 def _label_command(args: argparse.Namespace) -> int:
     """Serve the page until a signal arrives; return 130 for SIGINT or 143 for other signals."""
     root, table = Path(args.data).expanduser(), Path(args.out).expanduser()

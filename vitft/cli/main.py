@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from vitft.cli import output
 from vitft.cli.guide import COMMAND_GROUPS
 from vitft.cli.output import StdoutLostError
-from vitft.cli.parser import Commands, Parser
+from vitft.cli.parser import Parser, add_command
 from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper
@@ -133,12 +133,13 @@ def build_parser(command: str | None = None) -> Parser:
         default=argparse.SUPPRESS,
         help="show the version and exit",
     )
-    commands = Commands(parser, "commands")
+    parser.add_commands("commands")
     for title, group in COMMAND_GROUPS.items():
-        for name, text in group.items():
-            added = commands.add_parser(name, help=text)
+        for name, guide in group.items():
+            added = parser.add_command(name, guide.summary)
             if command in {None, name}:
-                getattr(importlib.import_module(f"vitft.cli.{name}"), f"add_{name}")(added)
+                importlib.import_module(f"vitft.cli.{name}")
+                add_command(added, name)
         parser.command_groups[title] = group
     return parser
 

@@ -5,9 +5,10 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from vitft.cli.guide import GUIDES
 from vitft.system.errors import UsageError
@@ -18,45 +19,26 @@ from vitft.system.text import listing, shell_join
 _FEW_CHOICES = 10
 """Most choices of an option that an error lists."""
 
-_FOREIGN_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "--config": ("--recipe",),
-    "--cfg": ("--recipe",),
-    "--json": ("--format json",),
-    "--csv": ("--format csv",),
-    "--conf": ("--threshold",),
-    "--openvino": ("--onnx",),
-    "--coreml": ("--torch-export",),
-    "--tflite": ("--torch-export",),
-    "--litert": ("--torch-export",),
-    "--executorch": ("--torch-export",),
-    "--engine": ("--onnx",),
-    "--tensorrt": ("--onnx",),
-    "--weights": ("--run",),
-    "--model": ("--run", "--weights"),
-    "--checkpoint": ("--run", "--weights"),
-    "--ckpt": ("--run", "--weights"),
-    "--output-dir": ("--out",),
-    "--save-dir": ("--out",),
-    "--project": ("--out",),
-    "--name": ("--out",),
-    "--resume-from-checkpoint": ("--resume",),
-    "--web": ("--html",),
-    "--webpage": ("--html",),
-    "--browser": ("--html",),
-    "train": ("finetune",),
-    "fit": ("finetune",),
-    "infer": ("predict",),
-    "classify": ("predict",),
-    "test": ("evaluate",),
-    "val": ("evaluate",),
-    "validate": ("evaluate",),
-    "patches": ("explain --patches",),
-    "attention": ("explain --method attention",),
-}
-"""Options and commands of other tools, with those of vitft that are suggested for them, if there is
-one of these. Names of settings are in `config.names.ALIASES`."""
-_IMAGE_ARGUMENTS = {"images", "data"}
-"""Names of the positional arguments that are images or a folder of images."""
+_FOREIGN = """
+--recipe: --config --cfg
+--format json: --json
+--format csv: --csv
+--threshold: --conf
+--onnx: --openvino --engine --tensorrt
+--torch-export: --coreml --tflite --litert --executorch
+--run: --weights --model --checkpoint --ckpt
+--weights: --model --checkpoint --ckpt
+--out: --output-dir --save-dir --project --name
+--resume: --resume-from-checkpoint
+--html: --web --webpage --browser
+finetune: train fit
+predict: infer classify
+evaluate: test val validate
+explain --patches: patches
+explain --method attention: attention
+"""
+"""Options and commands, and what other tools call them. Names of settings are in
+`config.sections`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,12 +55,21 @@ class Parser(argparse.ArgumentParser):
         self.sections: dict[str, argparse._ArgumentGroup] = {}
         self.command_groups: dict[str, Collection[str]] = {}
         self.commands: dict[str, Parser] = {}
-        self.summary = ""
-        """One-line help of a subcommand."""
         self.settable: Collection[str] = ()
-        """Settings that `--set` accepts in place of an unknown option."""
         self.typed: Sequence[str] = ()
         """All arguments of the command line, beginning with the command."""
+
+    def add_commands(self, title: str) -> None:
+        """Make subcommands required, which `add_command` adds."""
+        metavar = title.upper().removesuffix("S")
+        self.choice = self.add_subparsers(title=title, metavar=metavar, required=True)
+
+    def add_command(self, name: str, help_text: str) -> "Parser":
+        """Add a subcommand and return its parser."""
+        about = f"{help_text[0].upper()}{help_text[1:]}."
+        command = self.choice.add_parser(name, help=help_text, description=about)
+        self.commands[name] = command
+        return command
 
     def section(self, title: str) -> argparse._ArgumentGroup:
         """Return the group of options with a title, which is added if it is new."""
@@ -104,7 +95,7 @@ class Parser(argparse.ArgumentParser):
             lines = (f"  {words:<{longest}}  {does}" for words, does in guide.examples.items())
             blocks.append("\n".join(["examples:", *lines]))
         for title, names in self.command_groups.items():
-            lines = (f"  {name:<9} {self.commands[name].summary}" for name in names)
+            lines = (f"  {name:<9} {GUIDES[name].summary}" for name in names)
             blocks.append("\n".join([f"{title}:", *lines]))
         formatter = self._get_formatter()
         for group in self._action_groups:
@@ -141,8 +132,7 @@ class Parser(argparse.ArgumentParser):
 
         `check --data photos` means `check photos`, and `finetune photos` `finetune --data photos`.
         """
-        takes = {action.dest for action in self._get_positional_actions()} & _IMAGE_ARGUMENTS
-        if takes and "--data" in words:
+        if self.takes_images() and "--data" in words:
             return [word for word in words if word != "--data"]
         is_first = len(words) > 1 and not re.match(r"-|\w+=", words[1])
         if is_first and "--data" in self._option_string_actions and "--data" not in words:
@@ -151,29 +141,29 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError for an argparse message, suggesting a similar option or choice."""
+        message, _, listed = message.partition(" (choose from")
+        choices = re.findall(r"[\w.-]+", listed)
         fix = f"run {self.prog} --help for usage"
-        required = message.partition("arguments are required: ")[2]
-        if required and self.commands:
-            fix = f"add one of {', '.join(self.commands)}, or {fix}"
-        elif required:
-            fix = f"add {listing(map(self.with_value, required.split(', ')))}, or {fix}"
-        if sides := re.search(r"argument (--[\w-]+): invalid int value: '(\d+)x(\d+)'", message):
-            option, height, width = sides.groups()
-            pixels = height if height == width else f"{height} {width}"
-            raise UsageError(message, fix=f"use {option} {pixels}")
-        number = r" *(\d+)(?:[.,](\d+))?( ?%)? *"  # e.g. 95% or 0,95
-        if value := re.search(rf"argument (--[\w-]+): invalid float value: '{number}'", message):
-            meant = float(f"{value[2]}.{value[3] or 0}") / (100 if value[4] else 1)
-            raise UsageError(message, fix=f"use {value[1]} {meant:g}")
-        if corrected := self.corrected(message):
-            raise UsageError(message, fix=corrected)
-        wrong = re.findall(r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message)
-        choices = re.findall(r"[\w.-]+", message.partition(" (choose from")[2])
-        if wrong and (near := self.nearest(wrong[0], choices)):
-            fix = f"use {near}"
-        elif 0 < len(choices) <= _FEW_CHOICES:
-            fix = f"use {'one of ' * (len(choices) > 1)}{', '.join(choices)}"
-        raise UsageError(message.partition(" (choose from")[0], fix=fix)
+        if required := message.partition("arguments are required: ")[2]:
+            known = {name: one.metavar for name, one in self._option_string_actions.items()}
+            needed = [f"{n} {known.get(n) or ''}".rstrip() for n in required.split(", ")]
+            any_of = f"one of {', '.join(self.commands)}" if self.commands else listing(needed)
+            fix = f"add {any_of}, or {fix}"
+        elif number := re.search(r"argument (\S+): invalid (int|float) value: '(.*)'", message):
+            if meant := _number_meant(number[2], number[3]):
+                fix = f"use {number[1]} {meant}"
+        elif "not allowed with" in message:
+            fix = "use only one of them"
+        elif corrected := self.corrected(message):
+            fix = corrected
+        elif wrong := re.search(
+            r"(?:unrecognized arguments: |invalid choice: ')([^\s']+)", message
+        ):
+            if near := self.nearest(wrong[1], choices):
+                fix = f"use {near}"
+            elif 0 < len(choices) <= _FEW_CHOICES:
+                fix = f"use {'one of ' * (len(choices) > 1)}{', '.join(choices)}"
+        raise UsageError(message, fix=fix)
 
     def corrected(self, message: str) -> str:
         """Return a fix with the whole command if an option is missing or superfluous, or ""."""
@@ -192,31 +182,30 @@ class Parser(argparse.ArgumentParser):
         words = [*self.typed[:at], option, value, *self.typed[at + 1 :]]
         return f"{text} with {option}: {shell_join(['vitft', *words])}"
 
-    def with_value(self, argument: str) -> str:
-        """Return an option with the name of its value, e.g. `--out DIR`, or the argument itself."""
-        action = self._option_string_actions.get(argument)
-        return f"{argument} {action.metavar}" if action and action.metavar else argument
-
     def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
-        from vitft.config.options import ALIASES, FINETUNE_OPTIONS, find_setting
+        from vitft.config.options import SETTINGS, find_setting
 
         wrong = wrong.partition("=")[0]
         known = (self.words() | {*choices}) - {wrong}  # another action may have it
-        for other in _FOREIGN_OPTIONS.get(wrong.lower().replace("_", "-"), ()):
-            if other.split()[0] in known:
-                return other
-        setting = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
-        takes = {action.dest for action in self._get_positional_actions()} & _IMAGE_ARGUMENTS
-        if setting == "data.path" and takes:
-            return f"no option for the images: {self.format_usage().partition(' ')[2].rstrip()}"
-        aliases = [option.flag for option in FINETUNE_OPTIONS if option.setting == setting]
+        for line in _FOREIGN.strip().splitlines():
+            ours, _, others = line.partition(": ")
+            if wrong.lower().replace("_", "-") in others.split() and ours.split()[0] in known:
+                return ours
         near = suggest(wrong, sorted(known))
-        usable = [flag for flag in aliases if flag in known]
-        if setting and wrong[2:].lower().replace("-", "_") in ALIASES.get(setting, ()):
-            near = usable or near  # `--images` is `--data`, not `--image-size`
-        by_key = [f"--set {setting}=VALUE"] if setting in self.settable else []
-        return next(iter([*near, *usable, *by_key]), None)
+        key = find_setting(wrong.removeprefix("--")) if wrong.startswith("--") else None
+        if key is None:
+            return next(iter(near), None)
+        if key == "data.path" and self.takes_images():
+            return f"no option for the images: {self.format_usage().partition(' ')[2].rstrip()}"
+        usable = [flag for flag in [SETTINGS[key].flag] if flag in known]
+        is_alias = wrong[2:].lower().replace("-", "_") in SETTINGS[key].aliases.split()
+        found = [*usable, *near] if is_alias else [*near, *usable]  # `--images` is `--data`
+        return next(iter([*found, *[f"--set {key}=VALUE"] * (key in self.settable)]), None)
+
+    def takes_images(self) -> bool:
+        """Return whether images, or a folder of images, are a positional argument."""
+        return any(one.dest in ("images", "data") for one in self._get_positional_actions())
 
     def words(self) -> set[str]:
         """Return the names of all options and commands, including those of subcommands."""
@@ -224,83 +213,134 @@ class Parser(argparse.ArgumentParser):
         return words.union(*(command.words() for command in self.commands.values()))
 
 
-class OptionGroup(Protocol):
-    """A parser or one of its argument groups."""
-
-    def add_argument(self, *flags: str, **options: Any) -> argparse.Action:  # noqa: ANN401
-        """Add one option."""
-
-
-def add_options(group: OptionGroup, texts: Mapping[str, str], **properties: Any) -> None:  # noqa: ANN401
-    """Add options, given as e.g. `--out DIR` with their help; one without a value is a switch."""
-    for words, text in texts.items():
-        flag, _, metavar = words.partition(" ")
-        kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-        group.add_argument(flag, help=text, **kind, **properties)
+def _number_meant(kind: str, text: str) -> str:
+    """Return the number that was probably meant, e.g. 0.95 for `95%` and `9 6` for `9x6`, or ""."""
+    if kind == "int":
+        sides = re.fullmatch(r"(\d+)x(\d+)", text)
+        return " ".join(dict.fromkeys(sides.groups())) if sides else ""
+    share = re.fullmatch(r" *(\d+)(?:[.,](\d+))?( ?%)? *", text)
+    return f"{float(f'{share[1]}.{share[2] or 0}') / (100 if share[3] else 1):g}" if share else ""
 
 
-class Commands:
-    """Subcommands of a parser."""
+# declaration of arguments by the text of their help -----------------------------------------------
 
-    def __init__(self, parser: Parser, title: str) -> None:
-        self.parser = parser
-        self.action = parser.add_subparsers(
-            title=title, metavar=title.upper().removesuffix("S"), required=True
-        )
-
-    def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:  # noqa: ANN401
-        """Add a subcommand and return its parser."""
-        options.setdefault("description", f"{help[0].upper()}{help[1:]}.")
-        command = self.action.add_parser(name, help=help, **options)
-        command.summary = help
-        self.parser.commands[name] = command
-        return command
-
-
-# options that several commands have in common, each declared once ---------------------------------
-
-_SHARED_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "--run": {
-        "metavar": "DIR",
-        "help": "run directory, checkpoint or export (default: runs/latest)",
-    },
-    "--device": {"help": "device: auto, cpu, cuda, cuda:1 or mps (default: auto)"},
-    "--threshold": {
-        "type": float,
-        "metavar": "P",
-        "help": 'mark predictions as "not sure" if their probability is below P (several labels: '
-        "the probability that predicts a label)",
-    },
-    "--precision": {
-        "type": float,
-        "metavar": "P",
-        "help": 'choose the threshold: mark predictions as "not sure" so that about P of the '
-        "others are correct",
-    },
-    "--cache": {
-        "metavar": "DIR",
-        "help": "folder of cached features, or none to disable the cache (default: "
-        "~/.cache/vitft/features)",
-    },
-    "--allow-pickle": {"action": "store_true", "help": "allow .pth files, which are pickles"},
-    "--format": {
-        "choices": ("table", "json"),
-        "default": "table",
-        "help": "output format (default: table)",
-    },
-    "--host": {
-        "default": "127.0.0.1",
-        "metavar": "ADDRESS",
-        "help": "address to listen on (default: 127.0.0.1)",
-    },
-    "--port": {
-        "type": int,
-        "help": "port to listen on, or 0 for any free port (default: %(default)s)",
-    },
-}
+_SHARED = """
+--run DIR  run directory, checkpoint or export (default: runs/latest)
+--device DEVICE  device: auto, cpu, cuda, cuda:1 or mps (default: auto)
+--threshold P  mark predictions as "not sure" if their probability is below P (several labels: the
+    probability that predicts a label)
+--precision P  choose the threshold: mark predictions as "not sure" so that about P of the others
+    are correct
+--cache DIR  folder of cached features, or none to disable the cache (default:
+    ~/.cache/vitft/features)
+--allow-pickle  allow .pth files, which are pickles
+--format table|json := table  output format
+--host ADDRESS := 127.0.0.1  address to listen on
+--set KEY=VALUE  how to read a table of labels, e.g. data.label=species (may be repeated)
+"""
+"""Options that several commands have in common."""
+_TYPES = {"N": int, "K": int, "PX": int, "PORT": int, "P": float, "X": float, "FRACTION": float,
+          "GB": float}  # fmt: skip
+"""Types of values by placeholder; others are text."""
 
 
-def add_shared(group: OptionGroup, *flags: str, **changed: Any) -> None:  # noqa: ANN401
-    """Add shared options, with some of their properties changed."""
-    for flag in flags:
-        group.add_argument(flag, **{**_SHARED_OPTIONS[flag], **changed})
+_Run = Callable[[argparse.Namespace], int]
+_COMMANDS: dict[str, tuple["Command", _Run]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Decorator that declares the arguments of a command, or of an action of a command."""
+
+    name: str
+    """Such as `predict` or, for an action, `weights list`."""
+    options: str = ""
+    """Arguments, one line each, under the titles of their sections:
+
+        runs RUN ...           a positional argument: one or more, `[RUN]` at most one, `[RUN ...]`
+                               any number, `RUN` exactly one
+        common options:        the title of a section, perhaps with a description after two spaces
+        --tta                  a switch
+        --top-k K := 1         an option with its default, which is appended to the help
+        --format csv|json      an option with choices
+        --list FILE            with a help that has `(may be repeated)`, a list of values
+        --device               an option of `_SHARED`
+
+    The help follows after two spaces, `-` for none, and its further lines are indented.
+    """
+    _: KW_ONLY
+    help: str = ""
+    """Help of an action; that of a command is in `cli.guide`."""
+    description: str = ""
+    epilog: str = ""
+    usage: str = ""
+    exclusive: Sequence[str] = ()
+    """Options of which only one can be used."""
+    changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Properties for argparse by the name of the argument."""
+    settable: Collection[str] = ()
+    """Settings that `--set` accepts in place of an unknown option."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, run: _Run) -> _Run:
+        """Declare that the command calls the function `run`."""
+        _COMMANDS[self.name] = self, run
+        return run
+
+    def add_to(self, parser: Parser, run: _Run) -> None:
+        """Add the arguments to the parser of the command."""
+        parser.description = self.description or parser.description
+        parser.epilog, parser.usage, parser.settable = self.epilog, self.usage, self.settable
+        parser.set_defaults(command=run)
+        shared = {line.split(" ", 1)[0]: line for line in _entries(_SHARED)}
+        group: argparse._ActionsContainer = parser
+        for line in _entries(self.options):
+            if title := re.fullmatch(r"((?:\w+ )*\w+):(?:  (.+))?", line):
+                group = parser.section(title[1])
+                group.description = title[2]
+                continue
+            declared, help_text = shared.get(line, line).split("  ", 1)
+            flag = declared.partition(" ")[0]
+            changed = self.changed.get(flag.lstrip("-").replace("-", "_"), {})
+            group.add_argument(flag, **{**_kind_of(declared, help_text), **changed})
+        parser.set_defaults(**self.defaults)
+        together = parser.add_mutually_exclusive_group()
+        together._group_actions += [parser._option_string_actions[name] for name in self.exclusive]
+
+
+def add_command(parser: Parser, name: str) -> None:
+    """Add the arguments of a command whose module has been imported, or its actions."""
+    if name in _COMMANDS:
+        declared, run = _COMMANDS[name]
+        declared.add_to(parser, run)
+        return
+    parser.add_commands("actions")
+    for key, (declared, run) in _COMMANDS.items():
+        if key.startswith(f"{name} "):
+            declared.add_to(parser.add_command(key.split()[1], declared.help), run)
+
+
+def _kind_of(declared: str, help_text: str) -> dict[str, Any]:
+    """Return the properties for argparse of an argument, which is e.g. `--top-k K := 1`."""
+    argument, _, default = declared.partition(" := ")
+    value = argument.partition(" ")[2]
+    metavar = value.strip("[]").removesuffix(" ...")
+    kind: dict[str, Any] = {"action": "store_true"}
+    if "|" in value and value.islower():
+        kind = {"choices": tuple(value.split("|"))}
+    elif "(may be repeated)" in help_text:
+        kind = {"metavar": metavar, "action": "append", "default": []}
+    elif value:
+        number = value.removeprefix("[")[len(metavar) :]
+        nargs = {"": None, " ...": "+", "]": "?", " ...]": "*"}[number]
+        kind = {"metavar": metavar, "type": _TYPES.get(metavar), "nargs": nargs}
+    if default:
+        kind["default"] = _TYPES.get(metavar, str)(default)
+        help_text += f" (default: {default})" * ("(default" not in help_text)
+    kind["help"] = argparse.SUPPRESS if help_text == "-" else help_text.replace("%", "%%")
+    return kind
+
+
+def _entries(text: str) -> list[str]:
+    """Return the lines of a declaration, each joined with its indented continuation lines."""
+    return re.sub(r"\n +", " ", text.strip()).splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.predict.request import (
     ENGINES,
     PREDICT_DTYPES,
@@ -45,56 +45,35 @@ large jobs:
 """
 
 
-def add_predict(parser: Parser) -> None:
-    """Add the options of `vitft predict`."""
-    parser.epilog = _INPUTS
-    common, advanced = parser.section("common options"), parser.section("advanced options")
-    parser.add_argument(
-        "images", nargs="*", metavar="IMAGE", help="file, folder, pattern, URL or - (see below)"
-    )
-    add_shared(common, "--run")
-    common.add_argument(
-        "--format",
-        choices=ROW_FORMATS,
-        help="format of the rows (default: inferred from the suffix of --out, otherwise table)",
-    )
-    add_options(common, {"--out FILE": "new file for the rows (default: print them)"})
-    add_options(
-        common, {"--top-k K": "number of classes per image (default: 1)"}, type=int, default=1
-    )
-    add_shared(common, "--threshold", "--precision")
-    texts = {
-        "--explain DIR": "new folder for relevance overlays of the images",
-        "--resume": "continue an unfinished output file",
-    }
-    add_options(common, texts)
-    listed = {"--list FILE": "file with a list of images (may be repeated)"}
-    add_options(advanced, listed, action="append", default=[], dest="lists")
-    private = "also download images from this machine and its local network"
-    add_options(advanced, {"--allow-private-addresses": private})
-    add_shared(advanced, "--device", default="auto")
-    texts = {
-        "--bom": "begin CSV with a byte order mark, so that Excel reads it as UTF-8",
-        "--tta": "average the predictions for each image and its mirror image",
-    }
-    add_options(advanced, texts)
-    advanced.add_argument(
-        "--dtype",
-        choices=PREDICT_DTYPES,
-        default="auto",
-        help="number format: bf16 changes probabilities slightly, but no classes (default: auto, "
-        "which is bf16 where faster)",
-    )
-    advanced.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="auto",
-        help="numpy starts faster, without torch (default: auto, which is numpy for a few images "
-        "on a CPU)",
-    )
-    parser.set_defaults(command=_predict_command)
-
-
+@Command(
+    "predict",
+    f"""
+images [IMAGE ...]  file, folder, pattern, URL or - (see below)
+common options:
+--run
+--format {"|".join(ROW_FORMATS)}  format of the rows (default: inferred from the suffix of --out,
+    otherwise table)
+--out FILE  new file for the rows (default: print them)
+--top-k K := 1  number of classes per image
+--threshold
+--precision
+--explain DIR  new folder for relevance overlays of the images
+--resume  continue an unfinished output file
+advanced options:
+--list FILE  file with a list of images (may be repeated)
+--allow-private-addresses  also download images from this machine and its local network
+--device
+--bom  begin CSV with a byte order mark, so that Excel reads it as UTF-8
+--tta  average the predictions for each image and its mirror image
+--dtype {"|".join(PREDICT_DTYPES)} := auto  number format: bf16 changes probabilities slightly, but
+    no classes (default: auto, which is bf16 where faster)
+--engine {"|".join(ENGINES)} := auto  numpy starts faster, without torch (default: auto, which is
+    numpy for a few images on a CPU)
+""",
+    epilog=_INPUTS,
+    changed={"list": {"dest": "lists"}},
+    defaults={"device": "auto"},
+)
 def _predict_command(args: argparse.Namespace) -> int:
     """Write one row per image; return 3 if one could not be read and there is only one process."""
     options = {name: value for name, value in vars(args).items() if name != "command"}

@@ -4,23 +4,18 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_shared
+from vitft.cli.parser import Command
 from vitft.config.run import read_recipe, read_toml
 from vitft.system.files import resource
 
 
-def add_recipes(parser: Parser) -> None:
-    """Add the options of `vitft recipes`."""
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help="name of a recipe to print (default: list all recipes)",
-    )
-    add_shared(parser, "--format", help="format of the list (default: table)")
-    parser.set_defaults(command=_recipes_command)
-
-
+@Command(
+    "recipes",
+    """
+name [NAME]  name of a recipe to print (default: list all recipes)
+--format table|json := table  format of the list
+""",
+)
 def _recipes_command(args: argparse.Namespace) -> int:
     """Print the list of recipes, or the text of one recipe."""
     folder = resource("recipes")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options
+from vitft.cli.parser import Command
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import plan_run
 
@@ -12,18 +12,14 @@ _FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", 
 """Suffixes of figures that are not written."""
 
 
-def add_report(parser: Parser) -> None:
-    """Add the options of `vitft report`."""
-    texts = {
-        "--run DIR": "run directory (default: runs/latest)",
-        "--out FILE": "HTML page to write (default: report.html in the run directory)",
-        "--charts DIR": "new folder for the charts as SVG files (without --out, the page is not "
-        "written)",
-    }
-    add_options(parser, texts)
-    parser.set_defaults(command=_report_command)
-
-
+@Command(
+    "report",
+    """
+--run DIR  run directory (default: runs/latest)
+--out FILE  HTML page to write (default: report.html in the run directory)
+--charts DIR  new folder for the charts as SVG files (without --out, the page is not written)
+""",
+)
 def _report_command(args: argparse.Namespace) -> int:
     """Write the report or the charts from the files of the run, and print their paths."""
     from vitft.report.chart_sections import write_charts

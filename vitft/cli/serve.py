@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.predict.request import check_threshold
 from vitft.serve.limits import ALL_INTERFACES, ServeLimits, access_for, is_loopback
 from vitft.system.errors import Stopped, UsageError
@@ -21,33 +21,6 @@ if TYPE_CHECKING:
     from vitft.serve.server import Server
 
 
-def add_serve(parser: Parser) -> None:
-    """Add the options of `vitft serve`."""
-    parser.description = (
-        "Serve predictions at POST /predict, and a web page for uploading images at /. Without "
-        "--host, the server is reachable only from this machine. It has no "
-        "password: for other users, put it behind a reverse proxy (docs/serve.md). Press Ctrl-C "
-        "to stop it."
-    )
-    common, advanced = parser.section("common options"), parser.section("advanced options")
-    model = "run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME (default: runs/latest)"
-    add_options(common, {"--run RUN": model})
-    add_shared(common, "--host")
-    add_shared(common, "--port", default=8000)
-    add_shared(common, "--threshold", "--precision")
-    add_shared(common, "--device", default="auto")
-    host = "additional host name to accept, e.g. of a reverse proxy (may be repeated)"
-    add_options(advanced, {"--allow-host NAME": host}, action="append", default=[])
-    usual = ServeLimits()
-    size = f"maximum size of a request in bytes, e.g. 20MB or 500000 (default: {usual.max_bytes})"
-    add_options(advanced, {"--max-bytes N": size}, type=_byte_count, default=usual.max_bytes)
-    queued = f"maximum number of queued images (default: {usual.queue})"
-    add_options(advanced, {"--queue N": queued}, type=int, default=usual.queue)
-    line = "print a line per request to stderr: time, client, method, path, status, duration"
-    add_options(advanced, {"--access-log": line})
-    parser.set_defaults(command=_serve_command)
-
-
 def _byte_count(text: str) -> int:
     """Return a number of bytes, such as 20000000 for `20MB`."""
     match = re.fullmatch(r"(\d+) ?([kMG]?)B?", text.strip(), re.IGNORECASE)
@@ -56,6 +29,28 @@ def _byte_count(text: str) -> int:
     return int(match[1]) * 1000 ** ["", "k", "m", "g"].index(match[2].lower())
 
 
+@Command(
+    "serve",
+    f"""
+common options:
+--run RUN  run directory, export, checkpoint, ONNX graph or hf:OWNER/NAME (default: runs/latest)
+--host
+--port PORT := 8000  port to listen on, or 0 for any free port
+--threshold
+--precision
+--device
+advanced options:
+--allow-host NAME  additional host name to accept, e.g. of a reverse proxy (may be repeated)
+--max-bytes N := {ServeLimits().max_bytes}  maximum size of a request in bytes, e.g. 20MB or 500000
+--queue N := {ServeLimits().queue}  maximum number of queued images
+--access-log  print a line per request to stderr: time, client, method, path, status, duration
+""",
+    description="Serve predictions at POST /predict, and a web page for uploading images at /. "
+    "Without --host, the server is reachable only from this machine. It has no password: for other "
+    "users, put it behind a reverse proxy (docs/serve.md). Press Ctrl-C to stop it.",
+    changed={"max_bytes": {"type": _byte_count}},
+    defaults={"device": "auto"},
+)
 def _serve_command(args: argparse.Namespace) -> int:
     """Serve until a signal arrives, and return 130 for SIGINT or 143 for other signals."""
     from vitft.models.find import find_model

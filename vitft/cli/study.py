@@ -3,39 +3,38 @@
 import argparse
 
 from vitft.cli import output
-from vitft.cli.parser import Parser, add_options, add_shared
-from vitft.cli.table_settings import TABLE_SETTINGS, add_table_settings, with_table_settings
+from vitft.cli.parser import Command
+from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.run import config_from_table
 from vitft.messages.comparison import HEAD_NOTE, lead_sentences
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.text import shell_join
 
 
-def add_study(parser: Parser) -> None:
-    """Add the options of `vitft study`."""
-    experiment = parser.add_argument_group("experiment")
-    images = "image folder with one folder per class, table of labels, or demo"
-    add_options(experiment, {"--data DIR": images}, required=True)
-    weights = (
-        "weights as for vitft finetune, random:NAME (random weights), or none (random weights of "
-        "the first architecture)"
-    )
-    add_options(experiment, {"--weights NAME": weights}, required=True, nargs="+")
-    shots = "numbers of training images per class (default: 5 10 25 50 100)"
-    usual = [5, 10, 25, 50, 100]
-    add_options(experiment, {"--shots N": shots}, type=int, nargs="+", default=usual)
-    draws = "number of random draws of the training images (default: 3)"
-    add_options(experiment, {"--seeds N": draws}, type=int, default=3)
-    baselines = "omit the baselines: raw pixels and colour histograms"
-    add_options(experiment, {"--no-baselines": baselines})
-    run = parser.add_argument_group("run")
-    add_options(run, {"--out DIR": "new folder for the results (default: study-<data>)"})
-    add_shared(run, "--cache", "--device", "--allow-pickle")
-    add_table_settings(run)
-    parser.settable = TABLE_SETTINGS
-    parser.set_defaults(command=_study_command)
-
-
+@Command(
+    "study",
+    """
+experiment:
+--data DIR  image folder with one folder per class, table of labels, or demo
+--weights NAME ...  weights as for vitft finetune, random:NAME (random weights), or none (random
+    weights of the first architecture)
+--shots N ...  numbers of training images per class (default: 5 10 25 50 100)
+--seeds N := 3  number of random draws of the training images
+--no-baselines  omit the baselines: raw pixels and colour histograms
+run:
+--out DIR  new folder for the results (default: study-<data>)
+--cache
+--device
+--allow-pickle
+--set
+""",
+    changed={
+        "data": {"required": True},
+        "weights": {"required": True},
+        "shots": {"default": [5, 10, 25, 50, 100]},
+    },
+    settable=TABLE_SETTINGS,
+)
 def _study_command(args: argparse.Namespace) -> int:
     """Check the request, fit the heads, and write and print the accuracies."""
     require_extra("plots", feature="vitft study")

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from vitft.cli.parser import OptionGroup, add_options
 from vitft.config.options import setting_words
 from vitft.config.run import config_from_table, merge_settings, parse_setting
 from vitft.config.sections import DataSpec
@@ -18,12 +17,6 @@ TABLE_SETTINGS = (
     "data.classes",
     "data.allow_private_addresses",
 )
-
-
-def add_table_settings(group: OptionGroup) -> None:
-    """Add the `--set` option for the columns and the base folder of a table."""
-    text = "how to read a table of labels, e.g. data.label=species (may be repeated)"
-    add_options(group, {"--set KEY=VALUE": text}, action="append", default=[])
 
 
 def table_settings(spec: DataSpec) -> list[str]:

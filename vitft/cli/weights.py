@@ -4,53 +4,24 @@ import argparse
 from typing import Any
 
 from vitft.cli import output
-from vitft.cli.parser import Commands, Parser, add_options, add_shared
+from vitft.cli.parser import Command
 from vitft.models.pretrained.catalog import licence_terms, marked_licence
 from vitft.system.cores import has_gpu
 from vitft.system.errors import UsageError
 from vitft.system.text import duration
 
 
-def add_weights(parser: Parser) -> None:
-    """Add the options of `vitft weights`."""
-    actions = Commands(parser, "actions")
-    listed = actions.add_parser("list", help="list recommended weights, or the whole catalogue")
-    listed.add_argument("--all", action="store_true", help="list the whole catalogue")
-    sizes = ("tiny", "small", "base", "large", "huge")
-    listed.add_argument("--size", choices=sizes, help="list only models of this size")
-    texts = {
-        "--licence NAME": "list only weights with this licence: open (no further terms), "
-        "commercial (allows commercial use) or e.g. apache-2.0",
-        "--data WORD": "list only weights trained on this dataset, e.g. 21k",
-    }
-    add_options(listed, texts)
-    listed.set_defaults(command=_list_weights)
-    show = actions.add_parser("show", help="describe a catalogue entry or a weight file")
-    show.add_argument("name", metavar="NAME", help="catalogue name or weight file")
-    add_shared(show, "--allow-pickle")
-    show.set_defaults(command=_show_weights)
-    fetch = actions.add_parser("fetch", help="download weights for offline use")
-    fetch.add_argument(
-        "name", metavar="NAME", help="catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME"
-    )
-    pickle = "also allow a pytorch_model.bin, which is a pickle"
-    add_shared(fetch, "--allow-pickle", help=pickle)
-    fetch.set_defaults(command=_fetch_weights)
-    inspected = actions.add_parser(
-        "inspect",
-        help="describe a weight file, and show which tensors are kept or resized on loading",
-    )
-    inspected.add_argument(
-        "file", metavar="FILE", help="a .safetensors, .npz or .pth file, or timm:NAME=FILE"
-    )
-    classes = "number of classes of a new head, or 0 for no head (default: keep the head)"
-    add_options(inspected, {"--classes N": classes}, type=int)
-    size = "input size in pixels: one side, or height and width"
-    add_options(inspected, {"--image-size PX": size}, type=int, nargs="+")
-    add_shared(inspected, "--allow-pickle")
-    inspected.set_defaults(command=_inspect_weights)
-
-
+@Command(
+    "weights list",
+    """
+--all  list the whole catalogue
+--size tiny|small|base|large|huge  list only models of this size
+--licence NAME  list only weights with this licence: open (no further terms), commercial (allows
+    commercial use) or e.g. apache-2.0
+--data WORD  list only weights trained on this dataset, e.g. 21k
+""",
+    help="list recommended weights, or the whole catalogue",
+)
 def _list_weights(args: argparse.Namespace) -> int:
     """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
     from vitft.models.pretrained.catalog import catalog_entries
@@ -112,6 +83,14 @@ def _list_weights(args: argparse.Namespace) -> int:
     return 0
 
 
+@Command(
+    "weights show",
+    """
+name NAME  catalogue name or weight file
+--allow-pickle
+""",
+    help="describe a catalogue entry or a weight file",
+)
 def _show_weights(args: argparse.Namespace) -> int:
     """Print the catalogue entry for a name, or a summary of a weight file."""
     from vitft.models.pretrained.catalog import CatalogEntry
@@ -127,6 +106,14 @@ def _show_weights(args: argparse.Namespace) -> int:
     return _inspect_weights(args)
 
 
+@Command(
+    "weights fetch",
+    """
+name NAME  catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME
+--allow-pickle  also allow a pytorch_model.bin, which is a pickle
+""",
+    help="download weights for offline use",
+)
 def _fetch_weights(args: argparse.Namespace) -> int:
     """Download weights, verify them, and print their path, commit and digest."""
     from vitft.models.pretrained.catalog import CatalogEntry
@@ -148,6 +135,16 @@ def _fetch_weights(args: argparse.Namespace) -> int:
     return 0
 
 
+@Command(
+    "weights inspect",
+    """
+file FILE  a .safetensors, .npz or .pth file, or timm:NAME=FILE
+--classes N  number of classes of a new head, or 0 for no head (default: keep the head)
+--image-size PX ...  input size in pixels: one side, or height and width
+--allow-pickle
+""",
+    help="describe a weight file, and show which tensors are kept or resized on loading",
+)
 def _inspect_weights(args: argparse.Namespace) -> int:
     """Print a summary of a weight file and of how its tensors would be adapted on loading."""
     from vitft.models.pretrained.locate import check_weights_name

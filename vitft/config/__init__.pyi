@@ -2,7 +2,6 @@
 
 from .defaults import default_batch_size as default_batch_size
 from .defaults import default_lr as default_lr
-from .options import ALIASES as ALIASES
 from .options import FINETUNE_OPTIONS as FINETUNE_OPTIONS
 from .options import SETTINGS as SETTINGS
 from .options import find_setting as find_setting

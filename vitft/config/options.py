@@ -5,11 +5,10 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from vitft.config.schema import SettingType, setting_types, shown_value
+from vitft.config.schema import settings_of, shown_value
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
 from vitft.system.suggest import suggest
@@ -23,18 +22,16 @@ SECTIONS: Mapping[str, type] = {
     "train": TrainSpec,
     "optim": OptimSpec,
 }
-SETTINGS = tuple(
-    f"{name}.{key}" for name, section in SECTIONS.items() for key in setting_types(section)
-)
-"""Dotted names of all settings."""
-
-ALIASES: Mapping[str, Sequence[str]] = {
-    f"{name}.{key}": kind.named.aliases.split()
+SETTINGS = {
+    setting.key: setting
     for name, section in SECTIONS.items()
-    for key, kind in setting_types(section).items()
-    if kind.named.aliases
+    for setting in settings_of(section, name).values()
 }
-"""Names that other tools use for the settings."""
+"""All settings by dotted name."""
+FINETUNE_OPTIONS = tuple(setting for setting in SETTINGS.values() if setting.help)
+"""Settings that have an option of `vitft finetune`."""
+SEED_SETTINGS = ("data.seed", "train.seed")
+"""Settings that the option `--seed` sets."""
 
 
 def current_setting(key: str, value: Any) -> tuple[str, Any]:  # noqa: ANN401
@@ -60,11 +57,9 @@ def find_setting(name: str, *, cutoff: float = 0.6) -> str | None:
     """
     section, _, last = name.lower().replace("-", "_").rpartition(".")
     known: dict[str, list[str]] = {}
-    for setting in SETTINGS:
-        known.setdefault(setting.partition(".")[2], []).append(setting)
-    for setting, aliases in ALIASES.items():
-        for alias in aliases:
-            known.setdefault(alias, []).append(setting)
+    for key, setting in SETTINGS.items():
+        for other in (key.partition(".")[2], *setting.aliases.split()):
+            known.setdefault(other, []).append(key)
     begun = [name for name in SETTINGS if section and name.startswith(f"{section}.{last}")]
     if last not in known and len(begun) == 1:
         return begun[0]
@@ -95,64 +90,6 @@ _Given = ParamSpec("_Given")
 _Outcome = TypeVar("_Outcome")
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A command-line option that corresponds to a setting."""
-
-    setting: str
-    """Dotted name of the setting."""
-    setting_type: SettingType
-    """Type and allowed values of the setting."""
-
-    @property
-    def keyword(self) -> str:
-        """Argument of `vitft.finetune`, such as `batch_size`."""
-        return self.setting_type.named.name or self.setting.partition(".")[2]
-
-    @property
-    def flag(self) -> str:
-        """Command-line option, such as `--batch-size`."""
-        return f"--{self.keyword.replace('_', '-')}"
-
-    @property
-    def group(self) -> str:
-        """Title of the option's group in the help."""
-        section, _, name = self.setting.partition(".")
-        if self.setting_type.named.common:
-            return "common options"
-        if name == "device":
-            return "run options"
-        return "data options" if section == "data" else "advanced options"
-
-    @property
-    def placeholder(self) -> str:
-        """Placeholder for the value in the help text."""
-        kind = self.setting_type
-        choices = "|".join(map(str, kind.choices))
-        return kind.named.metavar or choices or ("N" if kind.type is int else "X")
-
-    @property
-    def text(self) -> str:
-        """Help text, with the default unless the option is a switch or `default` is `-`."""
-        named = self.setting_type.named
-        if self.setting_type.type is bool or named.default == "-":
-            return named.help
-        section, _, name = self.setting.partition(".")
-        default = named.default or shown_value(getattr(SECTIONS[section](), name))
-        return f"{named.help} (default: {default})"
-
-
-SEED_SETTINGS = ("data.seed", "train.seed")
-"""Settings that the option `--seed` sets."""
-FINETUNE_OPTIONS = tuple(
-    Option(f"{name}.{key}", kind)
-    for name, section in SECTIONS.items()
-    for key, kind in setting_types(section).items()
-    if kind.named.help
-)
-"""Options of `vitft finetune` that correspond to one setting each."""
-
-
 def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     """Convert option values, given by keyword, to names and values of settings.
 
@@ -174,11 +111,11 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if isinstance(value, Sequence) and not isinstance(value, str):
-            if option.setting_type.type is str:
+            if option.type is str:
                 value = ",".join(value)
-            elif option.setting_type.length and len(value) == 1:
+            elif option.length and len(value) == 1:
                 value = value[0]  # a single side length
-        settings.append((option.setting, value))
+        settings.append((option.key, value))
     if values.get("seed") is not None:
         settings += [(name, values["seed"]) for name in SEED_SETTINGS]
     return settings
@@ -204,9 +141,11 @@ def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Give
         if unknown := next((name for name in arguments if name not in known), None):
             near, setting = suggest(unknown, known), find_setting(unknown)
             fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
-            if setting and (not near or unknown.lower() in ALIASES.get(setting, ())):
-                words = [one.keyword for one in FINETUNE_OPTIONS if one.setting == setting]
-                fix = f"use {words[0]}" if words else f'use settings={{"{setting}": ...}}'
+            if setting and (not near or unknown.lower() in SETTINGS[setting].aliases.split()):
+                option = SETTINGS[setting]
+                fix = (
+                    f"use {option.keyword}" if option.help else f'use settings={{"{setting}": ...}}'
+                )
             raise UsageError(f"unknown argument {unknown}", fix=fix)
         return function(*args, **arguments)
 
@@ -241,14 +180,14 @@ def check_argument_types(arguments: Mapping[str, object], settings: object) -> N
 
 def setting_words(key: str, value: object) -> list[str]:
     """Return the words of a command that set a setting: its own option, or `--set` without one."""
-    option = next((one for one in FINETUNE_OPTIONS if one.setting == key), None)
+    option = SETTINGS[key]
     values = [*value] if isinstance(value, (list, tuple)) else [value]
     if key == "weights.image_size" and len({*values}) == 1:
         values = values[:1]  # a single side length
     texts = [shown_value(one) for one in values]
-    is_list = option is not None and len(values) > 1 and option.setting_type.length is None
-    if option is None or is_list or not texts or any(text.startswith("-") for text in texts):
+    is_list = len(values) > 1 and option.length is None
+    if not option.help or is_list or not texts or any(text.startswith("-") for text in texts):
         return ["--set", f"{key}={shown_value(value)}"]
-    if option.setting_type.type is bool:
+    if option.type is bool:
         return [option.flag] if value is True else ["--set", f"{key}={shown_value(value)}"]
     return [option.flag, *texts]

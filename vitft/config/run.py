@@ -20,7 +20,7 @@ from vitft.config.defaults import (
     without_effect,
 )
 from vitft.config.options import SECTIONS, SETTINGS, current_setting, suggest_setting
-from vitft.config.schema import invalid, require, setting_types
+from vitft.config.schema import invalid, require, settings_of
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular, resource
@@ -186,7 +186,7 @@ def section_from_table(section: str, values: Mapping[str, Any]) -> Any:  # noqa:
     Raises:
         UsageError: A key is unknown, or a value has the wrong type or is not allowed.
     """
-    kinds, converted = setting_types(SECTIONS[section]), {}
+    kinds, converted = settings_of(SECTIONS[section], section), {}
     for name, value in values.items():
         key = f"{section}.{name}"
         if name not in kinds:

@@ -1,44 +1,43 @@
-"""Types and allowed values of settings, read from the annotations of their dataclasses.
+"""Declaration of a setting: its default, allowed values, option, help, and names in other tools.
 
-An annotation such as `Annotated[float, Range(gt=0), Named("peak learning rate")]` is the only
-definition of a setting. Values are checked against it. The option of `vitft finetune`, its help,
-the help of `vitft.finetune`, errors, docs/settings.md and docs/options.md are derived from it.
+`setting(1e-3, "peak learning rate", gt=0)` in a dataclass is the only definition of a setting.
+Values are checked against it and its annotation. The option of `vitft finetune`, its help, the help
+of `vitft.finetune`, errors, docs/settings.md and docs/options.md are derived from it.
 """
 
+import dataclasses
 import math
 import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
 from vitft.system.structure import NO_LIMITS, Range
 
+_T = TypeVar("_T")
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Help of a setting's option in `vitft finetune`, if any, and the setting's other names."""
 
-    help: str = ""
-    metavar: str = ""
-    """Placeholder for the value in the help text, if the type alone is not informative."""
-    default: str = ""
-    """Default shown in the help, if it differs from the setting's default; `-` to show none."""
-    name: str = ""
-    """Argument of `vitft.finetune`, if it differs from the setting's name."""
-    common: bool = False
-    """Whether the help shows the option first."""
-    aliases: str = ""
-    """Names that other tools use for the setting."""
+def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401
+    """Declare a setting as a field of a dataclass.
+
+    A setting with a `help` has an option of `vitft finetune`. `known` are further fields of
+    `Setting`, and the bounds of a number as for `Range`.
+    """
+    bounds = {name: known.pop(name) for name in ("ge", "gt", "le", "lt") if name in known}
+    return field(default=default, metadata={"help": help, "limits": Range(**bounds), **known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingType:
-    """Type and allowed values of one setting."""
+class Setting:
+    """What is known of a setting."""
 
+    key: str
+    """Dotted name, such as `optim.lr`."""
+    default: Any
     type: type
     """Type of the value or of each list item: bool, int, float or str."""
     choices: tuple[str | int, ...] = ()
@@ -46,7 +45,49 @@ class SettingType:
     """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
     limits: Range = NO_LIMITS
-    named: Named = Named()
+    help: str = ""
+    metavar: str = ""
+    """Placeholder for the value in the help, if the type alone is not informative."""
+    shown: str = ""
+    """Default shown in the help, if it differs from `default`; `-` to show none."""
+    name: str = ""
+    """Argument of `vitft.finetune`, if it differs from the setting's name."""
+    common: bool = False
+    """Whether the help shows the option first."""
+    aliases: str = ""
+    """Names that other tools use for the setting."""
+
+    @property
+    def keyword(self) -> str:
+        """Argument of `vitft.finetune`, such as `batch_size`."""
+        return self.name or self.key.partition(".")[2]
+
+    @property
+    def flag(self) -> str:
+        """Command-line option, such as `--batch-size`."""
+        return f"--{self.keyword.replace('_', '-')}"
+
+    @property
+    def group(self) -> str:
+        """Group of the option in the help."""
+        if self.common:
+            return "common"
+        if self.key == "train.device":
+            return "run"
+        return "data" if self.key.startswith("data.") else "advanced"
+
+    @property
+    def placeholder(self) -> str:
+        """Placeholder for the value in the help text."""
+        choices = "|".join(map(str, self.choices))
+        return self.metavar or choices or ("N" if self.type is int else "X")
+
+    @property
+    def text(self) -> str:
+        """Help text, with the default unless the option is a switch or `shown` is `-`."""
+        if self.type is bool or self.shown == "-":
+            return self.help
+        return f"{self.help} (default: {self.shown or shown_value(self.default)})"
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
         """Convert a value from TOML or Python to the type of the setting.
@@ -94,14 +135,11 @@ class SettingType:
 
 
 @cache
-def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
-    """Return a mapping from the name of each setting of a section to its type."""
-    found = {}
-    for name, annotated in typing.get_type_hints(section, include_extras=True).items():
-        hint, known = annotated, dict[str, Any]()
-        if typing.get_origin(hint) is Annotated:
-            hint, *metadata = typing.get_args(hint)
-            known = {"limits" if isinstance(one, Range) else "named": one for one in metadata}
+def settings_of(section: type[Any], title: str) -> Mapping[str, Setting]:
+    """Return the settings that the dataclass of a section declares, by name without the section."""
+    hints, found = typing.get_type_hints(section), dict[str, Setting]()
+    for one in dataclasses.fields(section):
+        hint, known = hints[one.name], dict[str, Any](one.metadata)
         if isinstance(hint, types.UnionType):
             hint, known["is_optional"] = typing.get_args(hint)[0], True
         arguments = typing.get_args(hint)
@@ -109,7 +147,8 @@ def setting_types(section: type[Any]) -> Mapping[str, SettingType]:
             hint, known["choices"] = type(arguments[0]), arguments
         elif typing.get_origin(hint) is tuple:
             hint, known["length"] = arguments[0], 0 if Ellipsis in arguments else len(arguments)
-        found[name] = SettingType(type=hint, **known)
+        key = f"{title}.{one.name}"
+        found[one.name] = Setting(key=key, type=hint, default=one.default, **known)
     return found
 
 
@@ -119,11 +158,11 @@ def check_values(settings: object, section: str) -> None:
     Raises:
         UsageError: A value is not allowed; the message contains the setting's dotted name.
     """
-    kinds = setting_types(type(settings))  # type: ignore[arg-type]  # mypy: not Hashable
-    for name, kind in kinds.items():
+    declared: Any = type(settings)  # mypy takes it for unhashable
+    for name, kind in settings_of(declared, section).items():
         value = getattr(settings, name)
         if not kind.allows(value):
-            raise invalid(f"{section}.{name}", value, kind)
+            raise invalid(kind.key, value, kind)
 
 
 def invalid(key: str, value: object, allowed: object) -> UsageError:

@@ -3,18 +3,11 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from vitft.config.schema import Named, check_pattern, check_values, invalid, multiples, require
-from vitft.system.structure import Range
+from vitft.config.schema import check_pattern, check_values, invalid, multiples, require, setting
 from vitft.system.text import duration_fix, parse_duration
 
-_Fraction = Annotated[float, Range(ge=0, le=1)]
-_BelowOne = Annotated[float, Range(ge=0, lt=1)]
-_NotNegative = Annotated[float, Range(ge=0)]
-_WholeNumber = Annotated[int, Range(ge=0)]
-_PositiveInt = Annotated[int, Range(ge=1)]
-_Count = Annotated[int, Range(ge=1, le=16384)]
 MAX_IMAGE_SIDE = 4096
 """Maximum side of a model's input in pixels."""
 
@@ -23,26 +16,22 @@ MAX_IMAGE_SIDE = 4096
 class DataSpec:
     """Images and the validation split."""
 
-    path: Annotated[
-        str,
-        Named(
-            "folder with one folder per class, table of paths and labels, hf:NAME, wds:URL, "
-            "torchvision:NAME, .npz file or demo",
-            metavar="PATH",
-            default="-",
-            name="data",
-            common=True,
-            aliases="dataset data_dir data_path image_folder train_dir directory input inputs "
-            "input_dir source image images image_dir folder",
-        ),
-    ] = ""
+    path: str = setting(
+        "",
+        "folder with one folder per class, table of paths and labels, hf:NAME, wds:URL, "
+        "torchvision:NAME, .npz file or demo",
+        metavar="PATH",
+        shown="-",
+        name="data",
+        common=True,
+        aliases="dataset data_dir data_path image_folder train_dir directory input inputs "
+        "input_dir source image images image_dir folder",
+    )
     """Tar shards are `wds:URL{00..99}.tar`, Hugging Face datasets `hf:NAME` or `hf:NAME:SPLIT`."""
     root: str = ""
     """Folder to which the paths in a table are relative (default: the folder of the table), or
     folder of the torchvision datasets (default: `data`)."""
-    label: Annotated[str, Named(aliases="label_column target target_column y_col class_column")] = (
-        ""
-    )
+    label: str = setting("", aliases="label_column target target_column y_col class_column")
     """Column of the class or the labels, several columns separated by commas, or `*` for all
     columns without another use. Default: a common name, e.g. `label`, `class` or `labels`."""
     labels: Literal["auto", "one", "several"] = "auto"
@@ -51,90 +40,72 @@ class DataSpec:
     `tags` hold the labels. If each image has exactly one label, it means `one`."""
     separator: str = "|"
     """Text between the labels in a cell of a table, e.g. `,` or a blank."""
-    path_column: Annotated[str, Named(aliases="x_col image_column file_column filename_column")] = (
-        ""
-    )
+    path_column: str = setting("", aliases="x_col image_column file_column filename_column")
     """Column of the image paths. Default: a common name."""
     split_column: str = ""
     """Column that assigns images to train, val or test. Default: a common name, e.g. `split`.
     `none` ignores that column."""
-    group: Annotated[str, Named(aliases="group_column groups patient patient_id")] = ""
+    group: str = setting("", aliases="group_column groups patient patient_id")
     """Column of the group of each image, e.g. the patient. Default: a common name. `none` ignores
     that column. A group is never divided between training and validation."""
-    group_by: Annotated[
-        str,
-        Named(
-            "regular expression that captures the group (patient, video) in a path, whose "
-            "images stay together",
-            metavar="PATTERN",
-            default="-",
-        ),
-    ] = ""
+    group_by: str = setting(
+        "",
+        "regular expression that captures the group (patient, video) in a path, whose "
+        "images stay together",
+        metavar="PATTERN",
+        shown="-",
+    )
     """The expression has one pair of parentheses, e.g. `patient([0-9]+)`. It replaces a group
     column (`data.group`)."""
-    classes: Annotated[
-        str,
-        Named(
-            "table with the columns class and new_class that renames, merges or drops classes",
-            metavar="TABLE",
-            default="-",
-            aliases="class_map class_mapping label_map class_names",
-        ),
-    ] = ""
+    classes: str = setting(
+        "",
+        "table with the columns class and new_class that renames, merges or drops classes",
+        metavar="TABLE",
+        shown="-",
+        aliases="class_map class_mapping label_map class_names",
+    )
     """An empty `new_class` drops the class. The files are not changed."""
-    split: Annotated[
-        Literal["content", "random", "reference"],
-        Named(
-            "how to choose validation images: by content (stable when you add files), at random, "
-            "or as in the reference experiment"
-        ),
-    ] = "content"
+    split: Literal["content", "random", "reference"] = setting(
+        "content",
+        "how to choose validation images: by content (stable when you add files), at "
+        "random, or as in the reference experiment",
+    )
     """`content` uses a hash of each image's bytes, `random` its position in the sorted list.
     `reference` works like `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing."""
-    val_from: Annotated[
-        Literal["auto", "test"],
-        Named(
-            "if the data has a test set only: draw validation images from training images (auto) "
-            "or use the test set"
-        ),
-    ] = "auto"
+    val_from: Literal["auto", "test"] = setting(
+        "auto",
+        "if the data has a test set only: draw validation images from training images "
+        "(auto) or use the test set",
+    )
     """With `auto`, the test images are evaluated once, at the end."""
-    like: Annotated[
-        str,
-        Named(
-            "earlier run whose held-out images are held out again, e.g. after you added images",
-            metavar="RUN",
-            default="-",
-            aliases="previous_run base_run same_split",
-        ),
-    ] = ""
+    like: str = setting(
+        "",
+        "earlier run whose held-out images are held out again, e.g. after you added images",
+        metavar="RUN",
+        shown="-",
+        aliases="previous_run base_run same_split",
+    )
     """Their near-duplicates are held out too, and enough new images for `data.val_rate`."""
-    val_rate: Annotated[
-        float,
-        Range(gt=0, lt=1),
-        Named(aliases="val_split validation_split val_size val_ratio test_size"),
-    ] = 0.2
+    val_rate: float = setting(
+        0.2, gt=0, lt=1, aliases="val_split validation_split val_size val_ratio test_size"
+    )
     """Fraction of each class held out for validation."""
-    seed: _WholeNumber = 0
+    seed: int = setting(0, ge=0)
     """Seed for the split."""
-    max_pixels: _PositiveInt = 100_000_000
+    max_pixels: int = setting(100_000_000, ge=1)
     """Maximum number of pixels of an image. Larger images are rejected before decoding."""
     allow_private_addresses: bool = False
     """Also fetch tar shards from this machine and its local network."""
     allow_bad: bool = False
     """Continue when more than a tenth of the files are unreadable."""
-    group_duplicates: Annotated[
-        bool, Named("keep near-duplicates on the same side of the split")
-    ] = False
+    group_duplicates: bool = setting(False, "keep near-duplicates on the same side of the split")
     """Identical files always stay together."""
-    fixes: Annotated[
-        str,
-        Named(
-            "CSV file of images to drop or relabel, as written by `vitft check`",
-            metavar="CSV",
-            default="-",
-        ),
-    ] = ""
+    fixes: str = setting(
+        "",
+        "CSV file of images to drop or relabel, as written by `vitft check`",
+        metavar="CSV",
+        shown="-",
+    )
     fixes_digest: str = ""
     """SHA-256 of the file `fixes`, recorded by the run. On resume, a changed file is rejected."""
 
@@ -169,60 +140,49 @@ class DataSpec:
 class WeightsSpec:
     """Pretrained weights and their adaptation."""
 
-    name: Annotated[
-        str,
-        Named(
-            "catalogue name (`vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
-            "demo, or none to train from scratch",
-            metavar="NAME",
-            default="chosen by the number of images",
-            name="weights",
-            common=True,
-            aliases="model_name pretrained checkpoint backbone arch",
-        ),
-    ] = ""
+    name: str = setting(
+        "",
+        "catalogue name (`vitft weights list`), weight file, hf:OWNER/NAME, timm:NAME, "
+        "demo, or none to train from scratch",
+        metavar="NAME",
+        shown="chosen by the number of images",
+        name="weights",
+        common=True,
+        aliases="model_name pretrained checkpoint backbone arch",
+    )
     """A new model is described by `[model]`."""
-    image_size: Annotated[
-        tuple[int, int] | None,
-        Range(ge=1, le=MAX_IMAGE_SIDE),
-        Named(
-            "input size in pixels: one side, or height and width",
-            metavar="PX",
-            default="as in pretraining, or the size of the images (from scratch)",
-            aliases="img_size imgsz input_size resolution",
-        ),
-    ] = None
-    fit: Annotated[
-        Literal["auto", "crop", "squash", "pad"],
-        Named(
-            "how images fit the input: crop, squash (changes the aspect ratio) or pad (adds "
-            "borders)",
-            default="as in pretraining",
-            aliases="crop_mode resize_mode letterbox",
-        ),
-    ] = "auto"
-    """`pad` uses the mean colour."""
-    crop: Annotated[
-        float | None, Range(gt=0, le=1), Named(aliases="crop_pct crop_fraction center_crop")
-    ] = None
+    image_size: tuple[int, int] | None = setting(
+        None,
+        "input size in pixels: one side, or height and width",
+        ge=1,
+        le=MAX_IMAGE_SIDE,
+        metavar="PX",
+        shown="as in pretraining, or the size of the images (from scratch)",
+        aliases="img_size imgsz input_size resolution",
+    )
+    fit: Literal["auto", "crop", "squash", "pad"] = setting(
+        "auto",
+        "how images fit the input: crop, squash (changes the aspect ratio) or pad (adds borders)",
+        shown="as in pretraining",
+        aliases="crop_mode resize_mode letterbox",
+    )
+    """`pad` uses the mean colour. """
+    crop: float | None = setting(None, gt=0, le=1, aliases="crop_pct crop_fraction center_crop")
     """Fraction of the resized image's side that the centre crop keeps. Default: as in pretraining,
     or 1 if `fit` is `squash` or `pad`."""
-    pre_logits: Annotated[
-        Literal["keep", "drop"],
-        Named("keep or drop a Linear + Tanh layer before the pretrained head"),
-    ] = "drop"
+    pre_logits: Literal["keep", "drop"] = setting(
+        "drop", "keep or drop a Linear + Tanh layer before the pretrained head"
+    )
     pos_embed: Literal["bicubic", "jax"] = "bicubic"
     """How to resample position embeddings: `bicubic` as in timm, or `jax` as in Google's code.
     SigLIP 2 NaFlex always uses its own rule."""
-    mean: Annotated[
-        tuple[float, ...] | None,
-        Named("channel means for normalisation, from 0 to 1", default="taken from the weights"),
-    ] = None
-    std: Annotated[
-        tuple[float, ...] | None,
-        Named("channel standard deviations for normalisation", default="taken from the weights"),
-    ] = None
-    allow_pickle: Annotated[bool, Named("allow .pth files, which are pickles")] = False
+    mean: tuple[float, ...] | None = setting(
+        None, "channel means for normalisation, from 0 to 1", shown="taken from the weights"
+    )
+    std: tuple[float, ...] | None = setting(
+        None, "channel standard deviations for normalisation", shown="taken from the weights"
+    )
+    allow_pickle: bool = setting(False, "allow .pth files, which are pickles")
     """Pickles are read with weights_only=True."""
 
     def __post_init__(self) -> None:
@@ -238,15 +198,15 @@ class WeightsSpec:
 class ModelSpec:
     """A new Vision Transformer, for `--weights none`."""
 
-    patch_size: _Count = 4
+    patch_size: int = setting(4, ge=1, le=16384)
     """Side length of a patch in pixels. The image sides must be multiples of it."""
-    width: Annotated[_Count, Named(aliases="embed_dim hidden_size hidden_dim dim")] = 96
+    width: int = setting(96, ge=1, le=16384, aliases="embed_dim hidden_size hidden_dim dim")
     """Token embedding dimension."""
-    depth: Annotated[_Count, Named(aliases="num_layers num_hidden_layers num_blocks")] = 6
+    depth: int = setting(6, ge=1, le=16384, aliases="num_layers num_hidden_layers num_blocks")
     """Number of blocks."""
-    heads: Annotated[_PositiveInt, Named(aliases="num_heads num_attention_heads")] = 3
+    heads: int = setting(3, ge=1, aliases="num_heads num_attention_heads")
     """Number of attention heads in each block. The width must be a multiple of this number."""
-    mlp_ratio: Annotated[float, Range(gt=0)] = 4.0
+    mlp_ratio: float = setting(4.0, gt=0)
     """Width of the MLP's hidden layer as a multiple of the embedding dimension."""
     norm: Literal["pre", "post"] = "pre"
     """Position of LayerNorm: before each branch, or after each addition (original Transformer)."""
@@ -255,16 +215,12 @@ class ModelSpec:
     positions: Literal["noise", "waves"] = "noise"
     """Initial position embeddings: small `noise`, or `waves`, i.e. sines and cosines of the row and
     the column. `waves` helps if there are few blocks or epochs."""
-    convs: Annotated[tuple[int, ...], Range(ge=2, le=16384)] = ()
+    convs: tuple[int, ...] = setting((), ge=2, le=16384)
     """Channels of 3x3 convolutions before the patch embedding, e.g. [32, 48, 64]. If the patch size
     has n factors of 2, the last n convolutions have stride 2."""
-    registers: Annotated[
-        int, Range(ge=0, le=64), Named(aliases="reg_tokens num_register_tokens")
-    ] = 0
+    registers: int = setting(0, ge=0, le=64, aliases="reg_tokens num_register_tokens")
     """Number of register tokens."""
-    layer_scale: Annotated[
-        float, Range(ge=0, le=1), Named(aliases="init_values layerscale_value")
-    ] = 0.0
+    layer_scale: float = setting(0.0, ge=0, le=1, aliases="init_values layerscale_value")
     """Initial LayerScale factor of every branch. 0 means none."""
     channels: Literal[0, 1, 3] = 0
     """Number of input channels: 3 for RGB, 1 for greyscale, 0 to match the images."""
@@ -300,82 +256,71 @@ class ModelSpec:
 class OptimSpec:
     """Solver, learning rate and length of training."""
 
-    solver: Annotated[
-        Literal["lbfgs", "sgd", "adamw"],
-        Named(
-            "lbfgs fits a head on cached features without steps, while sgd and adamw train in "
-            "steps",
-            default="lbfgs for a head alone, else adamw",
-            aliases="optimizer optimiser opt",
-        ),
-    ] = "lbfgs"
-    l2: Annotated[_NotNegative, Named(aliases="c alpha penalty reg regularization")] = 0.0
+    solver: Literal["lbfgs", "sgd", "adamw"] = setting(
+        "lbfgs",
+        "lbfgs fits a head on cached features without steps, while sgd and adamw train in steps",
+        shown="lbfgs for a head alone, else adamw",
+        aliases="optimizer optimiser opt",
+    )
+    l2: float = setting(0.0, ge=0, aliases="c alpha penalty reg regularization")
     """L2 penalty of `lbfgs` on standardised features. With 0, cross-validation chooses it."""
-    class_weights: Annotated[bool, Named(aliases="class_weight balanced")] = False
+    class_weights: bool = setting(False, aliases="class_weight balanced")
     """Give all classes the same total weight in the loss, regardless of their sizes."""
-    lr: Annotated[
-        float | None,
-        Range(gt=0),
-        Named(
-            "peak learning rate (switches a head from the solver to steps)",
-            default="depends on the trained layers, see docs/settings.md",
-            common=True,
-            aliases="learning_rate lrate base_lr lr0 blr eta",
-        ),
-    ] = None
+    lr: float | None = setting(
+        None,
+        "peak learning rate (switches a head from the solver to steps)",
+        gt=0,
+        shown="depends on the trained layers, see docs/settings.md",
+        common=True,
+        aliases="learning_rate lrate base_lr lr0 blr eta",
+    )
     """The peak is reached at the end of warm-up."""
-    schedule: Annotated[
-        Literal["cosine", "constant"],
-        Named(aliases="scheduler lr_scheduler lr_scheduler_type sched"),
-    ] = "cosine"
+    schedule: Literal["cosine", "constant"] = setting(
+        "cosine", aliases="scheduler lr_scheduler lr_scheduler_type sched"
+    )
     """Learning rate schedule after warm-up."""
-    final_lr: Annotated[_Fraction, Named(aliases="min_lr eta_min")] = 0.0
+    final_lr: float = setting(0.0, ge=0, le=1, aliases="min_lr eta_min")
     """Learning rate at the end of the cosine schedule, as a fraction of the peak."""
-    warmup: Annotated[_BelowOne, Named(aliases="warmup_ratio warmup_steps warmup_epochs")] = 0.05
+    warmup: float = setting(0.05, ge=0, lt=1, aliases="warmup_ratio warmup_steps warmup_epochs")
     """Fraction of all steps spent warming up, e.g. 0.05 for 5%."""
-    layer_decay: Annotated[float, Range(gt=0, le=1), Named(aliases="layerwise_lr_decay llrd")] = 1.0
+    layer_decay: float = setting(1.0, gt=0, le=1, aliases="layerwise_lr_decay llrd")
     """Ratio of each block's learning rate to the next block's."""
-    momentum: _BelowOne = 0.9
+    momentum: float = setting(0.9, ge=0, lt=1)
     """Momentum of SGD."""
-    weight_decay: Annotated[_NotNegative, Named(aliases="wd decay")] = 0.0
+    weight_decay: float = setting(0.0, ge=0, aliases="wd decay")
     """Weight decay of matrices. Norms, biases, position embeddings and tokens are not decayed."""
-    epochs: Annotated[
-        _PositiveInt,
-        Named(
-            "passes over the training images (switches a head from the solver to steps)",
-            default="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
-            common=True,
-            aliases="num_epochs max_epochs num_train_epochs n_epochs",
-        ),
-    ] = 20
-    batch_size: Annotated[
-        int | None,
-        Range(ge=1),
-        Named(
-            "images per step (switches a head from the solver to steps)",
-            default="8 to 32 by the number of images, 256 from scratch",
-            common=True,
-            aliases="bs batch per_device_train_batch_size",
-        ),
-    ] = None
+    epochs: int = setting(
+        20,
+        "passes over the training images (switches a head from the solver to steps)",
+        ge=1,
+        shown="20 for a head or pre_logits, 10 for more layers, 100 from scratch",
+        common=True,
+        aliases="num_epochs max_epochs num_train_epochs n_epochs",
+    )
+    batch_size: int | None = setting(
+        None,
+        "images per step (switches a head from the solver to steps)",
+        ge=1,
+        shown="8 to 32 by the number of images, 256 from scratch",
+        common=True,
+        aliases="bs batch per_device_train_batch_size",
+    )
     """All processes and micro-batches count together."""
-    micro_batch: Annotated[
-        _WholeNumber, Named(aliases="gradient_accumulation_steps grad_accum_steps accum_iter")
-    ] = 0
+    micro_batch: int = setting(
+        0, ge=0, aliases="gradient_accumulation_steps grad_accum_steps accum_iter"
+    )
     """Number of images per forward pass. 0 means the whole batch, unless memory runs out."""
-    clip: Annotated[
-        _NotNegative, Named(aliases="grad_clip clip_grad max_grad_norm gradient_clip_val")
-    ] = 0.0
+    clip: float = setting(0.0, ge=0, aliases="grad_clip clip_grad max_grad_norm gradient_clip_val")
     """Maximum norm of the gradients. 0 means no clipping."""
-    label_smoothing: Annotated[_BelowOne, Named(aliases="smoothing label_smoothing_factor")] = 0.0
+    label_smoothing: float = setting(0.0, ge=0, lt=1, aliases="smoothing label_smoothing_factor")
     """Label smoothing factor."""
-    ema: Annotated[_BelowOne, Named(aliases="model_ema model_ema_decay ema_decay")] = 0.0
+    ema: float = setting(0.0, ge=0, lt=1, aliases="model_ema model_ema_decay ema_decay")
     """Decay per step of an exponential moving average of the weights, e.g. 0.999. The average is
     then validated and saved. 0 means none."""
-    interpolation: Annotated[float, Range(gt=0, le=1)] = 1.0
+    interpolation: float = setting(1.0, gt=0, le=1)
     """Fraction of the trained weights in the saved ones. The rest are the weights before the stage
     (WiSE-FT). 0.5 is their mean, which may help with few images."""
-    patience: Annotated[_WholeNumber, Named(aliases="early_stopping early_stopping_patience")] = 0
+    patience: int = setting(0, ge=0, aliases="early_stopping early_stopping_patience")
     """Number of epochs without improvement after which to stop. 0 trains all epochs."""
 
     def __post_init__(self) -> None:
@@ -395,124 +340,106 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 class TrainSpec:
     """Trained layers, augmentation, device and distribution."""
 
-    layers: Annotated[
-        str,
-        Named(
-            "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or "
-            "stages in turn: head,all",
-            metavar="LAYERS",
-            name="train",
-            common=True,
-            aliases="freeze unfreeze trainable_layers freeze_layers",
-        ),
-    ] = "head"
+    layers: str = setting(
+        "head",
+        "layers to train: head, blocks:N (the last N blocks), lora, all or pre_logits, or "
+        "stages in turn: head,all",
+        metavar="LAYERS",
+        name="train",
+        common=True,
+        aliases="freeze unfreeze trainable_layers freeze_layers",
+    )
     """`pre_logits` and `blocks:N` include the head. `lora` trains low-rank adapters in all blocks,
-    and the head. Stages start from the previous result."""
-    augment: Annotated[
-        Literal["none", "crop", "rand", "shift"],
-        Named(aliases="augmentation transforms auto_augment aa"),
-    ] = "none"
+    and the head. Stages start from the previous
+    result."""
+    augment: Literal["none", "crop", "rand", "shift"] = setting(
+        "none", aliases="augmentation transforms auto_augment aa"
+    )
     """Augmentation. `crop`: a new random crop and flip in each epoch. `rand`: the same with
     RandAugment. `shift`: a shift by a few pixels and a flip, for small images."""
-    padding: Annotated[int, Range(ge=0, le=512)] = 0
+    padding: int = setting(0, ge=0, le=512)
     """Maximum shift in pixels for `augment=shift`. 0 means an eighth of the image's side."""
-    flip: _Fraction = 0.5
+    flip: float = setting(0.5, ge=0, le=1)
     """Probability that augmentation mirrors an image. Use 0 if left and right differ in meaning,
     e.g. for text."""
-    crop_scale: Annotated[float, Range(gt=0, le=1)] = 0.08
+    crop_scale: float = setting(0.08, gt=0, le=1)
     """Minimum area of a random crop, as a fraction of the image area."""
-    mixup: _NotNegative = 0.0
+    mixup: float = setting(0.0, ge=0)
     """Alpha of mixup, e.g. 0.2. 0 means none."""
-    cutmix: _NotNegative = 0.0
+    cutmix: float = setting(0.0, ge=0)
     """Alpha of CutMix, e.g. 1.0. 0 means none. With mixup, one of the two is chosen per batch."""
-    erasing: Annotated[_Fraction, Named(aliases="random_erasing reprob")] = 0.0
+    erasing: float = setting(0.0, ge=0, le=1, aliases="random_erasing reprob")
     """Probability of random erasing."""
-    drop_path: Annotated[
-        _BelowOne, Named(aliases="dropout drop_rate drop_path_rate stochastic_depth")
-    ] = 0.0
+    drop_path: float = setting(
+        0.0, ge=0, lt=1, aliases="dropout drop_rate drop_path_rate stochastic_depth"
+    )
     """Stochastic depth rate of the last block. It is 0 in the first block and grows linearly."""
-    sampling: Annotated[
-        Literal["shuffled", "balanced"], Named(aliases="sampler weighted_sampler")
-    ] = "shuffled"
+    sampling: Literal["shuffled", "balanced"] = setting(
+        "shuffled", aliases="sampler weighted_sampler"
+    )
     """`shuffled` uses every image once per epoch. `balanced` uses the same number from each
     class."""
-    budget: Annotated[
-        str,
-        Named(
-            "time to spend, e.g. 10m: trains more layers if trials show a gain (--max-time "
-            "only stops)",
-            metavar="TIME",
-            default="no budget",
-            common=True,
-        ),
-    ] = ""
+    budget: str = setting(
+        "",
+        "time to spend, e.g. 10m: trains more layers if trials show a gain (--max-time only stops)",
+        metavar="TIME",
+        shown="no budget",
+        common=True,
+    )
     """The head is fitted first. Without a budget, `train.layers` decides."""
-    views: Annotated[
-        int, Range(ge=0, le=1000), Named("augmented copies of each training image to cache")
-    ] = 0
+    views: int = setting(0, "augmented copies of each training image to cache", ge=0, le=1000)
     """The original is cached too."""
-    head_blocks: Annotated[int, Range(ge=0, le=1024)] = 0
+    head_blocks: int = setting(0, ge=0, le=1024)
     """Number of last blocks whose features a head fitted by `lbfgs` may use. Cross-validation
     decides between all of them and the last block. 0 means as many as fit quickly, up to 6."""
-    cache: Annotated[
-        str,
-        Named(
-            "folder of cached features, or none to disable the cache",
-            metavar="DIR",
-            default="~/.cache/vitft/features",
-        ),
-    ] = ""
+    cache: str = setting(
+        "",
+        "folder of cached features, or none to disable the cache",
+        metavar="DIR",
+        shown="~/.cache/vitft/features",
+    )
     """The default is `features` in VITFT_CACHE, or `vitft/features` in XDG_CACHE_HOME or
     ~/.cache."""
-    seed: Annotated[_WholeNumber, Named(aliases="random_state random_seed manual_seed")] = 0
+    seed: int = setting(0, ge=0, aliases="random_state random_seed manual_seed")
     """Seed for random initial weights, the batch order and the augmentation."""
-    device: Annotated[
-        str,
-        Named(
-            "device: auto, cpu, cuda, cuda:1 or mps",
-            metavar="DEVICE",
-            aliases="gpu gpus cuda accelerator",
-        ),
-    ] = "auto"
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
-        Named(aliases="amp mixed_precision dtype fp16 bf16"),
-    ] = "auto"
+    device: str = setting(
+        "auto",
+        "device: auto, cpu, cuda, cuda:1 or mps",
+        metavar="DEVICE",
+        aliases="gpu gpus cuda accelerator",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
+        "auto", aliases="amp mixed_precision dtype fp16 bf16"
+    )
     """Number format of the computation (unlike `predict --precision`). `auto` is bf16 where it is
     supported natively, else fp16 on GPUs with tensor cores and fp32 elsewhere."""
     exact_pixels: bool = False
     """Decode and resize images exactly in bf16 and fp16 too, which doubles the decoding time.
     Otherwise, JPEG pixels may be off by up to two of 255 grey levels."""
-    compile: Annotated[bool, Named(aliases="torch_compile torchcompile")] = False
+    compile: bool = setting(False, aliases="torch_compile torchcompile")
     """Use torch.compile, which pays off on a GPU after a few minutes."""
-    lora_rank: Annotated[_PositiveInt, Named(aliases="r rank")] = 8
+    lora_rank: int = setting(8, ge=1, aliases="r rank")
     """Rank of the LoRA matrices."""
-    lora_alpha: Annotated[float, Range(gt=0)] = 16.0
+    lora_alpha: float = setting(16.0, gt=0)
     """LoRA scaling: the update is multiplied by alpha / rank."""
-    lora_targets: Annotated[str, Named(aliases="target_modules")] = "qkv,proj,fc1,fc2"
+    lora_targets: str = setting("qkv,proj,fc1,fc2", aliases="target_modules")
     """Names of the linear layers to which LoRA is applied in each block."""
-    keep_adapter: Annotated[
-        bool, Named("also write the LoRA adapter for peft (with --train lora)")
-    ] = False
+    keep_adapter: bool = setting(False, "also write the LoRA adapter for peft (with --train lora)")
     """The folder `adapter/` of the run."""
-    checkpointing: Annotated[bool, Named(aliases="gradient_checkpointing grad_checkpointing")] = (
-        False
-    )
+    checkpointing: bool = setting(False, aliases="gradient_checkpointing grad_checkpointing")
     """Activation checkpointing, which saves memory but takes a third more time."""
-    shard: Annotated[bool, Named(aliases="fsdp")] = False
+    shard: bool = setting(False, aliases="fsdp")
     """Shard weights, gradients and optimiser state over the processes of torchrun (FSDP2), for
     models that would otherwise not fit in memory."""
-    timeout: Annotated[float, Range(gt=0, le=10**6)] = 1800.0
+    timeout: float = setting(1800.0, gt=0, le=10**6)
     """Seconds after which an unresponsive torchrun process is considered lost."""
-    tracker: Annotated[
-        str,
-        Named(
-            "experiment tracker: tensorboard, mlflow or wandb (may be repeated)",
-            metavar="NAME",
-            default="none",
-            aliases="logger loggers report_to log_with",
-        ),
-    ] = ""
+    tracker: str = setting(
+        "",
+        "experiment tracker: tensorboard, mlflow or wandb (may be repeated)",
+        metavar="NAME",
+        shown="none",
+        aliases="logger loggers report_to log_with",
+    )
     """Several names are separated by commas."""
 
     def __post_init__(self) -> None:

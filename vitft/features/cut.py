@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vitft.models.checkpoint import state_digest
-from vitft.models.freeze import frozen_blocks
 from vitft.models.timm_model import Model
+from vitft.models.vit_config import frozen_blocks
 from vitft.system.device import exact_float32
 
 

@@ -17,7 +17,6 @@ from .checkpoint_file import open_checkpoint as open_checkpoint
 from .classifier import load_classifier as load_classifier
 from .find import find_model as find_model
 from .freeze import freeze_model as freeze_model
-from .freeze import frozen_blocks as frozen_blocks
 from .initial import fitted as fitted
 from .initial import sinusoidal_positions as sinusoidal_positions
 from .layers import DropPath as DropPath
@@ -67,4 +66,5 @@ from .vit import Block as Block
 from .vit import VisionTransformer as VisionTransformer
 from .vit_config import RopeConfig as RopeConfig
 from .vit_config import ViTConfig as ViTConfig
+from .vit_config import frozen_blocks as frozen_blocks
 from .vit_config import vit_shapes as vit_shapes

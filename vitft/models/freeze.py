@@ -6,35 +6,8 @@ The freeze boundary separates the frozen first layers of a model from the traina
 import re
 
 from vitft.models.timm_model import Model
+from vitft.models.vit_config import frozen_blocks
 from vitft.system.errors import UsageError
-from vitft.system.text import count
-
-
-def frozen_blocks(layers: str, depth: int) -> int | None:
-    """Return how many of the first blocks are frozen, or None if `layers` is `all` or `lora`.
-
-    The embedding is frozen together with these blocks. If they are all `depth` blocks, only layers
-    after pooling are trained.
-
-    Raises:
-        UsageError: `layers` specifies more blocks than the model has.
-    """
-    if layers in ("head", "pre_logits"):
-        return depth
-    if layers in ("all", "lora"):
-        return None
-    trained = int(layers.removeprefix("blocks:"))
-    if not depth:
-        raise UsageError(
-            f"train.layers={layers} cannot be used: timm does not list the blocks of this model",
-            fix="use --train head (linear probe), --train lora or --train all (whole model)",
-        )
-    if trained > depth:
-        raise UsageError(
-            f"train.layers={layers} cannot be used: the model has only {count(depth, 'block')}",
-            fix=f"use --train blocks:N with N from 1 to {depth}, or --train all (whole model)",
-        )
-    return depth - trained
 
 
 def freeze_model(model: Model, layers: str) -> list[str]:

@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, replace
 from typing import Any
 
-from vitft.config.options import ALIASES
+from vitft.config.options import SETTINGS
 from vitft.models.card import timm_modules
 from vitft.models.pretrained.catalog import SIZE_LETTERS, similar_models
 from vitft.models.timm_vit import translate, unsupported
@@ -68,7 +68,11 @@ def create_model(
     config = architecture_config(name)
     if unknown := fields.keys() - asdict(config).keys():
         name, known = min(unknown), [*asdict(config)]
-        others = [key for key in ALIASES if key.startswith("model.") and name in ALIASES[key]]
+        others = [
+            key
+            for key, one in SETTINGS.items()
+            if key.startswith("model.") and name in one.aliases.split()
+        ]
         near = others or suggest(name, known)
         fix = f"use {near[0].removeprefix('model.')}" if near else ""
         fix = fix or f"use a field of ViTConfig: {', '.join(known)}"

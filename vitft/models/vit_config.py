@@ -17,6 +17,7 @@ from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
 from vitft.system.safetensors_file import TensorFacts
 from vitft.system.structure import Range, check_ranges
+from vitft.system.text import count
 
 Pool = Literal["cls", "mean", "map"]
 _Norm = Literal["pre", "post"]
@@ -48,6 +49,33 @@ STEMS: Mapping[str, tuple[tuple[int, ...], int]] = {
     "r50_s32": ((3, 4, 6, 3), 32),
 }
 """Bottlenecks per stage, and patch side in pixels, keyed by the middle part of the model name."""
+
+
+def frozen_blocks(layers: str, depth: int) -> int | None:
+    """Return how many of the first blocks are frozen, or None if `layers` is `all` or `lora`.
+
+    The embedding is frozen together with these blocks. If they are all `depth` blocks, only layers
+    after pooling are trained.
+
+    Raises:
+        UsageError: `layers` specifies more blocks than the model has.
+    """
+    if layers in ("head", "pre_logits"):
+        return depth
+    if layers in ("all", "lora"):
+        return None
+    trained = int(layers.removeprefix("blocks:"))
+    if not depth:
+        raise UsageError(
+            f"train.layers={layers} cannot be used: timm does not list the blocks of this model",
+            fix="use --train head (linear probe), --train lora or --train all (whole model)",
+        )
+    if trained > depth:
+        raise UsageError(
+            f"train.layers={layers} cannot be used: the model has only {count(depth, 'block')}",
+            fix=f"use --train blocks:N with N from 1 to {depth}, or --train all (whole model)",
+        )
+    return depth - trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,12 @@ import time
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from vitft.system.text import duration, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bar
 
 log = logging.getLogger(__name__)
 
@@ -170,26 +169,9 @@ def _is_shown() -> bool:
 def timed_step(label: str) -> Iterator[None]:
     """Show that a step without a count is running, and log its duration unless it fails."""
     started = time.monotonic()
-    with spinner(label) if shows_notes() and _has_terminal() else logged_step(label):
+    with quiet_step(label, after=0):
         yield
     log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
-
-
-@contextlib.contextmanager
-def logged_step(label: str, level: int = logging.INFO) -> Iterator[None]:
-    """Log, at `level`, that a step begins, and then at intervals that it is still running."""
-    started, ended = time.monotonic(), threading.Event()
-
-    def report() -> None:
-        while not ended.wait(_PLAIN_INTERVAL_S):
-            log.info(f"{label}: still running after {time.monotonic() - started:.0f} s")
-
-    log.log(level, label)
-    threading.Thread(target=report, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 _RUNNING: list[tuple[threading.Event, threading.Thread]] = []
@@ -197,19 +179,35 @@ _RUNNING: list[tuple[threading.Event, threading.Thread]] = []
 
 
 @contextlib.contextmanager
-def quiet_step(label: str) -> Iterator[None]:
-    """Show that a step without a count is running if it takes longer than `_QUIET_S`."""
-    ended = threading.Event()
+def quiet_step(
+    label: str, *, after: float = _QUIET_S, level: int = logging.INFO, spins: bool = True
+) -> Iterator[None]:
+    """Show that a step without a count is running if it takes longer than `after` seconds.
+
+    A terminal shows a spinner if `spins`, and the seconds so far. Otherwise, the log has a line at
+    `level`, and then one every few seconds.
+    """
+    started, ended = time.monotonic(), threading.Event()
+    is_live = spins and shows_notes() and _has_terminal()
+    if not (after or is_live):
+        log.log(level, label)
 
     def show() -> None:
-        if ended.wait(_QUIET_S):
+        if ended.wait(after):
             return
-        if shows_notes() and _has_terminal():
-            with spinner(label):
+        if is_live:
+            from rich.markup import escape
+            from rich.progress import Progress as Bar
+            from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            with Bar(*columns, console=stderr(), transient=True) as bar:
+                bar.add_task(escape(label), total=None)
                 ended.wait()
-        else:
-            with logged_step(label):
-                ended.wait()
+        elif after:
+            log.log(level, label)
+        while not ended.wait(_PLAIN_INTERVAL_S):
+            log.info(f"{label}: still running after {time.monotonic() - started:.0f} s")
 
     thread = threading.Thread(target=show, daemon=True)
     _RUNNING.append((ended, thread))
@@ -220,18 +218,6 @@ def quiet_step(label: str) -> Iterator[None]:
         ended.set()
         thread.join()
         _RUNNING.remove((ended, thread))
-
-
-def spinner(label: str) -> "Bar":
-    """Return a context manager that shows a spinner, a text and the seconds so far on stderr."""
-    from rich.markup import escape
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    bar = Bar(*columns, console=stderr(), transient=True)
-    bar.add_task(escape(label), total=None)
-    return bar
 
 
 class Progress:
@@ -281,12 +267,7 @@ class Progress:
                 expand=True,
             )
             self.task = self.bar.add_task(
-                self.label,
-                total=self.total,
-                completed=self.done,
-                count=self.count_text(),
-                metrics="",
-                left="",
+                self.label, total=self.total, completed=self.done, **self.shown()
             )
             self.bar.start()
         return self
@@ -304,13 +285,8 @@ class Progress:
         self.metrics |= metrics
         self.first = self.first or (time.monotonic(), self.done)
         if self.live:
-            self.bar.update(
-                self.task,
-                completed=self.done,
-                count=self.count_text(),
-                metrics=self.metrics_text(most=stderr().width),
-                left=self.time_left(),
-            )
+            shown = self.shown(with_speed=stderr().width >= _WIDE_COLUMNS)
+            self.bar.update(self.task, completed=self.done, **shown)
             return
         is_complete = self.total is not None and self.done >= self.total
         if not is_complete and time.monotonic() - self.printed >= _PLAIN_INTERVAL_S:
@@ -322,36 +298,29 @@ class Progress:
         self.skipped = count
         self.before = min(self.done, self.before + count)
 
-    def count_text(self) -> str:
-        """Return the number of units done and, if it is known, the total, such as `120/600`."""
-        return str(self.done) if self.total is None else f"{self.done}/{self.total}"
+    def shown(self, *, with_speed: bool = True) -> dict[str, Any]:
+        """Return texts on the progress: the `count`, e.g. `120/600`, the `metrics` and time `left`.
 
-    def metrics_text(self, most: int = _WIDE_COLUMNS) -> str:
-        """Return e.g. `loss 0.42  61 images/s`, without the speed on a narrow terminal."""
-        done = self.done - self.before
-        speed = done / max(1e-9, time.monotonic() - self.started)
-        digits = 0 if speed >= 10 or done == 0 else 1
-        parts = [f"{name} {value}" for name, value in self.metrics.items()]
-        if not parts or most >= _WIDE_COLUMNS:
-            parts.append(f"{speed:,.{digits}f} {self.unit}/s")
-        return "  ".join(parts)
-
-    def time_left(self) -> str:
-        """Return the estimated time left, such as `40 s left`, or "" until there is an estimate.
-
-        It excludes the first `advance`, in which caches are filled and files are opened.
+        The time left is empty until it can be estimated. The estimate excludes the first `advance`,
+        in which caches are filled and files are opened.
         """
-        if self.first is None or self.total is None:
-            return ""
-        seconds, units = time.monotonic() - self.first[0], self.done - self.first[1]
-        if seconds < _MEASURED_S or units <= 0:
-            return ""
-        return f"{duration(seconds / units * (self.total - self.done))} left"
+        now, new = time.monotonic(), self.done - self.before
+        speed = new / max(1e-9, now - self.started)
+        metrics = [f"{name} {value}" for name, value in self.metrics.items()]
+        if new and (with_speed or not metrics):
+            metrics.append(f"{speed:,.{0 if speed >= 10 else 1}f} {self.unit}/s")
+        left, (first, before) = "", self.first or (now, self.done)
+        if self.total is not None and now - first >= _MEASURED_S and self.done > before:
+            seconds = (now - first) / (self.done - before) * (self.total - self.done)
+            left = f"{duration(seconds)} left"
+        count = str(self.done) if self.total is None else f"{self.done}/{self.total}"
+        return {"count": count, "metrics": "  ".join(metrics), "left": left}
 
     def line(self, *, final: bool) -> str:
         """Return the progress on one line, with the time left or, if `final`, the time taken."""
-        left = self.time_left()
-        clock = f"in {time.monotonic() - self.started:.1f} s" if final else left and f"about {left}"
+        shown = self.shown()
+        left = f"about {shown['left']}" * bool(shown["left"])
+        clock = f"in {time.monotonic() - self.started:.1f} s" if final else left
         new = f", {self.done - self.before:,} of them new" if self.skipped else ""
-        shown = [f"{self.label}: {self.count_text()}{new}", self.metrics_text(), clock]
-        return "  ".join(filter(None, shown))
+        parts = (f"{self.label}: {shown['count']}{new}", shown["metrics"], clock)
+        return "  ".join(filter(None, parts))

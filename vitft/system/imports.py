@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from vitft.system.console import logged_step
+from vitft.system.console import quiet_step
 from vitft.system.errors import UsageError
 from vitft.system.signals import EXIT_SIGNALS, exit_at_once, signal_handlers
 from vitft.system.text import shell_join
@@ -91,7 +91,9 @@ def heavy_imports(step: str = "loading PyTorch", level: int = logging.INFO) -> I
     gc.disable()
     try:
         with (
-            logged_step(step, level) if is_first else contextlib.nullcontext(),
+            quiet_step(step, after=0, level=level, spins=False)
+            if is_first
+            else contextlib.nullcontext(),
             signal_handlers(exit_at_once, EXIT_SIGNALS),
         ):
             yield

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 
 from vitft.system.errors import LockedError, RunError, UsageError
-from vitft.system.files import free_name, read_regular, write_atomically, writing
+from vitft.system.files import free_name, read_regular, try_lock, write_atomically, writing
 from vitft.system.structure import parse_json, structured
 from vitft.system.suggest import Spelling, option, suggest, without_suffix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
@@ -62,18 +62,26 @@ def damaged_file(path: Path, reason: str) -> RunError:
     )
 
 
+@contextlib.contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """Convert an error in the block, which reads a file of a run, into a RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise damaged_file(path, describe_os_error(error)) from error
+    except ValueError as error:
+        raise damaged_file(path, str(error)) from error
+
+
 def read_run_bytes(path: Path, *, limit: int = _MAX_TEXT_BYTES) -> bytes | None:
     """Return the content of a file of a run, or None if it does not exist.
 
     Raises:
         RunError: The file is not a regular file, is too large, or cannot be read.
     """
-    try:
+    with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return read_regular(path, limit=limit)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise damaged_file(path, describe_os_error(error)) from error
+    return None
 
 
 def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
@@ -84,26 +92,15 @@ def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
             conform to `kind`.
     """
     data = read_run_bytes(path)
-    return None if data is None else _checked_json(path, data, kind)
+    with _damage_reported(path):
+        return None if data is None else cast("_Content", structured(parse_json(data), kind))
 
 
 def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
-    """Return the lines of a run's JSONL file, each converted to `kind`; none if it does not exist.
-
-    Raises:
-        RunError: The file cannot be read or is too large, a line is not strict JSON, or a value
-            does not conform to `kind`.
-    """
+    """Return the lines of a run's JSONL file as `read_run_json`; none if it does not exist."""
     lines = (read_run_bytes(path) or b"").split(b"\n")[:-1]  # without an incomplete last line
-    return tuple(_checked_json(path, line, kind) for line in lines if line.strip())
-
-
-def _checked_json(path: Path, data: bytes, kind: type[_Content]) -> _Content:
-    """Parse `data`, the JSON text of the file `path`, and check it against `kind`."""
-    try:
-        return cast("_Content", structured(parse_json(data), kind))
-    except ValueError as error:
-        raise damaged_file(path, str(error)) from error
+    with _damage_reported(path):
+        return tuple(structured(parse_json(line), kind) for line in lines if line.strip())
 
 
 def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
@@ -114,13 +111,9 @@ def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
     """
     from vitft.system.npz import read_npz  # imports numpy
 
-    try:
+    with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return read_npz(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise damaged_file(path, reason) from error
+    return None
 
 
 # the run directory: its files, its location and its lock ------------------------------------------
@@ -349,23 +342,16 @@ def locked(run: RunDir) -> Iterator[None]:
         LockedError: Another process holds the lock.
         RunError: The directory is not writable.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     path = run.path / ".lock"
     with writing(path):
         file = path.open("ab+", buffering=0)  # so that close() writes nothing
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not try_lock(file.fileno()):
             file.seek(0)
             holder = file.read().decode().strip() or "another process"
             raise LockedError(
                 f"{run.path} is in use by {holder}", fix="wait until it has finished, or stop it"
-            ) from error
+            )
         since = datetime.now().isoformat(sep=" ", timespec="seconds")
         with writing(path):
             file.truncate(0)

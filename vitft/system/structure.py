@@ -4,12 +4,13 @@ The types are the only definition of what a file may contain. JSON itself is rea
 duplicate keys, no NaN, no unencodable text, and a limited depth.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired, Union
@@ -92,9 +93,9 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
         StructureError: The value does not conform to `kind`. The message begins with `place`, the
             location of the value.
     """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _in_range(structured(value, arguments[0], place), arguments[1], place)
     if origin in (Union, types.UnionType):
@@ -103,12 +104,10 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
         if not isinstance(value, str | int) or value not in arguments:
             raise _mismatch(value, f"one of {', '.join(map(str, arguments))}", place)
         return value
-    if origin in (list, tuple) or origin in (dict, typing.get_origin(Mapping[str, int])):
-        return _container(value, origin, arguments, place)
-    if typing.is_typeddict(kind):
-        return _typed_dict(value, kind, place)
-    if dataclasses.is_dataclass(kind):
-        return _instance(value, kind, place)
+    if origin in (list, tuple):
+        return _sequence(value, origin, arguments, place)
+    if origin or typing.is_typeddict(kind) or dataclasses.is_dataclass(kind):
+        return _object(value, kind, place)
     return _scalar(value, kind, place)
 
 
@@ -116,16 +115,12 @@ def _scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     """Return a string, number, boolean or None of type `kind`; integers may become floats."""
     if kind is float and type(value) in (int, float) and abs(value) <= float(_LARGEST) ** 19:
         return float(value)
-    if kind is int and type(value) is int and abs(value) <= _LARGEST:
-        return value
-    if kind is str and isinstance(value, str):
-        if is_encodable(value):
-            return value
+    if kind is str and isinstance(value, str) and not is_encodable(value):
         raise _mismatch(value, "valid Unicode text", place)
-    if (kind is bool and isinstance(value, bool)) or (kind is types.NoneType and value is None):
-        return value
-    names = {float: "a number", int: "an integer", str: "text", bool: "true or false"}
-    raise _mismatch(value, names.get(kind, "null"), place)
+    if kind is float or type(value) is not kind or (kind is int and abs(value) > _LARGEST):
+        names = {float: "a number", int: "an integer", str: "text", bool: "true or false"}
+        raise _mismatch(value, names.get(kind, "null"), place)
+    return value
 
 
 def is_encodable(text: str) -> bool:
@@ -149,81 +144,61 @@ def _one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:  # noqa: ANN40
     """Convert a value to the first of several types that it conforms to."""
     if value is None and types.NoneType in kinds:
         return None
-    others = [kind for kind in kinds if kind is not types.NoneType]
-    for kind in others[:-1]:
-        try:
+    *others, last = (kind for kind in kinds if kind is not types.NoneType)
+    for kind in others:
+        with contextlib.suppress(StructureError):
             return structured(value, kind, place)
-        except StructureError:
-            continue
-    return structured(value, others[-1], place)
+    return structured(value, last, place)
 
 
-def _container(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
-    """Return a list, tuple or mapping whose items conform to the type arguments."""
-    if origin not in (list, tuple):
-        if not isinstance(value, dict):
-            raise _mismatch(value, "an object", place)
-        pairs = ((_scalar(key, str, place), item) for key, item in value.items())
-        return {key: structured(item, arguments[1], joined(place, key)) for key, item in pairs}
+def _sequence(value: Any, origin: Any, arguments: Any, place: str) -> Any:  # noqa: ANN401
+    """Return a list or tuple whose items conform to the type arguments."""
     if not isinstance(value, list | tuple):
         raise _mismatch(value, "a list", place)
-    if origin is list or Ellipsis in arguments:
-        kinds = [arguments[0]] * len(value)
-    elif len(arguments) == len(value):
-        kinds = list(arguments)
-    else:
-        raise _mismatch(value, f"a list of {len(arguments)} items", place)
+    is_open = origin is list or Ellipsis in arguments
+    kinds = [arguments[0]] * len(value) if is_open else arguments
+    if len(kinds) != len(value):
+        raise _mismatch(value, f"a list of {len(kinds)} items", place)
     numbered = enumerate(zip(value, kinds, strict=True))
     return origin(structured(item, kind, f"{place}[{i}]") for i, (item, kind) in numbered)
 
 
-def _typed_dict(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Convert an object to a TypedDict; keys that it does not define are kept unchecked."""
-    if not isinstance(value, dict):
-        raise _mismatch(value, "an object", place)
-    for name in kind.__required_keys__:
-        if name not in value:
-            raise StructureError(f"{joined(place, name)} is missing")
-    hints = _hints_of(kind)
-    return {
-        name: structured(item, hints[name], joined(place, name)) if name in hints else item
-        for name, item in value.items()
-    }
-
-
-def _instance(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
-    """Convert an object to an instance of a dataclass, which may perform its own checks."""
-    if isinstance(value, kind):
+def _object(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
+    """Convert an object to a mapping, a TypedDict or a dataclass, which may check itself."""
+    is_class = dataclasses.is_dataclass(kind)
+    if is_class and isinstance(value, kind):
         return value
     if not isinstance(value, dict):
         raise _mismatch(value, "an object", place)
-    hints = _hints_of(kind)
-    if unknown := [name for name in value if name not in hints]:
-        raise StructureError(f"{joined(place, unknown[0])} is unknown")
-    for field in dataclasses.fields(kind):
-        is_required = field.default is field.default_factory is dataclasses.MISSING
-        if is_required and field.name not in value:
-            raise StructureError(f"{joined(place, field.name)} is missing")
-    fields = {
-        name: structured(item, hints[name], joined(place, name)) for name, item in value.items()
-    }
+    arguments = typing.get_args(kind)
+    hints, required = ({}, ()) if arguments else _keys_of(kind)
+    if arguments:
+        hints = {_scalar(key, str, place): arguments[1] for key in value}
+    for name in value if is_class else ():
+        if name not in hints:
+            raise StructureError(f"{joined(place, name)} is unknown")
+    for name in required:
+        if name not in value:
+            raise StructureError(f"{joined(place, name)} is missing")
+    found = {k: structured(v, hints.get(k, Any), joined(place, k)) for k, v in value.items()}
     try:
-        return kind(**fields)
+        return kind(**found) if is_class else found
     except UsageError as error:
         raise StructureError(f"{place}: {error.problem}".removeprefix(": ")) from error
 
 
 @cache
-def _hints_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    """Return the annotated types of a TypedDict's keys or a dataclass's fields, by name."""
+def _keys_of(kind: Any) -> tuple[dict[str, Any], Sequence[str]]:  # noqa: ANN401
+    """Return the types of the keys of a TypedDict or dataclass, and the names of required keys."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    plain = {
-        name: typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
-        for name, hint in hints.items()
-    }
-    if dataclasses.is_dataclass(kind):
-        return {field.name: plain[field.name] for field in dataclasses.fields(kind)}
-    return plain
+    for name, hint in hints.items():
+        hints[name] = typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
+    if not dataclasses.is_dataclass(kind):
+        return hints, [*kind.__required_keys__]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    none = dataclasses.MISSING
+    required = [n for n, f in fields.items() if f.default is f.default_factory is none]
+    return {name: hints[name] for name in fields}, required
 
 
 def joined(place: str, name: str) -> str:
@@ -247,7 +222,7 @@ def check_ranges(settings: object) -> None:
         UsageError: A number is out of range.
     """
     kind: Any = type(settings)
-    for name, hint in _hints_of(kind).items():
+    for name, hint in _keys_of(kind)[0].items():
         if typing.get_origin(hint) is not Annotated:
             continue
         value, limits = getattr(settings, name), typing.get_args(hint)[1]

@@ -192,7 +192,10 @@ def check_request(
         _like_manifest(config.data.like)
     if config.weights.name != "none":
         check_weights_name(
-            config.weights.name, allow_pickle=config.weights.allow_pickle, allow_random=True
+            config.weights.name,
+            allow_pickle=config.weights.allow_pickle,
+            allow_random=True,
+            layers=config.train.layers,
         )
     check_trackers(config.train.trackers)
     path = Path(out or "").expanduser()

@@ -3,6 +3,7 @@
 Does not import torch, so that a wrong name or path is reported at once.
 """
 
+import contextlib
 import fnmatch
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from vitft.data.mistaken import mistaken_data
 from vitft.data.signatures import looks_like
 from vitft.models.pretrained.catalog import REPOSITORY, CatalogEntry, entries_by_name, find_entry
+from vitft.models.vit_config import SIZES, frozen_blocks
 from vitft.system.errors import WeightsError
 from vitft.system.files import (
     CHECKSUM_SUFFIXES,
@@ -19,30 +21,53 @@ from vitft.system.files import (
     resource,
     weight_format,
 )
+from vitft.system.safetensors_file import read_header
 from vitft.system.suggest import near_paths, path_fix
 from vitft.system.text import count, listing, shell_quote
 
 _FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
 """Suffixes that identify a string as a path rather than a name, even if no such file exists."""
+_BLOCK = re.compile(r"(?:blocks|encoder\.layer|vit\.encoder\.layer)\.(\d+)\.")
+"""Beginning of the name of a tensor of a block, in files of vitft and timm or transformers."""
 RANDOM = "random:"  # `random:NAME` has NAME's architecture and random weights
 
 
 def check_weights_name(
-    name_or_path: str | Path, *, allow_pickle: bool = True, allow_random: bool = False
+    name_or_path: str | Path,
+    *,
+    allow_pickle: bool = True,
+    allow_random: bool = False,
+    layers: str = "head",
 ) -> None:
     """Check that `load_backbone` can find these weights, without torch or network access.
 
+    `layers` are the stages of training.
+
     Raises:
         WeightsError: They cannot be found, or are of an unsupported kind or a rejected pickle.
+        UsageError: The weights are known to have fewer blocks than `layers`.
     """
     if isinstance(name_or_path, str) and allow_random:
         name_or_path = name_or_path.removeprefix(RANDOM)
     found = locate(name_or_path)
+    size = ""
     if isinstance(found, CatalogEntry):
-        if found.path:
-            bundled_file(found)
-        found = Path(found.local)
+        size = found.size
+        found = bundled_file(found) if found.path else Path(found.local)
     check_pickle(found, allowed=allow_pickle)
+    depth = SIZES[size].depth if size in SIZES else _depth_in_header(found)
+    for stage in layers.split(",") if depth else ():
+        frozen_blocks(stage.strip(), depth)
+
+
+def _depth_in_header(path: Path) -> int:
+    """Return the number of blocks whose tensors a safetensors file names, or 0."""
+    if weight_format(path) != "safetensors":
+        return 0
+    with contextlib.suppress(OSError, ValueError):
+        found = (_BLOCK.match(name) for name in read_header(path).tensors)
+        return max((1 + int(block[1]) for block in found if block), default=0)
+    return 0
 
 
 def locate(name_or_path: str | Path) -> CatalogEntry | Path:
