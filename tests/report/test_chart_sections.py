@@ -10,7 +10,7 @@ from matplotlib import font_manager
 from PIL import ImageFont
 
 from vitft.metrics import wilson_interval
-from vitft.report import charts
+from vitft.report import charts, learning_chart
 
 # drawing -----------------------------------------------------------------------------------------
 
@@ -43,12 +43,14 @@ def test_texts_of_a_chart_are_inside_it_and_do_not_overlap() -> None:
     font = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), 110)
     xs = [10, 11, 12, 14, 20, 40, 80, 81, 320, 12345]
 
-    root = parsed(charts.learning_curve_chart(
+    chart = learning_chart(
         "Accuracy",
         [(x, 0.5 + i / 25) for i, x in enumerate(xs)],
         (24690, 0.9),
         bounds=[wilson_interval(50 + 4 * i, 99) for i in range(10)],
-    ))  # fmt: skip
+    )
+
+    root = parsed(chart.markup())
 
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     boxes = []
@@ -97,7 +99,7 @@ def test_points_are_drawn_where_the_axes_place_them() -> None:
 
 
 def test_the_extrapolated_point_is_joined_to_the_last_measured_one_by_a_dashed_line() -> None:
-    chart = charts.learning_curve_chart("Accuracy", [(10, 0.5), (20, 0.7)], (40, 0.8))
+    chart = learning_chart("Accuracy", [(10, 0.5), (20, 0.7)], (40, 0.8)).markup()
 
     lines = [path.attrib for path in parsed(chart).iter("path") if " L " in path.attrib["d"]]
     measured, _ = (line["d"] for line in lines if line["class"] == "s-accent")  # and the legend

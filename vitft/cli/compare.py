@@ -29,16 +29,12 @@ def _compare_command(args: argparse.Namespace) -> int:
     if is_figure:
         require_extra("plots", feature="a figure of the comparison")
     from vitft.report.comparison import compare_runs, comparison_results
-    from vitft.report.comparison_page import write_comparison
+    from vitft.report.comparison_page import draw_comparison, write_comparison
     from vitft.report.run_files import find_runs, read_run
 
     comparison = compare_runs([read_run(path) for path in find_runs(args.runs)])
-    if out is not None and is_figure:
-        from vitft.report.comparison_plot import draw_comparison
-
-        draw_comparison(comparison, out)
-    elif out is not None:
-        write_comparison(comparison, out)
+    if out is not None:
+        (draw_comparison if is_figure else write_comparison)(comparison, out)
     if args.format == "json":
         output.as_json(comparison_results(comparison))
     else:
@@ -66,19 +62,15 @@ def _print_comparison(comparison: "RunComparison") -> None:
     output.result("")
     kind = "images" if comparison.runs[0].is_evaluation else "validation images"
     groups = "" if comparison.groups is None else f" of {comparison.units}"
-    output.table(
-        comparison.columns,
-        comparison.accuracy_rows(),
-        title=f"{kind} compared: {comparison.shared:,}{groups}",
-        numbers=len(comparison.columns) - 1,
-    )
+    columns, rows = comparison.accuracy_table()
+    title = f"{kind} compared: {comparison.shared:,}{groups}"
+    output.table(columns, rows, title=title, numbers=len(columns) - 1)
     if comparison.pairs:
         corrected = (
             ", p-values corrected for multiple testing (Holm)" if len(comparison.pairs) > 1 else ""
         )
         output.table(
-            comparison.pair_columns,
-            comparison.pair_rows(),
+            *comparison.pair_table(),
             title=f"\n{comparison.test} on the shared images{corrected}",
             numbers=5,
         )

@@ -50,12 +50,9 @@ map. CNNs have 7x7 positions in the last stage for images of 224 pixels, but 2x2
 class _Layout:
     """Arrangement of channels and image positions in a tensor (B, ...)."""
 
-    channels: int
-    """Index of the channel dimension."""
-    prefix: int
-    """Number of tokens before the positions, e.g. 1 for a class token."""
-    grid: tuple[int, int]
-    """Numbers of rows and columns of the positions."""
+    channels: int  # index of the channel dimension
+    prefix: int  # number of tokens before the positions, e.g. 1 for a class token
+    grid: tuple[int, int]  # numbers of rows and columns of the positions
 
     def sum_channels(self, values: Tensor) -> Tensor:
         """Return the sums over the channels at each position: (B, ...) to (B, gh, gw)."""
@@ -148,8 +145,7 @@ def feature_relevance(
 
 _MAX_WEIGHTS = 20_000_000
 """Maximum number of attention weights in memory (80 MB), over all blocks, heads and images."""
-_TIMM_IMAGES = 8
-"""Number of images per backward pass of a timm model."""
+_TIMM_IMAGES = 8  # number of images per backward pass of a timm model
 _FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.mean(dim=1),
     "max": lambda maps: maps.amax(dim=1),
@@ -171,10 +167,6 @@ def relevance_map(
 
     `pixels` are normalised images (B, channels, S, S), and `target` contains class indices (B,), or
     is None for the predicted classes. A map (gh, gw) is zero if no patch is relevant to the class.
-
-    Raises:
-        UsageError: The model has no classes, or its structure does not support attribution maps.
-        RunError: The relevance is not finite.
     """
     return scale_maps(explain(model, pixels, Method(), target).values)
 

@@ -54,17 +54,14 @@ class ExplainedImage:
     """Explanation of one image."""
 
     path: str
-    answer: str = ""
-    """Name of the predicted class; empty if the model has no classes."""
+    answer: str = ""  # name of the predicted class; empty if the model has no classes
     probability: float | None = None
-    notes: tuple[str, ...] = ()
-    """Notes on the prediction, as in `vitft predict`."""
+    notes: tuple[str, ...] = ()  # notes on the prediction, as in `vitft predict`
     shown: str = ""
     """Name of the class that the map explains; empty if the method does not depend on a class."""
     file: Path | None = None
     """Path of the heat map over the image; None if the image cannot be read."""
-    heads: Path | None = None
-    """Path of the picture of all blocks and heads; None if there is none."""
+    heads: Path | None = None  # path of the picture of all blocks and heads; None if there is none
     error: str = ""
 
 
@@ -80,10 +77,8 @@ class Explainer:
     target: int | None = None
     """Index of the class to explain by relevance; None for the predicted class of each image."""
     arrays: bool = False
-    size: int = MIN_SIDE_PX
-    """Minimum length of the shorter side of a picture, in pixels."""
-    legend: bool = False
-    """Whether a picture has a colour bar below it."""
+    size: int = MIN_SIDE_PX  # minimum length of the shorter side of a picture, in pixels
+    legend: bool = False  # whether a picture has a colour bar below it
     tiles: list[dict[str, Any]] = field(default_factory=list)
     """Explained images on the overview page, with data URIs of the image and of its map."""
 
@@ -140,15 +135,25 @@ class Explainer:
         notes: tuple[str, ...] = (),
     ) -> ExplainedImage:
         """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
-        stem = picture_stem(number, path)
-        file = self.out / f"{stem}.png"
-        result = replace(self.result_for(path, pixels, scores), file=file)
-        result = replace(result, notes=(*result.notes, *notes))
+        stem, model = picture_stem(number, path), self.model
+        result = ExplainedImage(path=path, file=self.out / f"{stem}.png", notes=notes)
+        if model.classes:
+            view = model.transform.without_border(pixels)
+            (prediction,) = self.postprocess([path], scores, views=[view])
+            first = prediction.classes[0]
+            explained = first if self.target is None else model.classes[self.target]
+            result = replace(
+                result,
+                answer=prediction.answer or "no label",
+                probability=prediction.probability,
+                notes=(*prediction.notes, *notes),
+                shown=explained if self.method.name == "relevance" else "",
+            )
         picture = enlarged(Image.fromarray(pixels), self.size)
         blended = overlay(picture, scale_maps(heat[None])[0])
-        title = map_title(self.model.net, self.method)
+        title = map_title(model.net, self.method)
         shown = with_legend(blended, title) if self.legend else blended
-        self.write(file, png_bytes(shown))
+        self._write(f"{stem}.png", png_bytes(shown))
         if len(self.tiles) < MAX_ON_SHEET:
             # The text is not drawn, because no font has the characters of all languages.
             tile = {
@@ -160,43 +165,27 @@ class Explainer:
             self.tiles.append({**asdict(result), **tile})
         arrays = {"heat": heat, "logits": scores.logits[0]}
         is_overview = self.method == Method(name="attention", fusion=self.method.fusion)
-        vit = self.model.net
-        if vit.attends and (is_overview or self.arrays):
+        if model.net.attends and (is_overview or self.arrays):
             with torch.no_grad():
-                blocks, _ = attention_maps(vit, self.model.inputs(pixels[None]))
+                blocks, _ = attention_maps(model.net, model.inputs(pixels[None]))
             arrays["attention"] = torch.cat(blocks).float().cpu().numpy()  # (L, H, N, N)
             if is_overview:
-                maps, name = head_maps(vit.config, arrays["attention"]), attention_title(vit.config)
+                config = model.net.config
+                maps, name = head_maps(config, arrays["attention"]), attention_title(config)
                 heads = heads_sheet(maps, name, self.size, legend=self.legend)
-                result = replace(result, heads=self.out / f"{stem}-heads.png")
-                self.write(self.out / f"{stem}-heads.png", png_bytes(heads))
+                result = replace(result, heads=self._write(f"{stem}-heads.png", png_bytes(heads)))
         if self.arrays:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)
-            self.write(self.out / f"{stem}.npz", buffer.getvalue())
+            self._write(f"{stem}.npz", buffer.getvalue())
         return result
 
-    def result_for(self, path: str, pixels: Pixels, scores: Scores) -> ExplainedImage:
-        """Return the prediction for an image (H, W, 3)."""
-        classes = self.model.classes
-        if not classes:
-            return ExplainedImage(path=path)
-        view = self.model.transform.without_border(pixels)
-        (prediction,) = self.postprocess([path], scores, views=[view])
-        explained = prediction.classes[0] if self.target is None else classes[self.target]
-        return ExplainedImage(
-            path=path,
-            answer=prediction.answer or "no label",
-            probability=prediction.probability,
-            notes=prediction.notes,
-            shown=explained if self.method.name == "relevance" else "",
-        )
-
-    def write(self, file: Path, content: bytes) -> None:
-        """Write a file, creating the folder if it does not exist."""
+    def _write(self, name: str, content: bytes) -> Path:
+        """Write a file, creating the folder if it does not exist, and return its path."""
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
+        write_atomically(self.out / name, content)
+        return self.out / name
 
     def finish(self) -> Path | None:
         """Write the overview page and return its path, or None for fewer than two images."""
@@ -210,9 +199,7 @@ class Explainer:
             "bar": jpeg_uri(thumbnail_jpeg(colour_bar(), 256)),
             "tiles": self.tiles,
         }
-        sheet = self.out / "sheet.html"
-        self.write(sheet, render("sheet.html.j2", view).encode())
-        return sheet
+        return self._write("sheet.html", render("sheet.html.j2", view).encode())
 
 
 def head_maps(config: ViTConfig, maps: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -239,13 +226,7 @@ def safe_stem(path: str) -> str:
 def illustrate_predictions(
     engine: Engine, predictions: Iterator[Prediction], folder: Path
 ) -> Iterator[Prediction]:
-    """Yield the predictions unchanged, and write a relevance overlay for each one with a `view`.
-
-    Raises:
-        UsageError: The structure of the model does not support attribution maps.
-        RunError: The folder is not writable, or the relevance is not finite.
-        ResourceError: The disk is full.
-    """
+    """Yield the predictions unchanged, and write a relevance overlay for each one with a `view`."""
     assert isinstance(engine, Predictor)
     with writing(folder, option="--explain"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,6 @@ from PIL import Image, ImageDraw, ImageFont
 from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option, suggest
 
-# attribution methods of `vitft explain` and their options -----------------------------------------
-
 METHODS = ("relevance", "rollout", "attention")
 FUSIONS = ("mean", "max", "min")
 METHOD_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -49,12 +47,10 @@ class Method:
 
     name: str = "relevance"
     """Name: `relevance` (to a class), `rollout` (all blocks) or `attention` (one block)."""
-    fusion: str = "mean"
-    """Function that combines the heads of a block in rollout and attention."""
+    fusion: str = "mean"  # function that combines the heads of a block in rollout and attention
     discard: float = 0.0
     """Fraction in [0, 1) of each block's connections that rollout discards, weakest first."""
-    block: int | None = None
-    """Block of the attention map, counting from 0; None for the last block."""
+    block: int | None = None  # block of the attention map, counting from 0; None for the last block
     head: int | None = None
     """Head of the attention map, counting from 0; None for all heads combined."""
 
@@ -224,17 +220,14 @@ def heads_sheet(
         maps, of_row, of_column = maps.swapaxes(0, 1), of_column, of_row
     rows, columns, grid_height, grid_width = maps.shape
     height = min(112, max(56, SHEET_WIDTH // columns))  # of a map
-
-    def lengths(scale: float) -> tuple[tuple[int, int], int, int, int, tuple[int, int]]:
-        """Return the size of a map, the gap, the place of the first map and the sheet's size."""
-        patch = math.ceil(math.ceil(height / grid_height) * scale)  # a square of whole pixels
-        cell = patch * grid_width, patch * grid_height
-        gap, left, top = (math.ceil(length * scale) for length in (4, 66, 2 * TEXT_HEIGHT))
-        size = left + columns * (cell[0] + gap), top + rows * (cell[1] + gap)
-        return cell, gap, left, top, size
-
-    scale = max(1.0, side_px / min(lengths(1.0)[-1]))
-    cell, gap, left, top, size = lengths(scale)
+    patch, gap, left, top = math.ceil(height / grid_height), 4, 66, 2 * TEXT_HEIGHT
+    across = left + columns * (patch * grid_width + gap)
+    down = top + rows * (patch * grid_height + gap)
+    scale = max(1.0, side_px / min(across, down))
+    # A patch is a square of whole pixels.
+    patch, gap, left, top = (math.ceil(length * scale) for length in (patch, gap, left, top))
+    cell = patch * grid_width, patch * grid_height
+    size = left + columns * (cell[0] + gap), top + rows * (cell[1] + gap)
     sheet, font_px = Image.new("RGB", size, BACKGROUND), round(12 * scale)
     canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(font_px)
     fitting = min(1.0, sheet.width / font.getlength(title))

@@ -33,15 +33,12 @@ class ExplainedModel:
     transform: EvalTransform
     classes: tuple[str, ...]
     """Names of the outputs, or their indices if unnamed; empty if there is no head."""
-    run: Path | None = None
-    """The run directory; None for pretrained weights."""
+    run: Path | None = None  # the run directory; None for pretrained weights
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class."""
-    results: Results | None = None
-    """Numbers of the run that the model file contains."""
-    reference: Reference | None = None
-    """Statistics of the run's training features, if it has them."""
+    results: Results | None = None  # numbers of the run that the model file contains
+    reference: Reference | None = None  # statistics of the run's training features, if it has them
 
     def inputs(self, pixels: Pixels) -> torch.Tensor:
         """Normalise images (B, S, S, 3) and move them to the device of the model."""
@@ -67,13 +64,7 @@ def class_index(name: str, classes: Sequence[str]) -> int:
 
 
 def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
-    """Load the model of a run directory, a checkpoint or `hf:owner/name` (default: the latest run).
-
-    Raises:
-        RunError: The run does not exist or is damaged.
-        WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The device cannot be used.
-    """
+    """Load the model of a run, a checkpoint or `hf:owner/name` (default: the latest run)."""
     path = find_model(run)
     state, card = load_classifier(path)
     net = build_model(state, card.architecture).to(pick_device(device))
@@ -82,7 +73,7 @@ def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
         name=folder.name if path.name == "model.safetensors" else path.stem,
         net=net,
         transform=card.transform,
-        classes=card.classes or _indices(net.config.num_classes),
+        classes=card.classes or tuple(map(str, range(net.config.num_classes))),
         run=folder,
         thresholds=card.thresholds,
         results=card.run,
@@ -119,22 +110,14 @@ def load_weights_model(
         name=source.name,
         net=net.to(pick_device(device)),
         transform=source.transform,
-        classes=source.classes or _indices(config.num_classes),
+        classes=source.classes or tuple(map(str, range(config.num_classes))),
     )
-
-
-def _indices(number: int) -> tuple[str, ...]:
-    """Return names for `number` unnamed classes."""
-    return tuple(map(str, range(number)))
 
 
 def validation_files(run: Path | None) -> list[str]:
     """Return the paths of a run's validation images that still exist, in split order.
 
     An image of an array dataset has a path in it (see `vitft.data.arrays`).
-
-    Raises:
-        RunError: The run's config.toml or split.csv is damaged.
     """
     manifest = None if run is None else run_manifest(run)
     names = map(manifest.locate, manifest.val) if manifest else ()

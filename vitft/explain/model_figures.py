@@ -46,11 +46,6 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
 
     The attention distance is averaged over at most 128 images, evenly spaced in the list. If none
     is readable, distance.png is omitted.
-
-    Raises:
-        UsageError: The model is a timm model.
-        RunError: The folder is not writable.
-        ResourceError: The disk is full.
     """
     vit = model.net.require_vit("--model")
     figures = {"filters.png": filters_png(*patch_filters(vit), title=f"{model.name}: filters")}

@@ -27,8 +27,6 @@ from .formats.onnx_resize import resize_graph as resize_graph
 from .formats.preprocessing import Vector as Vector
 from .formats.preprocessing import constants_of as constants_of
 from .formats.preprocessing import drawn as drawn
-from .formats.preprocessing import image_file as image_file
-from .formats.preprocessing import pixel_file as pixel_file
 from .formats.preprocessing import write_vector as write_vector
 from .formats.timm import TimmFormat as TimmFormat
 from .formats.timm import has_other_names as has_other_names

@@ -7,7 +7,6 @@ characters that might have a special meaning are replaced by character reference
 import io
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from vitft.config.run import checked_run_config
 from vitft.data.fixes import is_leak, settled_paths
 from vitft.export.compare import ExportComparison
-from vitft.export.facts import (
-    catalog_origin,
-    class_figures,
-    pretrained_licence,
-    program,
-    run_sentences,
-)
+from vitft.export.facts import catalog_origin, class_figures, pretrained_licence, run_sentences
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
 from vitft.export.trained import TrainedRun, unchanged_images
@@ -41,77 +34,50 @@ from vitft.messages.results import (
 )
 from vitft.metrics.results import AuditResults, Interval, RunResults, class_pair_counts
 from vitft.models.card import Card
+from vitft.report.html import filled
 from vitft.system.files import write_atomically
 from vitft.system.rundir import read_run_json
 from vitft.system.text import is_measurable, not_calibrated, shell_quote
 
-# section "Intended use and limits" of a model card, written from the results of the run -----------
-
-_FEW_PER_CLASS = 10
-"""Number of validation images below which the recall of a class is unreliable."""
-_MOST_MENTIONED = 3
-"""Maximum number of confusions in the text."""
+_FEW_PER_CLASS = 10  # number of validation images below which the recall of a class is unreliable
+_MOST_MENTIONED = 3  # maximum number of confusions in the text
 
 
-def _limits_of(trained: TrainedRun, names: Sequence[str]) -> list[str]:
-    """Return Markdown sentences about the intended use of the model and its limits.
+def _limits_of(trained: TrainedRun, names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `limits.j2`, given the class names, escaped for Markdown.
 
-    Problems of the data are those that the audit of the run found, without the labels that its
-    fixes keep. `names` are the class names, escaped for Markdown. With a head that reads fewer
-    blocks than the run's head, results by class, confusions and calibration are left out.
+    Labels that the fixes of the run keep do not count as probably wrong.
     """
-    run, results, by_class = trained.run, trained.measured, not trained.is_narrow
+    run, results = trained.run, trained.measured
     audit = read_run_json(run / "audit.json", AuditResults) if results else None
-    leaks = wrong = few = 0
-    if audit:
-        has_settings = (run / "config.toml").is_file()
-        kept = settled_paths(checked_run_config(run).data) if has_settings else ()
-        leaks = sum(map(is_leak, audit["duplicates"]))
-        wrong = sum(item["path"] not in kept for item in audit["mislabels"])
-    at_chance = trained.results.at_chance
+    has_settings = audit and (run / "config.toml").is_file()
+    kept = settled_paths(checked_run_config(run).data) if has_settings else ()
     literal = dict(zip(trained.card.classes, names, strict=True))
-    if results and by_class:
-        few = sum(row["images"] < _FEW_PER_CLASS for row in results["per_class"].values())
-    # The most frequent confusions, of at least two images each.
-    pairs, totals = class_pair_counts(results or {}), Counter[int]()
-    for (true, _), number in pairs.items():
-        totals[true] += number
-    confused = [
-        {"true": i, "predicted": j, "images": number, "of": totals[i]}
-        for (i, j), number in sorted(pairs.items(), key=lambda pair: -pair[1])
-        if i != j and number > 1
-    ]
-    text = program(
-        "limits",
-        names=names,
-        results=results,
-        own_split=audit and audit.get("own_split"),
-        flags_unlike=(run / REFERENCE_FILE).is_file(),
-        at_chance=at_chance,
-        by_class=by_class,
-        weak=[
+    pairs = sorted(class_pair_counts(results or {}).items(), key=lambda pair: -pair[1])
+    return {
+        "names": names,
+        "measured": results,
+        "own_split": audit and audit.get("own_split"),
+        "flags_unlike": (run / REFERENCE_FILE).is_file(),
+        "weak": [
             replace(one, name=literal[one.name], taken_for=literal.get(one.taken_for, ""))
             for one in trained.results.weakest
         ],
-        weak_text=weak_text,
-        few=few,
-        few_per_class=_FEW_PER_CLASS,
-        confused=confused[:_MOST_MENTIONED],
-        too_few=not_calibrated(results) if results and results.get("calibration") else "",
-        is_measurable=is_measurable,
-        leaks=leaks,
-        wrong=wrong,
-    )
-    return [line for line in text.split("\n") if line]
+        "weak_text": weak_text,
+        "few_per_class": _FEW_PER_CLASS,
+        "confused": [(i, j, n) for (i, j), n in pairs if i != j and n > 1][:_MOST_MENTIONED],
+        "too_few": not_calibrated(results) if results and results.get("calibration") else "",
+        "is_measurable": is_measurable,
+        "leaks": sum(map(is_leak, audit["duplicates"])) if audit else 0,
+        "wrong": sum(item["path"] not in kept for item in audit["mislabels"]) if audit else 0,
+    }
 
 
 # pictures of a hub page: the confusion matrix, and example images if their licence allows it ------
 
 CONFUSION_FILE, EXAMPLES_FILE = "confusion.png", "examples.jpg"
-_MOST_LABELLED = 40
-"""Maximum number of classes for which the matrix shows names and numbers."""
-_MOST_DRAWN = 1000
-"""Maximum number of classes for which a matrix is drawn."""
+_MOST_LABELLED = 40  # maximum number of classes for which the matrix shows names and numbers
+_MOST_DRAWN = 1000  # maximum number of classes for which a matrix is drawn
 CELL, NAME_WIDTH, FONT_PX = 44, 150, 14
 """Side of a numbered cell, width of the class names and font size, in pixels."""
 RIGHT, WRONG, INK, PAPER = (11, 110, 79), (190, 60, 30), (30, 30, 30), (255, 255, 255)
@@ -122,8 +88,7 @@ MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
 def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
     """Return the confusion matrix as a PNG, or None for multi-label models and too many classes.
 
-    Rows are true classes and columns are predictions. The larger its fraction of the row, the
-    darker a cell is: correct predictions in green, others in orange.
+    The larger its fraction of the row (the true class), the darker a cell is.
     """
     matrix, size = results["confusion"], len(classes)
     if size > _MOST_DRAWN or "labels" in results:
@@ -162,10 +127,7 @@ def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
 
 
 def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
-    """Write a JPEG grid of at most one validation image per class, and return their names in order.
-
-    There are none for multi-label models, and if the validation images cannot be found.
-    """
+    """Write a JPEG grid of one validation image per class, if any; return their names in order."""
     if trained.card.thresholds:
         return []
     found: dict[int, Image.Image] = {}
@@ -188,8 +150,6 @@ def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
     write_atomically(path, buffer.getvalue())
     return [classes[label] for label in sorted(found)]
 
-
-# model card of an exported folder: a README.md generated from the files of a run ------------------
 
 _MAX_CLASSES_LISTED = 200
 """Maximum number of classes in the table; the model file lists every class."""
@@ -234,9 +194,8 @@ def write_readme(
 ) -> None:
     """Write the model card of an exported folder, with programs that open the folder.
 
-    If the plan has a hub repository, the programs open the repository instead, and images are
-    written for its page. huggingface_hub validates the metadata. `row` compares the export with the
-    run, and `second` compares the folder's additional 8-bit graph, if it has one.
+    If the plan has a hub repository, the programs open it instead, and pictures are written for its
+    page. `second` compares the folder's additional 8-bit graph with the run, if it has one.
     """
     card, results, found = trained.card, trained.results, trained.measured
     transform, classes, several = card.transform, card.classes, bool(card.thresholds)
@@ -246,9 +205,9 @@ def write_readme(
     if confusion is not None:
         write_atomically(folder / CONFUSION_FILE, confusion)
     examples = _write_examples(trained, folder / EXAMPLES_FILE) if plan.image_licence else []
-    metadata = _header_of(trained, row, data, plan)
-    text = program(
-        "readme",
+    metadata, credit = _header_of(trained, row, data, plan), (plan.image_licence, plan.image_credit)
+    text = filled(
+        "readme.j2",
         header=yaml.dump(metadata, Dumper=_CardDumper, sort_keys=False, width=10**6),
         classes=classes,
         several=several,
@@ -261,7 +220,7 @@ def write_readme(
         eight_bits=row if row.is_eight_bits else second,
         grey_range=" to ".join(f"{level:,.6g}" for level in transform.grey_range),
         snippets=_usage_snippets(card, row.name, plan),
-        limits=_limits_of(trained, [*map(markdown_text, classes)]),
+        **_limits_of(trained, [*map(markdown_text, classes)]),
         by_class=by_class,
         narrow_reason="" if by_class else trained.last_block_reason,
         results=results,
@@ -275,9 +234,7 @@ def write_readme(
         most_labelled=_MOST_LABELLED,
         examples_file=EXAMPLES_FILE if examples else "",
         example_names=", ".join(map(markdown_text, examples)),
-        image_credit=", ".join(
-            markdown_text(words) for words in (plan.image_licence, plan.image_credit) if words
-        ),
+        image_credit=", ".join(map(markdown_text, filter(None, credit))),
     )
     write_atomically(folder / "README.md", f"{text}\n")
 
@@ -348,38 +305,38 @@ def _evaluation_of(trained: TrainedRun, row: ExportComparison, data: str) -> lis
 
 def _usage_snippets(card: Card, form: str, plan: ExportPlan) -> list[dict[str, str]]:
     """Return the programs for a format; if vitft can open it, vitft's own command comes last."""
-    takes_bytes = plan.with_preprocessing or plan.with_resize
     values: dict[str, Any] = {
         "transform": card.transform,
         "thresholds": card.thresholds,
         "repo": plan.repo,
-        "takes": {"takes_bytes": takes_bytes, "any_size": plan.with_resize},
+        "takes_bytes": plan.with_preprocessing or plan.with_resize,
+        "any_size": plan.with_resize,
     }
-
-    def snippet(title: str, install: str, template: str, **more: Any) -> dict[str, str]:  # noqa: ANN401
-        source = re.sub(r"\n{3,}", "\n\n\n", program(template, **values | more).strip())
-        language = "js" if template == "transformers_js" else "python"
-        return {"title": title, "install": install, "source": source, "language": language}
-
-    found: list[dict[str, str]] = []
-    if form in ("onnx", "int8", "torch-export"):
+    programs: list[tuple[str, str, str]] = []  # title, installation and template
+    if form == "torch-export":
+        programs = [("PyTorch", "pip install torch numpy pillow", "graph")]
+    elif form in ("onnx", "int8"):
         both = (("onnxruntime", "onnxruntime"), ("OpenVINO", "openvino"))
-        for title, name in (("PyTorch", "torch"),) if form == "torch-export" else both:
-            found.append(snippet(title, f"pip install {name} numpy pillow", "graph", library=name))
+        programs = [(title, f"pip install {name} numpy pillow", "graph") for title, name in both]
     elif form == "transformers-js":
-        install = "npm install @huggingface/transformers"
-        found.append(snippet("transformers.js", install, "transformers_js"))
+        programs = [("transformers.js", "npm install @huggingface/transformers", "transformers_js")]
     elif form == "transformers":
-        labels = dict(zip(card.classes, card.thresholds, strict=False))
-        install = "pip install transformers timm torchvision"
-        found.append(snippet("transformers", install, "transformers", thresholds=labels))
+        programs = [("transformers", "pip install transformers timm torchvision", "transformers")]
+        values["thresholds"] = dict(zip(card.classes, card.thresholds, strict=False))
     elif form != "html" and not timm_obstacle(card):
-        found.append(snippet("timm", "pip install timm", "timm"))
-    if form in CLOSED_FORMATS or (form == "transformers-js" and plan.repo):
-        return found  # on the hub, vitft reads model.safetensors
-    run = shell_quote(f"hf:{plan.repo}" if plan.repo else ".")
-    own = {"title": "vitft", "install": "", "language": "sh"}
-    return [*found, own | {"source": f"vitft predict --run {run} photo.jpg"}]
+        programs = [("timm", "pip install timm", "timm")]
+    found = []
+    for title, install, template in programs:
+        text = filled(f"{template}.j2", library=title, **values).strip()
+        language = "js" if template == "transformers_js" else "python"
+        source = re.sub(r"\n{3,}", "\n\n\n", text)
+        found.append({"title": title, "install": install, "source": source, "language": language})
+    # On the hub, vitft reads model.safetensors.
+    if form not in CLOSED_FORMATS and not (form == "transformers-js" and plan.repo):
+        command = f"vitft predict --run {shell_quote(f'hf:{plan.repo}' if plan.repo else '.')}"
+        source = f"{command} photo.jpg"
+        found.append({"title": "vitft", "install": "", "source": source, "language": "sh"})
+    return found
 
 
 def markdown_text(words: str) -> str:

@@ -14,17 +14,17 @@ from itertools import islice
 
 import numpy as np
 
-from vitft.export.formats.base import NumericArray, OpenedModel, count_same, predictions, same_rows
+from vitft.export.formats.base import NumericArray, OpenedModel, predictions, same_rows
 from vitft.export.trained import LabelledImage
 from vitft.messages.results import export_accuracy
+from vitft.metrics.calibration import sigmoid, softmax
 from vitft.metrics.intervals import Flags, accuracy_interval
 from vitft.metrics.results import Interval
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
 from vitft.system.text import scored_images
 
-_BATCH_SIZE = 8
-"""Number of images per batch."""
+_BATCH_SIZE = 8  # number of images per batch
 MAX_ERROR = 1e-4
 """Maximum difference in a float32 logit, relative to the larger of 1 and the largest logit."""
 MAX_ERROR_RESIZED = 1e-2
@@ -38,25 +38,18 @@ class ExportComparison:
     """Comparison of an export with the original."""
 
     name: str
-    by: str
-    """Name and version of the tool that opened the export."""
-    images: int
-    """Number of validation images compared; 0 if noise images were used instead."""
+    by: str  # name and version of the tool that opened the export
+    images: int  # number of validation images compared; 0 if noise images were used instead
     difference: float
-    largest: float
-    """Largest absolute logit of the original."""
-    changed: int
-    """Number of images whose predicted class differs."""
+    moved: float = 0.0  # largest change in a probability
+    largest: float  # largest absolute logit of the original
+    changed: int  # number of images whose predicted class differs
     correct: tuple[int, int]
     """Numbers of images classified correctly by the original and by the export."""
-    interval: Interval = (0.0, 1.0)
-    """95% interval of the accuracy of the export."""
-    groups: int = 0
-    """Number of groups of the images; 0 if they have none."""
-    size: int
-    """Total size in bytes of the files that the export needs; of two graphs, only its own."""
-    speed: float
-    """Images per second, excluding preprocessing."""
+    interval: Interval = (0.0, 1.0)  # 95% interval of the accuracy of the export
+    groups: int = 0  # number of groups of the images; 0 if they have none
+    size: int  # total size in bytes of the files that the export needs; of two graphs, only its own
+    speed: float  # images per second, excluding preprocessing
     original_speed: float
     several_labels: bool = False
     """Whether the model is multi-label; an image is then correct only if every label is."""
@@ -79,7 +72,7 @@ class ExportComparison:
 
     @property
     def form(self) -> str:
-        """Format to which the export belongs; an 8-bit graph can be a part of another format."""
+        """Format of which the export is a part."""
         return self.name.removesuffix(", int8")
 
     @property
@@ -98,8 +91,7 @@ class PredictionLog:
     """Logits and batch times recorded for one model."""
 
     logits: list[NumericArray] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    """Seconds per image in each batch."""
+    seconds: list[float] = field(default_factory=list)  # seconds per image in each batch
 
 
 def compare_exports(
@@ -110,22 +102,23 @@ def compare_exports(
     *,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[ExportComparison]:
-    """Return one comparison per export, in order.
-
-    `exports` and their `sizes` (see `ExportComparison.size`) are given by name, and `done` is
-    called with the number of images of each batch. The first batch is predicted twice, and only the
-    second pass is timed.
+    """Return one comparison per export, in order; `done` is called with the images of each batch.
 
     Raises:
         RunError: Some logits of the original are not finite, or an export and the run have
             different class names.
     """
+    for name, model in exports.items():
+        if model.classes != original.classes:
+            raise RunError(
+                f"the --{name} export and the run have different class names",
+                fix="report this as a bug, and keep the run directory",
+            )
     models = {"": original, **exports}
     logs = {name: PredictionLog() for name in models}
     labels: list[int | Flags] = []
     units: list[str] = []
-    images = iter(samples)
-    order = [*models]
+    images, order = iter(samples), [*models]
     while batch := list(islice(images, _BATCH_SIZE)):
         labels += [sample.label for sample in batch]
         units += [sample.group for sample in batch]
@@ -141,16 +134,10 @@ def compare_exports(
         order = [*order[1:], order[0]]  # varies the order of the models
     if not all(np.isfinite(logits).all() for logits in logs[""].logits):
         raise not_finite()
-    for name, model in exports.items():
-        if model.classes != original.classes:
-            raise RunError(
-                f"the --{name} export and the run have different class names",
-                fix="report this as a bug, and keep the run directory",
-            )
     return [
         comparison_row(
             name,
-            exports[name].by,
+            model.by,
             logs[name],
             logs[""],
             labels,
@@ -158,7 +145,7 @@ def compare_exports(
             thresholds=original.thresholds,
             units=units if any(units) else (),
         )
-        for name in exports
+        for name, model in exports.items()
     ]
 
 
@@ -173,11 +160,7 @@ def comparison_row(
     thresholds: tuple[float, ...] = (),
     units: Sequence[str] = (),
 ) -> ExportComparison:
-    """Return the comparison of one export with the original.
-
-    A multi-label prediction (with `thresholds`) is correct only if every label is. `units` are the
-    groups of the images, if they have any.
-    """
+    """Return the comparison of one export with the original; `units` are the images' groups."""
     before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
     truth = np.array(labels)
     predicted = predictions(before, thresholds), predictions(after, thresholds)
@@ -186,14 +169,19 @@ def comparison_row(
         truth = truth[:, None]
     right = [same_rows(one, truth) for one in predicted]
     groups = np.unique(units, return_inverse=True)[1] if units else None
-    is_finite = before.shape == after.shape and bool(np.isfinite(after).all())
+    difference = moved = float("inf")
+    if before.shape == after.shape and np.isfinite(after).all():
+        probabilities = sigmoid if thresholds else softmax
+        one, other = (probabilities(logits.astype(np.float64)) for logits in (before, after))
+        difference, moved = float(np.abs(before - after).max()), float(np.abs(one - other).max())
     return ExportComparison(
         name=name,
         by=by,
         images=0 if is_noise else len(truth),
-        difference=float(np.abs(before - after).max()) if is_finite else float("inf"),
+        difference=difference,
+        moved=moved,
         largest=float(np.abs(before).max()),
-        changed=len(truth) - count_same(*predicted),
+        changed=len(truth) - int(same_rows(*predicted).sum()),
         correct=(int(right[0].sum()), int(right[1].sum())),
         interval=accuracy_interval(right[1], groups),
         groups=0 if groups is None else len({*units}),
@@ -205,31 +193,27 @@ def comparison_row(
 
 
 def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> None:
-    """Check that the predictions of an export agree with the original predictions.
+    """Raise a RunError if the predictions of an export do not agree with the original predictions.
 
     For int8, the predicted class may change on at most one image, or on the fraction `_MAX_CHANGED`
     of the images if that is more. For other formats, logits may differ by at most `max_error`,
     relative to the larger of 1 and the largest logit.
-
-    Raises:
-        RunError: The difference exceeds the tolerance of the format, or there are no validation
-            images to measure the accuracy of int8.
     """
-    on = f"of {row.compared_on}" if row.images else "noise images"
-    problem = (
-        f"the predictions of the --{row.name} export differ from the run's: logits by up to "
-        f"{row.difference:.2g}, predicted classes on {row.changed} {on}. The export was removed"
-    )
+    is_off, fix = row.difference > max_error * max(1.0, row.largest), ""
     if row.is_eight_bits:
         if not row.images:
             raise RunError(
-                f"--{row.name} cannot be checked, because the validation images no longer exist",
+                f"the accuracy of --{row.name} cannot be measured because the validation images no "
+                "longer exist",
                 fix="restore them at data.path (see the run's config.toml), or remove "
                 f"--{row.form}",
             )
-        if row.changed > max(1, _MAX_CHANGED * row.images) or not np.isfinite(row.difference):
-            raise RunError(
-                problem, fix=f"remove --{row.form}, because 8 bits are too few for this model"
-            )
-    elif row.difference > max_error * max(1.0, row.largest):
-        raise RunError(problem, fix="report this as a bug, and keep the run directory")
+        is_off = row.changed > max(1, _MAX_CHANGED * row.images) or np.isinf(row.difference)
+        fix = f"remove --{row.form}, because 8 bits are too few for this model"
+    if is_off:
+        raise RunError(
+            f"the predictions of the --{row.name} export differ from the run's: logits by up to "
+            f"{row.difference:.2g}, predicted classes on {row.changed} "
+            f"{f'of {row.compared_on}' if row.images else 'noise images'}; the export was removed",
+            fix=fix or "report this as a bug, and keep the run directory",
+        )

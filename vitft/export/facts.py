@@ -4,12 +4,11 @@ Names of classes, folders and weights can contain any character. The argument `l
 a function that converts a name to text that is displayed literally.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun
@@ -21,39 +20,8 @@ from vitft.models.pretrained.catalog import (
     obligation,
 )
 from vitft.models.pretrained.locate import RANDOM
-from vitft.system.text import count, interval, percent
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-
-_PROGRAMS = Path(__file__).parent / "programs"
-
-
-@functools.cache
-def _program_engine() -> "Environment":
-    """Return the template engine for programs, which escapes nothing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    engine = Environment(
-        loader=FileSystemLoader(_PROGRAMS),
-        autoescape=False,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    engine.globals["count"] = count
-    engine.filters |= {"interval": interval, "percent": percent}
-    engine.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    return engine
-
-
-def program(name: str, **values: Any) -> str:  # noqa: ANN401 - any template values
-    """Return the program of a template."""
-    return _program_engine().get_template(f"{name}.j2").render(**values)
-
-
-# facts about a run as sentences, for the README of an export and for exported pages ---------------
+from vitft.report.html import filled
+from vitft.system.text import percent
 
 
 def _count_images(run: Path) -> dict[str, Counter[str]]:
@@ -69,10 +37,7 @@ def _count_images(run: Path) -> dict[str, Counter[str]]:
 def run_sentences(
     trained: TrainedRun, licence: str, literal: Callable[[str], str]
 ) -> dict[str, str]:
-    """Return sentences about the `model`, the `view` (preprocessing), the `data` and the `licence`.
-
-    `licence` is the chosen one; if empty, the sentence names that of the pretrained weights.
-    """
+    """Return sentences about the `model`, `view` (preprocessing), `data` and `licence`."""
     card, found = trained.card, trained.measured
     origin = Path(card.weights.get("name", "")).name
     if origin == "model":  # the file name model.safetensors conveys no information
@@ -95,7 +60,7 @@ def run_sentences(
         "from_scratch": is_from_scratch(card.weights),
     }
     topics = ("model", "view", "data", "licence")
-    return {about: program("facts", about=about, **values).rstrip() for about in topics}
+    return {about: filled("facts.j2", about=about, **values).rstrip() for about in topics}
 
 
 def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:

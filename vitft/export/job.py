@@ -30,6 +30,7 @@ from vitft.export.trained import (
     num_comparison_images,
 )
 from vitft.models.pretrained.fetch import describe_failure, http_error, plain_http, status_of
+from vitft.report.html import filled
 from vitft.system import console
 from vitft.system.errors import RunError, WeightsError
 from vitft.system.files import atomic_folder, writing
@@ -42,8 +43,7 @@ from vitft.system.text import count, percent, shell_quote
 class Exported:
     """Folder written by an export, and the comparison of each format with the run."""
 
-    folder: Path
-    """Folder with the files of a single format, or with one subfolder per format."""
+    folder: Path  # folder with the files of a single format, or with one subfolder per format
     rows: tuple[ExportComparison, ...]
     notes: tuple[str, ...] = ()
     refused: tuple[RunError, ...] = ()
@@ -56,7 +56,7 @@ class Exported:
     def compared_with(self) -> tuple[str, ...]:
         """What the `narrow` formats were compared with, as a sentence; empty if none is narrow."""
         which = f"{format_options(self.narrow)} compared" if len(self.rows) > 1 else "compared"
-        text = f"{which} with a head on the last block, not the run's head"
+        text = f"{which} with a head on the last block, not with the run's"
         return (text,) if self.narrow else ()
 
     @property
@@ -79,11 +79,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
     """Export a run in each format of the plan, and keep the formats that agree with the run.
 
     Raises:
-        RunError: The run is missing or cannot be exported to a format, the predictions of every
-            format differ from the run's by more than the tolerance, or the folder is not writable.
-        WeightsError: The repository `hf:owner/name` of the run cannot be found.
-        ResourceError: The disk is full.
-        Stopped: A signal was received; the files written so far have been removed.
+        RunError: A format cannot represent the model, or no format agrees with the run.
     """
     trained, takes_bytes = load_trained(run), plan.with_preprocessing
     known: dict[str, ExportFormat] = {
@@ -107,9 +103,14 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
                 else "use --safetensors, --onnx or --torch-export, which support every model",
             )
     with Stopper(), atomic_folder(plan.out) as fresh:
-        opened, sizes = _write_formats(trained, formats, fresh)
+        folders = {name: fresh if len(formats) == 1 else fresh / name for name in formats}
+        opened: dict[str, OpenedModel] = {}
+        sizes: dict[str, int] = {}
+        for name, each in formats.items():
+            with console.timed_step(f"writing --{name}"):
+                _write(name, each, trained, folders[name], opened, sizes)
         rows: list[ExportComparison] = []
-        for source in {id(one): one for one in (trained, trained.of_last_block)}.values():
+        for source in dict.fromkeys((trained, trained.of_last_block)):
             names = [n for n, one in formats.items() if one.source(trained) is source]
             group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
             if not group:
@@ -120,36 +121,52 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             total = num_comparison_images(source, plan.images)
             with console.Progress(f"comparing {which}with the run", total) as progress:
                 rows += compare_exports(original, group, images, sizes, done=progress.advance)
-        refused = _remove_refused(rows, plan, fresh)
-        rows = [row for row in rows if row.form not in refused]
+        # Formats whose predictions differ from the run's are removed.
+        refused = _refused(rows, plan)
+        for name in refused:
+            with writing(fresh):
+                shutil.rmtree(folders[name])
+        named = {row.name: row for row in rows if row.form not in refused}
         kept = {name: one for name, one in formats.items() if name not in refused}
-        narrow = [name for name, one in kept.items() if one.reads_last_block]
-        if trained.of_last_block is trained:
-            narrow = []
-        notes = _export_notes(trained, plan, rows, kept, narrow)
-        named = {row.name: row for row in rows}
+        is_other = trained.of_last_block is not trained
+        narrow = [name for name, one in kept.items() if one.reads_last_block and is_other]
+        notes = _export_notes(trained, plan, [*named.values()], kept, narrow)
         for name, one in kept.items():
             if one.is_model:
-                folder, second = fresh if len(formats) == 1 else fresh / name, f"{name}, int8"
-                write_readme(
-                    one.source(trained), folder, named[name], plan, second=named.get(second)
-                )
+                second = named.get(f"{name}, int8")
+                write_readme(one.source(trained), folders[name], named[name], plan, second=second)
     return Exported(
         folder=plan.out,
-        rows=tuple(rows),
+        rows=tuple(named.values()),
         notes=tuple(notes),
         refused=tuple(refused.values()),
         narrow=tuple(narrow),
     )
 
 
-def _remove_refused(
-    rows: Sequence[ExportComparison], plan: ExportPlan, fresh: Path
-) -> dict[str, RunError]:
-    """Remove the formats whose predictions differ from the run's, and return the errors by format.
+def _write(
+    name: str,
+    each: ExportFormat,
+    trained: TrainedRun,
+    folder: Path,
+    opened: dict[str, OpenedModel],
+    sizes: dict[str, int],
+) -> None:
+    """Write and reopen a format; add its graphs and their sizes in bytes, by name."""
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    each.write(each.source(trained), folder)
+    opened[name] = each.open(folder)
+    sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
+    if each.graphs:
+        exact, small = (folder / graph for graph in each.graphs)
+        opened[f"{name}, int8"] = open_onnx(small)
+        sizes[f"{name}, int8"] = sizes[name] - exact.stat().st_size
+        sizes[name] -= small.stat().st_size
 
-    If none is left, an error is raised.
-    """
+
+def _refused(rows: Sequence[ExportComparison], plan: ExportPlan) -> dict[str, RunError]:
+    """Return an error for each format that does not agree with the run; raise it if none does."""
     refused: dict[str, RunError] = {}
     limits = {"transformers-js": MAX_ERROR_RESIZED, "html": MAX_ERROR_ROUNDED}
     for row in rows:
@@ -160,35 +177,7 @@ def _remove_refused(
             refused.setdefault(row.form, error)
     if refused and len(refused) == len({row.form for row in rows}):
         raise next(iter(refused.values()))
-    for name in refused:
-        with writing(fresh):
-            shutil.rmtree(fresh / name)
     return refused
-
-
-def _write_formats(
-    trained: TrainedRun, formats: Mapping[str, ExportFormat], fresh: Path
-) -> tuple[dict[str, OpenedModel], dict[str, int]]:
-    """Write and reopen each format; return the opened models and the sizes in bytes, by name.
-
-    A single format is written to the folder `fresh`, several to one subfolder each.
-    """
-    opened: dict[str, OpenedModel] = {}
-    sizes: dict[str, int] = {}
-    for name, each in formats.items():
-        folder = fresh if len(formats) == 1 else fresh / name
-        with console.timed_step(f"writing --{name}"):
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
-            each.write(each.source(trained), folder)
-            opened[name] = each.open(folder)
-            sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
-            if each.graphs:
-                exact, small = (folder / graph for graph in each.graphs)
-                opened[f"{name}, int8"] = open_onnx(small)
-                sizes[f"{name}, int8"] = sizes[name] - exact.stat().st_size
-                sizes[name] -= small.stat().st_size
-    return opened, sizes
 
 
 def _export_notes(
@@ -199,45 +188,28 @@ def _export_notes(
     narrow: Sequence[str],
 ) -> list[str]:
     """Return notes for the user on the verified `formats` of an export."""
-    notes = [row.cost for row in rows if row.cost]
-    if status := trained.results.status:
-        notes.append(
-            f"the run has not finished (status: {status}). To export the finished model, run "
-            f"`{resume_command(trained.run)}` first"
-        )
-    if narrow:
-        notes.append(
-            f"the head of {format_options(narrow)} uses only the last block, "
-            f"{trained.last_block_reason}. The other formats keep the run's head"
-        )
-    reason = timm_obstacle(trained.of_last_block.card)
-    if "safetensors" in formats and reason:
-        notes.append(f"only vitft can open the file, and no config.json is written: {reason}")
-    if "transformers" in formats:
-        notes.append(
-            "transformers needs timm to open the folder, because only the image processor for timm "
-            "models reproduces the run's transform"
-        )
+    resized = ""
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
         with console.timed_step("comparing the images that the graph resizes"):
             levels, fraction = view_difference(trained.card.transform, images, OPSET)
-        notes.append(
-            "images resized by the graph differ from those resized by vitft by at most "
-            f"{count(levels, 'grey level')} (out of 255), in {percent(fraction, 2)} of the values"
-        )
-    notes += [note for each in formats.values() for note in each.notes]
-    weights = trained.card.weights
-    has_model = any(one.is_model for one in formats.values())
-    if has_model and not plan.licence and not pretrained_licence(weights):
-        reason = "the licence of the weights is unknown"
-        if is_from_scratch(weights):
-            reason = "the model was trained without pretrained weights, so the choice is yours"
-        notes.append(
-            f"no licence is stated, because {reason}. To state one, export again with --licence "
-            "NAME, e.g. --licence apache-2.0"
-        )
-    return notes
+        levels_text = f"{count(levels, 'grey level')} (out of 255)"
+        resized = f"at most {levels_text}, in {percent(fraction, 2)} of the values"
+    weights, has_model = trained.card.weights, any(one.is_model for one in formats.values())
+    text = filled(
+        "notes.j2",
+        rows=rows,
+        status=trained.results.status,
+        resume=resume_command(trained.run),
+        formats=formats,
+        narrow=format_options(narrow),
+        narrow_reason=trained.last_block_reason,
+        obstacle=timm_obstacle(trained.of_last_block.card),
+        resized=resized,
+        is_licensed=not has_model or plan.licence or pretrained_licence(weights),
+        from_scratch=is_from_scratch(weights),
+    )
+    return [line for line in text.split("\n") if line]
 
 
 def export_safetensors(run: str | None, out: Path) -> Exported:
@@ -280,7 +252,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
         reason = describe_failure(cause if isinstance(cause, Exception) else error)
         owner, folder = plan.repo.split("/")[0], shell_quote(str(done.folder))
         raise WeightsError(
-            f"the upload to {plan.repo} failed: {reason}. The export is in {done.folder}",
+            f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}",
             fix=f"set HF_TOKEN to a token with write access to {owner}"
             if status in (401, 403)
             else f"upload it later: hf upload {plan.repo} {folder}",

@@ -48,12 +48,9 @@ CLOSED_FORMATS = ("torch-export", "html", "preprocessing")
 """Formats that vitft itself cannot open with `--run`."""
 _HUB_FORMATS = ("safetensors", "timm", "transformers", "transformers-js")
 """Formats that a hub repository can contain."""
-NUM_COMPARED = 64
-"""Default number of validation images used to compare exports with the original."""
-_MAX_LICENCE = 100
-"""Maximum number of characters in the name of a licence."""
-_MAX_CREDIT = 500
-"""Maximum number of characters in the credit of example images."""
+NUM_COMPARED = 64  # default number of validation images used to compare exports with the original
+_MAX_LICENCE = 100  # maximum number of characters in the name of a licence
+_MAX_CREDIT = 500  # maximum number of characters in the credit of example images
 _FREE_IMAGE_LICENCES = ("cc0-1.0", "pddl", "unlicense")
 """Licences that permit publishing images without naming the authors."""
 _CREDITED_IMAGE_LICENCES = (
@@ -69,38 +66,27 @@ _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.A
 class ExportPlan:
     """Formats to write, output folder and upload options of an export."""
 
-    formats: tuple[str, ...]
-    """Keys of `EXPORT_FORMATS`, in the same order."""
-    out: Path
-    """Output folder, new or empty; by default `export`, `export-2`, ..."""
+    formats: tuple[str, ...]  # keys of `EXPORT_FORMATS`, in the same order
+    out: Path  # output folder, new or empty; by default `export`, `export-2`, ...
     with_preprocessing: bool = False
     """Whether graphs accept bytes and normalise them; implied by `with_resize`."""
     with_resize: bool = False
     images: int = NUM_COMPARED
     repo: str = ""
     """Hub repository (owner/name) that the folder is uploaded to; empty for no upload."""
-    private: bool = False
-    """Whether to make the repository private if it is created."""
-    revision: str = ""
-    """Branch of the repository; empty for `main`."""
+    private: bool = False  # whether to make the repository private if it is created
+    revision: str = ""  # branch of the repository; empty for `main`
     licence: str = ""
     """Licence for the README; if empty, the licence of the pretrained weights is used."""
     dry_run: bool = False
     """Whether to write the folder for the hub without uploading it or using the network."""
     image_licence: str = ""
     """Licence of the images; if it permits publication, the hub page shows one image per class."""
-    image_credit: str = ""
-    """Authors of the images, shown below them."""
+    image_credit: str = ""  # authors of the images, shown below them
 
 
 def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> ExportPlan:  # noqa: ANN401
-    """Check the options of an export (fields of `ExportPlan`), and return its plan.
-
-    Raises:
-        UsageError: An option is missing, invalid or incompatible with another option, a library is
-            not installed, or the requested upload is not possible.
-        RunError: The folder already contains files or is not writable.
-    """
+    """Check the options of an export (fields of `ExportPlan`), and return its plan."""
     plan = ExportPlan(
         formats=tuple(name for name in EXPORT_FORMATS if name in formats),
         out=free_name(Path("export")) if out is None else plan_run(out, ""),

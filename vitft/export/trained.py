@@ -29,18 +29,15 @@ from vitft.models.timm_model import Model
 from vitft.predict.run_info import run_results
 from vitft.system.errors import ImageError, RunError
 
-_NUM_NOISE_IMAGES = 8
-"""Number of noise images that are compared if there are no validation images."""
+_NUM_NOISE_IMAGES = 8  # number of noise images that are compared if there are no validation images
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
     """The model of a run with its card."""
 
-    run: Path
-    """Run directory, or the folder that contains a single checkpoint."""
-    state: Mapping[str, Tensor]
-    """Float32 tensors by timm name."""
+    run: Path  # run directory, or the folder that contains a single checkpoint
+    state: Mapping[str, Tensor]  # float32 tensors by timm name
     card: Card
 
     @cached_property
@@ -85,12 +82,7 @@ class TrainedRun:
 
 
 def load_trained(run: str | None) -> TrainedRun:
-    """Load the model of a run (default: the latest).
-
-    Raises:
-        RunError: The run does not exist, a file of it is damaged, or it has no classes.
-        WeightsError: The repository `hf:owner/name` cannot be found.
-    """
+    """Load the model of a run (default: the latest)."""
     source = find_model(run)
     state, card = load_classifier(source)
     if not card.classes:
@@ -158,11 +150,7 @@ class LabelledImage:
 
 
 def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Yield at most `count` unchanged validation images of a run, or noise if there are none.
-
-    Raises:
-        RunError: The run's config.toml or split.csv is damaged.
-    """
+    """Yield at most `count` unchanged validation images of a run, or noise if there are none."""
     is_empty = True
     for sample in unchanged_images(trained, count):
         is_empty = False
@@ -182,11 +170,7 @@ def num_comparison_images(trained: TrainedRun, count: int) -> int:
 
 
 def unchanged_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Sample `count` evenly spaced validation images, and yield those unchanged since the run.
-
-    Raises:
-        RunError: The run's config.toml or split.csv is damaged.
-    """
+    """Sample `count` evenly spaced validation images, and yield those unchanged since the run."""
     manifest, grey_range = run_manifest(trained.run), trained.card.transform.grey_range
     if manifest is None:
         return

@@ -18,8 +18,7 @@ EACH_RUN = "Accuracy of each run with its 95% interval"
 BY_EPOCH = "Validation accuracy by epoch"
 BY_IMAGES = "Cross-validated accuracy by training images"
 BY_PENALTY = "Cross-validated accuracy by L2 penalty"
-ON_VALIDATION = "validation accuracy"
-ON_TEST = "accuracy on test images (%)"
+ON_TEST = "accuracy on test images"
 
 
 def figure_of_runs(images: int) -> str:

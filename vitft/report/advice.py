@@ -116,13 +116,13 @@ def _weakest_class(run: Run) -> _Advice | None:
     """Advise collecting images of a class with too few images, or else with a low recall."""
     if advice := _small_classes(run):
         return advice
-    known = [one for one in run.results.weakest if run.train_counts[one.name]]
+    known = [one for one in run.results.weakest if run.sizes[one.name, "train"]]
     if not known or len(run.classes) < 2:
         return None
     worst, overall = known[0], run.results.estimate(known[0].kind)
     kind, how = "label" if run.several else "class", ""
     if overall and worst.measure == "recall":
-        classes = len(run.train_counts)
+        classes = sum(part == "train" for _, part in run.sizes)
         if worst.kind == "validation":
             classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
         how = f" {compared_with_accuracy(worst, overall.value, classes)}"
@@ -134,22 +134,20 @@ def _weakest_class(run: Run) -> _Advice | None:
 
 def _small_classes(run: Run) -> _Advice | None:
     """Advise collecting images of classes or labels that have far fewer images than the others."""
-    validated = Counter(
-        name for row in run.rows if row.split == "val" for name in run.split.names(row)
-    )
-    sizes = {name: run.train_counts[name] + validated[name] for name in run.classes}
+    sizes = {name: run.sizes[name, "train"] + run.sizes[name, "val"] for name in run.classes}
     usual = statistics.median(sizes.values())
     small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS))
     if not small:
         return None
     named = listing((f"{name} ({n:,})" for n, name in small), most=3)
     fewest = small[0][1]
-    known = count(validated[fewest], "validation image")
+    validated = run.sizes[fewest, "val"]
+    known = count(validated, "validation image")
     return _Advice(
         f"Collect images of {named} first.",
         f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
         f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The recall "
-        f"of {fewest} is {f'measured on {known} only' if validated[fewest] else 'unknown'}.",
+        f"of {fewest} is {f'measured on {known} only' if validated else 'unknown'}.",
     )
 
 

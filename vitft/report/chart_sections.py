@@ -1,17 +1,29 @@
 """Sections of a run's page that consist of text, charts and a table of the charted values."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from vitft.messages.pages import confidence_text, learning_text, penalty_text
 from vitft.messages.results import CROSS_VALIDATED, INTERVAL, sentence
 from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch, stopped_early
-from vitft.metrics.results import LogLine
-from vitft.report import charts
-from vitft.report.charts import HEIGHT, WIDTH
+from vitft.metrics.intervals import wilson_interval
+from vitft.metrics.results import Interval, LogLine
+from vitft.report.charts import (
+    HEIGHT,
+    WIDTH,
+    Axis,
+    Chart,
+    Series,
+    charted,
+    epoch_axis,
+    error_bar,
+    log_axis,
+)
 from vitft.report.html import LIGHT
 from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError
@@ -35,10 +47,25 @@ def epochs_section(run: Run) -> _ChartSection | None:
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
     if not log:
         return None
-    xs = epoch_numbers(log)
-    loss = [[line[key] for line in log] for key in ("train_loss", "val_loss")]
-    top1 = [[line[key] for line in log] for key in ("train_top1", "val_top1")]
+    xs, lines = epoch_numbers(log), [dict[str, Any](line) for line in log]
     parts = ("training", "validation")
+    loss, top1 = [
+        [
+            Series(
+                name=name,
+                colour=colour,
+                xs=xs,
+                ys=[line[f"{key}_{kind}"] for line in lines],
+                dashes=dashes,
+                markers=None if len(xs) <= 24 else (),
+            )
+            for name, key, colour, dashes in (
+                ("training", "train", "second", ""),
+                ("validation", "val", "accent", "10 4"),
+            )
+        ]
+        for kind in ("loss", "top1")
+    ]
     text = f"The run trained for {count(len(log), 'epoch')}."
     stages = [stage for stage in run.layers.split(",") if stage != "head"]
     planned = int(run.setting("optim", "epochs") or 0) * max(1, len(stages))
@@ -61,13 +88,15 @@ def epochs_section(run: Run) -> _ChartSection | None:
         title="Training curves",
         text=text,
         charts=[
-            charts.epoch_chart("Loss by epoch", xs, *loss, y="loss (nats)"),
-            charts.epoch_chart("Accuracy by epoch", xs, *top1, y="accuracy", is_percent=True),
+            charted(
+                "Loss by epoch", epoch_axis(xs), loss, title="loss (nats)", is_percent=False
+            ).markup(),
+            charted("Accuracy by epoch", epoch_axis(xs), top1).markup(),
         ],
         columns=["epoch", *(f"{p} loss" for p in parts), *(f"{p} accuracy" for p in parts)],
         rows=[
             [x, f"{a:.4f}", f"{b:.4f}", percent(c), percent(d)]
-            for x, a, b, c, d in zip(xs, *loss, *top1, strict=True)
+            for x, a, b, c, d in zip(xs, *(one.ys for one in (*loss, *top1)), strict=True)
         ],
     )
 
@@ -86,10 +115,21 @@ def penalty_section(run: Run) -> _ChartSection | None:
         return None
     best, label = run.measured.get("l2", 0.0), f"{CROSS_VALIDATED.capitalize()} by penalty"
     penalties, accuracies = [line["l2"] for line in log], [line["cv_top1"] for line in log]
+    series = [Series(name=CROSS_VALIDATED, colour="accent", xs=penalties, ys=accuracies)]
+    if ringed := [
+        pair for pair in zip(penalties, accuracies, strict=True) if math.isclose(pair[0], best)
+    ]:
+        xs, ys = zip(*ringed, strict=True)
+        ring = Series(
+            name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
+        )
+        series.append(ring)
+    ticks = [(value, f"{value:g}") for value in sorted(penalties)]
+    axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")
     return _ChartSection(
         title="How the head was fitted",
         text=penalty_text(run.measured, len(run.classes), log[0].get("cv_classes")),
-        charts=[charts.penalty_chart(label, penalties, accuracies, best)],
+        charts=[charted(label, axis, series).markup()],
         columns=["penalty", "cross-validated loss", CROSS_VALIDATED],
         rows=[
             [f"{line['l2']:g}", f"{line['cv_loss']:.4f}", percent(line["cv_top1"])] for line in log
@@ -109,10 +149,29 @@ def confidence_section(run: Run) -> _ChartSection | None:
         digits = next((d for d in (0, 1) if len({percent(end, d) for end in ends}) > 1), 2)
         values = percent(one.get("confidence")), percent(one.get("accuracy"))
         rows.append([interval(ends, digits), one["images"], *values])
+    series = [
+        Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=()),
+        *(
+            error_bar(
+                b["confidence"],
+                wilson_interval(round(b["accuracy"] * b["images"]), b["images"]),
+            )
+            for b in bins
+        ),
+        Series(
+            name=f"measured, with {INTERVAL}",
+            colour="accent",
+            xs=[b["confidence"] for b in bins],
+            ys=[b["accuracy"] for b in bins],
+            width=0,
+        ),
+    ]
+    ticks = [(value / 5, f"{20 * value}%") for value in range(6)]
+    x, y = (Axis(low=0, high=1.02, ticks=ticks, title=t) for t in ("confidence", "accuracy"))
     return _ChartSection(
         title="Is the confidence reliable?",
         text=confidence_text(run.measured),
-        charts=[charts.reliability_diagram("Accuracy by confidence", bins)],
+        charts=[Chart(label="Accuracy by confidence", x=x, y=y, series=series).markup()],
         caption="Points above the diagonal: underconfident. Points below: overconfident.",
         columns=["confidence", counted, "mean confidence", "accuracy"],
         rows=rows,
@@ -131,13 +190,40 @@ def learning_section(run: Run) -> _ChartSection | None:
     return _ChartSection(
         title="Would more images help?",
         text=learning_text(more, several=run.several),
-        charts=[charts.learning_curve_chart(label, measured, extrapolated, bounds=bounds)],
+        charts=[learning_chart(label, measured, extrapolated, bounds=bounds).markup()],
         columns=["training images", "accuracy", INTERVAL],
         rows=[
             [f"{images:,}", percent(top1), interval(ends)]
             for (images, top1), ends in zip(measured, bounds, strict=True)
         ],
     )
+
+
+def learning_chart(
+    label: str,
+    points: Sequence[tuple[float, float]],
+    extrapolated: tuple[float, float] | None,
+    *,
+    bounds: Sequence[Interval] = (),
+) -> Chart:
+    """Return a chart of accuracy by number of training images.
+
+    `points` and the extrapolated one are pairs (number of images, accuracy), and `bounds` the 95%
+    intervals of the points.
+    """
+    xs, ys = zip(*points, strict=True)
+    name = f"measured, {INTERVAL}" if bounds else "measured"
+    series = [error_bar(x, ends) for x, ends in zip(xs, bounds, strict=False)]
+    series.append(Series(name=name, colour="accent", xs=xs, ys=ys))
+    if extrapolated is not None:
+        more = Series(
+            name="extrapolated", colour="second", xs=[xs[-1], extrapolated[0]],
+            ys=[ys[-1], extrapolated[1]], dashes="4 4", markers=[False, True], is_hollow=True,
+        )  # fmt: skip
+        series.append(more)
+    places = sorted({x for one in series for x in one.xs})
+    axis = log_axis(places, [(value, f"{value:,.0f}") for value in places], "training images")
+    return charted(label, axis, series)
 
 
 # charts of a run's page as SVG files, for slides and papers ---------------------------------------
@@ -149,11 +235,6 @@ def write_charts(run: Path, folder: Path) -> list[str]:
     """Write the charts of the page of a run as SVG files to a new folder, and return their names.
 
     The charts have a white background and the colours of the page in light mode.
-
-    Raises:
-        RunError: A file of the run is damaged, the run has no chart, or the folder exists or cannot
-            be written.
-        ResourceError: The disk is full.
     """
     content = read_run(run)
     makers = (epochs_section, penalty_section, learning_section, confidence_section)

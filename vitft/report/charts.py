@@ -1,17 +1,16 @@
-"""Charts for the HTML pages, with labels that contain no text from the user's files."""
+"""Line charts for pages and figures: series, axes and their SVG markup, and bars of scores.
+
+The markup is for pages with two colour schemes and no style attributes.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import cycle
+from itertools import compress
 
-from vitft.messages.comparison import EACH_RUN, ON_SHARED
-from vitft.messages.results import CROSS_VALIDATED, INTERVAL, bar_label
-from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import CalibrationBin, Interval
-
-# line charts as SVG markup, for pages with two colour schemes and no style attributes -------------
+from vitft.messages.results import bar_label
+from vitft.metrics.results import Interval
 
 WIDTH, HEIGHT = 324.0, 208.8  # in SVG units; as wide as a narrow phone, so that labels are legible
 _BOTTOM = 172.8  # vertical position of the x-axis
@@ -35,9 +34,10 @@ class Series:
     name: str = ""  # text in the legend; empty for no legend entry
     width: float = 2.0
     dashes: str = ""  # value of `stroke-dasharray`; empty for a solid line
-    markers: Sequence[bool] | None = None  # whether each point is a circle; None if all are
+    markers: Sequence[bool] | None = None  # which of the points are circles; None if all are
     radius: float = 3.0
     is_hollow: bool = False
+    band: Sequence[Interval] = ()  # intervals of the points, which only figures show
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Axis:
         return self.begin + (self.end - self.begin) * (at - low) / (high - low)
 
 
-def _axis_limits(
+def axis_limits(
     values: Sequence[float], *, is_log: bool = False, is_percent: bool = False
 ) -> tuple[float, float]:
     """Return the limits of an axis that spans the values, with a margin on each side.
@@ -88,7 +88,7 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
 
 def epoch_ticks(epochs: Sequence[float]) -> list[float]:
     """Return ticks for an axis of epochs: round values and the last epoch."""
-    values = round_ticks(*_axis_limits(epochs), integer=True)
+    values = round_ticks(*axis_limits(epochs), integer=True)
     last = max(epochs)
     step = values[1] - values[0] if len(values) > 1 else 0.0
     return [value for value in values if last - value >= 0.6 * step and value < last] + [last]
@@ -150,10 +150,8 @@ class Chart:
         ]
         if series.width:
             self._draw_line(points, series.colour, series.width, series.dashes)
-        markers = series.markers if series.markers is not None else [True] * len(points)
-        for point, is_marked in zip(points, markers, strict=True):
-            if is_marked:
-                self._draw_marker(point, series)
+        for point in points if series.markers is None else compress(points, series.markers):
+            self._draw_marker(point, series)
 
     def _draw_marker(self, point: tuple[float, float], series: Series) -> None:
         x, y, r = *point, series.radius
@@ -201,143 +199,43 @@ def _text_width(text: str, size: int = FONT_SIZE) -> float:
     return size * sum(_LETTER_WIDTHS.get(letter, 0.63) for letter in text)
 
 
-# charts for the HTML pages, with labels that contain no text from the user's files ----------------
-
-_NO_MARKERS = (False, False)
-_RUN_LOOKS = (
-    ("accent", ""),
-    ("second", "7 4"),
-    ("muted", "2 3"),
-    ("accent", "2 3"),
-    ("second", ""),
-)
-"""Colour and dashes of each run in charts that compare runs; further runs repeat them."""
-
-
-def epoch_chart(
+def charted(
     label: str,
-    epochs: Sequence[float],
-    training: Sequence[float],
-    validation: Sequence[float],
+    x_axis: Axis,
+    series: Sequence[Series],
     *,
-    y: str,
-    is_percent: bool = False,
-) -> str:
-    """Return a chart of training values (solid line) and validation values (dashed) by epoch."""
-    markers = None if len(epochs) <= 24 else [False] * len(epochs)
-    lines = (("training", "second", training, ""), ("validation", "accent", validation, "10 4"))
-    series = [
-        Series(name=name, colour=colour, xs=epochs, ys=ys, dashes=dashes, markers=markers)
-        for name, colour, ys, dashes in lines
-    ]
-    return _with_y_axis(label, _epoch_axis(epochs), series, title=y, is_percent=is_percent)
+    title: str = "accuracy",
+    is_percent: bool = True,
+) -> Chart:
+    """Return a chart whose y-axis, with this title, spans the values of the series."""
+    low, high = axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
+    values = round_ticks(low, high)
+    ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
+    y_axis = Axis(low=low, high=high, ticks=ticks, title=title)
+    return Chart(label=label, x=x_axis, y=y_axis, series=series)
 
 
-def penalty_chart(
-    label: str, penalties: Sequence[float], accuracies: Sequence[float], selected: float
-) -> str:
-    """Return a chart of cross-validated accuracy by penalty, with the selected penalty circled."""
-    series = [Series(name=CROSS_VALIDATED, colour="accent", xs=penalties, ys=accuracies)]
-    pairs = zip(penalties, accuracies, strict=True)
-    if ringed := [pair for pair in pairs if math.isclose(pair[0], selected)]:
-        xs, ys = zip(*ringed, strict=True)
-        ring = Series(
-            name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
-        )
-        series.append(ring)
-    ticks = [(value, f"{value:g}") for value in sorted(penalties)]
-    x_axis = _log_axis(penalties, ticks, "L2 penalty on the weights of the head")
-    return _with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
+def epoch_axis(epochs: Sequence[float]) -> Axis:
+    """Return an axis of epochs."""
+    low, high = axis_limits(epochs)
+    ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
+    return Axis(low=low, high=high, ticks=ticks, title="epoch")
 
 
-def learning_curve_chart(
-    label: str,
-    points: Sequence[tuple[float, float]],
-    extrapolated: tuple[float, float] | None,
-    *,
-    bounds: Sequence[Interval] = (),
-) -> str:
-    """Return a chart of accuracy by number of training images.
-
-    Each point is a pair (number of images, accuracy). If there is an extrapolated point, a dashed
-    line connects the last measured point to it. `bounds` are the 95% intervals of the points.
-    """
-    xs, ys = zip(*points, strict=True)
-    series = [_error_bar(x, ends, "accent") for x, ends in zip(xs, bounds, strict=False)]
-    series.append(
-        Series(
-            name=f"measured, {INTERVAL}" if bounds else "measured", colour="accent", xs=xs, ys=ys
-        )
-    )
-    if extrapolated is not None:
-        line = [xs[-1], extrapolated[0]], [ys[-1], extrapolated[1]]
-        more = Series(
-            name="extrapolated", colour="second", xs=line[0], ys=line[1], dashes="4 4",
-            markers=[False, True], is_hollow=True,
-        )  # fmt: skip
-        series.append(more)
-    places = [*{x for one in series for x in one.xs}]
-    ticks = [(value, f"{value:,.0f}") for value in sorted(places)]
-    x_axis = _log_axis(places, ticks, "training images")
-    return _with_y_axis(label, x_axis, series, title="accuracy", is_percent=True)
+def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
+    """Return a logarithmic axis that spans the values."""
+    low, high = axis_limits(values, is_log=True)
+    return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
 
 
-def reliability_diagram(label: str, bins: Sequence[CalibrationBin]) -> str:
-    """Return a reliability diagram: accuracy by confidence, with intervals and the diagonal."""
-    series = [
-        Series(name="ideal", colour="muted", xs=[0, 1], ys=[0, 1], width=1, markers=_NO_MARKERS)
-    ]
-    for b in bins:
-        bounds = wilson_interval(round(b["accuracy"] * b["images"]), b["images"])
-        series.append(_error_bar(b["confidence"], bounds, "accent"))
-    xs, ys = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-    series.append(Series(name=f"measured, with {INTERVAL}", colour="accent", xs=xs, ys=ys, width=0))
-    ticks = [(value / 5, f"{20 * value}%") for value in range(6)]
-    x_axis = Axis(low=0, high=1.02, ticks=ticks, title="confidence")
-    y_axis = Axis(low=0, high=1.02, ticks=ticks, title="accuracy")
-    return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
+def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
+    """Return a tick for each fraction: its position, and a label such as `85%` or `85.5%`."""
+    return [(value, f"{round(100 * value, 3):g}%") for value in fractions]
 
 
-def _error_bar(x: float, bounds: Interval, colour: str) -> Series:
-    return Series(colour=colour, xs=[x, x], ys=bounds, width=1.2, markers=_NO_MARKERS)
-
-
-def interval_chart(names: Sequence[str], accuracies: Sequence[tuple[float, Interval]]) -> str:
-    """Return a chart of accuracies and intervals, with one row per name."""
-    series = []
-    for row, (accuracy, ends) in enumerate(accuracies):
-        colour, _ = _RUN_LOOKS[row % len(_RUN_LOOKS)]
-        series += [
-            Series(colour=colour, xs=ends, ys=[row, row], width=1.6, markers=_NO_MARKERS),
-            Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4),
-        ]
-    low, high = _axis_limits([value for one in series for value in one.xs], is_percent=True)
-    x_axis = Axis(low=low, high=high, ticks=_percent_ticks(round_ticks(low, high)), title=ON_SHARED)
-    y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
-    return Chart(label=EACH_RUN, x=x_axis, y=y_axis, series=series).markup()
-
-
-def overlaid_curves(
-    label: str,
-    curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
-    *,
-    x: str,
-    is_percent: bool,
-    is_log: bool,
-) -> str:
-    """Return a chart of one curve per run, each given as its letter, x values and y values."""
-    series = []
-    for (letter, xs, ys), (colour, dashes) in zip(curves, cycle(_RUN_LOOKS)):
-        markers = None if len(xs) <= 24 else [False] * len(xs)
-        series.append(
-            Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys, markers=markers)
-        )
-    places = sorted({place for _, xs, _ in curves for place in xs})
-    axis = _epoch_axis(places)
-    if is_log:
-        axis = _log_axis(places, [(value, f"{value:,g}") for value in places], x)
-    title = "accuracy" if is_percent else "loss (nats)"
-    return _with_y_axis(label, axis, series, title=title, is_percent=is_percent)
+def error_bar(x: float, bounds: Interval) -> Series:
+    """Return a vertical line for an interval."""
+    return Series(colour="accent", xs=[x, x], ys=bounds, width=1.2, markers=())
 
 
 def score_bar(
@@ -348,14 +246,19 @@ def score_bar(
     Positions are percentages, so that the bar has the width of its container. With `marks`, the
     name of the baseline, the ends of the bar and the baseline are labelled.
     """
-    label = bar_label(name, value, bounds, baseline)
-    parts = [_bar_part("track", 0, 100, "%", 6, 12)]
+    label, parts = bar_label(name, value, bounds, baseline), list[str]()
+
+    def add(look: str, left: float, width: str, top: int = 1, height: int = 22) -> None:
+        place = f'x="{left:.2f}%" y="{top}" width="{width}" height="{height}"'
+        parts.append(f'<rect class="{look}" {place}></rect>')
+
+    add("track", 0, "100.00%", 6, 12)
     if bounds:
         width = max(0.5, 100 * (bounds[1] - bounds[0]))
-        parts.append(_bar_part("band", 100 * bounds[0], width, "%", 6, 12))
+        add("band", 100 * bounds[0], f"{width:.2f}%", 6, 12)
     if baseline is not None:
-        parts.append(_bar_part("f-second", min(99.0, 100 * baseline), 3, "", 1, 22))
-    parts.append(_bar_part("f-accent", min(99.0, 100 * value), 4, "", 1, 22))
+        add("f-second", min(99.0, 100 * baseline), "3.00")
+    add("f-accent", min(99.0, 100 * value), "4.00")
     look = "score-bar marked" if marks else "score-bar"
     if marks:
         at = 100 * (baseline or 0.0)
@@ -367,36 +270,3 @@ def score_bar(
             for x, side, text in [*labels, (at, anchor, marks)]
         ]
     return f'<svg class="{look}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
-
-
-def _bar_part(look: str, left: float, width: float, unit: str, top: int, height: int) -> str:
-    return (
-        f'<rect class="{look}" x="{left:.2f}%" y="{top}" width="{width:.2f}{unit}" '
-        f'height="{height}"></rect>'
-    )
-
-
-def _with_y_axis(
-    label: str, x_axis: Axis, series: Sequence[Series], *, title: str, is_percent: bool
-) -> str:
-    low, high = _axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
-    values = round_ticks(low, high)
-    ticks = _percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
-    y_axis = Axis(low=low, high=high, ticks=ticks, title=title)
-    return Chart(label=label, x=x_axis, y=y_axis, series=series).markup()
-
-
-def _epoch_axis(epochs: Sequence[float]) -> Axis:
-    low, high = _axis_limits(epochs)
-    ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
-    return Axis(low=low, high=high, ticks=ticks, title="epoch")
-
-
-def _log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
-    low, high = _axis_limits(values, is_log=True)
-    return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
-
-
-def _percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Return a tick for each fraction: its position, and a label such as `85%` or `85.5%`."""
-    return [(value, f"{round(100 * value, 3):g}%") for value in fractions]

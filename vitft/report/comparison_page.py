@@ -1,4 +1,4 @@
-"""HTML page of a comparison of runs: conclusions, curves, settings and images."""
+"""Page of a comparison of runs (conclusions, curves, settings, images) and its figure as a PNG."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,32 +6,42 @@ from pathlib import Path
 import numpy as np
 
 from vitft.messages import comparison as messages
+from vitft.messages.comparison import BY_EPOCH
 from vitft.metrics.intervals import accuracy_interval
 from vitft.metrics.summary import own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
-from vitft.report import charts
 from vitft.report.chart_sections import epoch_numbers
+from vitft.report.charts import (
+    Axis,
+    Chart,
+    Series,
+    axis_limits,
+    charted,
+    epoch_axis,
+    log_axis,
+    percent_ticks,
+    round_ticks,
+)
 from vitft.report.comparison import Proportion, RunComparison, SharedImage
 from vitft.report.html import render
 from vitft.report.run_files import Run, Thumbnails
+from vitft.system.console import visible
 from vitft.system.files import write_atomically
 from vitft.system.text import listing
 
+_RUN_LOOKS = (
+    ("accent", ""), ("second", "7 4"), ("muted", "2 3"), ("accent", "2 3"), ("second", "")
+)  # fmt: skip
+"""Colour and dashes of each run in the charts; further runs repeat them."""
 _MAX_DISPUTED = 60  # maximum number of disputed images on the page
-MAX_CURVES = 6  # maximum number of runs whose curves are overlaid; colours and dashes would repeat
+_MAX_CURVES = 6  # maximum number of runs whose curves are overlaid; colours and dashes would repeat
 
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:
-    """Write a comparison as an HTML page and return the path of the page.
-
-    Raises:
-        RunError: The page cannot be written.
-        ResourceError: The disk is full.
-    """
+    """Write a comparison as an HTML page and return the path of the page."""
     runs, accuracies = comparison.runs, comparison.accuracies
-    chart = charts.interval_chart(comparison.letters, accuracies) if accuracies else ""
     data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
-    descriptions = run_descriptions(runs)
+    descriptions = _run_descriptions(runs)
     view = {
         "title": f"{data}: {listing(descriptions, most=3)}",
         "data": data,
@@ -39,8 +49,8 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
         "comparison": comparison,
         "descriptions": descriptions,
         "accuracies": accuracies,
-        "chart": chart,
-        "curves": curve_charts(comparison),
+        "chart": _accuracy_chart(comparison, comparison.letters).markup() if accuracies else "",
+        "curves": [(title, chart.markup()) for title, chart in _curve_charts(comparison)],
         "settings": comparison.setting_rows(),
         "fixes": any(comparison.fixes),
         "classes": class_recalls(comparison),
@@ -51,7 +61,7 @@ def write_comparison(comparison: RunComparison, out: Path) -> Path:
     return out
 
 
-def run_descriptions(runs: Sequence[Run]) -> list[str]:
+def _run_descriptions(runs: Sequence[Run]) -> list[str]:
     """Describe each run by its data, weights and trained layers, as far as these differ.
 
     A run without pretrained weights is `from scratch`. Runs whose descriptions would be equal are
@@ -73,31 +83,75 @@ def run_descriptions(runs: Sequence[Run]) -> list[str]:
     return with_fixes if len({*with_fixes}) == len(runs) else [run.name for run in runs]
 
 
-def curve_charts(comparison: RunComparison) -> list[tuple[str, str]]:
+def draw_comparison(comparison: RunComparison, out: Path) -> Path:
+    """Draw the accuracies of the runs as a PNG, and their accuracy by epoch if two have any."""
+    from vitft.report.plots import MAX_LABEL, charts_png
+
+    runs, names = comparison.runs, []
+    for letter, text in zip(comparison.letters, map(visible, _run_descriptions(runs)), strict=True):
+        short = text if len(text) <= MAX_LABEL else f"...{text[3 - MAX_LABEL :]}"
+        names.append(f"{letter}  {short}")
+    curves = [chart for title, chart in _curve_charts(comparison) if title.startswith(BY_EPOCH)]
+    data = listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
+    charts = [_accuracy_chart(comparison, names), *curves]
+    size = 10.5 if curves else 6.4, max(3.2 if curves else 1.8, 1.2 + 0.4 * len(runs))
+    detail = messages.figure_of_runs(comparison.shared)
+    write_atomically(out, charts_png(charts, size, data, detail))
+    return out
+
+
+def _accuracy_chart(comparison: RunComparison, names: Sequence[str]) -> Chart:
+    """Return a chart of accuracies and intervals, with one row per run."""
+    series = []
+    for row, (accuracy, ends) in enumerate(comparison.accuracies):
+        colour, _ = _RUN_LOOKS[row % len(_RUN_LOOKS)]
+        series += [
+            Series(colour=colour, xs=ends, ys=[row, row], width=1.6, markers=()),
+            Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4),
+        ]
+    values = [value for one in series for value in one.xs] or [0.0, 1.0]
+    low, high = axis_limits(values, is_percent=True)
+    ticks = percent_ticks(round_ticks(low, high))
+    x_axis = Axis(low=low, high=high, ticks=ticks, title=messages.ON_SHARED)
+    y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
+    return Chart(label=messages.EACH_RUN, x=x_axis, y=y_axis, series=series)
+
+
+def _curve_charts(comparison: RunComparison) -> list[tuple[str, Chart]]:
     """Return the title and the chart of each kind of curve that at least two runs have."""
     kinds: tuple[tuple[str, str, Callable[[Run], list[tuple[float, float]]]], ...] = (
-        (messages.BY_EPOCH, "epoch", lambda run: by_epoch(run, "val_top1")),
-        ("Validation loss by epoch", "epoch", lambda run: by_epoch(run, "val_loss")),
+        (BY_EPOCH, "epoch", lambda run: _by_epoch(run, "val_top1")),
+        ("Validation loss by epoch", "epoch", lambda run: _by_epoch(run, "val_loss")),
         (messages.BY_IMAGES, "training images", _learning_points),
         (messages.BY_PENALTY, "L2 penalty", _by_penalty),
     )
     drawn = []
     for title, x, points_of in kinds:
-        curves = list[tuple[str, Sequence[float], Sequence[float]]]()
-        for letter, run in zip(comparison.letters, comparison.runs, strict=True):
-            if len(points := points_of(run)) > 1:
-                xs, ys = zip(*points, strict=True)
-                curves.append((letter, xs, ys))
-        if len(curves) > 1:
-            chart = charts.overlaid_curves(
-                title, curves[:MAX_CURVES], x=x, is_percent="accuracy" in title, is_log=x != "epoch"
+        every = zip(comparison.letters, map(points_of, comparison.runs), strict=True)
+        curves = [(letter, points) for letter, points in every if len(points) > 1]
+        if len(curves) < 2:
+            continue
+        series = []
+        for letter, points in curves[:_MAX_CURVES]:
+            colour, dashes = _RUN_LOOKS[comparison.letters.index(letter) % len(_RUN_LOOKS)]
+            xs, ys = zip(*points, strict=True)
+            markers = None if len(xs) <= 24 else ()
+            series.append(
+                Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys, markers=markers)
             )
-            more = f" ({', '.join(one[0] for one in curves[MAX_CURVES:])} not shown)"
-            drawn.append((title + more * (len(curves) > MAX_CURVES), chart))
+        places = sorted({place for one in series for place in one.xs})
+        axis = epoch_axis(places)
+        if x != "epoch":
+            axis = log_axis(places, [(value, f"{value:,g}") for value in places], x)
+        is_percent = "accuracy" in title
+        y = "accuracy" if is_percent else "loss (nats)"
+        more = f" ({', '.join(letter for letter, _ in curves[_MAX_CURVES:])} not shown)"
+        name = title + more * (len(curves) > _MAX_CURVES)
+        drawn.append((name, charted(title, axis, series, title=y, is_percent=is_percent)))
     return drawn
 
 
-def by_epoch(run: Run, key: str) -> list[tuple[float, float]]:
+def _by_epoch(run: Run, key: str) -> list[tuple[float, float]]:
     """Return a value of the log by epoch."""
     log = [line for line in run.log if "epoch" in line and line.get(key) is not None]
     values = [float(str(line.get(key))) for line in log]

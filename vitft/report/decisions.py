@@ -26,7 +26,7 @@ from vitft.data.fixes import (
 )
 from vitft.data.table import quote_cell
 from vitft.messages.pages import COPIES_WARNING, TEST_COPIES_WARNING
-from vitft.metrics.results import AuditResults, CopyGroup, Mislabel
+from vitft.metrics.results import AuditResults, CopyGroup
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, Thumbnails
 from vitft.system.console import visible
@@ -35,11 +35,6 @@ from vitft.system.text import count, escape_formula, listing, shell_quote
 
 _View = dict[str, Any]  # values for the template `decisions.html.j2`
 _LABELS, _GROUPS = ("probable label error",), ("group of duplicates", "groups of duplicates")
-_ODD = "These images may be fine. Drop those that do not show their class."
-_BAD = (
-    "These files are not used. The table drops damaged ones so that they do not stop a run, but "
-    "not those that only need a library: install it and check again."
-)
 MAX_FINDINGS, MAX_MEMBERS = 40, 6  # of each kind on a page, and of members of a group of duplicates
 
 
@@ -66,15 +61,16 @@ class _DecisionTable:
         `suggested` among those to which images can be moved. A file that is not `is_readable` can
         only be dropped or left undecided.
         """
+        label = self.labels.get(path, "")
         if path not in self.position:
             self.position[path] = len(self.fixes)
-            self.fixes.append(Fix(path=path, action=UNDECIDED, label=self.labels.get(path, "")))
+            self.fixes.append(Fix(path=path, action=UNDECIDED, label=label))
         self.cards += 1
         return {
             "number": self.cards,
             "file": self.position[path],
             "path": path,
-            "label": self.labels.get(path, ""),
+            "label": label,
             "label_probability": None,
             "suggested": "",
             "class_index": None,
@@ -127,54 +123,60 @@ def make_decisions(
 ) -> _View | None:
     """Return the findings of an audit with controls for decisions, or None if there are none.
 
-    Args:
-        audit: Findings about a dataset.
-        fixes: Proposed fixes.
-        classes: Names of the classes to which an image can be moved.
-        labels: Mapping from paths to classes or label sets.
-        thumbnail: Function that returns the thumbnail of a path as a data URI, or "".
-        several: Whether the dataset is multi-label, for which no table of fixes can be used.
-        former: Fixes that have already been applied, which the saved table includes.
-        warning: Sentence that reports former fixes that cannot be read, or an empty string.
-        steps: Next steps, each with a command.
+    `labels` maps paths to classes or label sets, and `thumbnail` returns that of a path as a data
+    URI, or "". There is no table for `several` labels. It includes the fixes that were applied
+    before (`former`), or there is a `warning` that they cannot be read. `steps` have commands.
     """
-    proposed, sections = [] if several else list(fixes), list[_View]()
-    table = _DecisionTable(fixes=proposed, labels=labels, thumbnail=thumbnail, classes=classes)
+    table = _DecisionTable(
+        fixes=[] if several else list(fixes), labels=labels, thumbnail=thumbnail, classes=classes
+    )
     open_labels, open_groups = undecided_numbers(audit, paths_settled_by(former))
-    if found := audit["mislabels"]:
-        sections.append(_mislabel_section(found, table, several=several, undecided=open_labels))
-    if groups := audit["duplicates"]:
-        sections.append(_duplicate_section(groups, table, undecided=open_groups))
-    for kind, noun, remarks, text in (
-        ("odd", "unusual image", audit["odd"], _ODD),
-        ("bad", "unreadable file", audit["bad"], _BAD),
-    ):
+    findings, groups, sections = dict[str, Any](audit), audit["duplicates"], list[_View]()
+
+    def add(kind: str, title: str, noun: Sequence[str], found: Sequence[_View], kept: int) -> None:
+        """Add the findings of a kind; `kept` of them need no decision."""
+        number = len(findings[kind])
+        heading = {"id": kind, "title": title, "number": count(number - kept, *noun), "kept": kept}
+        if number:
+            sections.append({**heading, "groups": found, "more": max(0, number - MAX_FINDINGS)})
+
+    place = {name: number for number, name in enumerate(classes)}
+    cards = [
+        table.card(
+            item["path"],
+            label=item["label"],
+            suggested=item["suggested"],
+            class_index=place.get(item["suggested"]),
+            label_probability=item["given_probability"],
+            suggested_probability=item["suggested_probability"],
+        )
+        for item in audit["mislabels"][:MAX_FINDINGS]
+    ]
+    kept = len(audit["mislabels"]) - open_labels, len(groups) - open_groups
+    add("mislabels", "Probable label errors", _LABELS, [_group(cards)], kept[0])
+    copies = [_copies(group, table) for group in shown_groups(groups)]
+    add("duplicates", "Duplicates", _GROUPS, copies, kept[1])
+    for kind, noun in (("odd", "unusual image"), ("bad", "unreadable file")):
         cards = [
             table.card(item["path"], detail=item["reason"], is_readable=kind != "bad")
-            for item in remarks[:MAX_FINDINGS]
+            for item in findings[kind][:MAX_FINDINGS]
         ]
-        if cards:
-            number, title = len(remarks), f"{noun.capitalize()}s"
-            sections.append(_section(kind, title, (noun,), text, [_group(cards)], number, number))
+        add(kind, f"{noun.capitalize()}s", (noun,), [_group(cards)], 0)
     if not sections:
         return None
-    if former:
-        those = count(len(former), "earlier decision")
-        warning = f"The saved table also contains {those}, unless you decide otherwise here."
-    single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in audit[kind]]
+    single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in findings[kind]]
     grouped = [member["path"] for group in groups for member in group["members"]]
-    findings, files = len(single) + len(groups), len({*single, *grouped})
-    about = (
-        f"In total: {count(findings, 'finding')} on {count(files, 'file')}. The table lists each "
-        "file once. Of duplicates, it lists the file that the others are compared with only if you "
-        "change it."
-    )
+    near = [group for group in groups if group["across_split"] and group["kind"] == "near"]
+    is_tested = any("test" in subset_names(group) for group in near)
     return {
         "sections": sections,
-        "about": about if findings != files else "",
+        "findings": len(single) + len(groups),
+        "files": len({*single, *grouped}),
+        "copies": COPIES_WARNING * any(map(is_leak, groups)) + TEST_COPIES_WARNING * is_tested,
         "table": "" if several else table.to_json(former),
         "can_decide": not several,
-        "former": warning,
+        "former": len(former),
+        "warning": warning,
         "steps": steps,
     }
 
@@ -207,27 +209,6 @@ def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
     return " and ".join(texts)
 
 
-def _section(
-    kind: str,
-    title: str,
-    nouns: Sequence[str],
-    text: str,
-    groups: Sequence[_View],
-    found: int,
-    undecided: int,
-) -> _View:
-    """Return the findings of one kind; fixes keep those that are not `undecided`."""
-    return {
-        "id": kind,
-        "title": title,
-        "number": count(undecided, *nouns),
-        "text": text,
-        "groups": groups,
-        "more": max(0, found - MAX_FINDINGS),
-        "kept": found - undecided,
-    }
-
-
 def _group(
     cards: Sequence[_View], title: str = "", warnings: Sequence[str] = (), more: int = 0
 ) -> _View:
@@ -235,57 +216,19 @@ def _group(
     return {"cards": cards, "title": title, "warnings": warnings, "more": more}
 
 
-def _mislabel_section(
-    found: Sequence[Mislabel], table: _DecisionTable, *, several: bool, undecided: int
-) -> _View:
-    place = {name: number for number, name in enumerate(table.classes)}
+def _copies(group: CopyGroup, table: _DecisionTable) -> _View:
+    warnings = [f"in {listing(subset_names(group))}"] * group["across_split"]
+    warnings += ["with different labels"] * group["labels_differ"]
     cards = [
-        table.card(
-            item["path"],
-            label=item["label"],
-            suggested=item["suggested"],
-            class_index=place.get(item["suggested"]),
-            label_probability=item["given_probability"],
-            suggested_probability=item["suggested_probability"],
-        )
-        for item in found[:MAX_FINDINGS]
+        table.card(member["path"], detail=SUBSETS.get(member["split"], ""))
+        for member in group["members"][:MAX_MEMBERS]
     ]
-    what = "suggests that a label is wrong or missing" if several else "predicts another class"
-    text = (
-        f"A model that was not trained on these images {what}. Look at each image before you "
-        "change its label, because difficult images are also listed. Other wrong labels may "
-        "remain: the fewer images there are, and the more difficult the classes are, the fewer of "
-        "them can be found."
-    )
-    title = "Probable label errors"
-    return _section("mislabels", title, _LABELS, text, [_group(cards)], len(found), undecided)
-
-
-def _duplicate_section(
-    found: Sequence[CopyGroup], table: _DecisionTable, *, undecided: int
-) -> _View:
-    groups = []
-    for group in shown_groups(found):
-        warnings = [f"in {listing(subset_names(group))}"] * group["across_split"]
-        warnings += ["with different labels"] * group["labels_differ"]
-        cards = [
-            table.card(member["path"], detail=SUBSETS.get(member["split"], ""))
-            for member in group["members"][:MAX_MEMBERS]
-        ]
-        title = "Identical files" if group["kind"] == "exact" else "Near-duplicates"
-        groups.append(_group(cards, title, warnings, len(group["members"]) - len(cards)))
-    warning = COPIES_WARNING if any(map(is_leak, found)) else ""
-    if any("test" in subset_names(g) and g["across_split"] and g["kind"] == "near" for g in found):
-        warning += TEST_COPIES_WARNING
-    text = warning + "Keep only one of identical files."
-    return _section("duplicates", "Duplicates", _GROUPS, text, groups, len(found), undecided)
+    title = "Identical files" if group["kind"] == "exact" else "Near-duplicates"
+    return _group(cards, title, warnings, len(group["members"]) - len(cards))
 
 
 def shown_groups(found: Sequence[CopyGroup]) -> Sequence[CopyGroup]:
-    """Return the groups of duplicates to show, at most `MAX_FINDINGS`.
-
-    Groups across subsets or with different labels come first.
-    """
+    """Return the `MAX_FINDINGS` first groups; those across subsets or labels come first."""
     ordered = sorted(found, key=lambda g: not (g["across_split"] or g["labels_differ"]))
     return ordered[:MAX_FINDINGS]
 

@@ -1,7 +1,8 @@
 """Rendering of pages to single HTML files that make no requests and run only their own script.
 
-The template engine escapes every value except the charts, the style sheet and the script. Control
-characters are shown as escape sequences. The content security policy blocks all requests, style
+One template engine serves the pages and the texts (READMEs, programs, sentences). In pages it
+escapes every value except the charts, the style sheet and the script, and shows control characters
+as escape sequences. The content security policy blocks all requests, style
 attributes and scripts except the page's own script, which is allowed by its digest. So even an
 unescaped script in a class or file name could not run.
 """
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitft.system.console import visible
-from vitft.system.text import interval, percent, points, whole_percent
+from vitft.system.text import count, interval, percent, points, whole_percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from jinja2.nodes import EvalContext
 
 
 # colours of the pages in light and dark mode, named by meaning ------------------------------------
@@ -50,18 +52,13 @@ NUM_SHADES = 6  # number of background shades for matrix cells; their text has t
 STRONGEST = {"light": 0.42, "dark": 0.5}  # fraction of the colour in the strongest shade
 
 
-def channels(colour: str) -> tuple[float, ...]:
-    """Return the red, green and blue values of `#rrggbb`, each from 0 to 1."""
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-
-
 def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
     """Return the shades of a colour on the background of the theme, from faintest to strongest."""
-    pairs, found = [*zip(*map(channels, (theme[colour], theme["ground"])), strict=True)], []
+    pairs = [*zip(*(bytes.fromhex(theme[name][1:]) for name in (colour, "ground")), strict=True)]
+    found = []
     for i in range(NUM_SHADES):
         step = strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1))  # the proportion of the colour
-        mixed = [round(255 * (step * a + (1 - step) * b)) for a, b in pairs]
-        found.append("#" + bytes(mixed).hex())
+        found.append("#" + bytes(round(step * a + (1 - step) * b) for a, b in pairs).hex())
     return found
 
 
@@ -92,8 +89,6 @@ def colour_classes() -> str:
     return "".join(f"{rule}\n" for rule in rules)
 
 
-# rendering of pages to single HTML files that make no requests and run only their own script ------
-
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -114,23 +109,34 @@ def render(template: str, view: Mapping[str, object]) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     markup = {"css": Markup(css), "script": Markup(script), "svg": Markup}
-    page = template_engine().get_template(template)
-    return page.render(**view, **markup, policy=policy, version=version("vitft"))
+    return filled(template, **view, **markup, policy=policy, version=version("vitft"))
+
+
+def filled(template: str, **values: Any) -> str:  # noqa: ANN401 - any template values
+    """Return the text of a template; only values in those named `NAME.html.j2` are escaped."""
+    return _template_engine().get_template(template).render(**values)
 
 
 @functools.cache
-def template_engine() -> "Environment":
-    """Return the template engine, which escapes every value that is not trusted markup."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+def _template_engine() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_eval_context
+
+    @pass_eval_context
+    def printable(context: "EvalContext", value: Any) -> Any:  # noqa: ANN401 - any template value
+        """Escape control characters in text on pages, but not in trusted markup."""
+        is_text = isinstance(value, str) and not hasattr(value, "__html__")
+        return visible(value) if is_text and context.autoescape else value
 
     engine = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        loader=FileSystemLoader([TEMPLATES, TEMPLATES.parents[1] / "export" / "programs"]),
+        autoescape=lambda name: ".html." in (name or ""),
         undefined=StrictUndefined,
-        finalize=_printable,
+        finalize=printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    engine.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    engine.globals["count"] = count
     engine.filters |= {
         "interval": interval,
         "percent": percent,
@@ -139,13 +145,6 @@ def template_engine() -> "Environment":
         "whole_percent": lambda value: whole_percent(value).replace(" ", "\N{NO-BREAK SPACE}"),
     }
     return engine
-
-
-def _printable(value: Any) -> Any:  # noqa: ANN401 - any template value
-    """Escape control characters in text; return numbers and trusted markup unchanged."""
-    if isinstance(value, str) and not hasattr(value, "__html__"):
-        return visible(value)
-    return value
 
 
 def digest_source(text: str) -> str:

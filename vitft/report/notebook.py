@@ -19,9 +19,9 @@ from vitft.messages.results import headline_text, weakest_sentence
 from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes
 from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
-from vitft.report.html import DARK, LIGHT, TEMPLATES, colour_classes, css_variables, template_engine
+from vitft.report.html import DARK, LIGHT, TEMPLATES, colour_classes, css_variables, filled
 from vitft.report.run_files import Thumbnails, read_run
-from vitft.report.summary import cautions, key_figures
+from vitft.report.run_page import cautions, key_figures
 from vitft.system.text import listing, shell_quote
 
 _MAX_MISTAKES, _MAX_PREDICTIONS, _MAX_LINES, _MAX_CLASSES = 12, 24, 20, 20
@@ -105,23 +105,20 @@ class Explanation(Image.Image):
 
 
 def result_card(folder: Path) -> str:
-    """Return the results of a run: key figures, mistakes, training curves and the next step.
-
-    Raises:
-        RunError: A file of the run is damaged.
-    """
+    """Return the results of a run: key figures, mistakes, training curves and the next step."""
     run = read_run(folder)
     wrong, page = mistakes(run.predictions), folder / "report.html"
     has_results = bool(run.results.headline)
     with_classes = has_results and not run.several
     weakest = weakest_sentence(run.results, len(run.classes)) if with_classes else ""
+    limits = filled("cautions.j2", **cautions(run)).strip("\n").replace("\n", " ")
     sections = (epochs_section(run) or penalty_section(run), learning_section(run))
     return _notebook_part(
         "result",
         name=run.name,
         lead=headline_text(run.results) if with_classes else "",
         figures=key_figures(run),
-        texts=[text for text in (weakest, cautions(run)) if text],
+        texts=[text for text in (weakest, limits) if text],
         call=f'vitft.load({str(folder)!r}).predict("photo.jpg")' if has_results else "",
         page=str(page) if page.is_file() else f"vitft report --run {shell_quote(str(folder))}",
         mistakes=wrong[:_MAX_MISTAKES],
@@ -147,8 +144,7 @@ def _notebook_part(part: str, **view: object) -> str:
     """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
     from markupsafe import Markup
 
-    template = template_engine().get_template(f"notebook_{part}.html.j2")
-    return template.render(**view, css=_notebook_style(), svg=Markup)
+    return filled(f"notebook_{part}.html.j2", **view, css=_notebook_style(), svg=Markup)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -24,6 +25,8 @@ from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from vitft.messages.comparison import ON_TEST
+from vitft.report.charts import Axis, Chart, Series, log_axis, percent_ticks
+from vitft.report.html import LIGHT
 from vitft.system.console import visible
 from vitft.system.text import count, listing, percent
 
@@ -32,12 +35,10 @@ log = logging.getLogger(__name__)
 _DEFAULT_FONT = "DejaVu Sans"  # font that matplotlib contains
 _SYMBOL_FONTS = ("Last Resort", "STIX", "cm")  # beginnings of fonts with boxes or formulas
 MAX_TITLE, MAX_LABEL = 72, 26  # maximum number of characters; longer text is shortened
-LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
+_LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
-_BASELINE_COLOURS = ("#4a4a4a", "#6e6e6e")
+_BASE_LINE_COLOURS = ("#4a4a4a", "#6e6e6e")
 _MOST_MISSING = 10  # maximum number of characters without a font that a warning names
-MARKERS, BASELINE_MARKERS = "os^Dv<>", "xP"
-_LABEL_SIZE = 8.5  # font size of line labels in points; they are at least 1.25 times this apart
 
 
 def filters_png(
@@ -66,11 +67,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
     """Return a PNG of similarities (gh, gw, gh, gw): one map per patch, at the patch's position."""
     rows, columns = similarity.shape[:2]
     gap = max(1, round(max(rows, columns) / 14))
-    mosaic = np.full((rows * (rows + gap) - gap, columns * (columns + gap) - gap), np.nan)
-    for i in range(rows):
-        for j in range(columns):
-            top, left = i * (rows + gap), j * (columns + gap)
-            mosaic[top : top + rows, left : left + columns] = similarity[i, j]
+    mosaic = _tiled(similarity, gap, np.nan)
     figure = Figure(figsize=(6.4, max(2.6, 6.0 * rows / columns * 0.86)), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(mosaic, cmap="viridis", vmax=1, interpolation="nearest")
@@ -112,6 +109,48 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     return to_png(figure)
 
 
+def charts_png(
+    charts: Sequence[Chart], size: tuple[float, float], title: str, detail: str
+) -> bytes:
+    """Return a PNG of charts side by side, whose colours are those of the pages in light mode.
+
+    `size` is the width and height in inches. The last chart's named series are in a legend.
+    """
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+        for one in chart.series:
+            dashes = [float(length) / 2 for length in one.dashes.split()]
+            axes.plot(
+                one.xs, one.ys, color=LIGHT.get(one.colour, one.colour), linewidth=one.width,
+                linestyle=(0, dashes) if dashes else "-" if one.width else "", clip_on=False,
+                marker="o" if one.markers is None else "", markersize=1.6 * one.radius,
+                label=drawable(one.name)[0],
+            )  # fmt: skip
+            if one.band:
+                low, high = zip(*one.band, strict=True)
+                axes.fill_between(one.xs, low, high, color=one.colour, alpha=0.13, lw=0)
+        axes.set(xlabel=chart.x.title, xscale="log" if chart.x.is_log else "linear")
+        axes.set(ylabel=chart.y.title)
+        for both, axis in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
+            places, labels = zip(*axis.ticks, strict=True)
+            texts, families = drawable("\n".join(labels))
+            style = {"fontfamily": families, "parse_math": False}
+            both.set_minor_locator(NullLocator())
+            both.set_ticks(places, texts.split("\n"), **style)
+        axes.set(xlim=(chart.x.low, chart.x.high), ylim=(chart.y.low, chart.y.high))
+        axes.grid(color="#d7dbe0", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(charts) > 1:
+            axes.set_title(chart.label, fontsize=10)
+    if names := "".join(one.name for one in charts[-1].series):
+        legend = figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+        for text in legend.get_texts():
+            text.set(fontfamily=drawable(names)[1], parse_math=False)
+    add_title(figure, title, detail)
+    return to_png(figure)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyCurve:
     """One line of a study plot: accuracy by number of training images per class."""
@@ -130,81 +169,27 @@ def accuracy_curves_png(
     title: str,
     detail: str,
 ) -> bytes:
-    """Return a PNG of the accuracy curves of a study, with their intervals as bands.
-
-    Each line is labelled at its end. Baselines are dashed and grey. A dotted line shows the
-    accuracy of always predicting the largest class.
-    """
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    axes.set_xscale("log")
-    axes.set(xlim=(shots[0] / 1.12, shots[-1] * 1.12), ylim=(0, 100))
-    axes.set_xlabel("training images per class (log scale)")
-    axes.set_ylabel(ON_TEST)
-    axes.set_xticks(shots, [str(s) for s in shots])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color="#d7dbe0", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors="#30353a")
-    axes.axhline(100 * majority, color=_BASELINE_COLOURS[1], linewidth=1, linestyle=":")
-    labels, lines = [], zip(cycle(LINE_COLOURS), cycle(MARKERS))
-    baselines = zip(cycle(_BASELINE_COLOURS), cycle(BASELINE_MARKERS))
+    """Return a PNG of the accuracy curves of a study, with their intervals as bands."""
+    series, colours, greys = list[Series](), cycle(_LINE_COLOURS), cycle(_BASE_LINE_COLOURS)
     for curve in curves:
-        colour, marker = next(baselines if curve.is_baseline else lines)
-        low, high = zip(*curve.intervals, strict=True)
-        axes.fill_between(
-            shots, [100 * v for v in low], [100 * v for v in high], color=colour, alpha=0.13, lw=0
-        )
-        percents = [100 * v for v in curve.accuracies]
-        axes.plot(
-            shots, percents, color=colour, marker=marker, markersize=5, linewidth=1.8,
-            linestyle="--" if curve.is_baseline else "-",
-        )  # fmt: skip
         name = visible(curve.name)  # paths usually differ at the end
-        text = name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}"
-        labels.append((text, percents[-1], colour))
-    labels.append(("largest class", 100 * majority, _BASELINE_COLOURS[1]))
-    # The labels are at the right edge, without overlaps.
-    # The axes take up about four fifths of the height of the figure.
-    spacing = 100 * 1.25 * _LABEL_SIZE / (0.78 * figure.get_figheight() * 72)
-    heights = spread_apart([height for _, height, _ in labels], spacing)
-    for (text, _, colour), place in zip(labels, heights, strict=True):
-        drawn, families = drawable(text)
-        axes.annotate(
-            drawn, (1.0, place), (4, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", va="center", color=colour, fontsize=_LABEL_SIZE,
-            annotation_clip=False, parse_math=False, fontfamily=families,
-        )  # fmt: skip
-    add_title(figure, title, detail)
-    return to_png(figure)
-
-
-def spread_apart(heights: Sequence[float], spacing: float) -> list[float]:
-    """Return the heights, moved apart just enough for neighbours to differ by `spacing` or more.
-
-    Labels that would overlap form a block centred on the mean of their heights. A block that
-    reaches below 0 or above 100 is moved into this range if there is enough space.
-    """
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    blocks: list[list[int]] = []
-    for i in order:
-        blocks.append([i])
-        while len(blocks) > 1 and _lowest_in_block(blocks[-1], heights, spacing) < (
-            _lowest_in_block(blocks[-2], heights, spacing) + spacing * len(blocks[-2])
-        ):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    moved = [0.0] * len(heights)
-    for block in blocks:
-        for place, i in enumerate(block):
-            moved[i] = _lowest_in_block(block, heights, spacing) + spacing * place
-    return moved
-
-
-def _lowest_in_block(block: Sequence[int], heights: Sequence[float], spacing: float) -> float:
-    middle = sum(heights[i] for i in block) / len(block)
-    low = middle - spacing * (len(block) - 1) / 2
-    return max(0.0, min(low, 100.0 - spacing * (len(block) - 1)))
+        look = Series(
+            name=name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}",
+            colour=next(greys if curve.is_baseline else colours),
+            dashes="8 4" if curve.is_baseline else "",
+            xs=shots,
+            ys=curve.accuracies,
+            band=curve.intervals,
+        )
+        series.append(look)
+    ends, largest = [shots[0], shots[-1]], [majority, majority]
+    series.append(
+        Series(name="largest class", colour="muted", dashes="2 3", xs=ends, ys=largest, markers=())
+    )
+    ticks = [(shot, str(shot)) for shot in shots]
+    x = log_axis(shots, ticks, "training images per class (log scale)")
+    y = Axis(low=0, high=1, ticks=percent_ticks([i / 5 for i in range(6)]), title=ON_TEST)
+    return charts_png([Chart(label=title, x=x, y=y, series=series)], (8.6, 4.6), title, detail)
 
 
 def add_title(figure: Figure, title: str, detail: str) -> None:
@@ -335,6 +320,14 @@ def cut_patches(view: NDArray[np.uint8], grid: tuple[int, int]) -> NDArray[np.ui
     return tiles.reshape(rows * columns, height, width, -1)
 
 
+def _tiled(tiles: NDArray[Any], gap: int, empty: float) -> NDArray[Any]:
+    """Put tiles (rows, columns, h, w, ...) side by side, with gaps between them."""
+    wide = [(0, 0), (0, 0), (0, gap), (0, gap), *[(0, 0)] * (tiles.ndim - 4)]
+    apart = np.pad(tiles, wide, constant_values=empty).swapaxes(1, 2)
+    rows, height, columns, width = apart.shape[:4]
+    return apart.reshape(rows * height, columns * width, *tiles.shape[4:])[:-gap, :-gap]
+
+
 def _draw_grid(axes: Axes, view: NDArray[np.uint8], grid: tuple[int, int], shown: int) -> None:
     """Draw an image under its grid, with the number of each patch if there is space for it."""
     rows, columns = grid
@@ -368,12 +361,7 @@ def _draw_apart(axes: Axes, patches: NDArray[np.uint8], grid: tuple[int, int], s
     big = patches.repeat(scale, axis=1).repeat(scale, axis=2)
     down, right = height * scale, width * scale
     gap = max(1, round(0.15 * min(down, right)))
-    mosaic = np.full(
-        (rows * (down + gap) - gap, columns * (right + gap) - gap, patches.shape[3]), 255, np.uint8
-    )
-    for index, patch in enumerate(big):
-        top, left = index // columns * (down + gap), index % columns * (right + gap)
-        mosaic[top : top + down, left : left + right] = patch
+    mosaic = _tiled(big.reshape(rows, columns, down, right, -1), gap, 255)
     _show(
         axes, mosaic, f"2. {rows} x {columns} = {len(patches)} patches of {width} x {height} pixels"
     )

@@ -94,10 +94,9 @@ class Run:
         return str(self.setting("train", "layers") or "")
 
     @cached_property
-    def train_counts(self) -> Counter[str]:
-        """Number of training images of each class or label."""
-        own = (self.split.names(row) for row in self.rows if row.split == "train")
-        return Counter(name for names in own for name in names)
+    def sizes(self) -> Counter[tuple[str, str]]:
+        """Number of images of each class or label in each part, e.g. of `("cat", "train")`."""
+        return Counter((name, row.split) for row in self.rows for name in self.split.names(row))
 
     @property
     def data_name(self) -> str:
@@ -166,9 +165,7 @@ def folder_uri(folder: Path) -> str:
 
 
 def find_run(run: str | None) -> Path:
-    """Return the directory of a run, given its path or the path of a file in it.
-
-    None means the latest run.
+    """Return the directory of a run (default: the latest), given its path or that of a file in it.
 
     Raises:
         RunError: The path does not belong to a run, or there is no run yet.
@@ -191,7 +188,6 @@ def find_runs(runs: Sequence[str]) -> list[Path]:
     """Return the directories of runs to compare, each once and under its own name.
 
     Raises:
-        RunError: A path does not belong to a run.
         UsageError: Fewer than two different runs remain.
     """
     chosen: dict[Path, Path] = {}

@@ -8,11 +8,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vitft.data.inspection import describe_counts
+from vitft.data.transforms import describe_view
+from vitft.features.ood import TOO_HIGH, alarms_text
+from vitft.features.reference import power_text
 from vitft.messages import results as messages
+from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
 from vitft.metrics.results import class_pair_counts
 from vitft.metrics.summary import own_cross_validation
+from vitft.models.pretrained.catalog import weights_name
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
 from vitft.report.chart_sections import (
@@ -23,13 +30,13 @@ from vitft.report.chart_sections import (
 )
 from vitft.report.charts import score_bar
 from vitft.report.decisions import MAX_FINDINGS, run_decisions, undecided_numbers
-from vitft.report.html import NUM_SHADES, render
+from vitft.report.html import NUM_SHADES, filled, render
 from vitft.report.reproduce import command_of, digests, environment_rows
 from vitft.report.run_files import Run, Thumbnails, read_run
-from vitft.report.summary import key_figures, summary_sentences
+from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
-from vitft.system.text import count, interval, percent
+from vitft.system.text import count, duration, interval, listing, percent, percent_or_bound
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +47,12 @@ _MAX_BARS = 100  # maximum number of classes whose recalls are drawn as bars
 _MAX_MATRIX_CLASSES, _MAX_PAIRS = 20, 30
 """With more than `_MAX_MATRIX_CLASSES` classes, the page lists up to `_MAX_PAIRS` confused pairs
 instead of the matrix."""
+_WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
+    "head": "only a new linear head was trained",
+    "pre_logits": "only its pre_logits layer and a new head were trained",
+    "lora": "LoRA adapters and a new head were trained",
+    "all": "all of its layers were trained",
+}
 
 
 def report_of_new_run(run: Path) -> Path | None:
@@ -57,14 +70,7 @@ def report_of_new_run(run: Path) -> Path | None:
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the page of a run and return the path of the page.
-
-    The default path is `report.html` in the run directory.
-
-    Raises:
-        RunError: A file of the run is damaged, or the page cannot be written.
-        ResourceError: The disk is full.
-    """
+    """Write the page of a run (default: `report.html` in its directory) and return its path."""
     path = out or run / "report.html"
     write_atomically(path, render("report.html.j2", run_page(read_run(run))))
     return path
@@ -79,33 +85,22 @@ def run_page(run: Run) -> dict[str, object]:
     budget, decisions = run.measured.get("budget"), run_decisions(run, thumbnails)
     labels, groups = undecided_numbers(run.audit) if decisions else (0, 0)
     review = count(labels, "label") if labels else count(groups, "duplicate")
+    bar = one and score_bar(
+        one.measure, one.value, one.interval, one.baseline, marks=messages.baseline_text(one)
+    )
     return {
-        "name": run.name,
-        "root": run.root_uri,
-        "title": f"{run.data_name or run.name}: training report",
+        "run": run,
+        "messages": messages,
         "data_name": run.data_name or run.name,
-        "chance": messages.chance_clause(run.results),
-        "score": one
-        and {
-            "value": messages.rough_percent(one),
-            "interval": interval(one.interval, messages.rough_digits(one)),
-            "what": messages.quoted_measure(one),
-            "how": messages.how_measured(one),
-            "bar": score_bar(
-                one.measure,
-                one.value,
-                one.interval,
-                one.baseline,
-                marks=messages.baseline_text(one),
-            ),
-        },
+        "score": one,
+        "score_bar": bar,
+        "quoted": one and messages.quoted_measure(one),
         "weakest": weak,
         "weakest_text": messages.weak_text(weak)
         if weak
         else messages.weakest_sentence(run.results, len(run.classes)),
-        "difference": messages.difference_text(run.results),
         "examples": _examples(run, thumbnails),
-        "about": summary_sentences(run),
+        "about": _about(run),
         "figures": key_figures(run),
         "advice": advise(run),
         "thumbnails": thumbnails,
@@ -127,27 +122,103 @@ def run_page(run: Run) -> dict[str, object]:
         "review": f"{'See' if run.several else 'Review'} "
         f"{review if labels or groups else 'the findings'}",
         "max_findings": MAX_FINDINGS,
-        "unchecked": _unchecked(run),
         "charts": {
             "learning": learning_section(run),
             "confidence": confidence_section(run),
             "training": epochs_section(run) or penalty_section(run),
         },
-        "balance": _balance_section(run),
+        "balance": [
+            (name, train := run.sizes[name, "train"], val := run.sizes[name, "val"], train + val)
+            for name in (run.classes if run.rows else ())
+        ],
         "command": command_of(run.config) if run.config else "",
-        "seconds": run.measured.get("seconds"),
         "is_budget_choice": bool(budget and budget["chosen"] not in ("", "head")),
         "environment": environment_rows(run),
         "digests": digests(run),
-        "config": run.config_text.splitlines(),
     }
 
 
-def _examples(run: Run, thumbnails: Thumbnails) -> dict[str, object] | None:
-    """Return the most confident mistakes, or else the right predictions of the lowest confidence.
+class _KeyFigure(NamedTuple):
+    """A metric with its 95% interval and an explanation."""
 
-    Images without thumbnails are left out.
-    """
+    name: str
+    value: str
+    interval: str
+    meaning: str
+    bar: str = ""  # SVG of the value and its interval; empty for the calibration error
+
+
+def key_figures(run: Run) -> list[_KeyFigure]:
+    """Return the metrics of a run, or an empty list if the run has no results."""
+    if not run.measured:
+        return []
+    figures = []
+    for name, value, ends, meaning in messages.metric_rows(run.results, run.measured):
+        text, bar = percent(value), score_bar(name, value, ends, None)
+        if name == "calibration error":
+            text, bar = percent_or_bound(value, ends), ""
+        figures.append(_KeyFigure(name, text, interval(ends), meaning, bar))
+    return figures
+
+
+def cautions(run: Run) -> dict[str, Any]:
+    """Return the values of `cautions.j2`: sentences about the limits of the results."""
+    notes = [messages.EXACT_LABELS] * run.several
+    if run.measured.get("selected_on_validation"):
+        planned = int(run.setting("optim", "epochs") or 0)
+        notes.append(messages.selection_note(selected_epoch(run.measured, run.layers, planned)))
+    if (head := run.measured.get("head")) and head["last_block_top1"] is not None:
+        notes.append(messages.last_block_note(head["blocks"], head["last_block_top1"]))
+    return {"run": run, "messages": messages, "notes": notes}
+
+
+def _about(run: Run) -> list[str]:
+    """Return the paragraphs of `about.j2`."""
+    results, shape = run.results, run.card and run.card.architecture
+    clause, name = messages.chance_clause(results), str(run.setting("weights", "name") or "")
+    nouns = ("label", "labels") if run.several else ("class", "classes")
+    classes = f"{count(len(run.classes), *nouns)} ({visible(listing(run.classes))})"
+    purpose = f"{messages.distinguishes('This model', classes, clause)}."
+    if run.several and not clause:
+        purpose = f"This multi-label model assigns each image any combination of {classes}."
+    trained = []  # a clause for each stage
+    for stage in run.layers.split(","):
+        number = stage.removeprefix("blocks:")
+        last = "its last block" if number == "1" else f"its last {number} blocks"
+        is_blocks = f"{last} and a new head were trained" if number != stage else ""
+        trained.append(is_blocks or _WHAT_WAS_TRAINED.get(stage, ""))
+    tried = list[str]()
+    if budget := run.measured.get("budget"):
+        tried = [f"the run had a time budget of {duration(budget['seconds'])}"]
+        tried += budget_lines(budget)
+        tried += [f"the run trained {chosen_layers(budget)}"] * bool(budget["chosen"])
+    text = filled(
+        "about.j2",
+        **cautions(run),
+        used=len(run.rows),
+        different=len({row.sha256 for row in run.rows}),
+        bad=len(run.audit.get("bad", [])),
+        parts=Counter(row.split for row in run.rows),
+        purpose=purpose,
+        data=visible(run.data_name),
+        weights=visible(weights_name(name)),
+        from_scratch=name == "none" or name.startswith("random:"),
+        shape=shape,
+        blocks=shape.depth if isinstance(shape, ViTConfig) else 0,
+        trained=[clause for clause in trained if clause],
+        tried=tried,
+        describe_counts=describe_counts,
+        describe_view=describe_view,
+        power_text=power_text,
+        alarms_text=alarms_text,
+        too_high=TOO_HIGH,
+    )
+    paragraphs = (part.strip("\n").replace("\n", " ") for part in text.split("\n\n"))
+    return [part for part in paragraphs if part]
+
+
+def _examples(run: Run, thumbnails: Thumbnails) -> dict[str, object] | None:
+    """Return the most confident mistakes, or else right predictions of low confidence."""
     kinds = (
         ("wrong", "Mistakes, most confident first", mistakes(run.predictions)),
         (
@@ -164,49 +235,8 @@ def _examples(run: Run, thumbnails: Thumbnails) -> dict[str, object] | None:
     return None
 
 
-def _unchecked(run: Run) -> str:
-    """Return a sentence about what the data audit of a run left out, or an empty string."""
-    crossed = run.measured.get("cross_validation")
-    if run.layers.split(",")[0] not in ("head", "pre_logits"):
-        return (
-            "Because the features changed during training, this run checked only for identical, "
-            "unreadable and unusual files. vitft check also finds probable label errors and "
-            "near-duplicates."
-        )
-    if "l2" in run.measured and crossed is None:
-        return "Labels were not checked, because there are too few images per class."
-    if crossed and crossed["images"] < crossed["of"]:
-        checked = f"Labels were checked on a sample of {count(crossed['images'], 'image')}"
-        if run.setting("data", "group_duplicates"):
-            return f"{checked}."
-        return (
-            f"{checked}, and near-duplicates were not searched for. vitft check searches among all "
-            "images."
-        )
-    return ""
-
-
-def _balance_section(run: Run) -> tuple[str, list[tuple[str, int, int]], int] | None:
-    """Return a sentence on class sizes, (class, training, validation images), and the largest."""
-    if not run.rows:
-        return None
-    counts = Counter((name, row.split) for row in run.rows for name in run.split.names(row))
-    rows = [(name, counts[name, "train"], counts[name, "val"]) for name in run.classes]
-    totals = [train + val for _, train, val in rows]
-    smallest, largest = min(totals), max(totals)
-    text = f"Every {'label' if run.several else 'class'} has {count(largest, 'image')}."
-    if smallest != largest:
-        few, many = run.classes[totals.index(smallest)], run.classes[totals.index(largest)]
-        names = "Labels" if run.several else "Classes"
-        text = f"{names} have {smallest:,} ({few}) to {count(largest, 'image')} ({many})."
-    return text, rows, largest
-
-
 def _class_rows(run: Run) -> list[dict[str, Any]]:
-    """Return a table row for each class, lowest recall first and undefined recalls last.
-
-    Only multi-label runs have an average precision and a threshold.
-    """
+    """Return a table row for each class, lowest recall first and undefined recalls last."""
     several = run.measured.get("labels")
     by_label = several["per_label"] if several else {}
     confusions: dict[str, Counter[str]] = {}
@@ -221,7 +251,7 @@ def _class_rows(run: Run) -> list[dict[str, Any]]:
             bar = score_bar("recall", recall, metrics["recall_interval"], None)
         row = {
             "name": name,
-            "train": run.train_counts[name],
+            "train": run.sizes[name, "train"],
             "metrics": metrics,
             "confused_with": f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–",
             "bar": bar,

@@ -26,7 +26,6 @@ from vitft.data.images import GreyRange, open_image
 from vitft.data.inspection import InspectedFile, InspectedFolder, Pixels, in_order, log_inspection
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.data.weights_images import images_of_weights
-from vitft.export.facts import program
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import vanished_error
 from vitft.features.folds import CV_FOLDS
@@ -44,6 +43,7 @@ from vitft.metrics.intervals import (
 )
 from vitft.metrics.results import Interval
 from vitft.models.pretrained.locate import RANDOM
+from vitft.report.html import filled
 from vitft.study.plan import BASELINES, FeatureSource, Plan, fit_shots
 from vitft.system import console
 from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
@@ -167,8 +167,8 @@ def write_results(study: StudyResults, command: str) -> None:
     from vitft.report.plots import AccuracyCurve, accuracy_curves_png
 
     plan, leads = study.plan, study.leads()
-    text = program(
-        "study",
+    text = filled(
+        "study.j2",
         study=study,
         plan=plan,
         leads=leads,

@@ -33,8 +33,7 @@ class OpenedModel:
     thresholds: tuple[float, ...] = ()
     """Minimum probability at which each label is predicted; empty for models that are not
     multi-label, and for formats that cannot contain thresholds."""
-    one_by_one: bool = False
-    """Whether inputs may differ in size and therefore cannot be stacked."""
+    one_by_one: bool = False  # whether inputs may differ in size and therefore cannot be stacked
 
     def predict(self, inputs: Sequence[NumericArray]) -> NumericArray:
         """Return the logits (B, C) of prepared images."""
@@ -48,12 +47,10 @@ class ExportFormat(ABC):
 
     reads_last_block: bool = False
     """Whether this format requires a head that reads only the last block."""
-    is_model: bool = True
-    """Whether the folder contains a model, which is described by a model card."""
+    is_model: bool = True  # whether the folder contains a model, which is described by a model card
     graphs: tuple[str, str] | None = None
     """Files of the float32 and the 8-bit graph, if the folder contains both."""
-    notes: Sequence[str] = ()
-    """Notes for the user on the files that `write` has written."""
+    notes: Sequence[str] = ()  # notes for the user on the files that `write` has written
 
     def source(self, trained: TrainedRun) -> TrainedRun:
         """Return the run to export, with a head that reads only the last block if required."""
@@ -112,8 +109,3 @@ def predictions(logits: NumericArray, thresholds: Sequence[float]) -> NumericArr
 def same_rows(one: NumericArray, other: NumericArray) -> Flags:
     """Return the images (n,) on which two arrays of predictions or targets agree."""
     return np.asarray((one == other).reshape(len(one), -1).all(axis=1))
-
-
-def count_same(one: NumericArray, other: NumericArray) -> int:
-    """Return the number of images on which two arrays of predictions or targets agree."""
-    return int(same_rows(one, other).sum())

@@ -16,28 +16,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
+from vitft.export.compare import compare_exports
 from vitft.export.facts import class_figures, run_sentences
-from vitft.export.formats.base import (
-    ExportFormat,
-    NumericArray,
-    OpenedModel,
-    count_same,
-    first_unsupported,
-    predictions,
-)
+from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported
 from vitft.export.formats.onnx_resize import RESIZED
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.reference import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
-from vitft.metrics.calibration import sigmoid, softmax
-from vitft.metrics.intervals import Flags
 from vitft.models.card import Card
 from vitft.models.find import PAGE_FILE
 from vitft.models.numpy_vit import (
@@ -56,8 +47,6 @@ from vitft.system.files import write_atomically
 from vitft.system.structure import structured
 from vitft.system.text import count, listing, percent
 
-# the page as text: a model, its engine in JavaScript and a user interface in one file -------------
-
 _PAGE_FOLDER = Path(__file__).parents[1] / "page"
 _ENGINE = ("resize.js", "weights.js", "model.js", "worker.js")
 _PART_BYTES = 3 * 2**20
@@ -65,10 +54,7 @@ _PART_BYTES = 3 * 2**20
 
 
 def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
-    """Return the page for a model, given its weights and the facts that the scripts read.
-
-    The facts, such as class names, are in a JSON block; the scripts display them as text.
-    """
+    """Return the page for a model, given its weights and the facts that it shows as text."""
     style = cards_style() + read_asset(_PAGE_FOLDER, "page.css")
     script = cards_script() + read_asset(_PAGE_FOLDER, "page.js")
     parts = {
@@ -155,11 +141,7 @@ def store_model(
 
 
 def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[str, Float32Array]:
-    """Return the tensors by name, as the page reads them.
-
-    Raises:
-        ValueError: There are more or fewer bytes than described.
-    """
+    """Return the tensors by name, as the page reads them."""
     tensors, at = dict[str, Float32Array](), 0
 
     def read(dtype: str, count: int) -> np.ndarray[Any, np.dtype[Any]]:
@@ -178,8 +160,6 @@ def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[st
         raise ValueError(f"found {len(data)} bytes of weights instead of {at}")
     return tensors
 
-
-# export format --html: one page that classifies images in a browser, without a network or ---------
 
 _KNOWN_FIELDS = frozenset((
     "activation", "class_token", "convs", "depth", "distilled", "drop_path", "embed_norm", "heads",
@@ -204,7 +184,6 @@ its own copy of the model.
 """
 _SPEED = 1.2e9
 """Multiply-adds per second of the engine on one core (V8, benchmarks/notebook/exports.md)."""
-_IMAGES_AT_ONCE = 8
 
 
 class HtmlFormat(ExportFormat):
@@ -266,24 +245,30 @@ class HtmlFormat(ExportFormat):
         meta, data = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
         known = {field.name for field in fields(ViTConfig)}
         shape = {name: value for name, value in meta["config"].items() if name in known}
-        config = structured(shape, ViTConfig, "config")
-        model = NumpyModel(config, read_tensors(meta["tensors"], data))
-        transform = EvalTransform.from_json(meta["transform"])
-        return OpenedModel(
-            by=f"NumPy {np.__version__}",
-            classes=tuple(meta["classes"]),
-            thresholds=tuple(meta["thresholds"]),
-            prepare=lambda image: normalise(transform.pixels(image), transform),
-            logits=lambda inputs: np.asarray(scores(model, inputs)),
+        model = NumpyModel(
+            structured(shape, ViTConfig, "config"), read_tensors(meta["tensors"], data)
         )
+        transform = EvalTransform.from_json(meta["transform"])
+        return _opened(model, transform, tuple(meta["classes"]), tuple(meta["thresholds"]))
+
+
+def _opened(
+    model: NumpyModel,
+    transform: EvalTransform,
+    classes: tuple[str, ...],
+    thresholds: tuple[float, ...],
+) -> OpenedModel:
+    return OpenedModel(
+        by=f"NumPy {np.__version__}",
+        classes=classes,
+        thresholds=thresholds,
+        prepare=lambda image: normalise(transform.pixels(image), transform),
+        logits=lambda inputs: np.asarray(scores(model, inputs)),
+    )
 
 
 def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
-    """Return the logits (B, C) of normalised views (B, S, S, channels).
-
-    Raises:
-        FloatingPointError: The computation overflows.
-    """
+    """Return the logits (B, C) of normalised views (B, S, S, channels)."""
     return strictly(model.classify)(strictly(model.features)(inputs))
 
 
@@ -308,33 +293,23 @@ def _choose_precision(
 
     The second result is the measurement that led to the choice.
     """
-    config = trained.card.architecture
+    card, config = trained.card, trained.card.architecture
     assert isinstance(config, ViTConfig)
     rounded = read_tensors(*store_model(weights, None, 8))
-    models = NumpyModel(config, weights), NumpyModel(config, rounded)
-    view, samples = trained.card.transform, comparison_images(trained, images)
-    targets = list[int | Flags]()
-    found = list[NumericArray]()
-    while batch := list(islice(samples, _IMAGES_AT_ONCE)):
-        targets += [sample.label for sample in batch if np.min(sample.label) >= 0]
-        inputs = np.stack([normalise(view.pixels(sample.image), view) for sample in batch])
-        found.append(np.stack([scores(model, inputs) for model in models]))
-    if len(targets) < MIN_TRIED:
-        few = f"testing 8 bits requires more than {count(len(targets), 'validation image')}"
+    exact, small = (
+        _opened(NumpyModel(config, tensors), card.transform, card.classes, card.thresholds)
+        for tensors in (weights, rounded)
+    )
+    (row,) = compare_exports(
+        exact, {"html": small}, comparison_images(trained, images), {"html": 0}
+    )
+    if row.images < MIN_TRIED:
+        few = f"testing 8 bits requires more than {count(row.images, 'validation image')}"
         return 16, f"16-bit weights, because {few}"
-    # Logits (2, n, C), with exact and with 8-bit weights, and classes (n,) or label flags (n, C).
-    logits, thresholds = np.concatenate(found, axis=1), trained.card.thresholds
-    truth = np.array(targets)
-    exact = logits.astype(np.float64)
-    probabilities = sigmoid(exact) if thresholds else softmax(exact)
-    before, after = (predictions(each, thresholds) for each in logits)
-    changed = len(truth) - count_same(before, after)
-    moved = float(np.abs(probabilities[0] - probabilities[1]).max())
-    error = float(np.abs(logits[0] - logits[1]).max()) / max(1.0, float(np.abs(logits[0]).max()))
-    accuracies = [count_same(each, truth) / len(truth) for each in (before, after)]
-    measured = few_images_accuracy(len(truth), accuracies)
-    if changed:
-        why = f"{count(changed, 'prediction')} would change"
+    moved, error = row.moved, row.difference / max(1.0, row.largest)
+    measured = few_images_accuracy(row.images, [right / row.images for right in row.correct])
+    if row.changed:
+        why = f"{count(row.changed, 'prediction')} would change"
     elif moved > MAX_CHANGE:
         why = f"probabilities would change by up to {moved:.3g}, and the limit is {MAX_CHANGE:g}"
     elif error > MAX_ERROR_ROUNDED / 2:
@@ -352,11 +327,7 @@ def _choose_precision(
 def engine_input(
     card: Card, reference: Reference | None, content: _StoredTensors
 ) -> dict[str, Any]:
-    """Return the inputs to the engine other than the weights, with the logits of its self-test.
-
-    Raises:
-        FloatingPointError: The computation overflows.
-    """
+    """Return the inputs to the engine other than the weights, with the logits of its self-test."""
     config = card.architecture
     assert isinstance(config, ViTConfig)
     model = NumpyModel(config, read_tensors(*content))

@@ -48,10 +48,7 @@ from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing
 from vitft.system.text import percent
 
-# export format --torch-export, and the code that it shares with the ONNX formats ------------------
-
-_DESCRIPTION_FILE = "vitft.json"
-"""Name of the file in the .pt2 archive that describes the program."""
+_DESCRIPTION_FILE = "vitft.json"  # name of the file in the .pt2 archive that describes the program
 
 
 class _NormalisingModel(nn.Module):
@@ -93,11 +90,11 @@ def _describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = 
     elif any_size:
         name = RESIZE_INPUT
         layout = (
-            "uint8 (batch, height, width, 3): upright RGB images of any size, which the graph "
-            "resizes, crops and normalises"
+            "uint8 (batch, height, width, 3): upright RGB images of any size; the graph resizes, "
+            "crops and normalises them"
         )
     elif takes_bytes:
-        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, which the graph normalises"
+        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255; the graph normalises it"
     else:
         layout = (
             f"float32 (batch, {shape.in_channels}, {height}, {width}): "
@@ -141,10 +138,7 @@ def _export_error(target: str, error: Exception) -> RunError:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Suppress output and logging of exporters inside the `with` block; exceptions propagate.
-
-    vitft's own log and progress remain visible, so that a spinner keeps moving.
-    """
+    """Suppress output and logging of exporters, but not the log and progress of vitft."""
     level = logging.root.level
     logging.root.setLevel(logging.CRITICAL)
     try:
@@ -184,8 +178,7 @@ def _open_graph(
 class TorchExportFormat(ExportFormat):
     """The file model.pt2, which `torch.export.load` opens without vitft."""
 
-    takes_bytes: bool = False
-    """Whether the program accepts bytes and normalises them itself."""
+    takes_bytes: bool = False  # whether the program accepts bytes and normalises them itself
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         model, example = _example_of(trained, takes_bytes=self.takes_bytes)
@@ -218,8 +211,7 @@ class TorchExportFormat(ExportFormat):
 
 # export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size ---------
 
-OPSET = 18
-"""Newest operator set that onnxruntime 1.14 supports; most other tools also support it."""
+OPSET = 18  # newest operator set that onnxruntime 1.14 supports; most other tools also support it
 MAX_INLINE_BYTES = 1_800_000_000
 """Size in bytes above which weights are saved in a second file; protobuf allows up to 2 GiB."""
 
@@ -228,8 +220,7 @@ MAX_INLINE_BYTES = 1_800_000_000
 class OnnxFormat(ExportFormat):
     """The file model.onnx, with model.onnx.data if the weights are too large for one file."""
 
-    takes_bytes: bool = False
-    """Whether the graph accepts bytes and normalises them itself."""
+    takes_bytes: bool = False  # whether the graph accepts bytes and normalises them itself
     any_size: bool = False
 
     def obstacle(self, card: Card) -> str:

@@ -27,8 +27,6 @@ from vitft.export.trained import LabelledImage
 from vitft.models.card import Card
 from vitft.system.errors import RunError
 
-# builder for ONNX nodes and constants -------------------------------------------------------------
-
 
 class GraphBuilder:
     """Nodes and constants of an ONNX graph, with new names that start with `prefix`.
@@ -72,8 +70,7 @@ class GraphBuilder:
 RESIZE_INPUT, RESIZE_OUTPUT = "image", "resize_view"
 PLANES_INPUT = "pixel_values"
 """Name of a float32 input with the channels first, as transformers.js passes it."""
-RESIZED = ("bilinear", "bicubic", "lanczos")
-"""Interpolation methods that the graph can compute."""
+RESIZED = ("bilinear", "bicubic", "lanczos")  # interpolation methods that the graph can compute
 _MAX_GREY_LEVELS = 2
 """Maximum difference between views, in grey levels (out of 255).
 
@@ -95,8 +92,7 @@ def resize_graph(
 ) -> Any:  # noqa: ANN401 - onnx's protobuf
     """Return an ONNX model that maps images to views, uint8 (B, S, S, 3).
 
-    The input `source` contains RGB bytes (B, h, w, 3) or, if it is `PLANES_INPUT`, the same values
-    in float32 (B, 3, h, w).
+    The input is RGB bytes (B, h, w, 3) or, for `PLANES_INPUT`, float32 (B, 3, h, w).
     """
     from onnx import TensorProto, helper
 
@@ -269,9 +265,7 @@ def _two_passes(
 def view_difference(
     transform: EvalTransform, samples: Iterable[LabelledImage], opset: int
 ) -> tuple[int, float]:
-    """Return the difference between views computed by onnxruntime and by Pillow.
-
-    It is the maximum in grey levels, and the fraction of the values that differ.
+    """Return by how many grey levels views of onnxruntime and Pillow differ, and in which fraction.
 
     Raises:
         RunError: The views differ by more than `_MAX_GREY_LEVELS` grey levels.

@@ -15,7 +15,7 @@ import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import PIL
@@ -23,7 +23,6 @@ from PIL import Image
 
 from vitft.data.images import ORIENTATION, read_image
 from vitft.data.transforms import MAX_ASPECT, MAX_RESIZED_PIXELS, EvalTransform
-from vitft.export.facts import program
 from vitft.export.formats.base import (
     ExportFormat,
     NumericArray,
@@ -34,13 +33,15 @@ from vitft.export.formats.base import (
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import SPECIFICATION_FILE
+from vitft.report.html import filled
 from vitft.system.errors import RunError
 from vitft.system.files import resource, write_atomically, write_json, writing
 
 # synthetic images that test each step of a transform, as files and as decoded pixels --------------
 
 _MAX_UINT16 = 65535
-_LITTLE_ENDIAN = {"8": "<u1", "16": "<u2", "f32": "<f4"}
+_DEPTHS = {"8": ("<u1", ""), "16": ("<u2", "I;16"), "f32": ("<f4", "F")}
+"""Type of a sample in a .pixels file, and Pillow's mode of grey pixels of more than 8 bits."""
 
 
 class Vector(NamedTuple):
@@ -48,69 +49,63 @@ class Vector(NamedTuple):
 
     file: str
     about: str
-    content: bytes
-    """Bytes of the image file, in a lossless format."""
-    pixels: bytes
-    """The decoded pixels: a line of text and the samples (see `pixel_file`)."""
+    content: bytes  # bytes of the image file, in a lossless format
+    pixels: bytes  # a line of text and the decoded samples
+
+    @classmethod
+    def of(
+        cls,
+        file: str,
+        about: str,
+        pixels: NumericArray,
+        mode: str,
+        *,
+        depth: str = "8",
+        orientation: int = 1,
+        transparent: int = -1,
+    ) -> Self:
+        """Return a vector of pixels (height, width, channels of the mode)."""
+        dtype, wide_mode = _DEPTHS[depth]
+        height, width = pixels.shape[:2]
+        line = f"{width} {height} {mode} {depth} {orientation} {transparent}\n"
+        buffer, exif = io.BytesIO(), Image.Exif()
+        options: dict[str, Any] = {"transparency": transparent} if transparent >= 0 else {}
+        if orientation != 1:
+            exif[ORIENTATION] = orientation
+            options["exif"] = exif
+        image = Image.frombytes(wide_mode or mode, (width, height), pixels.tobytes())
+        image.save(buffer, "tiff" if file.endswith(".tif") else "png", **options)
+        return cls(file, about, buffer.getvalue(), line.encode() + pixels.astype(dtype).tobytes())
 
 
 def _draw_vectors(transform: EvalTransform) -> list[Vector]:
     """Draw five images; the same transform always gives the same images."""
     random = np.random.default_rng(0)
-    phone = drawn(random, 30, 41, 3)
-    exif = Image.Exif()
-    exif[ORIENTATION] = 6
-    alpha, inks = drawn(random, 24, 33, 4), drawn(random, 5, 610, 4)
+    phone, alpha = drawn(random, 30, 41, 3), drawn(random, 24, 33, 4)
+    inks = drawn(random, 5, 610, 4)
     short = min(transform.resized(1000, 1000)) + 12
     tall = drawn(random, 3 * short, short, 1)
-    return [
-        Vector(
-            "phone.png",
-            "RGB, rotated by EXIF orientation 6, enlarged",
-            image_file(phone, "RGB", "png", exif=exif),
-            pixel_file(phone, "RGB", orientation=6),
-        ),
-        Vector(
-            "alpha.png",
-            "RGBA, composited on white",
-            image_file(alpha, "RGBA", "png"),
-            pixel_file(alpha, "RGBA"),
-        ),
-        _draw_wide(random, transform),
-        Vector(
-            "print.tif",
-            "CMYK, with an aspect ratio above 100",
-            image_file(inks, "CMYK", "tiff"),
-            pixel_file(inks, "CMYK"),
-        ),
-        Vector(
-            "tall.png",
-            "grey, reduced with antialiasing, rows first",
-            image_file(tall, "L", "png"),
-            pixel_file(tall, "L"),
-        ),
-    ]
-
-
-def _draw_wide(random: np.random.Generator, transform: EvalTransform) -> Vector:
-    """Draw a grey image with more than 8 bits, in floating point if the range requires it."""
+    # Grey of more than 8 bits, in floating point if the range requires it.
     low, high = transform.grey_range or (0, _MAX_UINT16)
     margin = (high - low) / 8 if transform.grey_range else 0
     levels = drawn(random, 29, 37, 1) / 255 * (high - low + 2 * margin) + low - margin
     if low < 0 or high > _MAX_UINT16 or high - low < 1000:
-        greys = levels.astype(np.float32)
-        content = image_file(greys, "F", "tiff")
         about = "floating-point grey, scaled from the grey range of the run"
-        return Vector("wide.tif", about, content, pixel_file(greys, "L", depth="f32"))
-    greys = levels.clip(0, _MAX_UINT16).astype(np.uint16)
-    clear = int(greys[14, 18, 0])
-    how = "scaled from the grey range of the run" if transform.grey_range else "upper 8 bits kept"
-    return Vector(
-        "wide.png",
-        f"16-bit grey with a transparent value, {how}",
-        image_file(greys, "I;16", "png", transparency=clear),
-        pixel_file(greys, "L", depth="16", transparent=clear),
-    )
+        wide = Vector.of("wide.tif", about, levels.astype(np.float32), "L", depth="f32")
+    else:
+        how = "scaled from the grey range of the run" if margin else "upper 8 bits kept"
+        about = f"16-bit grey with a transparent value, {how}"
+        greys = levels.clip(0, _MAX_UINT16).astype(np.uint16)
+        clear = int(greys[14, 18, 0])
+        wide = Vector.of("wide.png", about, greys, "L", depth="16", transparent=clear)
+    turned = "RGB, rotated by EXIF orientation 6, enlarged"
+    return [
+        Vector.of("phone.png", turned, phone, "RGB", orientation=6),
+        Vector.of("alpha.png", "RGBA, composited on white", alpha, "RGBA"),
+        wide,
+        Vector.of("print.tif", "CMYK, with an aspect ratio above 100", inks, "CMYK"),
+        Vector.of("tall.png", "grey, reduced with antialiasing, rows first", tall, "L"),
+    ]
 
 
 def drawn(random: np.random.Generator, height: int, width: int, channels: int) -> NumericArray:
@@ -121,54 +116,19 @@ def drawn(random: np.random.Generator, height: int, width: int, channels: int) -
     return np.asarray((coarse + noise).clip(0, 255).astype(np.uint8))
 
 
-def image_file(pixels: NumericArray, mode: str, kind: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Encode pixels (height, width, channels) losslessly."""
-    buffer = io.BytesIO()
-    size = pixels.shape[1], pixels.shape[0]
-    Image.frombytes(mode, size, pixels.tobytes()).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def pixel_file(
-    pixels: NumericArray,
-    mode: str,
-    *,
-    depth: str = "8",
-    orientation: int = 1,
-    transparent: int = -1,
-) -> bytes:
-    """Return the content of a .pixels file: one line of text, then the samples."""
-    height, width = pixels.shape[:2]
-    line = f"{width} {height} {mode} {depth} {orientation} {transparent}\n"
-    return line.encode() + pixels.astype(_LITTLE_ENDIAN[depth]).tobytes()
-
-
-# export format --preprocessing: the transform of a run for programs in other languages ------------
-
 _PROGRAM_NAME = "preprocess"
-_VECTORS = "vectors"
-"""Name of the folder that contains the test vectors."""
+_VECTORS = "vectors"  # name of the folder that contains the test vectors
 _PROGRAMS = Path(__file__).parents[1] / "reference"
 """Folder that contains the programs before the constants of a run are filled in."""
 _CONSTANTS = re.compile(
     r"(?<=Constants of the run: begin\n)(.*?)(?=\S+ Constants of the run: end)", re.DOTALL
 )
 """The part of a program that is replaced with the constants of a run."""
-_EQUALITY = (
-    "The view must match in every byte, and the tensor in every bit of every float32. No tolerance "
-    "is needed: the three programs in this folder resize with integer weights and round each "
-    "float32 operation separately. Lanczos weights depend on the sine function of the standard "
-    "library, whose last bit may differ. The resulting integer weights were equal in all libraries "
-    "that were tested."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessingFormat(ExportFormat):
-    """The files preprocessing.json, preprocess.py, preprocess.mjs, preprocess.cpp and test vectors.
-
-    For the comparison, the Python program prepares the images for the run's own model.
-    """
+    """The specification, the programs and the vectors; the Python program is what is compared."""
 
     trained: TrainedRun
     is_model = False
@@ -180,42 +140,36 @@ class PreprocessingFormat(ExportFormat):
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         transform = trained.card.transform
-        vectors = _draw_vectors(transform)
+        vectors, place = _draw_vectors(transform), folder / _VECTORS
         with writing(folder):
-            (folder / _VECTORS).mkdir()
+            place.mkdir()
             shutil.copyfile(resource("LICENSE"), folder / "LICENSE")
         images = [
-            {
-                "file": vector.file,
-                "about": vector.about,
-                "sha256": write_vector(folder / _VECTORS, transform, vector),
-            }
-            for vector in vectors
+            {"file": v.file, "about": v.about, "sha256": write_vector(place, transform, v)}
+            for v in vectors
         ]
-        text = program(
-            "specification",
+        text = filled(
+            "specification.j2",
             transform=transform,
             made_by=f"vitft {version('vitft')}, Pillow {PIL.__version__}",
             max_aspect=MAX_ASPECT,
             max_pixels=MAX_RESIZED_PIXELS,
-            equality=_EQUALITY,
             folder=_VECTORS,
             images=images,
         )
         write_json(folder / SPECIFICATION_FILE, json.loads(text))
+        constants = constants_of(transform).items()
         for suffix in (".py", ".mjs", ".cpp"):
             text = (_PROGRAMS / f"{_PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
             before, _, after = _CONSTANTS.split(text)
-            values = constants_of(transform).items()
-            filled = "".join(_constant_line(suffix, name, value) for name, value in values)
-            write_atomically(folder / f"{_PROGRAM_NAME}{suffix}", before + filled + after)
-        text = program(
-            "preprocessing_readme",
+            lines = "".join(_constant_line(suffix, name, value) for name, value in constants)
+            write_atomically(folder / f"{_PROGRAM_NAME}{suffix}", before + lines + after)
+        text = filled(
+            "preprocessing_readme.j2",
             file=SPECIFICATION_FILE,
             transform=transform,
             folder=_VECTORS,
             vectors=vectors,
-            equality=_EQUALITY,
         )
         write_atomically(folder / "README.md", text)
 
