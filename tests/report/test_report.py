@@ -247,9 +247,8 @@ def contrast(first: str, second: str) -> float:
 
 def luminance(colour: str) -> float:
     """Return the relative luminance of a colour, from 0 to 1."""
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in html.channels(colour)
-    ]
+    parts = [c / 255 for c in bytes.fromhex(colour[1:])]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 

@@ -22,7 +22,7 @@ _FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", 
 )
 def _report_command(args: argparse.Namespace) -> int:
     """Write the report or the charts from the files of the run, and print their paths."""
-    from vitft.report.chart_sections import write_charts
+    from vitft.report.charts import write_charts
     from vitft.report.run_files import find_run
     from vitft.report.run_page import write_report
 

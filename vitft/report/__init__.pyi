@@ -1,6 +1,6 @@
 """Public names of `vitft.report`, imported on first use."""
 
-from .chart_sections import learning_chart as learning_chart
+from .charts import learning_chart as learning_chart
 from .comparison import FixesEffect as FixesEffect
 from .comparison import RunComparison as RunComparison
 from .comparison import SharedImage as SharedImage

@@ -10,7 +10,6 @@ from vitft.messages.comparison import BY_EPOCH
 from vitft.metrics.intervals import accuracy_interval
 from vitft.metrics.summary import own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
-from vitft.report.chart_sections import epoch_numbers
 from vitft.report.charts import (
     Axis,
     Chart,
@@ -18,6 +17,7 @@ from vitft.report.charts import (
     axis_limits,
     charted,
     epoch_axis,
+    epoch_numbers,
     log_axis,
     percent_ticks,
     round_ticks,

@@ -18,7 +18,7 @@ from vitft.data.pictures import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
 from vitft.messages.results import headline_text, weakest_sentence
 from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes
-from vitft.report.chart_sections import epochs_section, learning_section, penalty_section
+from vitft.report.charts import epochs_section, learning_section, penalty_section
 from vitft.report.html import DARK, LIGHT, TEMPLATES, colour_classes, css_variables, filled
 from vitft.report.run_files import Thumbnails, read_run
 from vitft.report.run_page import cautions, key_figures

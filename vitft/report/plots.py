@@ -59,7 +59,7 @@ def filters_png(
         else:
             axes.set_axis_off()
     detail = f"first {count(len(components), 'principal component')}, "
-    add_title(figure, title, f"{detail}{percent(float(variance.sum()), 0)} of the variance")
+    _add_title(figure, title, f"{detail}{percent(float(variance.sum()), 0)} of the variance")
     return to_png(figure)
 
 
@@ -77,7 +77,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
     axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8)
-    add_title(figure, title, "similarity of each patch's position embedding to all others")
+    _add_title(figure, title, "similarity of each patch's position embedding to all others")
     return to_png(figure)
 
 
@@ -105,7 +105,7 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, top))
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
-    add_title(figure, title, f"mean over {count(images, 'image')}")
+    _add_title(figure, title, f"mean over {count(images, 'image')}")
     return to_png(figure)
 
 
@@ -147,7 +147,7 @@ def charts_png(
         legend = figure.legend(loc="outside right upper", fontsize=8, frameon=False)
         for text in legend.get_texts():
             text.set(fontfamily=drawable(names)[1], parse_math=False)
-    add_title(figure, title, detail)
+    _add_title(figure, title, detail)
     return to_png(figure)
 
 
@@ -192,7 +192,7 @@ def accuracy_curves_png(
     return charts_png([Chart(label=title, x=x, y=y, series=series)], (8.6, 4.6), title, detail)
 
 
-def add_title(figure: Figure, title: str, detail: str) -> None:
+def _add_title(figure: Figure, title: str, detail: str) -> None:
     """Draw a title and a line of details above a figure, without parsing markup in the text."""
     text = visible(title)
     text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
@@ -308,7 +308,7 @@ def patches_png(view: NDArray[np.uint8], parts: PatchTokens, title: str) -> byte
     _draw_matrices(below, parts, patches[0, ..., 0].size * parts.channels, shown)
     also = f", preceded by the {listing(parts.prefix)}" if parts.prefix else ""
     detail = f"{len(patches)} tokens of {parts.tokens.shape[1]} numbers{also}"
-    add_title(figure, title, f"{view.shape[1]} x {view.shape[0]} pixels become {detail}")
+    _add_title(figure, title, f"{view.shape[1]} x {view.shape[0]} pixels become {detail}")
     return to_png(figure)
 
 

@@ -22,13 +22,13 @@ from vitft.models.pretrained.catalog import weights_name
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.validation import least_confident, mistakes
 from vitft.report.advice import advise
-from vitft.report.chart_sections import (
+from vitft.report.charts import (
     confidence_section,
     epochs_section,
     learning_section,
     penalty_section,
+    score_bar,
 )
-from vitft.report.charts import score_bar
 from vitft.report.decisions import MAX_FINDINGS, run_decisions, undecided_numbers
 from vitft.report.html import NUM_SHADES, filled, render
 from vitft.report.reproduce import command_of, digests, environment_rows
