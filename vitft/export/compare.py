@@ -203,8 +203,7 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
     if row.is_eight_bits:
         if not row.images:
             raise RunError(
-                f"the accuracy of --{row.name} cannot be measured because the validation images no "
-                "longer exist",
+                f"--{row.name} cannot be checked, because the validation images no longer exist",
                 fix="restore them at data.path (see the run's config.toml), or remove "
                 f"--{row.form}",
             )
@@ -214,6 +213,6 @@ def check_comparison(row: ExportComparison, *, max_error: float = MAX_ERROR) -> 
         raise RunError(
             f"the predictions of the --{row.name} export differ from the run's: logits by up to "
             f"{row.difference:.2g}, predicted classes on {row.changed} "
-            f"{f'of {row.compared_on}' if row.images else 'noise images'}; the export was removed",
+            f"{f'of {row.compared_on}' if row.images else 'noise images'}. The export was removed",
             fix=fix or "report this as a bug, and keep the run directory",
         )

@@ -56,7 +56,7 @@ class Exported:
     def compared_with(self) -> tuple[str, ...]:
         """What the `narrow` formats were compared with, as a sentence; empty if none is narrow."""
         which = f"{format_options(self.narrow)} compared" if len(self.rows) > 1 else "compared"
-        text = f"{which} with a head on the last block, not with the run's"
+        text = f"{which} with a head on the last block, not the run's head"
         return (text,) if self.narrow else ()
 
     @property
@@ -252,7 +252,7 @@ def push(done: Exported, plan: ExportPlan) -> str:
         reason = describe_failure(cause if isinstance(cause, Exception) else error)
         owner, folder = plan.repo.split("/")[0], shell_quote(str(done.folder))
         raise WeightsError(
-            f"the upload to {plan.repo} failed: {reason}; the export is in {done.folder}",
+            f"the upload to {plan.repo} failed: {reason}. The export is in {done.folder}",
             fix=f"set HF_TOKEN to a token with write access to {owner}"
             if status in (401, 403)
             else f"upload it later: hf upload {plan.repo} {folder}",

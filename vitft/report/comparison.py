@@ -126,7 +126,7 @@ class _RunPair(_Difference):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixesEffect(_Difference):
-    """Difference in accuracy between a run with fixes and a run without them, or with others."""
+    """Difference in accuracy between a run with fixes and a run without, or with other fixes."""
 
     is_second: bool  # whether the fixes are those of the second run, also if both applied some
     relabelled: int  # number of distinct images whose label differs between the runs
@@ -269,7 +269,7 @@ class RunComparison:
 
     @property
     def is_same_images(self) -> bool:
-        """Whether each run has only the shared images, so that one accuracy says all."""
+        """Whether each run has only the shared images, so that one accuracy per run is enough."""
         return all(len(run.predictions) == self.shared for run in self.runs)
 
     @property
@@ -306,7 +306,7 @@ class RunComparison:
         return known if any(known) else []
 
     def accuracy_table(self) -> _Table:
-        """Return for each run: name, accuracy, interval, accuracy on shared and in all folds."""
+        """Return each run's name, accuracy, interval, and accuracy on shared and in all folds."""
         rows = []
         for i, run in enumerate(self.runs):
             cells: tuple[str, ...] = _cells(self.accuracies[i] if self.images else None)
@@ -371,7 +371,7 @@ class RunComparison:
 
     @property
     def limits(self) -> list[str]:
-        """Sentences on what the comparison does not tell, the notes included."""
+        """Sentences on what the comparison does not show, including the notes."""
         notes = [messages.OWN_LABELS] * any(self.fixes)
         for effect, pair in zip(self.fixes, self.pairs, strict=True):
             if effect is None or effect.is_cross_validated:
@@ -434,7 +434,7 @@ class RunComparison:
 
     @cached_property
     def needed_disagreements(self) -> int:
-        """Smallest number of images (or groups) that differ and can be significant.
+        """Smallest number of differing images (or groups) that can be significant.
 
         In McNemar's test, the p-value is smallest if all of them favour the same run.
         """
@@ -535,7 +535,7 @@ def _nothing_shared(runs: Sequence[Run]) -> UsageError:
     differences += ["classes"] * (len({run.classes for run in runs}) > 1)
     seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
     differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
-    differ = f"; the runs differ in {listing(differences)}" if differences else ""
+    differ = f". The runs differ in {listing(differences)}" if differences else ""
     problem = f"cannot compare: no validation image is shared by all runs{differ}"
     fix = "evaluate each run on the same labelled photos, which no run has seen: "
     fix += " and ".join(_evaluate_commands(runs))

@@ -90,11 +90,11 @@ def _describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = 
     elif any_size:
         name = RESIZE_INPUT
         layout = (
-            "uint8 (batch, height, width, 3): upright RGB images of any size; the graph resizes, "
-            "crops and normalises them"
+            "uint8 (batch, height, width, 3): upright RGB images of any size, which the graph "
+            "resizes, crops and normalises"
         )
     elif takes_bytes:
-        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255; the graph normalises it"
+        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, which the graph normalises"
     else:
         layout = (
             f"float32 (batch, {shape.in_channels}, {height}, {width}): "
