@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import ascii_uppercase
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -30,14 +30,7 @@ from vitft.metrics.intervals import (
     holm,
     mcnemar,
 )
-from vitft.metrics.results import (
-    ComparedPair,
-    ComparisonResults,
-    DataChanges,
-    EvaluationResults,
-    FixesVerdict,
-    Interval,
-)
+from vitft.metrics.results import EvaluationResults, Interval
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.decisions import former_fixes
 from vitft.report.reproduce import (
@@ -138,7 +131,7 @@ class FixesEffect(_Difference):
 
     @property
     def verdict(self) -> str:
-        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs differ in more."""
+        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs also differ in other ways."""
         if self.added or self.settings:
             return "mixed"
         if self.p >= 0.05:
@@ -631,8 +624,8 @@ def _fixes_notes(
     return notes
 
 
-def comparison_results(comparison: RunComparison) -> ComparisonResults:
-    """Return a comparison as an object that can be written as JSON."""
+def comparison_results(comparison: RunComparison) -> dict[str, Any]:
+    """Return a comparison as a JSON object; `docs/schemas/comparison.json` describes it."""
     runs, names, winner = comparison.runs, comparison.names, comparison.winner
     changes = zip(names[1:], _data_changes(runs), strict=True)
     return {
@@ -662,7 +655,7 @@ def comparison_results(comparison: RunComparison) -> ComparisonResults:
         ],
         "settings": dict(different_settings(runs)),
         "data": [
-            DataChanges(run=name, labels_changed=changed, left_out=left_out, added=added)
+            {"run": name, "labels_changed": changed, "left_out": left_out, "added": added}
             for name, (changed, left_out, added) in changes
         ],
         "disagree": [image.path for image in comparison.images if image.disputed],
@@ -674,7 +667,7 @@ def _pair_results(
     pair: _RunPair,
     effect: FixesEffect | None,
     conclusion: str,
-) -> ComparedPair:
+) -> dict[str, Any]:
     names = comparison.names[pair.first], comparison.names[pair.second]
     is_significant = pair.p < 0.05
     added = _find_added(comparison.runs[pair.first], comparison.runs[pair.second])
@@ -700,7 +693,7 @@ def _pair_results(
         if effect is None
         else {
             "run": names[effect.is_second],
-            "verdict": cast("FixesVerdict", effect.verdict),
+            "verdict": effect.verdict,
             "relabelled": effect.relabelled,
             "left_out": effect.left_out,
             "added": effect.added,
