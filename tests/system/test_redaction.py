@@ -53,4 +53,4 @@ def test_the_log_and_the_traceback_of_a_bug_are_redacted(
     shown = "".join(capsys.readouterr())
     assert "secret" not in shown
     assert "RuntimeError: no https://***@h/x" in shown
-    assert "please report it" in shown
+    assert "Please report it" in shown

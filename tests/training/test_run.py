@@ -112,7 +112,7 @@ def test_images_that_trained_the_weights_are_not_taken_for_new_ones(
     if seed:
         assert "images, " in printed
         assert "of them for validation, so the accuracy on them says nothing about new" in printed
-        assert f"; --like {first.run} holds out the images of that run" in printed
+        assert f". --like {first.run} holds out the images of that run" in printed
     else:
         assert (
             "were trained on 24 of these images, so cross-validation would say nothing" in printed

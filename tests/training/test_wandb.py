@@ -137,7 +137,7 @@ def test_a_failing_tracker_is_dropped_with_one_warning_and_the_run_is_unchanged(
     train(monkeypatch, tmp_path / "two", tiny_weights)
 
     assert (code, wandb.ended) == (0, [])
-    assert shown.count("wandb logging disabled: ConnectionError: gone;") == 1
+    assert shown.count("wandb logging disabled: ConnectionError: gone.") == 1
     failed, whole = (outcome(tmp_path / name / "x") for name in ("one", "two"))
     assert failed == whole
 

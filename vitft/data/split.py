@@ -208,7 +208,7 @@ class FormerSplit:
     ) -> list[InspectedFile]:
         """Return the files, assigned to the same subsets as in the earlier run.
 
-        Of data already `divided` into subsets, only training images that were held out are
+        If the data is already `divided` into subsets, only training images that were held out are
         reassigned.
         """
         members: dict[str, list[InspectedFile]] = {}

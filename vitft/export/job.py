@@ -216,7 +216,7 @@ def export_safetensors(run: str | None, out: Path) -> Exported:
     """Export a run to `out/model.safetensors`, with `out/config.json` if timm can open it.
 
     Raises:
-        VitftError: As for `export_run`; also a RunError if the folder `out` already contains files.
+        VitftError: As for `export_run`, or the folder `out` already contains files.
     """
     return export_run(run, plan_export(["safetensors"], str(out)))
 

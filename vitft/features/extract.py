@@ -266,7 +266,7 @@ class Extractor:
         return result
 
     def start(self, batch: PixelBatch[_ExtractedImage], view: View) -> Callable[[], None]:
-        """Start to run the prefix on images without output; return a function that waits for it."""
+        """Start the prefix on images that have no output yet; return a function that waits."""
         pixels, missing = batch.pixels, batch.missing
         if pixels is None:
             return lambda: None

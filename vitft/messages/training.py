@@ -282,6 +282,6 @@ def describe_trial(found: TrialResults) -> str:
         f"a trial trained {layers_text(found['layers'])} for {count(found['epochs'], 'epoch')} on "
         f"{found['images']:,} of the training images{again}{f', {part}' if part else ''}: "
         f"accuracy {percent(found['top1'])} on {count(found['held_out'], 'held-out image')} (head "
-        f"alone: {percent(found['head_top1'])}), mean loss {found['loss']:.3f} (head alone: "
-        f"{found['head_loss']:.3f}), which decides"
+        f"alone: {percent(found['head_top1'])}), mean loss (the criterion) {found['loss']:.3f} "
+        f"(head alone: {found['head_loss']:.3f})"
     )

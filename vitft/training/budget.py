@@ -73,8 +73,8 @@ class LayerSettings:
     """Candidate of a run with a time budget: layers to train after the head, and their settings."""
 
     layers: str  # layers in the notation of `train.layers`
-    optim: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    train: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
 
     def config(
         self, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0

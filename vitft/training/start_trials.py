@@ -157,11 +157,8 @@ def _weights_to_try(start: Start, runtime: Runtime) -> str:
 
 def _start_with(start: Start, weights: WeightsSpec) -> Start:
     """Return the same run, images and split with another input size or other weights."""
-    config, folder, data = (
-        replace(start.config, weights=weights),
-        start.images.folder,
-        start.inputs.data,
-    )
+    config, folder = replace(start.config, weights=weights), start.images.folder
+    data = start.inputs.data
     pipeline, report = load_pipeline(
         folder,
         config.train.stages[0],

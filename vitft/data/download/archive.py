@@ -116,7 +116,7 @@ class _LimitedReader:
 def tar_entries(
     file: IO[bytes] | gzip.GzipFile, packed: int, limits: ArchiveLimits
 ) -> Iterator[ArchiveEntry]:
-    """Yield the entries of an uncompressed tar file, and refuse it if it has no end marker."""
+    """Yield the entries of an uncompressed tar file, and reject it if it has no end marker."""
     stream: Any = _LimitedReader(file, packed, limits)
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         while (member := tar.next()) is not None:

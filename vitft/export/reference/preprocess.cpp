@@ -360,7 +360,7 @@ int main(int count, char** arguments) {
     }
     std::cout << found - wrong.size() << " of " << found << " vectors equal";
     for (size_t i = 0; i < wrong.size(); i++) {
-        std::cout << (i ? ", " : "; different: ") << wrong[i];
+        std::cout << (i ? ", " : ", different: ") << wrong[i];
     }
     std::cout << "\n";
     return wrong.empty() && found ? 0 : 1;

@@ -269,7 +269,7 @@ async function main() {
     else if (!isEqual(tensorOf(view), "tensor")) wrong.push(`${stem} (floats)`);
   }
   const equal = `${names.length - wrong.length} of ${names.length} vectors equal`;
-  console.log(wrong.length ? `${equal}; different: ${wrong.join(", ")}` : equal);
+  console.log(wrong.length ? `${equal}, different: ${wrong.join(", ")}` : equal);
   process.exitCode = wrong.length || !names.length ? 1 : 0;
 }
 
