@@ -85,6 +85,8 @@ def open_client(
         @cache
         def client(kind: str) -> AppClient:
             name = "classes" if kind == "unsure" else kind
+            if kind == "graph":  # it is made from this run
+                client("classes")
             if not (folder / name).exists():
                 stdout_of(f"{commands[name]} --out {folder}/{name}")
             threshold = 0.999999 * (kind == "unsure")
