@@ -21,7 +21,7 @@ from vitft.config import (
     shown_value,
     to_toml,
 )
-from vitft.data import EvalTransform, Manifest, Row, draw
+from vitft.data import EvalTransform, Images, Row, draw
 from vitft.features import key_of
 from vitft.models import (
     Card,
@@ -164,11 +164,11 @@ def test_any_path_and_class_name_survive_split_csv(
 ) -> None:
     classes = sorted(classes)[:1]
     paths = [p for p in paths if not p.startswith("/") and ".." not in p.split("/")]
-    rows = tuple(Row(path, 0, "train", "0" * 64) for path in paths)
-    manifest = Manifest(tmp_path, tuple(classes) if rows else (), rows)
+    rows = tuple(Row(path, 0, "train", "1" * 64) for path in paths)
+    manifest = Images(tmp_path, tuple(classes) if rows else (), rows)
     manifest.write(tmp_path / "split.csv")
 
-    assert Manifest.read(tmp_path / "split.csv", tmp_path) == manifest
+    assert Images.from_csv(tmp_path / "split.csv", tmp_path) == manifest
 
 
 @few

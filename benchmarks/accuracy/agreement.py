@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from timm.data import create_transform
 
 from vitft.config.run import read_toml
-from vitft.data.split import Manifest
+from vitft.data.image_table import Images
 from vitft.predict.torch_engine import Predictor
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     figures = json.loads((args.run / "eval.json").read_text())
     data = Path(read_toml(args.run / "config.toml")["data"]["path"])
-    manifest = Manifest.read(args.run / "split.csv", data)
+    manifest = Images.from_csv(args.run / "split.csv", data)
     train, val = ([manifest.locate(r) for r in rows] for rows in (manifest.train, manifest.val))
     labels = {part: np.array([r.label for r in rows]) for part, rows in
               (("train", manifest.train), ("val", manifest.val))}  # fmt: skip

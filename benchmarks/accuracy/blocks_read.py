@@ -111,7 +111,7 @@ def extract(data: Path, weights: str) -> Features:
             train=train,
             max_pixels=10**9,
         )
-        pipeline = read_several_blocks(pipeline, train, images=len(folder.files))
+        pipeline = read_several_blocks(pipeline, train, images=len(folder.rows))
         extractor, view = (
             pipeline.open_extractor(train, max_pixels=10**9),
             eval_view(pipeline.transform),
@@ -121,9 +121,9 @@ def extract(data: Path, weights: str) -> Features:
             folder, max_pixels=10**9, allow_bad=True, extractor=extractor, view=view
         )
         return Features(
-            x=extractor.rows([file.sha256 for file in seen.good], view),
-            y=torch.tensor([file.label for file in seen.good]),
-            paths=[file.path for file in seen.good],
+            x=extractor.rows([file.sha256 for file in seen.rows], view),
+            y=torch.tensor([file.label for file in seen.rows]),
+            paths=[file.path for file in seen.rows],
             read=extractor.prefix.leading,
             classes=len(folder.classes),
         )

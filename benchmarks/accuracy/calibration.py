@@ -77,9 +77,9 @@ def read_photos(root: Path, weights: Path, cache: Path) -> Photos:
     return Photos(
         root,
         folder.classes,
-        [file.path for file in found.good],
-        extractor.rows([file.sha256 for file in found.good], view),
-        np.array([file.label for file in found.good]),
+        [file.path for file in found.rows],
+        extractor.rows([file.sha256 for file in found.rows], view),
+        np.array([file.label for file in found.rows]),
     )
 
 

@@ -29,7 +29,8 @@ from torch.nn import functional as F
 from benchmarks.accuracy.seeds import run_arm
 from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
-from vitft.data.split import Manifest, draw
+from vitft.data.image_table import Images
+from vitft.data.split import draw
 from vitft.features.head import solve_head
 from vitft.metrics.calibration import (
     ScoredSet,
@@ -228,7 +229,9 @@ def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
             calibration = figures["calibration"]
             with np.load(out / "validation.npz") as file:
                 logits = torch.from_numpy(file["logits"]).double() * calibration["temperature"]
-            labels = torch.tensor([row.label for row in Manifest.read(out / "split.csv", root).val])
+            labels = torch.tensor(
+                [row.label for row in Images.from_csv(out / "split.csv", root).val]
+            )
             rows["temperature"].append(calibration["temperature"])
             rows["error before"].append(100 * calibration["ece_before"])
             rows["error after"].append(100 * calibration["ece"])

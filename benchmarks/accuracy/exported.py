@@ -90,8 +90,8 @@ def main() -> int:
     import torch
 
     from vitft.config.run import read_toml
+    from vitft.data.image_table import Images
     from vitft.data.images import open_image
-    from vitft.data.split import Manifest
     from vitft.export import export_run
     from vitft.export.formats.base import normalised_input
     from vitft.export.plan import plan_export
@@ -99,7 +99,7 @@ def main() -> int:
     from vitft.system.rundir import RunDir
 
     run = Path(args.run)
-    manifest = Manifest.read(RunDir(run).split, read_toml(run / "config.toml")["data"]["path"])
+    manifest = Images.from_csv(RunDir(run).split, read_toml(run / "config.toml")["data"]["path"])
     photos = [str(manifest.locate(row)) for row in evenly_spaced(manifest.val, args.images)]
     trained = load_trained(args.run)
     exact = copy.deepcopy(trained.model).double()

@@ -22,36 +22,37 @@ from pathlib import Path
 
 from vitft.config.run import config_from_table
 from vitft.config.sections import DataSpec
-from vitft.data.inspection import InspectedFile, InspectedFolder, inspect_folder
+from vitft.data.image_table import Images, Row
+from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, split
+from vitft.data.split import split
 from vitft.report.comparison import compare_runs
 from vitft.report.run_files import read_run
 from vitft.training.run import run_finetuning
 
-Photos = Sequence[InspectedFile]
+Photos = Sequence[Row]
 
 
-def divide(found: InspectedFolder, photos: Photos, spec: DataSpec) -> Manifest:
+def divide(found: Images, photos: Photos, spec: DataSpec) -> Images:
     """Return the split of some photos of a folder, listed as a folder lists them."""
-    files = tuple(sorted(photos, key=lambda file: (file.label, file.path)))
-    return split(replace(found, good=files), spec)
+    rows = sorted(photos, key=lambda row: (row.label, row.path))
+    return split(replace(found, rows=rows), spec)
 
 
-def thinned(photos: Photos, fraction: float, seed: int) -> list[InspectedFile]:
+def thinned(photos: Photos, fraction: float, seed: int) -> list[Row]:
     """Return a fraction of the photos of each class, drawn at random."""
-    stream, chosen = random.Random(seed), list[InspectedFile]()
+    stream, chosen = random.Random(seed), list[Row]()
     for label in sorted({file.label for file in photos}):
         own = [file for file in photos if file.label == label]
         chosen += stream.sample(own, round(len(own) * fraction))
     return chosen
 
 
-def renamed(photos: Photos, seed: int) -> list[InspectedFile]:
+def renamed(photos: Photos, seed: int) -> list[Row]:
     """Return the photos with random file names."""
     names = random.Random(seed).sample(range(10**9), len(photos))
     return [
-        replace(file, path=f"{file.path.partition('/')[0]}/{name:09}.jpg")
+        file._replace(path=f"{file.path.partition('/')[0]}/{name:09}.jpg")
         for file, name in zip(photos, names, strict=True)
     ]
 
@@ -72,14 +73,14 @@ def without_last_class(photos: Photos) -> Photos:
     return [file for file in photos if file.label < last]
 
 
-def staying(before: Manifest, after: Manifest) -> float:
+def staying(before: Images, after: Images) -> float:
     """Return the fraction of the former validation photos, without removed ones, that stay."""
     present = {row.sha256 for row in after.rows}
     held = {row.sha256 for row in before.val} & present
     return len(held & {row.sha256 for row in after.val}) / len(held)
 
 
-def distance(manifest: Manifest, rate: float) -> float:
+def distance(manifest: Images, rate: float) -> float:
     """Return the largest distance of a class from the wanted number of validation images."""
     found = 0.0
     for label in range(len(manifest.classes)):
@@ -88,7 +89,7 @@ def distance(manifest: Manifest, rate: float) -> float:
     return found
 
 
-def measure(found: InspectedFolder, seeds: int) -> None:
+def measure(found: Images, seeds: int) -> None:
     """Print a line for each change: what stays by content and at random, and the distance."""
     print("| change | stay, by content (lowest of the seeds) | stay, at random | distance |")
     print("|---|---|---|---|")
@@ -96,7 +97,7 @@ def measure(found: InspectedFolder, seeds: int) -> None:
         kept: dict[str, list[float]] = {"content": [], "random": []}
         farthest = 0.0
         for seed in range(seeds):
-            one, other = change(found.good, seed)
+            one, other = change(found.rows, seed)
             for mode, fractions in kept.items():
                 spec = DataSpec(split=mode, seed=seed)  # type: ignore[arg-type]
                 before, after = divide(found, one, spec), divide(found, other, spec)
@@ -118,14 +119,14 @@ def link(data: Path, before: Photos, after: Photos, into: Path) -> None:
         place.symlink_to((data / contents[file.sha256]).resolve())
 
 
-def run_with_like(data: Path, found: InspectedFolder, name: str, weights: Path, cache: str) -> None:
+def run_with_like(data: Path, found: Images, name: str, weights: Path, cache: str) -> None:
     """Train before and after a change, the second time with `--like`, and print a line."""
     changes = {**CHANGES, "a new class": lambda photos, _: (without_last_class(photos), photos)}
     with tempfile.TemporaryDirectory() as folder:
         runs = [Path(folder) / "first", Path(folder) / "second"]
-        for run, photos in zip(runs, changes[name](found.good, 0), strict=True):
+        for run, photos in zip(runs, changes[name](found.rows, 0), strict=True):
             images = run.with_name(f"{run.name} photos")
-            link(data, found.good, photos, images)
+            link(data, found.rows, photos, images)
             table = {
                 "data": {"path": str(images), "like": str(runs[0]) if run is runs[1] else ""},
                 "weights": {"name": str(weights)},
@@ -134,7 +135,7 @@ def run_with_like(data: Path, found: InspectedFolder, name: str, weights: Path, 
             started = time.monotonic()
             run_finetuning(config_from_table(table), out=run)
             seconds = time.monotonic() - started
-        before, after = (Manifest.read(run / "split.csv", run) for run in runs)
+        before, after = (Images.from_csv(run / "split.csv", run) for run in runs)
         trained = {row.sha256 for row in after.train} & {row.sha256 for row in before.val}
         text = compare_runs([read_run(run) for run in runs]).conclusions()[0]
         print(

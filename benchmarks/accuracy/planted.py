@@ -25,9 +25,9 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from vitft.data.image_table import SPLIT_COLUMNS
 from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
-from vitft.data.split import MANIFEST_COLUMNS
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 def copy_images(data: Path, folder: Path) -> None:
     """Copy the images of `data` and nothing else."""
-    for file in scan(data).files:
+    for file in scan(data).rows:
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(data / file.path, target)
@@ -92,8 +92,8 @@ def fake_run(data: Path, weights: str, run: Path, split: dict[str, str]) -> Path
     run.mkdir()
     weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
     (run / "config.toml").write_text(f"[weights]\nname = {json.dumps(weights)}\n")
-    sheet = [",".join(MANIFEST_COLUMNS)]
-    for file in inspect_folder(scan(data), allow_bad=True).good:
+    sheet = [",".join(SPLIT_COLUMNS)]
+    for file in inspect_folder(scan(data), allow_bad=True).rows:
         label = label_of(file.path)
         sheet.append(f'"{file.path}","{label}",{split.get(file.path, "train")},{file.sha256}')
     (run / "split.csv").write_text("\n".join(sheet) + "\n")
@@ -106,7 +106,7 @@ def label_of(path: str) -> str:
 
 def plant(folder: Path, rng: random.Random, known: dict) -> tuple[dict, dict[str, str]]:
     """Plant the faults; return them by kind, and the split that the leaking copies cross."""
-    files = [file.path for file in scan(folder).files]
+    files = [file.path for file in scan(folder).rows]
     classes = sorted({label_of(path) for path in files})
     suspicious = {path for pair in known["near"] | known["exact"] for path in pair}
     order = [path for path in files if path not in suspicious]

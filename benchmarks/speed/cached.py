@@ -104,7 +104,7 @@ def kill(data: Path, weights: Path, into: Path) -> None:
         extractor = Extractor(prefix, folder=into / name, precision="bf16", max_pixels=10**8)
         view = eval_view(report.transform)
         checked = extractor.inspect(scan(data), view, allow_bad=True, progress=lambda _: None)
-        rows[name] = extractor.rows([file.sha256 for file in checked.good], view)
+        rows[name] = extractor.rows([file.sha256 for file in checked.rows], view)
         computed[name] = extractor.computed
     left = list((into / "killed").rglob(".*.rows*"))
     print(

@@ -24,8 +24,8 @@ import torch
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from vitft.config.run import read_toml
+from vitft.data.image_table import Images
 from vitft.data.images import open_image
-from vitft.data.split import Manifest
 from vitft.export import export_run
 from vitft.export.formats.base import normalised_input
 from vitft.export.plan import plan_export
@@ -38,7 +38,7 @@ Logits = Callable[[Any], Any]
 def read_photos(run: str, trained: TrainedRun, count: int) -> tuple[Any, Any]:
     """Return normalised pixels (n, channels, H, W) and labels (n,) of validation photos."""
     root = read_toml(Path(run) / "config.toml")["data"]["path"]
-    manifest = Manifest.read(RunDir(Path(run)).split, root)
+    manifest = Images.from_csv(RunDir(Path(run)).split, root)
     rows = evenly_spaced(manifest.val, count)
     view = trained.card.transform
     pixels = [normalised_input(view, open_image(manifest.locate(row))) for row in rows]

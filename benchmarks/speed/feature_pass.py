@@ -29,7 +29,7 @@ import torch
 from benchmarks.folders import link_images
 from benchmarks.timing import cpu_seconds, interleave, median_range
 from vitft.config.sections import TrainSpec
-from vitft.data.folder import Folder
+from vitft.data.image_table import Images
 from vitft.data.inspection import in_order
 from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
@@ -69,7 +69,7 @@ def in_workers(job: Callable[[int], object], count: int, workers: int) -> float:
 
 
 def compare_heads(
-    model: VisionTransformer, folder: Folder, blocks: int, rows: int, repeats: int
+    model: VisionTransformer, folder: Images, blocks: int, rows: int, repeats: int
 ) -> None:
     """Compare the passes for heads that read one block and several, and the times to fit them."""
     wide = copy.deepcopy(model)
@@ -93,7 +93,7 @@ def compare_heads(
     fits = interleave(
         {f"{d}": functools.partial(fit_seconds, x[:, :d], y, read) for d in (read, width)}, repeats
     )
-    print(f"{len(folder.files)} images; processor seconds")
+    print(f"{len(folder.rows)} images; processor seconds")
     print(f"| pass, last block | {median_range(firsts)} |")
     print(f"| pass, {blocks} blocks | {median_range(seconds)} |")
     print(f"| ratio | {median_range(ratios)} |")
@@ -104,7 +104,7 @@ def compare_heads(
         )
 
 
-def pass_seconds(folder: Folder, prefix: Prefix) -> float:
+def pass_seconds(folder: Images, prefix: Prefix) -> float:
     """Return the processor seconds of the whole pass over a folder."""
     extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
     view = eval_view(EvalTransform(image_size=prefix.model.config.image_size))
@@ -141,7 +141,7 @@ def main() -> None:
         source = Path(temporary) / "d" / "train"
         folder = scan(source)
         if args.blocks is not None:
-            blocks = args.blocks or blocks_to_read(model, TrainSpec(), images=len(folder.files))
+            blocks = args.blocks or blocks_to_read(model, TrainSpec(), images=len(folder.rows))
             compare_heads(model, folder, blocks, args.rows, args.repeats)
             return
         batch = batch_size("cpu", model.config.width)
@@ -151,7 +151,7 @@ def main() -> None:
         tokens = batch * (1 + model.config.grid[0] * model.config.grid[1])
         x = torch.randn(tokens, model.config.width).bfloat16()
         w = torch.randn(4 * model.config.width, model.config.width).bfloat16()
-        count = len(folder.files) // batch
+        count = len(folder.rows) // batch
         operated = count * batch * operations(model.config)
         per_product = 8.0 * tokens * model.config.width**2
         products = max(4, int(operated / per_product / 4))
@@ -171,7 +171,7 @@ def main() -> None:
             print(f"  repeat {repeat}: " + "  ".join(f"{k} {v:.3g}" for k, v in row.items()))
             for name, value in row.items():
                 measured.setdefault(name, []).append(value)
-    print(f"{args.model}, {len(folder.files)} images, {workers} workers, medians of {args.repeats}")
+    print(f"{args.model}, {len(folder.rows)} images, {workers} workers, medians of {args.repeats}")
     for name, values in measured.items():
         print(f"| {name} | {median_range(values)} |")
 

@@ -26,7 +26,7 @@ from torchvision import transforms as tv
 
 from benchmarks.timing import cpu_seconds, interleave
 from vitft.config.run import Config, config_from_table, read_recipe
-from vitft.data.split import Manifest
+from vitft.data.image_table import Images
 from vitft.system.malloc import freed_memory_kept
 from vitft.training.batches import training_batches
 from vitft.training.loop import Trainer
@@ -109,7 +109,7 @@ class Files(Dataset[tuple[Tensor, int]]):
         ]
 
 
-def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
+def theirs(manifest: Images, workers: int) -> Callable[[], int]:
     """Return a function that trains one epoch with a tutorial's kind of code."""
     rows = manifest.train
     loader = DataLoader(
@@ -130,13 +130,13 @@ def theirs(manifest: Manifest, workers: int) -> Callable[[], int]:
     return epoch
 
 
-def ours(config: Config, limit: int) -> tuple[Callable[[], int], Manifest]:
+def ours(config: Config, limit: int) -> tuple[Callable[[], int], Images]:
     """Return a function that trains one epoch with vitft, and its split."""
     runtime = Runtime()
     folder, config = list_images(config, runtime)
     pipeline, _, config = load_model(folder, config, runtime)
     images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
-    data = split_images(images, fingerprints, pipeline, config, runtime)
+    data = split_images(images, folder.rows, fingerprints, pipeline, config, runtime)
     inputs = first_inputs(data, pipeline, features, config)
     manifest = data.manifest
     step = max(1, len(manifest.train) // limit)

@@ -119,7 +119,7 @@ def pipeline(args: argparse.Namespace) -> Lines:
         folder = args.home / f"drawn{per_class}"
         draw_demo(folder, per_class=per_class)
         found = scan(folder)
-        count = len(found.files)
+        count = len(found.rows)
         prefix = prefix_on(name, GPU, "fp32")
         begin = time.perf_counter()
         inspect_folder(found, max_pixels=10**8, allow_bad=False, workers=worker_threads())
@@ -131,7 +131,7 @@ def pipeline(args: argparse.Namespace) -> Lines:
         extractor.inspect(found, eval_view(transform), allow_bad=False)
         extract = count / (time.perf_counter() - begin)
         predictor = predictor_of(name, transform)
-        paths = [str(folder / file.path) for file in found.files]
+        paths = [str(folder / file.path) for file in found.rows]
         list(predictor.stream(paths[:40]))
         begin = time.perf_counter()
         list(predictor.stream(paths))

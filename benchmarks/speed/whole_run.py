@@ -55,7 +55,7 @@ def load(data: Path, weights: Path) -> FrozenPipeline:
         train=train,
         max_pixels=10**8,
     )
-    return read_several_blocks(pipeline, train, images=len(folder.files))
+    return read_several_blocks(pipeline, train, images=len(folder.rows))
 
 
 def forward(data: Path, weights: Path) -> None:
@@ -65,7 +65,7 @@ def forward(data: Path, weights: Path) -> None:
     prefix = pipeline.cut.prefix.in_precision("bf16")
     batch = batch_size("cpu", prefix.leading)
     pixels = torch.rand(batch, 3, *pipeline.transform.image_size)
-    count = -(-len(scan(data).files) // batch)
+    count = -(-len(scan(data).rows) // batch)
     report([in_workers(lambda _: run_prefix(prefix, pixels), count, torch.get_num_threads())], 0, 0)
 
 
@@ -85,7 +85,7 @@ def extract(data: Path, weights: Path) -> None:
         seconds = time.perf_counter() - begun
         assert extractor is not None
         computed = group.gather(extractor.computed)
-        assert len(folder.files) == sum(computed), computed
+        assert len(folder.rows) == sum(computed), computed
         report([seconds, *map(float, computed)], 0, 0)
         group.barrier()
 
@@ -137,7 +137,7 @@ def compare_whole(data: Path, weights: Path, home: Path, repeats: int) -> None:
 
     turns = interleave({"whole": whole, "bare": bare}, repeats)
     ratios = [a / b for a, b in zip(turns["whole"], turns["bare"], strict=True)]
-    print(f"| {len(scan(data).files):,} images | {median_range(turns['whole'])} "
+    print(f"| {len(scan(data).rows):,} images | {median_range(turns['whole'])} "
           f"| {median_range(turns['bare'])} | {median_range(ratios)} |", flush=True)  # fmt: skip
 
 

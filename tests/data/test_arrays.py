@@ -58,7 +58,7 @@ def test_class_names_of_arrays_are_made_usable(
 
     assert folder.classes == tuple(classes)
     in_order = sorted(numbers) if not names or names[0] != "7" else [2, 0]
-    for file in folder.files:
+    for file in folder.rows:
         assert numbers[int(file.path[-9:-4]) % 2] == in_order[file.label]
 
 
@@ -72,7 +72,7 @@ def test_cifar_records_are_read_with_the_names_of_their_classes(tmp_path: Path) 
     folder = scan(tmp_path)
 
     assert folder.classes == ("ape", "zebra")  # sorted, whatever their numbers were
-    first = next(file for file in folder.files if file.path == "train/zebra/00000.bmp")
+    first = next(file for file in folder.rows if file.path == "train/zebra/00000.bmp")
     assert folder.classes[first.label] == "zebra"
     assert np.array_equal(np.asarray(open_image(f"{tmp_path}/{first.path}")), images[0])
     (tmp_path / "batches.meta.txt").unlink()

@@ -11,13 +11,13 @@ from tests.data.test_folder import touch
 from tests.training.test_table_runs import train, write_table
 from vitft.cli.main import main
 from vitft.config import DataSpec
-from vitft.data import Folder, scan
+from vitft.data import Images, scan
 from vitft.system import RunError
 
 HEAD = "class,new_class\n"
 
 
-def scanned(data: Path, text: str, name: str = "classes.csv") -> Folder:
+def scanned(data: Path, text: str, name: str = "classes.csv") -> Images:
     table = data.parent / name
     table.write_bytes(text.encode("utf-8", "surrogateescape"))
     return scan(data, DataSpec(classes=str(table)))

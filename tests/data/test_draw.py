@@ -1,15 +1,14 @@
 """The draw of validation images: whole groups, and the split of an earlier run."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from tests.data.test_split import good
 from vitft.config import DataSpec
-from vitft.data import File, InspectedFile, Part, draw_groups
+from vitft.data import Part, Row, draw_groups
 
-Members = list[list[InspectedFile]]
+Members = list[list[Row]]
 
 
 def groups_of(*names: str, parts: Mapping[int, Part] | None = None) -> Members:
@@ -19,9 +18,7 @@ def groups_of(*names: str, parts: Mapping[int, Part] | None = None) -> Members:
     """
     return [
         [
-            replace(
-                good(File(f"{name}/{i}-{j}.jpg", "abc".index(name))), part=(parts or {}).get(i, "")
-            )
+            good(Row(f"{name}/{i}-{j}.jpg", "abc".index(name), (parts or {}).get(i, "")))
             for j, name in enumerate(group)
         ]
         for i, group in enumerate(names)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.support.children import python
 from vitft.config import DataSpec
-from vitft.data import Folder, Manifest, inspect_folder, open_image, scan, split
+from vitft.data import Images, inspect_folder, open_image, scan, split
 from vitft.system import DataError
 
 
@@ -35,8 +35,8 @@ def colour_of(name: str) -> tuple[int, int, int]:
     return sum(data) % 256, len(data) % 256, data[-5] if len(data) > 4 else 0
 
 
-def paths(folder: Folder) -> list[str]:
-    return [file.path for file in folder.files]
+def paths(folder: Images) -> list[str]:
+    return [file.path for file in folder.rows]
 
 
 def problem(root: Path) -> str:
@@ -53,7 +53,7 @@ def test_classes_are_sorted_and_files_are_sorted_within_them(tmp_path: Path) -> 
 
     assert folder.classes == ("B", "a", "b")
     assert paths(folder) == ["B/1.jpg", "a/Y.png", "a/x.png", "b/10.jpg", "b/2.jpg"]
-    assert [file.label for file in folder.files] == [0, 1, 1, 2, 2]
+    assert [file.label for file in folder.rows] == [0, 1, 1, 2, 2]
     assert folder.layout == "classes"
 
 
@@ -75,7 +75,7 @@ def test_thirteen_suffixes_in_any_case_are_images(tmp_path: Path) -> None:
 
     folder = scan(tmp_path)
 
-    assert len(folder.files) == 14
+    assert len(folder.rows) == 14
     assert folder.unused == {".txt": 1, ".xyz": 1, "(no suffix)": 1}
 
 
@@ -88,7 +88,7 @@ def test_hidden_files_and_system_clutter_are_ignored_and_counted(tmp_path: Path)
     folder = scan(tmp_path)
 
     assert folder.classes == ("a", "b")
-    assert len(folder.files) == 2
+    assert len(folder.rows) == 2
     assert "not used: 8 hidden entries" in folder.notes
 
 
@@ -171,5 +171,6 @@ def test_hostile_names_go_all_the_way_from_the_disk_to_the_table(tmp_path: Path)
 
     assert sorted(paths(folder)) == sorted(names)
     assert checked.bad == ()
-    assert Manifest.read(tmp_path / "split.csv", data) == manifest
+    found = Images.from_csv(tmp_path / "split.csv", data)
+    assert (found.classes, found.to_csv()) == (manifest.classes, manifest.to_csv())
     assert all(open_image(manifest.locate(row)).size == (2, 2) for row in manifest.rows)

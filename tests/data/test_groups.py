@@ -9,30 +9,27 @@ import pytest
 from tests.data.test_folder import touch
 from tests.data.test_split import DRAWN, Mode, good
 from vitft.config import DataSpec
-from vitft.data import File, Folder, InspectedFolder, Manifest, joined_groups, scan, split
+from vitft.data import Images, Row, joined_groups, scan, split
 
 
-def inspected(groups: dict[str, list[str]]) -> InspectedFolder:
+def inspected(groups: dict[str, list[str]]) -> Images:
     """An inspected folder; `groups` maps each class to the groups of its images, in order."""
     files = [
-        File(f"{name}/{i:03}.jpg", label, group=group)
+        Row(f"{name}/{i:03}.jpg", label, group=group)
         for label, (name, members) in enumerate(groups.items())
         for i, group in enumerate(members)
     ]
-    folder = Folder(root=Path("data"), classes=tuple(groups), files=tuple(files), layout="classes")
-    return InspectedFolder(folder=folder, good=tuple(map(good, files)), bad=(), odd={})
+    return Images(Path("data"), tuple(groups), [*map(good, files)])
 
 
-def split_it(
-    found: InspectedFolder, seed: int = 0, rate: float = 0.2, mode: Mode = "content"
-) -> Manifest:
+def split_it(found: Images, seed: int = 0, rate: float = 0.2, mode: Mode = "content") -> Images:
     spec = DataSpec(split=mode, seed=seed, val_rate=rate)
-    return split(found, spec, groups=joined_groups(found.good, {}))
+    return split(found, spec, groups=joined_groups(found.rows, {}))
 
 
-def sides(found: InspectedFolder, manifest: Manifest) -> dict[str, set[str]]:
+def sides(found: Images, manifest: Images) -> dict[str, set[str]]:
     """The sides on which each group is."""
-    group_of = {file.path: file.group for file in found.good}
+    group_of = {file.path: file.group for file in found.rows}
     result: dict[str, set[str]] = {}
     for row in manifest.rows:
         result.setdefault(group_of[row.path], set()).add(row.split)
@@ -69,12 +66,12 @@ def test_the_fraction_held_out_is_within_half_a_group(seed: int, mode: Mode) -> 
 
 def test_copies_and_groups_are_joined() -> None:
     found = inspected({"a": ["g1", "g2", "", "", "g3"], "b": ["g4", "g5", "g6", "g7", ""]})
-    first, second, third, fourth = found.good[:4]
-    same = replace(third, sha256=first.sha256)  # an image without a group is a copy of one in g1
-    found = replace(found, good=(first, second, same, fourth, *found.good[4:]))
+    first, second, third, fourth = found.rows[:4]
+    same = third._replace(sha256=first.sha256)  # an image without a group is a copy of one in g1
+    found = replace(found, rows=(first, second, same, fourth, *found.rows[4:]))
     copies = {second.sha256: "x", fourth.sha256: "x"}
 
-    groups = joined_groups(found.good, copies)
+    groups = joined_groups(found.rows, copies)
 
     assert groups.get(same.sha256, same.sha256) == groups.get(first.sha256, first.sha256)
     assert groups[second.sha256] == groups[fourth.sha256]
@@ -94,5 +91,5 @@ def test_a_pattern_finds_the_groups_in_paths(tmp_path: Path) -> None:
 
     found = scan(data, DataSpec(group_by=r"(v\d+)_"))
 
-    assert {file.group for file in found.files} == {"v0", "v1", "v2", ""}
+    assert {file.group for file in found.rows} == {"v0", "v1", "v2", ""}
     assert "3 groups of images found by data.group_by, 1 image without a group" in found.notes

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,37 +9,30 @@ import pytest
 from tests.data.test_groups import inspected, sides, split_it
 from tests.support.children import python
 from vitft.config import DataSpec
-from vitft.data import File, Folder, InspectedFile, InspectedFolder, Manifest, inspected_file, split
+from vitft.data import Images, Row, split
 
 CLASSES = ("a", "b", "c")
 
 
-def photo(name: str, label: int, *, path: str = "") -> InspectedFile:
+def photo(name: str, label: int, *, path: str = "") -> Row:
     """A photo whose content depends on its name only, and whose path may be another."""
-    file = File(f"{CLASSES[label]}/{path or name}.jpg", label)
-    return inspected_file(file, hashlib.sha256(name.encode()).hexdigest(), (4, 4), ())
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return Row(f"{CLASSES[label]}/{path or name}.jpg", label, "", digest, 4, 4)
 
 
-def photos(per_class: int, *, prefix: str = "old") -> list[InspectedFile]:
+def photos(per_class: int, *, prefix: str = "old") -> list[Row]:
     """Photos of three classes."""
     names = [(f"{prefix} {label} {i}", label) for label in range(3) for i in range(per_class)]
     return [photo(*named) for named in names]
 
 
-def split_of(files: list[InspectedFile], **settings: object) -> Manifest:
+def split_of(files: list[Row], **settings: object) -> Images:
     """The split of photos, in the order of a folder: by class, then by path."""
     files = sorted(files, key=lambda file: (file.label, file.path))
-    folder = Folder(
-        root=Path("data"),
-        classes=CLASSES,
-        files=tuple(File(file.path, file.label) for file in files),
-        layout="classes",
-    )
-    found = InspectedFolder(folder=folder, good=tuple(files), bad=(), odd={})
-    return split(found, DataSpec(**settings))  # type: ignore[arg-type]
+    return split(Images(Path("data"), CLASSES, files), DataSpec(**settings))  # type: ignore[arg-type]
 
 
-def held_out(manifest: Manifest) -> set[str]:
+def held_out(manifest: Images) -> set[str]:
     return {row.sha256 for row in manifest.val}
 
 
@@ -49,7 +41,7 @@ def test_renamed_files_keep_their_side() -> None:
     stream = random.Random(0)
     names = stream.sample(range(10**6), len(before))
     after = [
-        replace(file, path=f"{CLASSES[file.label]}/{name}.png")
+        file._replace(path=f"{CLASSES[file.label]}/{name}.png")
         for file, name in zip(before, names, strict=True)
     ]
 

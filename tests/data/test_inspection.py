@@ -22,17 +22,15 @@ def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None
 
     checked = inspect_folder(scan(tmp_path), progress=done.append)
 
-    assert [(f.path, f.width, f.height) for f in checked.good] == [
+    assert [(f.path, f.width, f.height) for f in checked.rows] == [
         ("a/1.png", 6, 4), ("a/turned.jpg", 4, 6), ("b/1.png", 6, 4), ("b/grey.jpg", 3, 3)
     ]  # fmt: skip
     assert [path for path, _ in checked.bad] == ["b/half.png"]
-    assert checked.odd == {
-        "rotated by EXIF": 1,
-        "converted from L": 1,
-        "content is PNG, but the suffix is .jpg": 1,
-    }
+    assert [f.odd for f in checked.rows] == [
+        (), ("rotated by EXIF",), (), ("converted from L", "content is PNG, but the suffix is .jpg")
+    ]  # fmt: skip
     assert done == [1] * 5
-    assert len({f.sha256 for f in checked.good}) == 4
+    assert len({f.sha256 for f in checked.rows}) == 4
 
 
 def noisy(root: Path, *, bad: Iterable[int], total: int = 60) -> Path:
@@ -52,7 +50,7 @@ def test_a_file_deleted_since_the_scan_is_reported(tmp_path: Path) -> None:
     folder = scan(draw(tmp_path, "a/1.png", "b/1.png"))
     (tmp_path / "a" / "1.png").unlink()
 
-    result = inspect_file(str(tmp_path), folder.files[0], OpenedImage.facts)
+    result = inspect_file(str(tmp_path), folder.rows[0], OpenedImage.facts)
 
     assert isinstance(result, ImageError)
     assert (result.path, result.reason) == ("a/1.png", "not found")

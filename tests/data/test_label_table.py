@@ -64,7 +64,7 @@ def test_paths_are_found_in_the_unicode_form_on_disk(tmp_path: Path, is_apart: b
 
     found = scan(tmp_path / "labels.csv")
 
-    assert {file.path for file in found.files} == {ours, ours.replace(".png", "2.png"), "b/1.png"}
+    assert {file.path for file in found.rows} == {ours, ours.replace(".png", "2.png"), "b/1.png"}
 
 
 def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:
@@ -72,4 +72,4 @@ def test_a_file_name_that_is_not_utf_8_is_found(tmp_path: Path) -> None:
     touch(tmp_path, *NAMES, odd.decode("utf-8", "surrogateescape"))
     (tmp_path / "t.csv").write_bytes(b"path,label\n" + odd + b",cat\ndog/0.png,dog\ndog/1.png,dog")
 
-    assert len(scan(tmp_path / "t.csv").files) == 3
+    assert len(scan(tmp_path / "t.csv").rows) == 3

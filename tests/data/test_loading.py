@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.support.children import started
 from tests.support.limits import HANG_S
-from vitft.data import File, Pixels, decode_images, in_order
+from vitft.data import Pixels, Row, decode_images, in_order
 from vitft.system import ImageError
 
 
@@ -85,13 +85,13 @@ def test_a_slow_file_is_named_while_it_is_awaited(
     monkeypatch.setattr("vitft.data.inspection.PATIENCE_S", 0.01)
     shown = ""
 
-    def read(file: File) -> str:
+    def read(file: Row) -> str:
         nonlocal shown
         while file.path == "slow.png" and "slow.png" not in shown:
             shown += capsys.readouterr().err
         return file.path
 
-    files = [File("quick.png", 0), File("slow.png", 0)]
+    files = [Row("quick.png", 0), Row("slow.png", 0)]
 
     assert list(in_order(read, files, workers=1)) == ["quick.png", "slow.png"]
     assert "waiting for slow.png after 0 s" in shown

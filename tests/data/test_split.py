@@ -8,18 +8,7 @@ from typing import Literal
 import pytest
 
 from vitft.config import DataSpec
-from vitft.data import (
-    File,
-    Folder,
-    InspectedFile,
-    InspectedFolder,
-    Manifest,
-    Row,
-    draw,
-    inspected_file,
-    leaks,
-    split,
-)
+from vitft.data import Images, Row, draw, leaks, split
 
 Mode = Literal["content", "random", "reference"]
 DRAWN: tuple[Mode, ...] = ("content", "random")
@@ -28,34 +17,28 @@ FLOWERS = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tul
 
 def checked(
     counts: dict[str, int], *, reference: bool = False, bad: frozenset[str] = frozenset()
-) -> InspectedFolder:
+) -> Images:
     """A checked folder with `counts` files per class, named 000.jpg and so on."""
     files = [
-        File(f"{name}/{i:03}.jpg", label)
+        Row(f"{name}/{i:03}.jpg", label)
         for label, (name, count) in enumerate(counts.items())
         for i in range(count)
     ]
-    folder = Folder(
-        root=Path("data"),
-        classes=tuple(counts),
-        files=tuple(files),
-        layout="classes",
+    return Images(
+        Path("data"),
+        tuple(counts),
+        [good(file) for file in files if file.path not in bad],
         reference=reference,
-    )
-    return InspectedFolder(
-        folder=folder,
-        good=tuple(good(file) for file in files if file.path not in bad),
         bad=tuple((path, "empty file") for path in sorted(bad)),
-        odd={},
     )
 
 
-def good(file: File) -> InspectedFile:
+def good(file: Row) -> Row:
     digest = hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).hexdigest()
-    return inspected_file(file, digest, (4, 4), ())
+    return file._replace(sha256=digest, width=4, height=4)
 
 
-def held_back(manifest: Manifest) -> list[int]:
+def held_back(manifest: Images) -> list[int]:
     return [sum(row.label == i for row in manifest.val) for i in range(len(manifest.classes))]
 
 
@@ -118,17 +101,17 @@ def test_the_digest_is_that_of_the_file_and_moves_with_any_row(tmp_path: Path) -
     assert manifest.digest != other.digest
 
 
-def with_copies(counts: dict[str, int], *groups: tuple[str, ...]) -> InspectedFolder:
+def with_copies(counts: dict[str, int], *groups: tuple[str, ...]) -> Images:
     """A checked folder in which the named files have the same bytes."""
     plain = checked(counts)
     same = {path: group[0] for group in groups for path in group}
     files = tuple(
-        replace(file, sha256=hashlib.sha256(same[file.path].encode()).hexdigest())
+        file._replace(sha256=hashlib.sha256(same[file.path].encode()).hexdigest())
         if file.path in same
         else file
-        for file in plain.good
+        for file in plain.rows
     )
-    return replace(plain, good=files)
+    return replace(plain, rows=files)
 
 
 COPIES = (
@@ -171,7 +154,7 @@ def test_identical_files_across_the_split_and_across_labels_are_found() -> None:
         Row("b/3.jpg", 1, "train", "3" * 64),
     )
 
-    across, labels = leaks(Manifest(Path("d"), ("a", "b"), rows))
+    across, labels = leaks(Images(Path("d"), ("a", "b"), rows))
 
     assert across == [["a/1.jpg", "a/2.jpg"]]
     assert labels == [["a/3.jpg", "b/1.jpg"]]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitft.data import CropTransform, EvalTransform, File, OpenedImage, crop_views, eval_view, scan
+from vitft.data import CropTransform, EvalTransform, OpenedImage, Row, crop_views, eval_view, scan
 from vitft.features import Extractor, cut_model, run_prefix
 from vitft.models import VisionTransformer
 from vitft.system import DataError, DivergedError
@@ -33,7 +33,7 @@ def digests(extractor: Extractor, folder: Path) -> list[str]:
     checked = extractor.inspect(
         scan(folder), eval_view(TRANSFORM), allow_bad=True, progress=lambda _: None
     )
-    return [file.sha256 for file in checked.good]
+    return [file.sha256 for file in checked.rows]
 
 
 @pytest.mark.parametrize("layers", ["head", "blocks:1"])
@@ -44,7 +44,7 @@ def test_rows_are_what_the_prefix_makes_of_the_documented_view(
     extractor = extractor_of(tiny_vit, tmp_path / "cache", precision, layers)
     found = extractor.rows(digests(extractor, image_folder), eval_view(TRANSFORM))
 
-    files = scan(image_folder).files
+    files = scan(image_folder).rows
     views = [TRANSFORM.pixels(Image.open(image_folder / f.path)) for f in files]
     expected = run_prefix(extractor.prefix, TRANSFORM.normalise(torch.from_numpy(np.stack(views))))
     tolerance = 1e-6 if precision == "fp32" else 0.05  # bf16 has 8 bits, and batches differ
@@ -85,7 +85,7 @@ def test_other_weights_another_cut_and_another_view_compute_afresh(
 def test_views_are_fixed_by_seed_view_and_image(
     tiny_vit: VisionTransformer, image_folder: Path, tmp_path: Path
 ) -> None:
-    files = list(scan(image_folder).files)
+    files = list(scan(image_folder).rows)
     extractor = extractor_of(tiny_vit, tmp_path / "a")
     again = extractor_of(tiny_vit, tmp_path / "b")
     sha = digests(extractor, image_folder)
@@ -196,7 +196,7 @@ def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
 
     data = (tmp_path / "noise.jpg").read_bytes()
 
-    opened = OpenedImage(File("noise.jpg", 0), data, max_pixels=10**6, fast=not exact.is_exact)
+    opened = OpenedImage(Row("noise.jpg", 0), data, max_pixels=10**6, fast=not exact.is_exact)
     loaded = exact.load(opened, view, exact.store(view), None, lambda _: True)
 
     assert not fast.is_exact
@@ -234,7 +234,7 @@ def test_claimed_images_are_left_to_the_process_that_claimed_them(
     found = ours.inspect(
         scan(image_folder), eval_view(TRANSFORM), allow_bad=False, claim=every_other
     )
-    sha = [file.sha256 for file in found.good]
+    sha = [file.sha256 for file in found.rows]
 
     assert (len(asked), ours.computed) == (30, 15)
     theirs.refresh()

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.pictures import encoded, read, scene, scenes_folder
-from vitft.data import File, OpenedImage, fingerprint_of, scan
+from vitft.data import OpenedImage, Row, fingerprint_of, scan
 from vitft.features import Fingerprints, fingerprint_folder, fingerprint_store, hidden_damage
 from vitft.system import ImageError
 
 
 def opened(data: bytes, path: str = "cat/0.jpg", *, max_pixels: int = 10**6) -> OpenedImage:
-    return OpenedImage(File(path, 0), data, max_pixels=max_pixels, fast=False)
+    return OpenedImage(Row(path, 0), data, max_pixels=max_pixels, fast=False)
 
 
 def test_an_image_is_refused_by_a_smaller_limit_than_that_of_the_cached_facts(
@@ -60,7 +60,7 @@ def test_near_duplicates_form_a_group_named_by_its_first_image(tmp_path: Path) -
     (root / "dog" / "smaller.jpg").write_bytes(encoded(scene(100).resize((112, 84)), 70))
     fingerprints = Fingerprints("none")
     found = fingerprint_folder(scan(root), fingerprints, max_pixels=10**6)
-    digest = {file.path: file.sha256 for file in found.good}
+    digest = {file.path: file.sha256 for file in found.rows}
 
     first = digest["dog/0.jpg"]
     assert fingerprints.duplicate_groups() == {first: first, digest["dog/smaller.jpg"]: first}
@@ -70,7 +70,7 @@ def test_fingerprints_of_several_processes_are_merged_in_the_order_of_the_files(
     tmp_path: Path,
 ) -> None:
     whole = Fingerprints("none")
-    found = fingerprint_folder(scan(scenes_folder(tmp_path / "pets")), whole, max_pixels=10**6).good
+    found = fingerprint_folder(scan(scenes_folder(tmp_path / "pets")), whole, max_pixels=10**6).rows
     items = list(whole.by_digest.items())
     merged = Fingerprints("none")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from vitft.data import InspectedFile
+from vitft.data import Row
 from vitft.features import (
     LabelScores,
     check_labels,
@@ -136,11 +136,8 @@ def test_an_image_with_two_labels_is_not_reported_but_its_probabilities_are() ->
     x, truth = clouds(20)
     labels = truth.tolist()
     labels[3], labels[40] = 2, 0  # wrong: the first is of class 0, the other of class 1
-    files = [
-        InspectedFile(f"{row}.jpg", label, "", f"{row:064}", 4, 4)
-        for row, label in enumerate(labels)
-    ]
-    files.append(InspectedFile("copy.jpg", 1, "", f"{40:064}", 4, 4))  # the right label
+    files = [Row(f"{row}.jpg", label, "", f"{row:064}", 4, 4) for row, label in enumerate(labels)]
+    files.append(Row("copy.jpg", 1, "", f"{40:064}", 4, 4))  # the right label
 
     found, by_path = check_labels(
         files, ["a", "b", "c"], {}, lambda digests: x[[int(sha256) for sha256 in digests]], seed=0

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.support.pictures import encoded, read, scene, scenes_folder
 from tests.training.test_run import run_it
 from vitft.cli.main import main
-from vitft.data import Manifest, find_labelled
+from vitft.data import Images, find_labelled
 from vitft.metrics import EvaluatedData
 from vitft.predict import PATH_NOTE, evaluate
 
@@ -89,7 +89,7 @@ def test_the_path_decides_where_the_training_image_is_gone(
 
 
 def test_a_changed_file_in_the_data_folder_of_the_run_is_left_out(photos: Path, run: Path) -> None:
-    path = Manifest.read(run / "split.csv", photos).train[0].path
+    path = Images.from_csv(run / "split.csv", photos).train[0].path
     (photos / path).write_bytes(encoded(scene(7777)))
 
     images, data = judged(photos, run)

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.conftest import draw_folder
 from vitft.cli.main import main
 from vitft.config import checked_run_config
-from vitft.data import LabelledImages, find_labelled
+from vitft.data import Images, find_labelled
 from vitft.predict import as_in_run
 
 KNOWN = ("blue", "green", "red")
@@ -32,8 +32,8 @@ def fixed(tmp_path: Path, tiny_weights: Path) -> tuple[Path, Path]:
     return data, tmp_path / "run"
 
 
-def labels_in(found: LabelledImages) -> dict[str, str]:
-    return dict(found.images)
+def labels_in(found: Images) -> dict[str, str]:
+    return {row.path: found.classes[row.label] for row in found.rows}
 
 
 def test_other_images_of_the_same_names_keep_their_labels(

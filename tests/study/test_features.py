@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import draw_folder
-from vitft.data import InspectedFile, scan
+from vitft.data import Row, scan
 from vitft.study import BASELINE_VIEW, baseline_features, colour_histogram, small_image
 
 
@@ -41,10 +41,9 @@ def test_a_colour_has_one_of_512_places() -> None:
     }
 
 
-def inspected(root: Path) -> list[InspectedFile]:
+def inspected(root: Path) -> list[Row]:
     return [
-        InspectedFile(file.path, file.label, "", f"{i:064}", 8, 8)
-        for i, file in enumerate(scan(root).files)
+        Row(file.path, file.label, "", f"{i:064}", 8, 8) for i, file in enumerate(scan(root).rows)
     ]
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from tests.conftest import draw_folder
 from vitft.cli.main import build_parser
-from vitft.data import Folder, InspectedFile, InspectedFolder
+from vitft.data import Images, Row
 from vitft.features import linear_logits, solve_head
 from vitft.study import (
     FewShotSplit,
@@ -23,20 +22,18 @@ from vitft.study import (
 )
 
 
-def files(*counts: int, tests: int = 0) -> list[InspectedFile]:
+def files(*counts: int, tests: int = 0) -> list[Row]:
     """Return `counts` training images and `tests` test images of each class."""
     parts: list[tuple[int, Any]] = []
     for label, count in enumerate(counts):
         parts += [(label, "train" if tests else "")] * count + [(label, "val")] * tests
     return [
-        InspectedFile(f"{i}.jpg", label, part, f"{i:064}", 8, 8)
-        for i, (label, part) in enumerate(parts)
+        Row(f"{i}.jpg", label, part, f"{i + 1:064}", 8, 8) for i, (label, part) in enumerate(parts)
     ]
 
 
-def checked(good: Sequence[InspectedFile]) -> InspectedFolder:
-    folder = Folder(root=Path("x"), classes=("a", "b"), files=(), layout="classes")
-    return InspectedFolder(folder=folder, good=tuple(good), bad=(), odd={})
+def checked(good: Sequence[Row]) -> Images:
+    return Images(Path("x"), ("a", "b"), good)
 
 
 def test_splits_are_nested_and_share_their_test_images() -> None:
@@ -63,10 +60,10 @@ def test_seeds_differ_repeat_and_do_not_depend_on_other_classes() -> None:
 
 def test_an_image_counts_once_and_is_never_in_both_parts() -> None:
     one, two = files(1, 1)
-    twin = replace(one, path="twin.jpg")
-    lied = replace(two, path="lied.jpg", label=0)
+    twin = one._replace(path="twin.jpg")
+    lied = two._replace(path="lied.jpg", label=0)
     trained, tested = files(1, tests=1)
-    leak = replace(trained, sha256=tested.sha256)
+    leak = trained._replace(sha256=tested.sha256)
 
     assert unique_images(checked([one, twin])) == [one]
     assert unique_images(checked([one, two, lied])) == [one]

@@ -58,8 +58,8 @@ def noting_pass(function: Callable[..., Any]) -> Callable[..., Any]:
             opened=dict(opened),
             computed=called["computed"],
             workers=extractor and extractor.workers,
-            files=len(images.good),
-            odd=images.odd,
+            files=len(images.rows),
+            odd=[row.odd for row in images.rows],
         )
         return images, extractor, fingerprints
 

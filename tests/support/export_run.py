@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import one_hot
 
-from vitft.data import EvalTransform, Manifest, Row
+from vitft.data import EvalTransform, Images, Row
 from vitft.metrics import classification_metrics
 from vitft.models import AnyConfig, Card, Provenance, ViTConfig, save_checkpoint, untrained
 
@@ -55,7 +55,7 @@ def make_run(
     return run
 
 
-def draw_photos(data: Path, classes: Sequence[str]) -> Manifest:
+def draw_photos(data: Path, classes: Sequence[str]) -> Images:
     """Noise in several shapes, one image to train and two to validate per class."""
     random = np.random.default_rng(0)
     rows = []
@@ -70,7 +70,7 @@ def draw_photos(data: Path, classes: Sequence[str]) -> Manifest:
             split: Literal["train", "val"] = "val" if i else "train"
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             rows.append(Row(f"{label}/{i}.png", label, split, digest))
-    return Manifest(data, tuple(classes), tuple(rows))
+    return Images(data, tuple(classes), tuple(rows))
 
 
 def figures(classes: Sequence[str]) -> dict[str, Any]:

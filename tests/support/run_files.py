@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.numpy import save
 
 from vitft.config import config_from_table, to_toml
-from vitft.data import EvalTransform, Manifest, Row, write_class_indices
+from vitft.data import EvalTransform, Images, Row, write_class_indices
 from vitft.metrics import classification_metrics
 from vitft.models import Card, ViTConfig
 from vitft.predict import read_split, thumb_name
@@ -79,7 +79,7 @@ def make_run(
     run = RunDir(path)
     settings = {"data": {"path": "photos/flowers"}, "weights": {"name": "demo"}}
     run.write("config.toml", to_toml(config_from_table(settings)))
-    Manifest(path, tuple(classes), tuple(rows)).write(run.split)
+    Images(path, tuple(classes), tuple(rows)).write(run.split)
     write_class_indices(run.class_indices, tuple(classes))
     np.savez(path / "validation.npz", logits=logits)
     run.write_json("eval.json", figures(logits, truth, classes))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitft.data import EvalTransform, Manifest, Row, SplitName, View
+from vitft.data import EvalTransform, Images, Part, Row, View
 from vitft.features import Cut
 from vitft.training import Dataset, ProcessGroup, StageInputs
 
@@ -24,14 +24,14 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def row(name: str, label: int, split: SplitName = "train", **more: Any) -> Row:
+def row(name: str, label: int, split: Part = "train", **more: Any) -> Row:
     """Return a row of the image `name`; two rows with the same `sha256` are identical images."""
     return Row(name, label, split, **{"sha256": digest(name), **more})
 
 
 def data_set(rows: Sequence[Row], **more: Any) -> Dataset:
     """Return a data set of the classes a, b and c on the CPU."""
-    manifest = Manifest(
+    manifest = Images(
         more.pop("root", Path("nowhere")),
         more.pop("classes", ("a", "b", "c")),
         tuple(rows),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import draw_folder
 from tests.training.test_run import run_it
-from vitft.data import Manifest
+from vitft.data import Images
 from vitft.metrics import FinalTestResults
 from vitft.predict import Predictor
 from vitft.training import Result
@@ -32,7 +32,7 @@ def parts(tmp_path: Path) -> Path:
 
 def split_counts(run: Path) -> Counter[tuple[str, str]]:
     """Return the number of images by folder and split."""
-    rows = Manifest.read(run / "split.csv", run).rows
+    rows = Images.from_csv(run / "split.csv", run).rows
     return Counter((row.path.split("/")[0], row.split) for row in rows)
 
 

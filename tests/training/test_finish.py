@@ -13,7 +13,7 @@ from tests.conftest import draw_folder, tiny_home
 from tests.support.fail_points import FailPoints, Killed
 from tests.support.training_data import data_set, file_digest, row
 from tests.training.test_run import run_it
-from vitft.data import EvalTransform, Manifest, open_image
+from vitft.data import EvalTransform, Images, open_image
 from vitft.models import load_checkpoint
 from vitft.predict import Predictor
 from vitft.system import ResourceError
@@ -56,7 +56,7 @@ def scores_of(run: Path) -> torch.Tensor:
 
 def test_the_saved_model_computes_the_saved_logits(home: Path, done: Result) -> None:
     predictor = Predictor.from_run(str(done.run), device="cpu")
-    val = Manifest.read(done.run / "split.csv", home / "data").val
+    val = Images.from_csv(done.run / "split.csv", home / "data").val
 
     pixels = [predictor.card.transform.pixels(open_image(home / "data" / row.path)) for row in val]
     answered = torch.from_numpy(predictor.scores(np.stack(pixels)).logits)
@@ -85,7 +85,7 @@ def test_logits_recomputed_from_pixels_are_those_of_the_model(tmp_path: Path) ->
 
 def test_calibration_improves_the_held_out_metrics(home: Path, done: Result) -> None:
     labels = torch.tensor(
-        [r.label for r in Manifest.read(done.run / "split.csv", home / "data").val]
+        [r.label for r in Images.from_csv(done.run / "split.csv", home / "data").val]
     )
 
     figures = json.loads((done.run / "eval.json").read_text())
@@ -101,7 +101,7 @@ def test_calibration_improves_the_held_out_metrics(home: Path, done: Result) -> 
 def test_the_temperature_rests_on_validation_and_cross_validated_training_images(
     home: Path, done: Result
 ) -> None:
-    manifest = Manifest.read(done.run / "split.csv", home / "data")
+    manifest = Images.from_csv(done.run / "split.csv", home / "data")
 
     calibration = json.loads((done.run / "eval.json").read_text())["calibration"]
     with np.load(done.run / "validation.npz", allow_pickle=False) as file:

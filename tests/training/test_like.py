@@ -1,6 +1,7 @@
 """`--like RUN`: what a run held out is never trained on by the next one."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.support.pictures import encoded, read, scene, scenes_folder
 from tests.training.test_table_runs import train, write_table
 from vitft.cli.main import main
-from vitft.data import Manifest, Row
+from vitft.data import Images, Row
 from vitft.system import RunError
 from vitft.training import check_resume
 
@@ -27,8 +28,8 @@ def run(photos: Path, tiny_weights: Path, tmp_path: Path) -> Path:
     return train(photos, tiny_weights, tmp_path / "first", **SETTINGS).run
 
 
-def rows_of(run: Path) -> tuple[Row, ...]:
-    return Manifest.read(run / "split.csv", run).rows
+def rows_of(run: Path) -> Sequence[Row]:
+    return Images.from_csv(run / "split.csv", run).rows
 
 
 def digests(run: Path, *parts: str) -> set[str]:

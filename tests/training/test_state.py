@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.training_data import digest, row
 from vitft.config import OptimSpec
-from vitft.data import Manifest
+from vitft.data import Images
 from vitft.system import RunDir, RunError
 from vitft.training import (
     Batch,
@@ -228,9 +228,9 @@ ROWS = (row("a/1", 0), row("a/2", 0, "val"), row("b/1", 1), row("b/2", 1, "val")
 def test_a_run_is_resumed_with_the_same_images_only(
     tmp_path: Path, change: dict[int, dict[str, Any]], problem: str
 ) -> None:
-    before = Manifest(tmp_path, ("a", "b"), ROWS)
+    before = Images(tmp_path, ("a", "b"), ROWS)
     before.write(RunDir(tmp_path).split)
-    rows = tuple(replace(one, **change.get(i, {})) for i, one in enumerate(ROWS))
+    rows = tuple(one._replace(**change.get(i, {})) for i, one in enumerate(ROWS))
     now = replace(before, rows=rows)
 
     if problem:

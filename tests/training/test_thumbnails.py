@@ -13,7 +13,7 @@ from tests.support.training_data import data_set
 from vitft.config import DataSpec
 from vitft.data import (
     EvalTransform,
-    Manifest,
+    Images,
     inspect_folder,
     scan,
     split,
@@ -29,7 +29,7 @@ from vitft.training import write_thumbnails
 TRANSFORM = EvalTransform(image_size=(16, 16))
 
 
-def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, Manifest]:
+def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, Images]:
     """Return a run in which the first `wrong` validation images are misclassified."""
     manifest = split(inspect_folder(scan(folder)), DataSpec(path=str(folder)))
     run = RunDir(tmp_path / "run")
@@ -43,7 +43,7 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, M
     return run, manifest
 
 
-def keep(run: RunDir, manifest: Manifest, model: VisionTransformer, precision: str = "fp32") -> int:
+def keep(run: RunDir, manifest: Images, model: VisionTransformer, precision: str = "fp32") -> int:
     data = data_set(
         manifest.rows, root=manifest.root, classes=manifest.classes, transform=TRANSFORM
     )

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from vitft.data.image_table import Images, Row
 from vitft.data.walk import unused_files, unused_notes
 from vitft.metrics.results import (
     AuditResults,
@@ -17,23 +17,10 @@ from vitft.metrics.results import (
 from vitft.system.text import count
 
 
-class AuditedImage(NamedTuple):
-    """A readable image."""
-
-    path: str
-    label: str
-    split: str
-    """`train`, `val`, `test`, or empty if the image belongs to none of these subsets."""
-    sha256: str
-
-
 def audit_images(
-    images: Sequence[AuditedImage],
+    images: Images,
     *,
-    unused: Mapping[str, int] | None = None,
-    notes: Iterable[str] = (),
-    bad: Iterable[tuple[str, str]] = (),
-    odd: Iterable[tuple[str, str]] = (),
+    remarks: Callable[[Row], Iterable[str]],
     groups: Mapping[str, str] | None = None,
     mislabels: Sequence[Mislabel] = (),
     probabilities: Mapping[str, Mapping[str, float]] | None = None,
@@ -43,11 +30,8 @@ def audit_images(
     """Return the findings about the images of a folder.
 
     Args:
-        images: The readable images. Groups of duplicates list their members in this order.
-        unused: Number of files that are neither images nor hidden, by suffix.
-        notes: Notes on the folder; notes on the files in `unused` are left out.
-        bad: Path of each unreadable file, with the reason.
-        odd: Path of each unusual image, with a remark. Harmless remarks are left out.
+        images: The images. Groups of duplicates list their members in this order.
+        remarks: Function that returns remarks on an image. Harmless remarks are left out.
         groups: Name of the group of each near-duplicate, by digest.
         mislabels: Probable label errors.
         probabilities: Class probabilities, by path, of files whose identical copies have other
@@ -55,32 +39,31 @@ def audit_images(
         view: Input size and cropping of the model, and how much of the image area remains.
         own_split: Whether the folder or the table divides the images into subsets.
     """
-    labels = {image.path: image.label for image in images}
+    names, known_notes = images.classes, unused_notes(images.unused)
     found: AuditResults = {
-        "images": len(images),
-        "unused": unused_files(unused or {}),
-        "notes": [note for note in notes if note not in unused_notes(unused or {})],
-        "bad": [{"path": path, "reason": reason} for path, reason in bad],
+        "images": len(images.rows),
+        "unused": unused_files(images.unused),
+        "notes": [n for n in (*images.warnings, *images.notes) if n not in known_notes],
+        "bad": [{"path": path, "reason": reason} for path, reason in images.bad],
         "odd": [
-            FileRemark(path=path, reason=reason, label=labels[path])
-            if path in labels  # an image may be outside the split
-            else FileRemark(path=path, reason=reason)
-            for path, reason in odd
+            FileRemark(path=row.path, reason=reason, label=names[row.label])
+            for row in images.rows
+            for reason in remarks(row)
             if not reason.startswith(("converted from", "rotated by EXIF"))  # harmless
         ],
         "duplicates": [
-            *_copy_groups(images, "exact", lambda image: image.sha256),
-            *_copy_groups(images, "near", lambda image: (groups or {}).get(image.sha256, "")),
+            *_copy_groups(images, "exact", lambda row: row.sha256),
+            *_copy_groups(images, "near", lambda row: (groups or {}).get(row.sha256, "")),
         ],
         "mislabels": list(mislabels),
-        "imbalance": class_imbalance(image.label for image in images),
+        "imbalance": _class_imbalance(name for row in images.rows for name in images.names(row)),
     }
     for group in found["duplicates"]:
         known = (probabilities or {}).get(group["members"][0]["path"])
         if known and group["labels_differ"] and group["kind"] == "exact":
-            names = {member["label"] for member in group["members"]}
-            names.add(max(known, key=lambda name: known[name]))
-            group["probabilities"] = {n: known[n] for n in sorted(names) if n in known}
+            shown = {member["label"] for member in group["members"]}
+            shown.add(max(known, key=lambda name: known[name]))
+            group["probabilities"] = {n: known[n] for n in sorted(shown) if n in known}
     if view is not None:
         found["view"] = view
     if own_split:
@@ -88,27 +71,26 @@ def audit_images(
     return found
 
 
-def _copy_groups(
-    images: Sequence[AuditedImage], kind: str, key: Callable[[AuditedImage], str]
-) -> list[CopyGroup]:
+def _copy_groups(images: Images, kind: str, key: Callable[[Row], str]) -> list[CopyGroup]:
     """Return the groups of two or more images with the same key, ignoring empty keys."""
-    groups: dict[str, list[AuditedImage]] = {}
-    for image in images:
-        if name := key(image):
-            groups.setdefault(name, []).append(image)
+    groups: dict[str, list[Row]] = {}
+    for row in images.rows:
+        if name := key(row):
+            groups.setdefault(name, []).append(row)
+    names = images.classes
     return [
         CopyGroup(
             kind=kind,
-            members=[CopyMember(path=i.path, label=i.label, split=i.split) for i in group],
-            across_split=len({image.split for image in group} - {""}) > 1,
-            labels_differ=len({image.label for image in group}) > 1,
+            members=[CopyMember(path=r.path, label=names[r.label], split=r.split) for r in group],
+            across_split=len({row.split for row in group} - {""}) > 1,
+            labels_differ=len({row.label for row in group}) > 1,
         )
         for group in groups.values()
         if len(group) > 1
     ]
 
 
-def class_imbalance(labels: Iterable[str]) -> Imbalance:
+def _class_imbalance(labels: Iterable[str]) -> Imbalance:
     """Return the largest class, the smallest class and the ratio of their sizes, if any."""
     counts = Counter(labels)
     if not counts:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.check.audit import AuditedImage, audit_images, class_imbalance
+from vitft.check.audit import audit_images
 from vitft.config.run import Config, checked_run_config
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
@@ -27,13 +27,14 @@ from vitft.data.fixes import (
     read_fixes,
     with_former,
 )
-from vitft.data.folder import Folder
+from vitft.data.folder import empty_classes_error
 from vitft.data.grey_range import measure_grey_range
+from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange
-from vitft.data.inspection import InspectedFile, InspectedFolder, describe_counts
-from vitft.data.label_sets import split_labels
+from vitft.data.inspection import describe_counts
+from vitft.data.parts import Part
 from vitft.data.scan import scan
-from vitft.data.split import Manifest, check_folder_classes, joined_groups
+from vitft.data.split import check_folder_classes, joined_groups
 from vitft.data.transforms import EvalTransform, eval_view, measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
@@ -62,7 +63,7 @@ class CheckResult:
     former: Sequence[Fix]
     """Fixes that were applied before the check; the findings are those that remain."""
     labels_checked: bool
-    folder: Folder
+    folder: Images
     """The images that were checked, including unreadable ones."""
     grey_range: GreyRange
 
@@ -82,14 +83,14 @@ class CheckResult:
     def groups_help(self) -> bool:
         """Whether `--group-duplicates` has an effect: near-duplicates, and a split to be drawn."""
         near = any(group["kind"] == "near" for group in self.audit["duplicates"])
-        return near and not any(file.part == "val" for file in self.folder.files)
+        return near and not any(file.split == "val" for file in self.folder.rows)
 
     @property
     def notes(self) -> Sequence[str]:
         """Notes on the folder, such as the number of files that are not used."""
         notes = [*self.folder.warnings, *self.folder.notes]
-        if empty := self.folder.empty.content:
-            refused = self.folder.empty.error(self.folder.root, empty)
+        if empty := self.folder.empty:
+            refused = empty_classes_error(self.folder, empty)
             notes.append(f"{refused.problem}, which finetune rejects: {refused.fix}")
         lacking = filter(None, (missing_library_command(b["reason"]) for b in self.audit["bad"]))
         for command, number in Counter(lacking).items():
@@ -110,7 +111,7 @@ def check_folder(
     spec: DataSpec,
     weights: WeightsSpec,
     train: TrainSpec,
-    split: Mapping[str, str] | None = None,
+    split: Mapping[str, Part] | None = None,
     needs_fixes: bool = True,
 ) -> CheckResult:
     """Check the images of a folder and, if `weights` have a name, their labels.
@@ -126,7 +127,7 @@ def check_folder(
         WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
     folder, max_pixels = scan(data, spec, allow_empty=True), spec.max_pixels
-    if split is not None and not any(file.path in split for file in folder.files):
+    if split is not None and not any(file.path in split for file in folder.rows):
         raise DataError(
             f"none of the images in {data} is in the run's split",
             fix="use the folder or table that the model was trained on",
@@ -139,42 +140,35 @@ def check_folder(
         inspected, features, transform = _inspect_with_features(
             folder, fingerprints, weights=weights, train=train, max_pixels=max_pixels
         )
-        if inspected.good:
+        if inspected.rows:
             from vitft.features.neighbours import similar_images
 
             similar = similar_images(features([*fingerprints.by_digest]))  # as at the end of a run
     else:
-        with console.Progress("checking images", len(folder.files)) as progress:
+        with console.Progress("checking images", len(folder.rows)) as progress:
             inspected = fingerprint_folder(
                 folder, fingerprints, max_pixels=max_pixels, progress=progress.advance
             )
-    good, groups = inspected.good, fingerprints.duplicate_groups(similar)
+    good, groups = inspected.rows, fingerprints.duplicate_groups(similar)
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
     if features is not None:
         mislabels, probabilities = _score_labels(inspected, groups, features, train.seed)
 
-    def remarks_on(file: InspectedFile) -> tuple[str, ...]:
+    def remarks_on(file: Row) -> tuple[str, ...]:
         found = fingerprints.by_digest[file.sha256]
         return (*file.odd, *quality_remarks(found, file.width, file.height))
 
-    parts = {file.path: file.part for file in good} if split is None else split
+    if split is not None:
+        rows = [row._replace(split=split.get(row.path, "")) for row in good]
+        inspected = replace(inspected, rows=rows)
     audit = audit_images(
-        [
-            AuditedImage(f.path, folder.classes[f.label], parts.get(f.path, ""), f.sha256)
-            for f in good
-        ],
-        unused=folder.unused,
-        notes=(*folder.warnings, *folder.notes),
-        bad=inspected.bad,
-        odd=[(file.path, remark) for file in good for remark in remarks_on(file)],
+        inspected,
+        remarks=remarks_on,
         groups=groups,
         mislabels=mislabels,
         probabilities=probabilities,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
-    if folder.labels:  # the number of images with each label, not with each set of labels
-        sets = [split_labels(text) for text in folder.classes]
-        audit["imbalance"] = class_imbalance(name for file in good for name in sets[file.label])
     return CheckResult(
         audit=audit,
         proposed=[] if folder.labels else not_yet_decided(former, propose_fixes(audit)),
@@ -186,28 +180,28 @@ def check_folder(
 
 
 def _score_labels(
-    inspected: InspectedFolder, groups: Mapping[str, str], features: "_Features", seed: int
+    inspected: Images, groups: Mapping[str, str], features: "_Features", seed: int
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
     """Return the probable label errors, and the class probabilities by path."""
     from vitft.features.label_errors import check_labels
 
-    good, folder = inspected.good, inspected.folder
-    together, classes = joined_groups(good, groups), folder.classes
+    good, classes = inspected.rows, inspected.classes
+    together = joined_groups(good, groups)
     distinct = Counter(label for label, _ in {(file.label, file.sha256) for file in good})
     used = sorted(label for label, images in distinct.items() if images > 1)
-    if not folder.labels and len(used) < len(classes):  # a class of one image is never right
+    if not inspected.labels and len(used) < len(classes):  # a class of one image is never right
         number = {label: i for i, label in enumerate(used)}
         some = (file for file in good if file.label in number)
-        good = tuple(replace(file, label=number[file.label]) for file in some)
+        good = [file._replace(label=number[file.label]) for file in some]
         classes = tuple(classes[label] for label in used)
     if not good:
         return [], {}
-    return check_labels(good, classes, together, features, seed=seed, labels=folder.labels)
+    return check_labels(good, classes, together, features, seed=seed, labels=inspected.labels)
 
 
 def _apply_former_fixes(
-    folder: Folder, spec: DataSpec, *, needed: bool
-) -> tuple[Folder, Sequence[Fix]]:
+    folder: Images, spec: DataSpec, *, needed: bool
+) -> tuple[Images, Sequence[Fix]]:
     """Return the folder with the fixes of `spec` applied, and these fixes.
 
     If they cannot be applied, this is an error if they are `needed`, and otherwise a warning.
@@ -227,13 +221,13 @@ def _apply_former_fixes(
 
 
 def _inspect_with_features(
-    folder: Folder,
+    folder: Images,
     fingerprints: Fingerprints,
     *,
     weights: WeightsSpec,
     train: TrainSpec,
     max_pixels: int,
-) -> tuple[InspectedFolder, _Features, EvalTransform]:
+) -> tuple[Images, _Features, EvalTransform]:
     """Inspect every image, computing its fingerprint and features in the same pass."""
     check_weights_name(weights.name, allow_pickle=weights.allow_pickle, allow_random=True)
     with heavy_imports():
@@ -259,7 +253,7 @@ def _inspect_with_features(
     return inspected, functools.partial(extractor.rows, view=view), transform
 
 
-def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
+def read_run_settings(run: str) -> tuple[Config, dict[str, Part]]:
     """Return a run's settings, and a mapping from image paths to subsets such as `train`.
 
     Raises:
@@ -275,7 +269,7 @@ def read_run_settings(run: str) -> tuple[Config, dict[str, str]]:
                 otherwise="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
             ),
         )
-    return checked_run_config(path), {r.path: r.split for r in Manifest.read(split, path).rows}
+    return checked_run_config(path), {r.path: r.split for r in Images.from_csv(split, path).rows}
 
 
 def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) -> str:

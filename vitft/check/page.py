@@ -54,14 +54,14 @@ def write_check_page(
 
     with ThreadPoolExecutor(usable_cores()) as pool:
         thumbnails = dict(zip(paths, pool.map(thumbnail, paths), strict=True))
-    empty = listing(folder.empty.content)
+    empty = listing(folder.empty)
     refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
     decisions = make_decisions(
         audit,
         result.proposed,
         former=result.former,
         classes=folder.classes,
-        labels={file.path: folder.classes[file.label] for file in folder.files},
+        labels={file.path: folder.classes[file.label] for file in folder.rows},
         thumbnail=lambda path: thumbnails.get(path, ""),
         several=bool(folder.labels),
         steps=[(f"{refused}Train with the table. {OTHER_PATH}", f"{command} --fixes {DOWNLOADED}")],
@@ -77,7 +77,7 @@ def write_check_page(
         "has_counts": result.counts != count(audit["images"], "readable image"),
         "decisions": decisions,
         "labels_checked": result.labels_checked,
-        "num_classes": len(folder.labels or {file.label for file in folder.files}),
+        "num_classes": len(folder.labels or {file.label for file in folder.rows}),
         "several": bool(folder.labels),
         "note": note,
     }

@@ -132,7 +132,7 @@ def _earlier_table(fixes: Path, outcome: "CheckResult") -> str:
         earlier = read_fixes(fixes.with_name("fixes.csv"), "")
     except DataError:
         return ""
-    paths = {file.path for file in outcome.folder.files}
+    paths = {file.path for file in outcome.folder.rows}
     if not any(fix.path in paths and fix.action != UNDECIDED for fix in earlier):
         return ""  # nothing in it has been decided
     return (
@@ -235,7 +235,7 @@ def _print_next_steps(
             ("", "replace undecided with keep, drop or move there. Until then, such files are used")
         )
     output.rows(rows)
-    if outcome.folder.empty.content:
+    if outcome.folder.empty:
         output.note(labelled("Next", "remove the empty class folders or add --classes (see above)"))
     output.note(labelled("Next", shell_join([*command, "--fixes", written])))
 

@@ -40,7 +40,7 @@ def _fetch_data(args: argparse.Namespace) -> int:
     for text in folder.notes:
         output.note(text)
     classes = count(len(folder.classes), "class", "classes")
-    output.result(f"{fetched.root}: {count(len(folder.files), 'image')} in {classes}")
+    output.result(f"{fetched.root}: {count(len(folder.rows), 'image')} in {classes}")
     expected = "as published" if archive.sha256 else "as recorded earlier"
     output.note(
         f"SHA-256 of the archive: {fetched.sha256}" + ("" if fetched.record else f" ({expected})")

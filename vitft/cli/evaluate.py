@@ -48,8 +48,8 @@ data options:
 )
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
-    from vitft.data.labelled import find_labelled
     from vitft.data.remote.prepare import prepare_data
+    from vitft.data.scan import find_labelled
     from vitft.predict.onnx_engine import gives_several
 
     check_threshold(args.threshold, args.precision)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Command
+from vitft.data.sources import expand
 from vitft.explain.heatmaps import (
     FUSIONS,
     METHOD_OPTIONS,
@@ -79,8 +80,6 @@ def _explain_command(args: argparse.Namespace) -> int:
         from vitft.models.find import find_model
 
         find_model(args.run)
-    from vitft.data.sources import expand
-
     images = list(expand(args.images))
     step = loading_step(args.run) if args.weights is None else f"loading {args.weights}"
     with heavy_imports(step):

@@ -8,11 +8,13 @@ Classes that the table does not list keep their names. All changes are made simu
 classes may swap names.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vitft.data.folder import CLASS_COLUMNS, Folder, warnings_on_names
+from vitft.config.schema import one_class_only
+from vitft.data.folder import CLASS_COLUMNS, warnings_on_names
+from vitft.data.image_table import Images
 from vitft.data.table import TableReader
 from vitft.system.errors import DataError
 from vitft.system.suggest import EquivalentNames, misspelt_name
@@ -22,7 +24,7 @@ _ClassChanges = Mapping[str, str]
 """Mapping from class names to new names; a class with an empty new name is left out."""
 
 
-def read_class_changes(
+def _read_class_changes(
     path: Path, known: Collection[str], *, allow_unknown: bool = False
 ) -> _ClassChanges:
     """Read a table of changes to `known` classes (or any); a DataError names an invalid line."""
@@ -43,11 +45,7 @@ def read_class_changes(
     changes: dict[str, str] = {}
     names_of_classes = EquivalentNames(known)
     for cells in filter(any, lines):
-        if len(cells) != len(header):
-            column = header[min(len(cells), len(header) - 1)]
-            raise reader.error(
-                f"found {count(len(cells), 'cell')} instead of {len(header)}", column=column
-            )
+        reader.check_width(cells, header)
         old = reader.checked(cells[places[0]], "class", is_path=True)
         old = names_of_classes.find(old if old in known else old.strip())
         new = reader.checked(cells[places[1]], "new_class")
@@ -70,38 +68,31 @@ def read_class_changes(
     return changes
 
 
-def change_classes(folder: Folder, table: Path) -> Folder:
-    """Return the folder with classes changed by a table (DataError if fewer than two are left)."""
-    changes = read_class_changes(table, folder.classes)
-    new = [changes.get(name, name) for name in folder.classes]
-    classes = sorted({new[file.label] for file in folder.files} - {""})
-    if len(classes) < 2:
-        left = count(len(classes), "class", "classes")
+def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> Images:
+    """Return the images with classes changed by a table.
+
+    Unless they are `evaluated`, the table must not list unknown classes, and two must be left.
+    """
+    if images.labels:
+        raise one_class_only("data.classes")
+    changes = _read_class_changes(table, images.classes, allow_unknown=evaluated)
+    old, new = images.classes, [changes.get(name, name) for name in images.classes]
+    left = {*new} - {""} if evaluated else ()
+    changed = images.relabelled((new[row.label] or None for row in images.rows), left)
+    classes = changed.classes
+    if len(classes) < 2 and not evaluated:
+        kept = count(len(classes), "class", "classes")
         raise DataError(
-            f"{table} leaves {left} with images in {folder.source}", fix="keep at least 2 classes"
+            f"{table} leaves {kept} with images in {images.source}", fix="keep at least 2 classes"
         )
-    index = {name: number for number, name in enumerate(classes)}
-    kept = [file for file in folder.files if new[file.label]]
-    files = [replace(file, label=index[new[file.label]]) for file in kept]
-    unexplained = {
-        path: text
-        for path, text in folder.empty.content.items()
-        if path.rpartition("/")[2] not in changes
-    }
-    note = note_on_changes(table, folder.classes, new, len(folder.files) - len(kept))
+    dropped = len(images.rows) - len(changed.rows)
+    note = f"{table.name}: {sum(a != b for a, b in zip(old, new, strict=True)):,} of "
+    note += f"{count(len(old), 'class', 'classes')} changed, {len({*new} - {''}):,} left"
+    note += f" ({count(dropped, 'image')} left out)" * (dropped > 0)
+    empty = {p: text for p, text in images.empty.items() if p.split("/")[-1] not in changes}
     return replace(
-        folder,
+        changed if evaluated else changed.by_class(),
         warnings=warnings_on_names(classes),
-        classes=tuple(classes),
-        files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
-        empty=replace(folder.empty, content=unexplained),
-        notes=(*folder.notes, note),
+        empty=empty,
+        notes=(*images.notes, note),
     )
-
-
-def note_on_changes(table: Path, old: Sequence[str], new: Sequence[str], dropped: int) -> str:
-    """Return a note on how many classes a table changes, and how many images it leaves out."""
-    changed = sum(a != b for a, b in zip(old, new, strict=True))
-    note = f"{table.name}: {changed:,} of {count(len(old), 'class', 'classes')} changed"
-    left = f", {len({*new} - {''}):,} left"
-    return note + left + f" ({count(dropped, 'image')} left out)" * (dropped > 0)

@@ -10,13 +10,14 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder
+from vitft.data.folder import empty_classes_error
+from vitft.data.image_table import Images
 from vitft.data.inspection import readable_now
 from vitft.data.label_table import number_in
 from vitft.data.table import TableReader, encode_table, is_utf8
@@ -63,7 +64,7 @@ def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
     write_atomically(path, encode_table(FIX_COLUMNS, rows, bom=True))
 
 
-def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[Folder, DataSpec]:
+def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[Images, DataSpec]:
     """Return the folder with the fixes of `spec` applied, and `spec` with the table's digest.
 
     Rows for files that are not in the folder are skipped, with a warning if `warn` is set. A class
@@ -77,18 +78,18 @@ def apply_fixes(folder: Folder, spec: DataSpec, *, warn: bool = False) -> tuple[
         return folder, spec
     path = Path(spec.fixes).expanduser()
     table, digest = open_table(path, spec.fixes_digest)
-    known = {file.path: folder.classes[file.label] for file in folder.files}
+    known = {file.path: folder.classes[file.label] for file in folder.rows}
     known |= {name: "" for name, _ in folder.bad}
     found = read_decisions(table, known, folder.classes)
     # An empty class folder is explained if the table moves or drops the images that it contained
     unexplained = []
-    for name in folder.empty.content:
+    for name in folder.empty:
         gone = {act for file, act in found.missing.items() if file.startswith(f"{name}/")}
         unexplained += [name] * (not gone or not gone <= {"move", "drop"})
     if unexplained:
-        raise folder.empty.error(folder.root, unexplained)
+        raise empty_classes_error(folder, unexplained)
     later = _later_table(path, known)
-    if found.rows and len(found.missing) == found.rows and not folder.empty.content:
+    if found.rows and len(found.missing) == found.rows and not folder.empty:
         create = f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
         raise DataError(
             f"{path} does not belong to {folder.source}: all images in the table "
@@ -143,18 +144,22 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
     return table, digest
 
 
-def read_fixes(path: Path, digest: str) -> list[Fix]:
-    """Read the rows of a table (see `open_table`). Formulas in the cells stay escaped."""
-    table, _ = open_table(path, digest)
+def _fixes_in(table: TableReader) -> Iterator[Fix]:
+    """Yield the rows of a table, of which `table` tells the line; formulas stay escaped."""
     lines = iter(table)
     header = [cell.strip() for cell in next(lines, [])]
-    fixes = []
+    if lacking := [name for name in ("path", "action") if name not in header]:
+        raise table.error(f"the header has no {' or '.join(lacking)} column")
     for cells in filter(any, lines):
         row = dict.fromkeys(FIX_COLUMNS, "") | dict(zip(header, cells, strict=False))
-        *texts, confidence = (row[name] for name in FIX_COLUMNS)
-        fix = Fix(**dict(zip(FIX_COLUMNS, texts, strict=False)), confidence=number_in(confidence))
-        fixes.append(replace(fix, action=fix.action.strip().lower()))
-    return fixes
+        path, action, *texts, confidence = (row[name] for name in FIX_COLUMNS)
+        more = dict(zip(FIX_COLUMNS[2:], texts, strict=False))
+        yield Fix(path, action.strip().lower(), **more, confidence=number_in(confidence))
+
+
+def read_fixes(path: Path, digest: str) -> list[Fix]:
+    """Read the rows of a table (see `open_table`). Formulas in the cells stay escaped."""
+    return [*_fixes_in(open_table(path, digest)[0])]
 
 
 def settled_paths(spec: DataSpec) -> set[str]:
@@ -228,19 +233,13 @@ def read_decisions(
         DataError: The header or a row is invalid; the message names the line.
     """
     fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-    lines = iter(table)
-    header = [cell.strip() for cell in next(lines, [])]
-    if lacking := [name for name in ("path", "action") if name not in header]:
-        raise table.error(f"the header has no {' or '.join(lacking)} column")
     seen: dict[str, str] = {}  # action for each path
     paths, labels = EquivalentNames(known), EquivalentNames(classes)
     changes: dict[str, str | None] = {}
     unreadable = set[str]()
-    for cells in filter(any, lines):
-        row = dict(zip(header, cells, strict=False))
-        name = paths.find(_unescaped(row.get("path", ""), known))
-        new = labels.find(_unescaped(row.get("new_label", ""), classes))
-        action = row.get("action", "").strip().lower()
+    for row in _fixes_in(table):
+        name, action = paths.find(_unescaped(row.path, known)), row.action
+        new = labels.find(_unescaped(row.new_label, classes))
         unknown = [name] * (name not in known) + [new] * (action == "move" and new not in classes)
         if not all(map(is_utf8, unknown)):  # existing names may be any bytes
             raise table.error("the text is not UTF-8", fix=fix)
@@ -249,7 +248,7 @@ def read_decisions(
         if name in seen:
             raise table.error(f"{name!r} is listed twice")
         seen[name] = action
-        if action == "drop" and row.get("kind", "").strip() == "bad":
+        if action == "drop" and row.kind.strip() == "bad":
             unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
@@ -284,35 +283,27 @@ def _fix_problem(
     return f"new_label is {new!r}, which is not a class of the data folder: {which} {listing(near)}"
 
 
-def _with_fixes(folder: Folder, decisions: Decisions) -> Folder:
+def _with_fixes(folder: Images, decisions: Decisions) -> Images:
     """Return the folder with the decisions applied to its list of files, without empty classes."""
     old, decided = folder.classes, decisions.changes
-    new = [(file, decided.get(file.path, old[file.label])) for file in folder.files]
-    kept = [(file, name) for file, name in new if name is not None]
-    used = {name for _, name in kept}
-    empty = [name for name in old if name not in used]
-    if len(used) < 2:
+    given = [old[row.label] for row in folder.rows]
+    new = [decided.get(row.path, name) for row, name in zip(folder.rows, given, strict=True)]
+    fixed = folder.relabelled(new)
+    empty = [name for name in old if name not in fixed.classes]
+    if len(fixed.classes) < 2:
         raise DataError(
-            f"the fixes leave images in only {count(len(used), 'class', 'classes')} of "
+            f"the fixes leave images in only {count(len(fixed.classes), 'class', 'classes')} of "
             f"{folder.source}: all images of {listing(empty)} are moved or left out",
             fix="remove lines from the table so that at least 2 classes still have images",
         )
-    classes = tuple(name for name in old if name in used)
-    index = {name: number for number, name in enumerate(classes)}
-    files = [replace(file, label=index[name]) for file, name in kept]
-    moved = sum(old[file.label] != name for file, name in kept)
-    note = f"fixes applied: {count(len(new) - len(kept), 'image')} left out, {moved:,} relabelled"
+    moved = sum(name not in (before, None) for before, name in zip(given, new, strict=True))
+    note = f"fixes applied: {count(new.count(None), 'image')} left out, {moved:,} relabelled"
     notes = [*folder.notes, note + decisions.without_effect]
     if empty:
         left_out = count(len(empty), "class", "classes")
         notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
-    return replace(
-        folder,
-        classes=classes,
-        files=tuple(sorted(files, key=lambda file: (file.label, file.path))),
-        bad=tuple(entry for entry in folder.bad if entry[0] not in decided),
-        notes=tuple(notes),
-    )
+    bad = tuple(entry for entry in folder.bad if entry[0] not in decided)
+    return replace(fixed.by_class(), bad=bad, notes=tuple(notes))
 
 
 # fixes proposed for the findings about labelled images, for the user to accept or change ----------

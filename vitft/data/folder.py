@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from typing import Literal
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import PUBLISHED_SIZES, TORCHVISION
 from vitft.data.download.registry import KNOWN_ARCHIVES
+from vitft.data.image_table import Images, Row
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import (
     PART_NAMES,
@@ -29,7 +30,7 @@ from vitft.data.parts import (
     rest_of,
     words_of,
 )
-from vitft.data.remote.places import place_of, short_name
+from vitft.data.remote.places import place_of
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import OTHER_EXCEL, TABLE_SUFFIXES, is_table, quote_cell
 from vitft.data.walk import ARCHIVE_SUFFIXES, Walk, by_suffix, unused_files
@@ -38,44 +39,8 @@ from vitft.system.files import WEIGHT_SUFFIXES
 from vitft.system.suggest import entries_of, path_fix
 from vitft.system.text import count, describe_os_error, listing, shell_quote
 
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file with an image suffix, and its label."""
-
-    path: str  # path relative to the data folder, with slashes
-    label: int
-    part: Part = ""  # subset that contains the file; empty before the data are split
-    group: str = ""
-    """Name of the file's group, which the split never divides; empty if the file has none."""
-
-
 CLASS_COLUMNS = ("class", "new_class")
 """Columns of a table of class changes (see `data.class_changes`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _EmptyClasses:
-    content: Mapping[str, str] = field(default_factory=dict)
-    """Mapping from the path of each empty class folder, relative to the data folder, to a list of
-    the files that it contains instead."""
-    total: int = 0  # number of class folders, empty or not
-    classes: int = 0  # number of classes
-
-    def error(self, root: Path, paths: Collection[str]) -> DataError:
-        names = [f"{path} ({self.content[path]})" if self.content[path] else path for path in paths]
-        left_out = dict.fromkeys((path.rpartition("/")[2], "") for path in paths)
-        fix = "add images (jpg, png, webp, bmp, gif, tif, avif, heic), or remove these folders"
-        if self.classes - len(left_out) >= 2:
-            fix += f", or leave the classes out with {class_table(left_out)}"
-        elif inner := _class_folder_in(root):
-            fix += (
-                f", or use --data {shell_quote(str(inner))}: its subfolders look like the classes"
-            )
-        return DataError(
-            f"{root}: no images in {len(names)} of {self.total} class folders: {listing(names)}",
-            fix=fix,
-        )
 
 
 def class_table(changes: Iterable[tuple[str, str]]) -> str:
@@ -88,52 +53,24 @@ def class_table(changes: Iterable[tuple[str, str]]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
-    """The classes and files of a data folder or table, before any file is opened."""
-
-    root: Path  # folder to which the paths are relative
-    classes: tuple[str, ...]
-    """Class names in the order of their indices, i.e. sorted as strings. For multi-label data,
-    these are the label sets that occur (see `data.label_sets`)."""
-    files: tuple[File, ...]  # files sorted by class, then by path as a string
-    layout: Literal["classes", "split"]
-    """`classes` if the validation images have not been drawn yet, `split` if the split is given."""
-    reference: bool = False
-    """Whether the reference script's rules apply: only four suffixes are accepted, hidden files are
-    included and subfolders are not."""
-    bad: tuple[tuple[str, str], ...] = ()
-    """Paths with an image suffix that are not regular files, with the reasons."""
-    unused: Mapping[str, int] = field(default_factory=dict)
-    """Number of files that are neither images nor hidden, by suffix."""
-    warnings: tuple[str, ...] = ()
-    """Notes that need an action, such as class names that are probably one class."""
-    notes: tuple[str, ...] = ()
-    empty: _EmptyClasses = field(default_factory=_EmptyClasses)
-    """Class folders without images; allowed only if fixes explain them (see `data.fixes`)."""
-    table: Path | None = None  # table that lists the files, if any
-    split_column: str = ""  # column of the table that gives the split, if any
-    shown: str = ""
-    """Name of the data in messages, if it is neither a folder nor a table of the user."""
-    labels: tuple[str, ...] = ()
-    """Sorted labels of multi-label data; empty if each image has exactly one class."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of a model's outputs: the classes or, for multi-label data, the labels."""
-        return self.labels or self.classes
-
-    @property
-    def source(self) -> Path | str:
-        """Table or folder that the user specified, or the name of other data, for messages."""
-        return self.shown or self.table or self.root
-
-    @property
-    def name(self) -> str:
-        return short_name(self.shown) if self.shown else (self.table or self.root).resolve().name
+def empty_classes_error(images: Images, paths: Collection[str]) -> DataError:
+    """Return the error for class folders without images, given the paths of some of them."""
+    names = [f"{path} ({images.empty[path]})" if images.empty[path] else path for path in paths]
+    left_out = dict.fromkeys((path.rpartition("/")[2], "") for path in paths)
+    fix = "add images (jpg, png, webp, bmp, gif, tif, avif, heic), or remove these folders"
+    filled = {(row.split, images.classes[row.label]) for row in images.rows if row.split != "test"}
+    if len({name for _, name in filled} - {name for name, _ in left_out}) >= 2:
+        fix += f", or leave the classes out with {class_table(left_out)}"
+    elif inner := _class_folder_in(images.root):
+        fix += f", or use --data {shell_quote(str(inner))}: its subfolders look like the classes"
+    total = len(filled) + len(images.empty)
+    return DataError(
+        f"{images.root}: no images in {len(names)} of {total} class folders: {listing(names)}",
+        fix=fix,
+    )
 
 
-def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bool) -> Folder:
+def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bool) -> Images:
     """Find the classes and images of a data folder.
 
     Raises:
@@ -151,23 +88,17 @@ def scan_folder(root: Path, *, reference: bool, allow_empty: bool, any_names: bo
             "so the reference split cannot be drawn",
             fix=f"omit --split reference, or use --data {shell_quote(str(root / parts['train']))}",
         )
-    classes, files, notes, empty = _scan_classes(walk, root, parts or {"": ""})
+    images = _scan_classes(walk, root, parts or {"": ""})
+    classes = images.classes
     if not any_names:
-        check_are_classes(root / parts.get("train", ""), classes, {f.label for f in files})
-    if empty.content and not allow_empty:
-        raise empty.error(root, empty.content)
-    notes += walk.notes()
-    return Folder(
-        root=root,
-        classes=tuple(classes),
-        files=tuple(files),
-        layout="split" if parts else "classes",
+        check_are_classes(root / parts.get("train", ""), classes, {r.label for r in images.rows})
+    if images.empty and not allow_empty:
+        raise empty_classes_error(images, images.empty)
+    return replace(
+        images,
         reference=reference,
-        bad=tuple(walk.bad),
-        unused=walk.unused(),
-        warnings=(*warnings_on_names(classes), *_warnings_on_files(classes, files)),
-        notes=tuple(notes),
-        empty=empty,
+        warnings=(*warnings_on_names(classes), *_warnings_on_files(classes, images.rows)),
+        notes=(*images.notes, *walk.notes()),
     )
 
 
@@ -225,10 +156,8 @@ def check_is_folder(root: Path) -> None:
 _MOST_FOLDERS = 20  # maximum number of subfolders or tables that are searched for classes
 
 
-def _scan_classes(
-    walk: Walk, root: Path, parts: Mapping[Part, str]
-) -> tuple[list[str], list[File], list[str], _EmptyClasses]:
-    """Return the classes, files, notes and empty class folders of all subsets (`""`: no split)."""
+def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
+    """Return the images in the class folders of all subsets (`""`: no split)."""
     names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
     walk.raise_if_refused()
     main: Part = "train" if "train" in parts else ""
@@ -258,19 +187,27 @@ def _scan_classes(
     }
     found = {place: walk.images_in(path) for place, path in places.items()}
     walk.raise_if_refused()
-    files = [
-        File(path, label, part)
+    rows = [
+        Row(path, label, part)
         for label, name in enumerate(classes)
         for part in used
         for path in found[part, name]
     ]
-    required = [place for place in places if place[0] != "test"]
-    content = {
-        places[place]: by_suffix(unused_files(walk.unused(places[place])))
-        for place in required
-        if not found[place]
+    empty = {
+        path: by_suffix(unused_files(walk.unused(path)))
+        for place, path in places.items()
+        if place[0] != "test" and not found[place]
     }
-    return classes, files, notes, _EmptyClasses(content, len(required), len(classes))
+    return Images(
+        root,
+        tuple(classes),
+        rows,
+        layout="split" if main else "classes",
+        bad=tuple(walk.bad),
+        unused=walk.unused(),
+        notes=tuple(notes),
+        empty=empty,
+    )
 
 
 def _unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
@@ -323,30 +260,29 @@ def split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
     return parts if "train" in parts and len(parts) > 1 else {}
 
 
-def assign_parts(folder: Folder, val_from: Literal["auto", "test"]) -> Folder:
+def assign_parts(folder: Images, val_from: Literal["auto", "test"]) -> Images:
     """Return the folder with its files assigned to the subsets that a run or a study uses.
 
     With `auto`, test images are kept for a final evaluation; validation images may be drawn later.
     With `test`, test images are used for validation if there are no others, and otherwise left out.
     """
-    present = {file.part for file in folder.files}
+    present = {file.split for file in folder.rows}
     if "test" not in present:
         return folder
     if "val" in present:
         if val_from == "auto":
             return folder
-        files = tuple(file for file in folder.files if file.part != "test")
-        return replace(folder, files=files)
+        return replace(folder, rows=[row for row in folder.rows if row.split != "test"])
     if val_from == "test":
-        files = tuple(replace(f, part="val") if f.part == "test" else f for f in folder.files)
+        rows = [row._replace(split="val") if row.split == "test" else row for row in folder.rows]
         note = "no validation set: the test images are used for validation (data.val_from=test)"
-        return replace(folder, files=files, notes=(*folder.notes, note))
-    files = tuple(replace(f, part="") if f.part == "train" else f for f in folder.files)
+        return replace(folder, rows=rows, notes=(*folder.notes, note))
+    rows = [row._replace(split="") if row.split == "train" else row for row in folder.rows]
     note = (
         "validation images are drawn from the training images. The test images are used only once, "
         "at the end"
     )
-    return replace(folder, files=files, layout="classes", notes=(*folder.notes, note))
+    return replace(folder, rows=rows, layout="classes", notes=(*folder.notes, note))
 
 
 def check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int]) -> None:
@@ -436,9 +372,9 @@ def _options_for(table: Path, roots: Iterable[Path]) -> str | None:
     for label, root in product(("", "*"), dict.fromkeys((table.parent, *roots))):
         with contextlib.suppress(VitftError):
             found = read_label_table(table, DataSpec(root=str(root), label=label))
-            if found.predicted:
+            if found.images.predicted:
                 return None
-            if any((root / row.path).exists() for row in found.rows[:20]):
+            if any((root / row.path).exists() for row in found.images.rows[:20]):
                 options = " --set 'data.label=*'" * bool(label)
                 return options + f" --set data.root={shell_quote(str(root))}" * (
                     root != table.parent
@@ -514,14 +450,15 @@ _MASK = re.compile(
 """Stem of the name of a mask, or name of a folder of masks, beside the images."""
 
 
-def _warnings_on_files(classes: Sequence[str], files: Sequence[File]) -> Iterator[str]:
+def _warnings_on_files(classes: Sequence[str], files: Sequence[Row]) -> Iterator[str]:
     """Yield warnings about masks of other files, and subfolders named like classes or subsets."""
     folders = {  # the innermost subfolder of the class, if any
-        f.path: f.path.split("/")[-2] if f.path.count("/") > 1 + bool(f.part) else "" for f in files
+        f.path: f.path.split("/")[-2] if f.path.count("/") > 1 + bool(f.split) else ""
+        for f in files
     }
     inside: dict[str, set[str]] = {}
     for file in files:
-        if folders[file.path] and file.part in ("", "train"):
+        if folders[file.path] and file.split in ("", "train"):
             inside.setdefault(classes[file.label], set()).add(folders[file.path])
     same: dict[frozenset[str], list[str]] = {}
     for own, names in inside.items():

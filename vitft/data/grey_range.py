@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from vitft.data.folder import File, Folder
+from vitft.data.image_table import Images, Row
 from vitft.data.images import (
     DECODER_ERRORS,
     MAX_PIXELS,
@@ -42,11 +42,11 @@ _OUTLIER_RATIO = 4
 
 
 def measure_grey_range(
-    folder: Folder,
+    folder: Images,
     *,
     max_pixels: int,
     workers: int = 2,
-    own: Sequence[File] | None = None,
+    own: Sequence[Row] | None = None,
     gather: Callable[[list[Any]], list[Any]] = list,
 ) -> GreyRange:
     """Return the value range of the training images with more than 8 bits per channel, and log it.
@@ -59,8 +59,8 @@ def measure_grey_range(
     root = str(folder.root)
     paths = [
         f"{root}/{file.path}"
-        for file in (folder.files if own is None else own)
-        if file.part in ("train", "")
+        for file in (folder.rows if own is None else own)
+        if file.split in ("train", "")
         and FORMAT_BY_SUFFIX.get(f".{file.path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
     ]
     flags = list(in_order(_has_wide_header, paths, workers=workers))

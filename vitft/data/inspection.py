@@ -11,9 +11,9 @@ import io
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, JpegImagePlugin
 
-from vitft.data.folder import File, Folder
+from vitft.data.image_table import Images, Row, pack
 from vitft.data.images import (
     DECODER_ERRORS,
     MAX_PIXELS,
@@ -33,7 +33,6 @@ from vitft.data.images import (
     open_image,
     read_bytes,
 )
-from vitft.data.parts import Part
 from vitft.data.transforms import EvalTransform
 from vitft.system.console import NOTE
 from vitft.system.errors import DataError, ImageError
@@ -245,42 +244,11 @@ def resized(image: Pixels, transform: EvalTransform) -> Pixels:
 _Inspected = TypeVar("_Inspected")
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedFile:
-    """Facts about a file that was decoded completely."""
-
-    path: str
-    label: int
-    part: Part
-    sha256: str
-    width: int  # width in pixels of the upright image
-    height: int
-    odd: tuple[str, ...] = ()  # remarks on the decoding, e.g. `rotated by EXIF`
-    group: str = ""
-
-
-def inspected_file(
-    file: File, sha256: str, size: tuple[int, int], odd: tuple[str, ...]
-) -> InspectedFile:
-    """Return the facts about a file, given its digest, its width and height, and remarks."""
-    return InspectedFile(file.path, file.label, file.part, sha256, *size, odd, file.group)
-
-
-@dataclass(frozen=True, slots=True)
-class InspectedFolder:
-    """The readable and the unreadable files of a folder."""
-
-    folder: Folder
-    good: tuple[InspectedFile, ...]  # readable files in the order of the folder's files
-    bad: tuple[tuple[str, str], ...]  # paths of unreadable files, with the reasons, sorted by path
-    odd: Mapping[str, int]  # number of images with each remark, most frequent first
-
-
 class OpenedImage:
     """An image file's bytes, decoded at most once (if `fast`, with simplejpeg where possible)."""
 
     def __init__(
-        self, file: File, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
+        self, file: Row, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
     ) -> None:
         self.file, self.data = file, data
         self.max_pixels, self.grey_range, self.fast = max_pixels, grey_range, fast
@@ -302,7 +270,7 @@ class OpenedImage:
     def image(self) -> Image.Image:
         return self.decoded.image if self.jpeg is None else Image.fromarray(self.jpeg)
 
-    def facts(self) -> InspectedFile:
+    def facts(self) -> Row:
         if self.jpeg is None:
             (width, height), odd = self.decoded.image.size, self.decoded.odd
         else:
@@ -314,13 +282,12 @@ class OpenedImage:
                 JpegImagePlugin.JpegImageFile(io.BytesIO(self.data)) as image,
             ):
                 odd = tuple(decoding_remarks("JPEG", image, self.file.path))
-        file = self.file
-        return inspected_file(file, self.sha256, (width, height), odd)
+        return self.file._replace(sha256=self.sha256, width=width, height=height, odd=odd)
 
 
 def inspect_file(
     root: str,
-    file: File,
+    file: Row,
     function: Callable[[OpenedImage], _Inspected],
     *,
     max_pixels: int = MAX_PIXELS,
@@ -339,18 +306,18 @@ def inspect_file(
 
 
 def inspect_folder(
-    folder: Folder,
+    folder: Images,
     *,
     max_pixels: int = MAX_PIXELS,
     workers: int = 2,
     allow_bad: bool = False,
     progress: Callable[[int], None] = lambda _: None,
-) -> InspectedFolder:
+) -> Images:
     """Read and fully decode every file of a folder once, in `workers` threads (see `collect`)."""
     root = os.fspath(folder.root)
     results = in_order(
         lambda file: inspect_file(root, file, OpenedImage.facts, max_pixels=max_pixels),
-        folder.files,
+        folder.rows,
         workers=workers,
     )
     with contextlib.closing(results):
@@ -358,27 +325,30 @@ def inspect_folder(
 
 
 def collect(
-    folder: Folder,
-    results: Iterable[InspectedFile | ImageError],
+    images: Images,
+    results: Iterable[Row | ImageError],
     *,
     allow_bad: bool,
     progress: Callable[[int], None] = lambda _: None,
-) -> InspectedFolder:
-    """Collect the results of a pass over a folder's files, calling `progress(1)` after each.
+) -> Images:
+    """Return the readable images, given the results of a pass; call `progress(1)` after each.
 
     Raises:
         DataError: Over ten files and a tenth of all are unreadable, unless `allow_bad` is set.
     """
-    good: list[InspectedFile] = []
-    bad: list[tuple[str, str]] = []
-    for result in results:
-        if isinstance(result, ImageError):
-            bad.append((result.path, result.reason))
-        else:
-            good.append(result)
-        progress(1)
-    bad = sorted([*folder.bad, *bad])
-    total = len(good) + len(bad)
+    bad = [*images.bad]
+
+    def readable() -> Iterator[Row]:
+        for result in results:
+            if isinstance(result, ImageError):
+                bad.append((result.path, result.reason))
+            else:
+                yield result
+            progress(1)
+
+    rows = pack(readable())
+    bad.sort()
+    total = len(rows) + len(bad)
     if not allow_bad and len(bad) > max(10, total / 10):
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         fix = "repair or remove them, or ignore them with --set data.allow_bad=true"
@@ -389,30 +359,42 @@ def collect(
         elif way := next(filter(None, ways), ""):
             fix = f"{way}, or {fix}"
         raise DataError(
-            f"{len(bad):,} of {total:,} files in {folder.source} are unreadable ({examples})",
+            f"{len(bad):,} of {total:,} files in {images.source} are unreadable ({examples})",
             fix=fix,
         )
-    odd = Counter(remark for file in good for remark in file.odd)
-    return InspectedFolder(folder, tuple(good), tuple(bad), dict(odd.most_common()))
+    return replace(images, rows=rows, bad=tuple(bad))
 
 
-def merge_inspections(
-    folder: Folder, shards: Iterable[InspectedFolder], *, allow_bad: bool
-) -> InspectedFolder:
-    """Merge the inspections of the shards of a folder (see `collect`)."""
-    results: dict[str, InspectedFile | ImageError] = {}
+def merge_inspections(images: Images, shards: Iterable[Images], *, allow_bad: bool) -> Images:
+    """Merge the inspections of shards of the images, each in their order (see `collect`)."""
+    bad, first = dict[str, str](), dict[str, tuple[Row, Iterator[Row]]]()
+
+    def take(rows: Iterator[Row]) -> None:
+        for row in islice(rows, 1):
+            first[row.path] = row, rows
+
     for shard in shards:
-        results |= {file.path: file for file in shard.good}
-        results |= {path: ImageError(path, reason) for path, reason in shard.bad}
-    return collect(folder, (results[file.path] for file in folder.files), allow_bad=allow_bad)
+        bad |= shard.bad
+        take(iter(shard.rows))
+
+    def merged() -> Iterator[Row | ImageError]:
+        for path in (row.path for row in images.rows):
+            if path in bad:
+                yield ImageError(path, bad[path])
+            else:
+                row, rest = first.pop(path)
+                take(rest)
+                yield row
+
+    return collect(images, merged(), allow_bad=allow_bad)
 
 
-def readable_now(folder: Folder, paths: Collection[str], *, max_pixels: int) -> list[str]:
+def readable_now(folder: Images, paths: Collection[str], *, max_pixels: int) -> list[str]:
     """Return those of the given files of a folder that can be read and decoded completely."""
     root, read = os.fspath(folder.root), OpenedImage.facts
-    asked = [file for file in folder.files if file.path in paths]
+    asked = [file for file in folder.rows if file.path in paths]
     results = (inspect_file(root, file, read, max_pixels=max_pixels) for file in asked)
-    return [result.path for result in results if isinstance(result, InspectedFile)]
+    return [result.path for result in results if isinstance(result, Row)]
 
 
 def describe_counts(bad: int, good: int, *, different: int) -> str:
@@ -430,17 +412,18 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
 _MOST_NOTES = 3
 
 
-def log_inspection(inspected: InspectedFolder) -> None:
+def log_inspection(inspected: Images) -> None:
     """Log notes, unreadable files and remarks; without `-v`, at most `_MOST_NOTES` lines."""
     bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
     if len(inspected.bad) > 10:
         bad.append(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")
-    warnings = (*inspected.folder.warnings, *bad)
+    warnings = (*inspected.warnings, *bad)
     for text in warnings:
         log.warning(text)
-    odd = (f"{kind}: {count(number, 'image')}" for kind, number in sorted(inspected.odd.items()))
-    harmless = [text for text in inspected.folder.notes if "no action is needed" in text]
-    notes = [text for text in (*inspected.folder.notes, *odd) if text not in harmless]
+    remarks = Counter(remark for row in inspected.rows for remark in row.odd)
+    odd = (f"{kind}: {count(number, 'image')}" for kind, number in sorted(remarks.items()))
+    harmless = [text for text in inspected.notes if "no action is needed" in text]
+    notes = [text for text in (*inspected.notes, *odd) if text not in harmless]
     notes.sort(key=lambda text: "--" not in text)
     for text in harmless:
         log.debug(text)

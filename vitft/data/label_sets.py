@@ -1,7 +1,7 @@
 """Label sets: all labels of an image in multi-label data, as text such as `a|b`.
 
-Images with the same labels are treated like a class: `Folder.classes` lists the label sets, and
-`Folder.labels` the individual labels, which are the outputs of the model.
+Images with the same labels are treated like a class: `Images.classes` lists the label sets, and
+`Images.labels` the individual labels, which are the outputs of the model.
 """
 
 import unicodedata

@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 
 from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
+from vitft.data.image_table import Images, Row
 from vitft.data.label_sets import JOINER, join_labels, label_names, normal_form
 from vitft.data.missing import same_names_below
 from vitft.data.parts import (
     CHOSEN,
     CHOSEN_PARTS,
-    PART_NAMES,
     SKIPPED,
     Part,
     check_one_name_each,
     note_on_chosen,
     part_named,
 )
-from vitft.data.remote.samples import IndexReader, LocalCopy, copy_of_table
+from vitft.data.remote.samples import IndexReader, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
-from vitft.data.table import TableReader, base_folder, path_in
+from vitft.data.table import PATH_COLUMNS, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.structure import parse_json
 from vitft.system.text import count, listing, shell_quote
@@ -69,15 +69,16 @@ _LIST = re.compile(rf"[\[({{]\s*+(?:(?:{_ITEM})[\s,]*+)*+[\])}}]")
 """A list, tuple or set in Python, or an array in NumPy, which omits the commas."""
 
 
-class LabelledRow(NamedTuple):
-    """A row of a table of labels."""
+class _Line(NamedTuple):
+    """A line of a table of labels, which may be one of several for an image."""
 
     path: str  # path relative to the base folder, or as given if it leads outside the base folder
-    label: str  # class of the image, or its labels as text (see `label_sets`)
+    label: str  # text of the label cells
     part: Part
     group: str  # name of the group; empty if the image belongs to none
-    line: int
-    cells: tuple[str, ...] = ()  # cells of the label columns
+    number: int
+    cells: tuple[str, ...]  # cells of the label columns
+    chosen: str  # how `vitft label` chose the image (see `data.parts`)
 
 
 def _label_places(
@@ -155,7 +156,7 @@ class _LabelParser:
     """
 
     def __init__(
-        self, reader: TableReader, names: Sequence[str], rows: Sequence[LabelledRow], spec: DataSpec
+        self, reader: TableReader, names: Sequence[str], rows: Sequence[_Line], spec: DataSpec
     ) -> None:
         cells = zip(*([cell.strip() for cell in row.cells] for row in rows), strict=True)
         columns = [_LabelColumn(name, own) for name, own in zip(names, cells, strict=True)]
@@ -166,7 +167,7 @@ class _LabelParser:
             fix = "add label columns"
             raise reader.error("no column is left for data.label=*", line=1, fix=fix)
         self.reader, self.spec = reader, spec
-        self.names, self.lines = [one.name for one in columns], [row.line for row in rows]
+        self.names, self.lines = [one.name for one in columns], [row.number for row in rows]
         self.sets: list[list[str]] = [[] for _ in rows]  # labels of each row
         self.several = True  # whether an image may have any number of labels
         self.notes: list[str] = []
@@ -327,9 +328,6 @@ def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
 
 # tables that list images with their labels: one image per row, in CSV, TSV, JSON Lines or ---------
 
-PATH_COLUMNS = (
-    "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
-)  # fmt: skip
 _ID_COLUMNS = ("image_id", "image_name", "id_code", "image index", "id")
 """Headers of a column of names without suffix, used if no column has a usual name of paths."""
 _USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -352,43 +350,17 @@ _FIX = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelTable:
-    """The checked rows of a table of labels; no path occurs twice."""
+class LabelTable(NamedTuple):
+    """The images that a table lists, with their own subsets, and where it lists each of them."""
 
-    source: Path
-    root: Path  # base folder of the paths
-    rows: tuple[LabelledRow, ...]
-    columns: Mapping[str, str]  # mapping from roles to column names
+    images: Images
     reader: TableReader
-    copy: LocalCopy | None = None
-    """Local copy of which the table is the index, if any; its images are known to exist."""
-    several: bool = False
-    """Whether the data is multi-label, i.e. an image may have any number of labels."""
-    predicted: bool = False
-    """Whether `vitft predict` writes such a table, with its predictions as the labels."""
-    notes: tuple[str, ...] = ()
+    columns: Mapping[str, str]  # mapping from roles to column names
+    lines: Sequence[int]  # number of the line of each image
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels, sorted as strings; empty if every image has exactly one class."""
-        return label_names(row.label for row in self.rows) if self.several else ()
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(sorted({row.label for row in self.rows}))
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Subsets in the table, in the order train, val, test; empty if the table has no split."""
-        present = {row.part for row in self.rows}
-        return tuple(part for part, _ in PART_NAMES if part in present)
-
-    def error(
-        self, problem: str, row: LabelledRow, role: str, *, fix: str = ""
-    ) -> DataError | RunError:
-        """Return the error for a problem in a row, in the column with the given role."""
-        return self.reader.error(problem, line=row.line, column=self.columns[role], fix=fix)
+    def error(self, problem: str, row: int, role: str, *, fix: str = "") -> DataError | RunError:
+        """Return the error for a problem of an image, in the column with the given role."""
+        return self.reader.error(problem, line=self.lines[row], column=self.columns[role], fix=fix)
 
 
 def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
@@ -444,21 +416,27 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             f"no image in {source} has a label", fix="fill in the label of at least one image"
         )
     columns.setdefault("label", labels.names[0])
-    table = LabelTable(
-        source=source,
+    listed, texts = [*rows.by_path.values()], {path: join_labels(own) for path, own in sets.items()}
+    classes = tuple(sorted({*texts.values()}))
+    index = {name: number for number, name in enumerate(classes)}
+    is_divided = len({line.part for line in listed} - {""}) > 1
+    images = Images(
         root=root,
-        rows=tuple(r._replace(label=join_labels(sets[r.path])) for r in rows.by_path.values()),
-        columns=columns,
-        reader=reader,
-        copy=copy,
-        several=labels.several,
-        predicted=_is_predicted(header, places),
+        classes=classes,
+        rows=[Row(r.path, index[texts[r.path]], r.part, group=r.group) for r in listed],
+        labels=label_names(classes) if labels.several else (),
+        layout="split" if is_divided else "classes",
         notes=(*notes, *labels.notes, *_notes_on_table(rows, columns, labels.names)),
+        table=source,
+        split_column=columns["split"].strip() if is_divided else "",
+        shown=copy.data if copy else "",
+        predicted=_is_predicted(header, places),
     )
+    table = LabelTable(images, reader, columns, [line.number for line in listed])
     fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
     check_one_name_each(source, sorted(rows.splits), "name in the split", fix)
-    unassigned = [row for row in table.rows if not row.part]
-    if unassigned and len(unassigned) < len(table.rows):
+    unassigned = [i for i, line in enumerate(listed) if not line.part]
+    if unassigned and len(unassigned) < len(listed):
         raise table.error(
             "the split is empty, although other rows specify one",
             unassigned[0],
@@ -529,21 +507,14 @@ class _RowParser:
     labels: Sequence[int]  # indices of the label columns
     spec: DataSpec
     root: Path
-    by_path: dict[str, LabelledRow] = field(default_factory=dict)  # first row of each image
+    by_path: dict[str, _Line] = field(default_factory=dict)  # first line of each image
     splits: set[str] = field(default_factory=set)
-    listed: list[LabelledRow] = field(default_factory=list)
-    """All rows that do not repeat an earlier row."""
+    listed: list[_Line] = field(default_factory=list)  # lines that do not repeat an earlier one
     repeated: int = 0  # number of rows that repeat an earlier row
     skipped: int = 0  # number of images that the user skipped in `vitft label`; they have no label
-    chosen: list[tuple[str, str]] = field(default_factory=list)
-    """Label of each image, and how `vitft label` chose it (see `data.parts`)."""
 
     def add(self, cells: Sequence[str]) -> None:
-        if len(cells) != len(self.header):
-            raise self.reader.error(
-                f"found {count(len(cells), 'cell')} instead of {len(self.header)}",
-                column=self.header[min(len(cells), len(self.header) - 1)],
-            )
+        self.reader.check_width(cells, self.header)
         path = path_in(self.root, self.cell(cells, "path"))
         labels = tuple(
             self.reader.checked(cells[i], self.header[i], is_label=True) for i in self.labels
@@ -575,7 +546,7 @@ class _RowParser:
                 fix="correct the cell, or ignore the column with --set data.split_column=none",
             )
         group = self.cell(cells, "group").strip()
-        row = LabelledRow(path, label, part, group, self.reader.line, labels)
+        row = _Line(path, label, part, group, self.reader.line, labels, chosen)
         first = self.by_path.setdefault(path, row)
         if first is not row:
             self.check_same(first, row)
@@ -583,13 +554,12 @@ class _RowParser:
             self.repeated += 1
         else:
             self.listed.append(row)
-            self.chosen.append((label, chosen))
 
     def cell_named(self, name: str, cells: Sequence[str]) -> str:
         pairs = zip(self.header, cells, strict=True)
         return next((str(cell) for title, cell in pairs if title.strip().lower() == name), "")
 
-    def check_same(self, first: LabelledRow, row: LabelledRow) -> None:
+    def check_same(self, first: _Line, row: _Line) -> None:
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
             if old != new and (role != "label" or self.spec.labels != "several"):
@@ -605,7 +575,7 @@ class _RowParser:
                     ]
                 raise self.reader.error(
                     f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
-                    f"{first.line}) and {new or 'nothing'} (here)",
+                    f"{first.number}) and {new or 'nothing'} (here)",
                     column=self.header[place],
                     fix=", or ".join(ways),
                 )
@@ -643,7 +613,9 @@ def _notes_on_table(
         notes.append(f"{count(united, 'image')} with labels from more than one line")
     if rows.skipped:
         notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
-    if "split" not in columns and (note := note_on_chosen(rows.chosen)):
+    if "split" not in columns and (
+        note := note_on_chosen([(row.label, row.chosen) for row in rows.listed])
+    ):
         notes.append(note)
     # Columns that are not used
     spec, header = rows.spec, [cell.strip() for cell in rows.header]

@@ -11,20 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitft.data.label_table import LabelledRow, LabelTable
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import is_utf8, leads_outside, path_in
 from vitft.data.walk import Walk
 from vitft.system.suggest import folded
 from vitft.system.text import count, describe_os_error, shell_quote
 
-Images = Mapping[str, Sequence[str]]
+if TYPE_CHECKING:  # these import numpy
+    from vitft.data.image_table import Images
+    from vitft.data.label_table import LabelTable
+
+FilesByKey = Mapping[str, Sequence[str]]
 """Mapping from the keys of names (see `_split_path`) to the paths of the images below a folder."""
 
 
-def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mapping[str, str]]:
-    """Return a table with the paths of the files that it lists, and why others are missing.
+def find_files(table: "LabelTable", *, allow_bad: bool) -> tuple["Images", Mapping[str, str]]:
+    """Return the images with the paths of their files, and why others are missing.
 
     Paths that can mean only one image are completed.
 
@@ -32,47 +36,48 @@ def find_files(table: LabelTable, *, allow_bad: bool) -> tuple[LabelTable, Mappi
         DataError: All files are missing or, unless `allow_bad` is set, any file; or one is listed
             twice.
     """
-    table = _with_common_root(table)
-    root = os.fspath(table.root)
-    reasons = (
-        {} if table.copy else {r.path: _reason_missing(f"{root}/{r.path}") for r in table.rows}
-    )
+    images = _with_common_root(table)
+    root = os.fspath(images.root)
+    if images.shown:  # a local copy, which is complete
+        return images, {}
+    reasons = {row.path: _reason_missing(f"{root}/{row.path}") for row in images.rows}
     reasons |= {path: "no such file" for path in reasons if leads_outside(path)}
     missing = {path: reason for path, reason in reasons.items() if reason}
     if not missing:
-        return table, missing
-    images = images_below(root)
-    meant = {path: only_fit(path, images) for path in missing}
+        return images, missing
+    below = images_below(root)
+    meant = {path: only_fit(path, below) for path in missing}
     claims = Counter([*meant.values(), *(reasons.keys() - missing.keys())])
     completed = {path: image for path, image in meant.items() if image and claims[image] == 1}
     for path, image in [*completed.items()][:1]:
         note = f"{count(len(completed), 'path')} completed, e.g. {path!r} to {image}"
-        rows = (row._replace(path=completed.get(row.path, row.path)) for row in table.rows)
-        table = replace(table, rows=tuple(rows), notes=(*table.notes, note))
+        rows = [row._replace(path=completed.get(row.path, row.path)) for row in images.rows]
+        images = replace(images, rows=rows, notes=(*images.notes, note))
     missing = {path: reason for path, reason in missing.items() if path not in completed}
-    lost = [row for row in table.rows if row.path in missing]
-    for row in lost:
-        if not is_utf8(row.path):
+    lost = [(i, row.path) for i, row in enumerate(images.rows) if row.path in missing]
+    for i, path in lost:
+        if not is_utf8(path):
             problem = "the path is not UTF-8 and does not lead to a file"
             fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-            raise table.error(problem, row, "path", fix=fix)
-    alone = len(lost) < len(table.rows)
+            raise table.error(problem, i, "path", fix=fix)
+    alone = len(lost) < len(images.rows)
     if lost and not (allow_bad and alone):
-        first, fix = lost[0], _missing_fix(table.root, missing, images, alone=alone)
-        reason, place = missing[first.path], str(table.root / first.path)
-        if "://" in first.path:
-            reason, place = "images are not fetched for training", first.path
+        first, path = lost[0]
+        fix = _missing_fix(images.root, missing, below, alone=alone)
+        reason, place = missing[path], str(images.root / path)
+        if "://" in path:
+            reason, place = "images are not fetched for training", path
         are = "is" if len(lost) == 1 else "are"
         raise table.error(
-            f"{reason}: {place} ({len(lost):,} of {len(table.rows):,} files {are} missing)",
+            f"{reason}: {place} ({len(lost):,} of {len(images.rows):,} files {are} missing)",
             first,
             "path",
             fix=fix + ", or skip missing files with --set data.allow_bad=true" * alone,
         )
-    return table, missing
+    return images, missing
 
 
-def images_below(root: str) -> Images:
+def images_below(root: str) -> FilesByKey:
     """Return the images in and below a folder; none if it is missing or a whole disk."""
     images: dict[str, list[str]] = {}
     if os.path.isdir(root) and len(Path(root).absolute().parts) > 1:  # noqa: PTH112
@@ -81,26 +86,28 @@ def images_below(root: str) -> Images:
     return images
 
 
-def _with_common_root(table: LabelTable) -> LabelTable:
-    """Return the table, relative to another folder if existing images are outside its own."""
-    if not any(leads_outside(row.path) for row in table.rows):  # the usual case
-        return table
-    names = (r.path.strip() if leads_outside(r.path) else r.path for r in table.rows)
-    paths = [os.path.join(table.root, name) for name in names]  # noqa: PTH118
-    outside = {p for p, row in zip(paths, table.rows, strict=True) if leads_outside(row.path)}
-    gone = {path for path in outside if _reason_missing(path)}
-    if gone == outside:
-        return table
-    folders = {os.path.dirname(os.path.abspath(path)) for path in paths if path not in gone}  # noqa: PTH100, PTH120
-    root = Path(os.path.commonpath(folders))
-    rows: dict[str, LabelledRow] = {}
-    for path, row in zip(paths, table.rows, strict=True):
-        moved = row._replace(path=path_in(root, os.path.abspath(path)))  # noqa: PTH100
-        if rows.setdefault(moved.path, moved) is not moved:
-            fix = "keep one of the two lines"
-            raise table.error(f"{row.path} is listed twice", row, "path", fix=fix)
-    note = f"the images are outside {table.root}: their paths are relative to {root}"
-    return replace(table, root=root, rows=tuple(rows.values()), notes=(*table.notes, note))
+def _with_common_root(table: "LabelTable") -> "Images":
+    """Return the images, relative to another folder if existing images are outside their own."""
+    images = table.images
+    outside = [leads_outside(row.path) for row in images.rows]
+    if not any(outside):  # the usual case
+        return images
+    names = (r.path.strip() if out else r.path for r, out in zip(images.rows, outside, strict=True))
+    paths = [os.path.join(images.root, name) for name in names]  # noqa: PTH118
+    there = [p for p, out in zip(paths, outside, strict=True) if not (out and _reason_missing(p))]
+    if len(there) == outside.count(False):
+        return images
+    folders = {os.path.dirname(os.path.abspath(path)) for path in there}  # noqa: PTH100, PTH120
+    root, seen = Path(os.path.commonpath(folders)), set[str]()
+    moved = [path_in(root, os.path.abspath(path)) for path in paths]  # noqa: PTH100
+    for i, path in enumerate(moved):
+        if path in seen:
+            problem = f"{images.rows[i].path} is listed twice"
+            raise table.error(problem, i, "path", fix="keep one of the two lines")
+        seen.add(path)
+    rows = [row._replace(path=path) for row, path in zip(images.rows, moved, strict=True)]
+    note = f"the images are outside {images.root}: their paths are relative to {root}"
+    return replace(images, root=root, rows=rows, notes=(*images.notes, note))
 
 
 def _split_path(path: str) -> tuple[list[str], str, str]:
@@ -116,7 +123,9 @@ def _split_path(path: str) -> tuple[list[str], str, str]:
     return [folded(folder) for folder in folders[::-1]], name, key
 
 
-def compare(path: str, images: Images) -> Iterator[tuple[str, int, bool, tuple[int, bool, int]]]:
+def compare(
+    path: str, images: FilesByKey
+) -> Iterator[tuple[str, int, bool, tuple[int, bool, int]]]:
     """Yield each image that has the key of a path, with three values.
 
     These are the number of last folders that both share, whether these are all folders of one of
@@ -132,7 +141,7 @@ def compare(path: str, images: Images) -> Iterator[tuple[str, int, bool, tuple[i
         yield image, shared, shared == min(len(folders), len(others)), alike
 
 
-def only_fit(path: str, images: Images) -> str:
+def only_fit(path: str, images: FilesByKey) -> str:
     """Return the only image that a path can mean, or an empty string.
 
     Of several images, one must resemble the path at least as much as the others in every respect.
@@ -143,7 +152,7 @@ def only_fit(path: str, images: Images) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _missing_fix(root: Path, missing: Mapping[str, str], images: Images, *, alone: bool) -> str:
+def _missing_fix(root: Path, missing: Mapping[str, str], images: FilesByKey, *, alone: bool) -> str:
     """Return what to do about missing files: not all are if `alone`, so no folder is named."""
     first, *_ = missing
     if not _reason_missing(first):  # as `vitft predict` writes them

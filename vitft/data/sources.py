@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitft.data.download.web_image import WebLimits, fetch_image, is_url
-from vitft.data.label_table import PATH_COLUMNS
-from vitft.data.listed_files import Images, images_below, only_fit
+from vitft.data.listed_files import FilesByKey, images_below, only_fit
 from vitft.data.missing import check_some_exist, is_missing, warn_of_misspelt
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
-from vitft.data.table import NOT_UTF_16, TABLE_SUFFIXES, TableReader, open_text
+from vitft.data.table import NOT_UTF_16, PATH_COLUMNS, TABLE_SUFFIXES, TableReader, open_text
 from vitft.data.walk import (
     HIDDEN,
     Walk,
@@ -221,7 +220,7 @@ def _from_list(name: str) -> Iterable[ImageSource]:
 
 def _listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
     """Yield the images for the entries of a list; paths are completed as in tables of labels."""
-    images: Images | None = None
+    images: FilesByKey | None = None
     example = ""
     for entry in entries:
         path = entry if os.path.isabs(entry) else home + entry  # noqa: PTH117

@@ -4,7 +4,8 @@ import logging
 
 from rich.cells import cell_len
 
-from vitft.data.split import Manifest, leaks, trained_only_note
+from vitft.data.image_table import Images
+from vitft.data.split import leaks, trained_only_note
 from vitft.system.console import visible
 from vitft.system.text import count, labelled, listing, shortened
 
@@ -16,7 +17,7 @@ _UNEVEN = 3  # ratio of the largest to the smallest class from which their sizes
 _MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the chart
 
 
-def log_split(manifest: Manifest) -> None:
+def log_split(manifest: Images) -> None:
     """Log the number of images of each part, and warn about the groups found by `leaks`.
 
     With -v, chart the images per class (only the smallest classes if there are many).

@@ -20,7 +20,7 @@ from vitft.system.errors import DataError, RunError, VitftError
 from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
-from vitft.system.text import describe_os_error
+from vitft.system.text import count, describe_os_error
 
 _MAX_TABLE_BYTES = 2**32
 _MAX_EXCEL_BYTES = 2**30  # maximum size of an Excel file once it is unpacked
@@ -34,6 +34,11 @@ _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?', re.I)
 """First line by which a CSV file tells Excel its separator."""
 _COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
 """Beginning of a line above the header that is a remark or empty; `#` alone may name a column."""
+
+
+PATH_COLUMNS = (
+    "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
+)  # fmt: skip
 
 
 def encode_table(
@@ -242,6 +247,13 @@ class TableReader:
         except Exception as error:  # zipfile, zlib, XML and openpyxl have no common base
             reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
             raise self.error(f"the file is not a valid Excel file ({reason})") from error
+
+    def check_width(self, cells: Sequence[str], header: Sequence[str]) -> None:
+        """Raise an error if the row read last has more or fewer cells than the header."""
+        if len(cells) != len(header):
+            column = header[min(len(cells), len(header) - 1)]
+            found = count(len(cells), "cell")
+            raise self.error(f"found {found} instead of {len(header)}", column=column)
 
     def checked(
         self, cell: str, column: str, *, is_path: bool = False, is_label: bool = False

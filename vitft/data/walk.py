@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.metrics.results import UnusedFiles
@@ -22,68 +21,36 @@ from vitft.system.text import count, describe_os_error, listing
 _NO_SUFFIX = "(no suffix)"
 ARCHIVE_SUFFIXES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".xz", ".zip"})
 _MOST_KINDS = 6  # maximum number of suffixes or classes named in one note
-
-
-class _UnusedKind(NamedTuple):
-    suffixes: frozenset[str]
-    reason: str
-    fix: str
-
-
-_CONTAINER_FIX = "convert them to PNG or JPEG"
-_UNUSED_KINDS = (
-    _UnusedKind(
-        frozenset({
-            ".3fr", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".raw", ".rw2",
-            ".srw",
-        }),
-        "camera raw images are not supported", "export them as TIFF or JPEG",
-    ),
-    _UnusedKind(
-        frozenset({
-            ".cur", ".dcm", ".dds", ".eps", ".exr", ".fits", ".hdr", ".icns", ".ico", ".j2k",
-            ".jp2", ".jpx", ".jxl", ".nii", ".pbm", ".pgm", ".pnm", ".ppm", ".psd", ".qoi",
-            ".svg", ".tga", ".wmf", ".xcf",
-        }),
-        "this format is not supported", _CONTAINER_FIX,
-    ),
-    _UnusedKind(
-        frozenset({".pdf"}), "documents are not read", "save their pages as PNG or JPEG"
-    ),
-    _UnusedKind(
-        frozenset({".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpg", ".webm", ".wmv"}),
-        "videos are not supported", "extract frames as images",
-    ),
-    _UnusedKind(
-        ARCHIVE_SUFFIXES,
-        "archives are not opened", "unpack them if they contain images",
-    ),
-    _UnusedKind(CHECKSUM_SUFFIXES, "checksums of the files next to them", "no action is needed"),
-    _UnusedKind(
-        frozenset({
-            ".aae", ".bat", ".bib", ".bin", ".c", ".cfg", ".conf", ".cpp", ".css", ".csv", ".db",
-            ".dll", ".doc", ".docx", ".exe", ".h5", ".htm", ".html", ".ini", ".ipynb", ".js",
-            ".json", ".jsonl", ".lock", ".log", ".lst", ".mat", ".md", ".mp3", ".npy", ".npz",
-            ".odt", ".onnx", ".parquet", ".part", ".pickle", ".pkl", ".ppt", ".pptx", ".pt", ".pth",
-            ".py", ".pyc", ".r", ".rst", ".safetensors", ".sh", ".so", ".sqlite", ".tex", ".thm",
-            ".tmp", ".toml", ".tsv", ".txt", ".wav", ".xls", ".xlsx", ".xml", ".xmp", ".yaml",
-            ".yml",
-        }),
-        "not images", "no action is needed",
-    ),
-)  # fmt: skip
-_OTHER_SUFFIX = _UnusedKind(
-    frozenset(),
+_RAW = "camera raw images are not supported", "export them as TIFF or JPEG"
+_FOREIGN = "this format is not supported", "convert them to PNG or JPEG"
+_OTHER = (
     "not a known image suffix",
     "correct the suffix if they are images, or convert them to PNG or JPEG",
 )
-_DOCUMENT_NAMES = frozenset({
-    "authors", "changelog", "changes", "citation", "contributing", "copying", "copyright",
-    "dockerfile", "licence", "license", "makefile", "manifest", "notice", "readme", "todo",
-    "version",
-})  # fmt: skip
-"""Names of documents without a suffix, in lower case."""
-_KIND_BY_SUFFIX = {suffix: kind for kind in _UNUSED_KINDS for suffix in kind.suffixes}
+_NOT_IMAGES = "not images", "no action is needed"
+_SUFFIXES: Mapping[tuple[str, str], str] = {
+    _RAW: ".3fr .arw .cr2 .cr3 .dng .nef .orf .pef .raf .raw .rw2 .srw",
+    _FOREIGN: (
+        ".cur .dcm .dds .eps .exr .fits .hdr .icns .ico .j2k .jp2 .jpx .jxl .nii .pbm .pgm .pnm "
+        ".ppm .psd .qoi .svg .tga .wmf .xcf"
+    ),
+    ("documents are not read", "save their pages as PNG or JPEG"): ".pdf",
+    ("videos are not supported", "extract frames as images"): (
+        ".3gp .avi .m4v .mkv .mov .mp4 .mpg .webm .wmv"
+    ),
+    ("archives are not opened", "unpack them if they contain images"): " ".join(ARCHIVE_SUFFIXES),
+    ("checksums of the files next to them", "no action is needed"): " ".join(CHECKSUM_SUFFIXES),
+    _NOT_IMAGES: (
+        ".aae .bat .bib .bin .c .cfg .conf .cpp .css .csv .db .dll .doc .docx .exe .h5 .htm .html "
+        ".ini .ipynb .js .json .jsonl .lock .log .lst .mat .md .mp3 .npy .npz .odt .onnx .parquet "
+        ".part .pickle .pkl .ppt .pptx .pt .pth .py .pyc .r .rst .safetensors .sh .so .sqlite .tex "
+        ".thm .tmp .toml .tsv .txt .wav .xls .xlsx .xml .xmp .yaml .yml authors changelog changes "
+        "citation contributing copying copyright dockerfile licence license makefile manifest "
+        "notice readme todo version"
+    ),
+}
+"""Suffixes of unused files, and names of documents without one, by reason and fix."""
+_KINDS = {suffix: kind for kind, own in _SUFFIXES.items() for suffix in own.split()}
 
 
 def suffix_of(name: str) -> str:
@@ -91,26 +58,20 @@ def suffix_of(name: str) -> str:
     stem, dot, suffix = name.rpartition(".")
     if stem and dot and suffix:
         return f".{suffix.lower()}"
-    return name if name.lower() in _DOCUMENT_NAMES else _NO_SUFFIX
-
-
-def _kind_of(suffix: str) -> _UnusedKind:
-    if suffix.lower() in _DOCUMENT_NAMES:
-        return _UNUSED_KINDS[-1]
-    return _KIND_BY_SUFFIX.get(suffix, _OTHER_SUFFIX)
+    return name if name.lower() in _KINDS else _NO_SUFFIX
 
 
 def is_surely_no_image(name: str) -> bool:
     """Return whether the suffix belongs to a document, a data file, a video or an archive."""
-    return _kind_of(suffix_of(name)) in _UNUSED_KINDS[2:]
+    return _KINDS.get(suffix_of(name).lower(), _OTHER) not in (_RAW, _FOREIGN, _OTHER)
 
 
 def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
     """Return one entry per suffix, most frequent first, given the number of files of each."""
     entries: list[UnusedFiles] = []
     for suffix, files in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        kind = _kind_of(suffix)
-        entries.append({"suffix": suffix, "files": files, "reason": kind.reason, "fix": kind.fix})
+        reason, fix = _KINDS.get(suffix.lower(), _OTHER)
+        entries.append({"suffix": suffix, "files": files, "reason": reason, "fix": fix})
     return entries
 
 

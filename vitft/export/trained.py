@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitft.data.image_table import Row
 from vitft.data.images import open_image, read_bytes
-from vitft.data.split import Row, run_manifest
+from vitft.data.split import run_manifest
 from vitft.messages.results import fewer_blocks
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import RunResults, read_results

@@ -23,17 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.folder import File, Folder
-from vitft.data.inspection import (
-    InspectedFile,
-    InspectedFolder,
-    OpenedImage,
-    Pixels,
-    can_resize,
-    collect,
-    inspect_file,
-    resized,
-)
+from vitft.data.image_table import Images, Row
+from vitft.data.inspection import OpenedImage, Pixels, can_resize, collect, inspect_file, resized
 from vitft.data.transforms import View
 from vitft.features.cache import CachedRows, JoinedStore, Store, key_of, open_store
 from vitft.features.cut import Prefix, run_prefix
@@ -66,8 +57,8 @@ pass; the caller that receives True computes the row.
 class _ExtractedImage:
     """An image file and what has been computed from it so far."""
 
-    found: InspectedFile | ImageError
-    facts: InspectedFile | None = None  # facts to add to the cache
+    found: Row | ImageError
+    facts: Row | None = None  # facts to add to the cache
     fingerprint: FactsRow | None = None
     pixels: Pixels | None = None  # input to the prefix; None if the output is known
     row: Any = None  # output of the prefix, as stored in the cache
@@ -152,23 +143,23 @@ class Extractor:
 
     def inspect(
         self,
-        folder: Folder,
+        folder: Images,
         view: View,
         *,
         allow_bad: bool,
         fingerprints: Fingerprints | None = None,
         claim: Claim | None = None,
         progress: Callable[[int], None] = lambda _: None,
-    ) -> InspectedFolder:
+    ) -> Images:
         """Inspect every file in a folder and cache its features; each is decoded only once."""
-        images = self.extract(os.fspath(folder.root), folder.files, view, fingerprints, claim)
+        images = self.extract(os.fspath(folder.root), folder.rows, view, fingerprints, claim)
         found = (image.found for image in images)
         return collect(folder, found, allow_bad=allow_bad, progress=progress)
 
     def compute(
         self,
         root: str,
-        files: Sequence[File],
+        files: Sequence[Row],
         view: View,
         *,
         claim: Claim | None = None,
@@ -183,7 +174,7 @@ class Extractor:
     def extract(
         self,
         root: str,
-        files: Sequence[File],
+        files: Sequence[Row],
         view: View,
         fingerprints: Fingerprints | None = None,
         claim: Claim | None = None,
@@ -215,7 +206,7 @@ class Extractor:
             fast=not self.is_exact and view.crop is None and can_resize(view.transform),
         )
 
-        def decode(chunk: Sequence[File]) -> list[_ExtractedImage]:
+        def decode(chunk: Sequence[Row]) -> list[_ExtractedImage]:
             torch.set_num_threads(1)  # in this thread: one core decodes and computes
             found = map(inspect, chunk)
             return [_ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]

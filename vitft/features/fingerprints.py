@@ -11,7 +11,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,9 @@ from vitft.data.duplicates import (
     group_names,
     near_pairs,
 )
-from vitft.data.folder import Folder
+from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange
-from vitft.data.inspection import (
-    InspectedFile,
-    InspectedFolder,
-    OpenedImage,
-    collect,
-    in_order,
-    inspect_file,
-    inspected_file,
-)
+from vitft.data.inspection import OpenedImage, collect, in_order, inspect_file
 from vitft.features.cache import Store, default_folder, key_of, open_store
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError, ResourceError, RunError
@@ -53,7 +44,7 @@ def facts_key(path: str, sha256: str) -> bytes:
     return key_of(sha256, Path(path).suffix.lower())
 
 
-def encode_facts(file: InspectedFile) -> FactsRow | None:
+def encode_facts(file: Row) -> FactsRow | None:
     """Return the facts as a row (FACTS_BYTES,), or None if they do not fit."""
     text = json.dumps([file.width, file.height, file.odd]).encode()
     if len(text) > FACTS_BYTES:
@@ -61,7 +52,7 @@ def encode_facts(file: InspectedFile) -> FactsRow | None:
     return np.frombuffer(text.ljust(FACTS_BYTES), dtype=np.uint8)
 
 
-def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
+def decode_facts(row: FactsRow, opened: OpenedImage) -> Row | None:
     """Return the facts in a row, or None if they are damaged or the image has too many pixels."""
     try:
         width, height, odd = structured(
@@ -71,7 +62,7 @@ def decode_facts(row: FactsRow, opened: OpenedImage) -> InspectedFile | None:
         return None
     if width * height > opened.max_pixels:
         return None
-    return inspected_file(opened.file, opened.sha256, (width, height), odd)
+    return opened.file._replace(sha256=opened.sha256, width=width, height=height, odd=odd)
 
 
 class Fingerprints:
@@ -86,7 +77,7 @@ class Fingerprints:
         self.store = fingerprint_store(cache, grey_range)
         self.by_digest: dict[str, FactsRow] = {}  # fingerprints by file digest
 
-    def inspect(self, opened: OpenedImage) -> tuple[InspectedFile, FactsRow]:
+    def inspect(self, opened: OpenedImage) -> tuple[Row, FactsRow]:
         """Return the facts and fingerprint of an image, decoding it only if they are not cached."""
         if self.store is not None:
             known = self.store.get(facts_key(opened.file.path, opened.sha256))
@@ -94,19 +85,17 @@ class Fingerprints:
                 return facts, np.array(known[FACTS_BYTES:])
         facts = opened.facts()
         if opened.jpeg is None:  # otherwise, simplejpeg has decoded it strictly
-            facts = replace(facts, odd=(*facts.odd, *hidden_damage(opened.data)))
+            facts = facts._replace(odd=(*facts.odd, *hidden_damage(opened.data)))
         return facts, fingerprint_of(opened.image)
 
-    def add(self, file: InspectedFile, fingerprint: FactsRow) -> None:
+    def add(self, file: Row, fingerprint: FactsRow) -> None:
         """Add a fingerprint to `by_digest` and, if missing, to the cache."""
         self.by_digest.setdefault(file.sha256, fingerprint)
         key, facts = facts_key(file.path, file.sha256), encode_facts(file)
         if self.store is not None and facts is not None and self.store.get(key) is None:
             self.store.add({key: np.concatenate([facts, fingerprint])})
 
-    def merge(
-        self, files: Sequence[InspectedFile], shards: Sequence[Mapping[str, FactsRow]]
-    ) -> None:
+    def merge(self, files: Sequence[Row], shards: Sequence[Mapping[str, FactsRow]]) -> None:
         """Add the fingerprints from all shards of a folder, in the order of its readable files."""
         found = {digest: row for shard in shards for digest, row in shard.items()}
         self.by_digest = {file.sha256: found[file.sha256] for file in files}
@@ -134,13 +123,13 @@ class Fingerprints:
 
 
 def fingerprint_folder(
-    folder: Folder,
+    folder: Images,
     fingerprints: Fingerprints,
     *,
     max_pixels: int,
     allow_bad: bool = True,
     progress: Callable[[int], None] = lambda _: None,
-) -> InspectedFolder:
+) -> Images:
     """Inspect every file in a folder and add its fingerprint to `fingerprints`."""
     root = os.fspath(folder.root)
     results = in_order(
@@ -151,11 +140,11 @@ def fingerprint_folder(
             max_pixels=max_pixels,
             grey_range=fingerprints.grey_range,
         ),
-        folder.files,
+        folder.rows,
         workers=usable_cores(),
     )
 
-    def added(result: tuple[InspectedFile, FactsRow] | ImageError) -> InspectedFile | ImageError:
+    def added(result: tuple[Row, FactsRow] | ImageError) -> Row | ImageError:
         if isinstance(result, ImageError):
             return result
         fingerprints.add(*result)

@@ -23,8 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitft.data.inspection import InspectedFile
-from vitft.data.split import membership
+from vitft.data.image_table import Row, membership
 from vitft.features.folds import CV_IMAGES, Folded, stratified_subset
 from vitft.features.logistic import Standardizer, minimise, solve_logistic
 from vitft.features.neighbours import votes_outside_group
@@ -50,7 +49,7 @@ class LabelScores(NamedTuple):
 
 
 def check_labels(
-    files: Sequence[InspectedFile],
+    files: Sequence[Row],
     classes: Sequence[str],
     groups: Mapping[str, str],
     features: Callable[[Sequence[str]], Tensor],
@@ -69,7 +68,7 @@ def check_labels(
         The label errors, and the class probabilities by name for the path of each file that has an
         identical copy.
     """
-    by_digest: dict[str, list[InspectedFile]] = {}
+    by_digest: dict[str, list[Row]] = {}
     for file in files:
         by_digest.setdefault(file.sha256, []).append(file)
     copies = list(by_digest.values())

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.folder import Folder
-from vitft.data.inspection import InspectedFolder, inspect_folder
+from vitft.data.image_table import Images
+from vitft.data.inspection import inspect_folder
 from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cache import Store, default_folder
 from vitft.features.cut import Cut, cut_model
@@ -77,7 +77,7 @@ class FrozenPipeline:
 
 
 def load_pipeline(
-    folder: Folder,
+    folder: Images,
     stage: str,
     *,
     weights: WeightsSpec,
@@ -170,7 +170,7 @@ def build_pipeline(
 
 
 def inspect_dataset(
-    folder: Folder,
+    folder: Images,
     *,
     max_pixels: int,
     allow_bad: bool,
@@ -179,13 +179,13 @@ def inspect_dataset(
     fingerprints: Fingerprints | None = None,
     claim: Claim | None = None,
     label: str = "extracting features",
-) -> InspectedFolder:
+) -> Images:
     """Inspect every image in a folder once, and compute features and fingerprints where given.
 
     See `Extractor.extract` for `claim` and errors. `label` is shown while features are extracted.
     """
     label = "checking images" if extractor is None else label
-    with console.Progress(label, len(folder.files)) as progress:
+    with console.Progress(label, len(folder.rows)) as progress:
         before = 0 if extractor is None else extractor.computed
         if extractor is not None and view is not None:
             inspect = functools.partial(
@@ -202,15 +202,15 @@ def inspect_dataset(
         inspected = inspect(folder, allow_bad=allow_bad, progress=progress.advance)
         if extractor is not None:
             if computed := extractor.computed - before:
-                progress.skip(len(folder.files) - computed)
+                progress.skip(len(folder.rows) - computed)
             else:
                 progress.label = "checking images"  # all features were in the cache
         return inspected
 
 
-def log_cached_features(inspected: InspectedFolder, computed: int) -> None:
+def log_cached_features(inspected: Images, computed: int) -> None:
     """Log how many features were read from the cache, given the number computed."""
-    images = len({file.sha256 for file in inspected.good})
+    images = len({file.sha256 for file in inspected.rows})
     if cached := images - computed:
         log.debug(f"features from the cache: {cached:,} of {count(images, 'image')}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitft.config.run import check_patches
 from vitft.config.sections import ModelSpec, WeightsSpec
-from vitft.data.folder import Folder
+from vitft.data.image_table import Images
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained.adapt import check_statistics
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def load_initial_model(
     weights: WeightsSpec,
     shape: ModelSpec,
-    folder: Folder,
+    folder: Images,
     *,
     max_pixels: int,
     drop_path: float,
@@ -106,7 +106,7 @@ def fitted(transform: EvalTransform, weights: WeightsSpec) -> EvalTransform:
 def _new_model(
     weights: WeightsSpec,
     spec: ModelSpec,
-    folder: Folder,
+    folder: Images,
     *,
     max_pixels: int,
     drop_path: float,
@@ -119,7 +119,7 @@ def _new_model(
         return (opened.image.height, opened.image.width), red == green == blue
 
     # Up to 63 images show the common size, and whether all are grey
-    files, root = folder.files[:: max(1, len(folder.files) // 32)], str(folder.root)
+    files, root = folder.rows[:: max(1, len(folder.rows) // 32)], str(folder.root)
     found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
     readable = [each for each in found if not isinstance(each, ImageError)]
     if not readable:

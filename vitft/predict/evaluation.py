@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitft.data.image_table import GROUP_COLUMN, Images
 from vitft.data.images import read_bytes
 from vitft.data.label_sets import JOINER, split_labels
-from vitft.data.labelled import LabelledImages
-from vitft.data.split import GROUP_COLUMN
 from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,
@@ -108,7 +107,7 @@ _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
 def _warn_of_images(
-    data: LabelledImages, predictions: Sequence[_LabelledPrediction], known: RunImages | None
+    data: Images, predictions: Sequence[_LabelledPrediction], known: RunImages | None
 ) -> None:
     """Log what is unusual about images and labels, and the number of relabelled training images."""
     relabelled = known and sum(known.has_other_label(p.sha256, p.label) for p in predictions)
@@ -119,7 +118,7 @@ def _warn_of_images(
         )
     answered = [row.is_correct for row in predictions if row.prediction.classes]
     # If most images are left out, e.g. because of training, the others are too few to decide.
-    if data.predicted and all(answered) and 2 * len(answered) > len(data.images):
+    if data.predicted and all(answered) and 2 * len(answered) > len(data.rows):
         log.warning(
             f"every label in {data.source} equals the prediction of this model, and the table has "
             "the columns of vitft predict: unless someone has corrected the column "
@@ -174,7 +173,7 @@ class Evaluation:
     """Contents of eval.json."""
     predictions: tuple[_LabelledPrediction, ...]
     """One prediction per image, in the order of the data, followed by one per path in
-    `LabelledImages.bad`."""
+    `Images.bad`."""
 
     def write(self, folder: Path) -> Path:
         """Write eval.json and predictions.csv to a new folder, and return its path.
@@ -195,7 +194,7 @@ class Evaluation:
 
 
 def evaluate(
-    data: LabelledImages,
+    data: Images,
     run: str | None,
     *,
     device: str = "auto",
@@ -279,16 +278,18 @@ def evaluate(
 
 
 def _score_labelled(
-    data: LabelledImages, pipeline: Pipeline, known: RunImages | None, index: Mapping[str, Any]
+    data: Images, pipeline: Pipeline, known: RunImages | None, index: Mapping[str, Any]
 ) -> list[_LabelledPrediction]:
     """Predict the images of the data in order, with a progress bar; leave out training images."""
-    found = [_LabelledPrediction(label, Prediction(path=path)) for path, label in data.images]
+    found = [
+        _LabelledPrediction(data.classes[row.label], Prediction(path=row.path)) for row in data.rows
+    ]
 
     def load(number: int) -> LoadedImage:
-        path, label = data.images[number]
-        row, group = found[number], data.groups.get(path, "")
+        image, row = data.rows[number], found[number]
+        path, label, group = image.path, row.label, image.group
         try:
-            content = read_bytes(data.locate(path))
+            content = read_bytes(data.locate(image))
             digest = hashlib.sha256(content).hexdigest()
             group = group or (known.group_of(path, digest) if known else "")
             found[number] = row = row._replace(sha256=digest)
@@ -309,7 +310,7 @@ def _score_labelled(
     return found
 
 
-def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool) -> None:
+def _check_classes(data: Images, known: Sequence[str], *, several: bool) -> None:
     """Check that the model has every class of the data, which may have fewer."""
     present = {*(data.labels or data.classes)}
     unknown, missing = sorted(present - {*known}), sorted({*known} - present)
@@ -321,7 +322,7 @@ def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool)
         )
     if not unknown:
         return
-    first = next((f" of {path}" for path, name in data.images if name == unknown[0]), "")
+    first = next((f" of {r.path}" for r in data.rows if data.classes[r.label] == unknown[0]), "")
     fix = "use the class names of the model, and remove images of other classes"
     if unknown == sorted(present):
         fix = "choose the model that was trained on these classes with --run RUN"
@@ -338,7 +339,7 @@ def _check_classes(data: LabelledImages, known: Sequence[str], *, several: bool)
     )
 
 
-def _nothing_left(data: LabelledImages, predictions: Sequence[_LabelledPrediction]) -> DataError:
+def _nothing_left(data: Images, predictions: Sequence[_LabelledPrediction]) -> DataError:
     """Return the error for data in which no image can be evaluated."""
     total = len(predictions)
     notes = {note for note, _ in LEFT_OUT.values()}

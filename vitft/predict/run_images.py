@@ -17,12 +17,11 @@ from typing import Self
 
 from vitft.config.run import Config, checked_run_config
 from vitft.data.arrays import data_path
+from vitft.data.class_changes import change_classes
 from vitft.data.duplicates import KnownImages, fingerprint_of, turned
 from vitft.data.fixes import open_table, read_decisions
-from vitft.data.folder import File, Folder
+from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, decode, read_bytes
-from vitft.data.labelled import LabelledImages, with_changed_classes
-from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system import console
@@ -57,7 +56,7 @@ If a run has more images, no near-duplicates are recognised."""
 class RunImages:
     """The training and validation images of a run, by their digests."""
 
-    def __init__(self, folder: Path, manifest: Manifest, grey_range: GreyRange) -> None:
+    def __init__(self, folder: Path, manifest: Images, grey_range: GreyRange) -> None:
         rows = (*manifest.val, *manifest.train)  # training rows take precedence
         config = checked_run_config(folder) if os.path.lexists(folder / "config.toml") else None
         found = _read_fingerprints(config, manifest, rows, grey_range)
@@ -86,7 +85,7 @@ class RunImages:
         path = RunDir(folder).split
         if not os.path.lexists(path):
             return None
-        manifest = Manifest.read(path, folder)
+        manifest = Images.from_csv(path, folder)
         if hashlib.sha256(path.read_bytes()).hexdigest() != split:
             raise RunError(
                 f"{path} is not the split with which the model was trained",
@@ -135,7 +134,7 @@ class RunImages:
 
 
 def _read_fingerprints(
-    config: Config | None, manifest: Manifest, rows: tuple[Row, ...], grey_range: GreyRange
+    config: Config | None, manifest: Images, rows: tuple[Row, ...], grey_range: GreyRange
 ) -> Fingerprints:
     """Return the fingerprints of the run's images, up to `_MAX_COMPARED`, that are still there."""
     if config is None:
@@ -147,11 +146,10 @@ def _read_fingerprints(
         )
         return Fingerprints("none")
     root = base_folder(data_path(config.data.path, config.data.root), config.data.root)
-    images = Folder(
+    images = Images(
         root=root,
         classes=manifest.classes,
-        files=tuple(File(row.path, row.label) for row in rows),
-        layout="classes",
+        rows=rows,
     )
     found = Fingerprints(config.train.cache, grey_range)
     with console.Progress("reading the run's images", len(rows)) as progress:
@@ -167,7 +165,7 @@ _MAX_COMPARED_FILES = 20
 """Maximum number of files that are read to find out whether data is that of a run."""
 
 
-def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> LabelledImages:
+def as_in_run(data: Images, folder: Path, known: Sequence[str]) -> Images:
     """Return the data with the class changes and the fixes of the run in `folder`, if any.
 
     `known` lists the classes of the model. Multi-label data is returned unchanged, and so is all
@@ -182,13 +180,14 @@ def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> Label
     config = checked_run_config(folder)
     changed_classes = Path(config.data.classes)
     if not {*data.classes} <= {*known} and changed_classes.is_file():
-        changed = with_changed_classes(data, changed_classes)
-        if changed.images != data.images:
+        changed = change_classes(data, changed_classes, evaluated=True)
+        if changed.classes != data.classes:
             log.info(f"applied the class changes of the run: {changed.notes[-1]}")
             data = changed
     if not config.data.fixes or not _is_own_data(data, config, folder):
         return data
-    labels = dict(data.images) | dict.fromkeys((path for path, _ in data.bad), "")
+    labels = {row.path: data.classes[row.label] for row in data.rows}
+    labels |= dict.fromkeys((path for path, _ in data.bad), "")
     classes = tuple(dict.fromkeys([*known, *data.classes]))
     try:
         table, _ = open_table(Path(config.data.fixes), config.data.fixes_digest)
@@ -197,28 +196,25 @@ def as_in_run(data: LabelledImages, folder: Path, known: Sequence[str]) -> Label
         log.warning(f"the fixes of the run are not applied: {error.problem}")
         return data
     changes = found.changes
-    images = [(path, changes.get(path, label)) for path, label in data.images]
-    left = tuple((path, label) for path, label in images if label is not None)
+    new = [changes.get(row.path, labels[row.path]) for row in data.rows]
+    left = {name for name in new if name is not None}
     if not left:
         raise DataError(
             f"the fixes of the run leave out all images in {data.source}",
             fix="evaluate other images",
         )
-    moved = sum(label != labels[path] for path, label in left)
-    dropped = len(images) - len(left)
+    pairs = zip(data.rows, new, strict=True)
+    moved = sum(name not in (None, labels[row.path]) for row, name in pairs)
+    dropped = new.count(None)
     log.info(
         f"applied the fixes of the run ({config.data.fixes}): {count(dropped, 'image')} left out, "
         f"{moved:,} relabelled{found.without_effect}"
     )
-    return replace(
-        data,
-        classes=tuple(sorted({*data.classes} & {*known} | {label for _, label in left})),
-        images=left,
-        bad=tuple(entry for entry in data.bad if entry[0] not in changes),
-    )
+    bad = tuple(entry for entry in data.bad if entry[0] not in changes)
+    return replace(data.relabelled(new, {*data.classes} & {*known} | left), bad=bad)
 
 
-def _is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
+def _is_own_data(data: Images, config: Config, folder: Path) -> bool:
     """Return whether most of the data are images of the run under the same paths.
 
     The run's data may have been moved or copied, so a sample of the files is compared. Another
@@ -230,11 +226,11 @@ def _is_own_data(data: LabelledImages, config: Config, folder: Path) -> bool:
     table = data_path(data.source) if isinstance(data.source, str) else data.source
     if is_table(table) and table.resolve() != data_path(config.data.path).resolve():
         return False
-    digests = {row.path: row.sha256 for row in Manifest.read(split, folder).rows}
-    sample = [path for path, _ in data.images[:: max(1, len(data.images) // _MAX_COMPARED_FILES)]]
+    digests = {row.path: row.sha256 for row in Images.from_csv(split, folder).rows}
+    sample = data.rows[:: max(1, len(data.rows) // _MAX_COMPARED_FILES)]
     same = 0
-    for path in sample:
+    for row in sample:
         with contextlib.suppress(ImageError):
-            content = read_bytes(data.locate(path)) if path in digests else b""
-            same += hashlib.sha256(content).hexdigest() == digests.get(path)
+            content = read_bytes(data.locate(row)) if row.path in digests else b""
+            same += hashlib.sha256(content).hexdigest() == digests.get(row.path)
     return same > len(sample) / 2

@@ -15,7 +15,8 @@ from typing import Any, Self
 import numpy as np
 
 from vitft.data.fixes import is_leak
-from vitft.data.split import Manifest, distinct_rows
+from vitft.data.image_table import Images
+from vitft.data.split import distinct_rows
 from vitft.messages import results as messages
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, read_results
@@ -62,7 +63,7 @@ class HeldOut:
     """
 
     run: Path
-    split: Manifest
+    split: Images
     """Content of split.csv. If each image has one class, the labels are indices of the outputs."""
     logits: ScoreArray
     """Logits (n, C) of the validation images, in the order of split.csv."""
@@ -171,7 +172,7 @@ class HeldOut:
         return [row.group or row.sha256 for row in rows[:images]]
 
 
-def read_split(run: Path) -> Manifest:
+def read_split(run: Path) -> Images:
     """Return the content of split.csv, with the outputs of class_indices.json as its classes.
 
     Without split.csv, there are no rows. If each image has one class, the labels of the rows are
@@ -188,15 +189,15 @@ def read_split(run: Path) -> Manifest:
         raise damaged_file(indices, "a class name appears twice")
     classes = tuple(table[str(i)] for i in range(len(table)))
     if not os.path.lexists(path):
-        return Manifest(run, classes, ())
-    manifest = Manifest.read(path, run)
+        return Images(run, classes, ())
+    manifest = Images.from_csv(path, run)
     if unknown := {*manifest.outputs} - {*classes}:
         raise damaged_file(path, f"class {min(unknown)!r} is not in class_indices.json")
     if manifest.labels:
         return replace(manifest, labels=classes)
     index = {name: number for number, name in enumerate(classes)}
-    rows = (replace(row, label=index[manifest.classes[row.label]]) for row in manifest.rows)
-    return Manifest(run, classes, tuple(rows))
+    rows = [row._replace(label=index[manifest.classes[row.label]]) for row in manifest.rows]
+    return Images(run, classes, rows)
 
 
 def accuracy_without_copies(

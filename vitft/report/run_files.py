@@ -18,9 +18,9 @@ import numpy as np
 
 from vitft.config.run import read_run_config
 from vitft.data.arrays import holds_arrays
+from vitft.data.image_table import Images, Row
 from vitft.data.pictures import jpeg_uri
 from vitft.data.remote.places import short_name
-from vitft.data.split import Manifest, Row
 from vitft.data.table import base_folder
 from vitft.features.reference import REFERENCE_FILE
 from vitft.metrics.intervals import Groups
@@ -49,8 +49,8 @@ class Run:
     config: Mapping[str, Mapping[str, Any]]
     config_text: str
     classes: tuple[str, ...]
-    rows: tuple[Row, ...]
-    split: Manifest  # content of split.csv; a manifest without rows if the file is missing
+    rows: Sequence[Row]
+    split: Images  # content of split.csv; a manifest without rows if the file is missing
     predictions: tuple[validation.ValidationPrediction, ...]
     cross_validated: Mapping[str, str]  # class predicted in cross-validation by SHA-256
     measured: RunResults  # content of eval.json; empty if the file is missing
@@ -234,8 +234,8 @@ def _with_evaluation(run: Run) -> Run:
     return replace(
         run,
         classes=classes,
-        rows=tuple(Row(row["path"], 0, "val", key, row.get("group") or "") for key, row in table),
-        split=Manifest(path, classes, (), classes if "labels" in results else ()),
+        rows=[Row(row["path"], 0, "val", key, group=row.get("group") or "") for key, row in table],
+        split=Images(path, classes, (), classes if "labels" in results else ()),
         predictions=tuple(predictions),
         measured=cast("RunResults", results),
         is_evaluation=True,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
-from vitft.data.folder import Folder, assign_parts
+from vitft.data.folder import assign_parts
+from vitft.data.image_table import Images
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
 from vitft.models.pretrained.catalog import weights_name
@@ -43,7 +44,7 @@ class FeatureSource:
 class Plan:
     """Validated inputs of a study."""
 
-    folder: Folder
+    folder: Images
     sources: tuple[FeatureSource, ...]
     shots: tuple[int, ...]
     """Numbers of training images per class, in ascending order."""
@@ -85,12 +86,12 @@ def check_study(
     folder = assign_parts(scan(prepare_data(data, spec := spec or DataSpec()), spec), "test")
     if folder.labels:
         raise one_class_only("vitft study")
-    if folder.layout == "classes" and any(file.group for file in folder.files):
+    if folder.layout == "classes" and any(file.group for file in folder.rows):
         raise UsageError(
             f"a study samples individual images, but {data} defines groups of images",
             fix="add a split column that assigns each group to either train or test",
         )
-    counts = Counter(file.label for file in folder.files if file.part != "val")
+    counts = Counter(file.label for file in folder.rows if file.split != "val")
     fitting, left_out, most = fit_shots(folder, counts, shots)
     name = FILE_NAME.sub("", folder.name)  # the name of a table without its suffix
     place = plan_run(out or str(free_name(Path(f"study-{name}"))), data)
@@ -141,7 +142,7 @@ def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
 
 
 def fit_shots(
-    folder: Folder, counts: Mapping[int, int], shots: Iterable[int]
+    folder: Images, counts: Mapping[int, int], shots: Iterable[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Return the possible numbers of shots (ascending), the impossible ones, and the maximum.
 

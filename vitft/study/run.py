@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
+from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, open_image
-from vitft.data.inspection import InspectedFile, InspectedFolder, Pixels, in_order, log_inspection
+from vitft.data.inspection import Pixels, in_order, log_inspection
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.data.weights_images import images_of_weights
 from vitft.features.cache import default_folder, prune
@@ -292,7 +292,7 @@ def _backbone_features(
     *,
     allow_pickle: bool,
     grey_range: GreyRange,
-) -> tuple[InspectedFolder, _Rows]:
+) -> tuple[Images, _Rows]:
     """Inspect every image, and compute its features in the same pass."""
     pipeline, _ = load_pipeline(
         plan.folder,
@@ -322,8 +322,8 @@ def _backbone_features(
 
 
 def baseline_features(
-    folder: Folder,
-    files: Sequence[InspectedFile],
+    folder: Images,
+    files: Sequence[Row],
     *,
     max_pixels: int,
     grey_range: GreyRange = (),
@@ -334,7 +334,7 @@ def baseline_features(
         DataError: A file has been deleted or replaced since the start of the study.
     """
 
-    def view_of(file: InspectedFile) -> Pixels | ImageError:
+    def view_of(file: Row) -> Pixels | ImageError:
         try:
             path = f"{folder.root}/{file.path}"
             image = open_image(path, max_pixels=max_pixels, grey_range=grey_range)
@@ -391,43 +391,41 @@ class FewShotSplit:
         return np.concatenate([rows[:shots] for rows in self.candidates])
 
 
-def unique_images(inspected: InspectedFolder) -> list[InspectedFile]:
+def unique_images(inspected: Images) -> list[Row]:
     """Return each distinct image of a folder once, leaving out images with conflicting labels.
 
     An image in both the training set and the test set of the folder stays in the test set only. The
     number of files left out is logged.
     """
     labels: dict[str, set[int]] = {}
-    for file in inspected.good:
+    for file in inspected.rows:
         labels.setdefault(file.sha256, set()).add(file.label)
-    tests = {file.sha256 for file in inspected.good if file.part == "val"}
-    kept: dict[str, InspectedFile] = {}
-    for file in inspected.good:
-        if len(labels[file.sha256]) == 1 and (file.part == "val" or file.sha256 not in tests):
+    tests = {file.sha256 for file in inspected.rows if file.split == "val"}
+    kept: dict[str, Row] = {}
+    for file in inspected.rows:
+        if len(labels[file.sha256]) == 1 and (file.split == "val" or file.sha256 not in tests):
             kept.setdefault(file.sha256, file)
-    if left := len(inspected.good) - len(kept):
+    if left := len(inspected.rows) - len(kept):
         log.info(
             f"skipped {count(left, 'file')}: duplicates, or identical images with different labels"
         )
     return list(kept.values())
 
 
-def few_shot_split(
-    files: Sequence[InspectedFile], classes: int, *, most: int, seed: int
-) -> FewShotSplit:
+def few_shot_split(files: Sequence[Row], classes: int, *, most: int, seed: int) -> FewShotSplit:
     """Return the shuffled training images of each class, and the test images.
 
     If the folder has no test images, all images of a class after the first `most` are used for
     testing. Each class is shuffled independently of the images of other classes.
     """
     labels = np.array([file.label for file in files])
-    is_test = np.array([file.part == "val" for file in files])
+    is_test = np.array([file.split == "val" for file in files])
     order = []
     for label in range(classes):
         rows = np.flatnonzero((labels == label) & ~is_test)
         order.append(np.random.default_rng([seed, label]).permutation(rows))
     if is_test.any():
-        units = [file.group or file.sha256 for file in files if file.part == "val"]
+        units = [file.group or file.sha256 for file in files if file.split == "val"]
         groups = np.unique(units, return_inverse=True)[1] if any(f.group for f in files) else None
         return FewShotSplit(tuple(order), np.flatnonzero(is_test), groups)
     rest = np.concatenate([rows[most:] for rows in order])
@@ -507,9 +505,9 @@ def run_study(
     )
 
 
-def _fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
+def _fit_plan(plan: Plan, files: Sequence[Row]) -> Plan:
     """Return the plan, limited to the numbers of shots with enough usable images."""
-    if plan.folder.layout == "split" and not any(file.part == "val" for file in files):
+    if plan.folder.layout == "split" and not any(file.split == "val" for file in files):
         raise DataError(
             f"{plan.folder.source} has no usable test images",
             fix="add readable images to the val or test folder. Identical images with different "
@@ -517,7 +515,7 @@ def _fit_plan(plan: Plan, files: Sequence[InspectedFile]) -> Plan:
         )
     counts = dict.fromkeys(range(len(plan.folder.classes)), 0)
     for file in files:
-        counts[file.label] += file.part != "val"
+        counts[file.label] += file.split != "val"
     shots, dropped, most = fit_shots(plan.folder, counts, plan.shots)
     return replace(plan, shots=shots, left_out=(*dropped, *plan.left_out), most=most)
 

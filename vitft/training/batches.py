@@ -19,8 +19,9 @@ from torch import Tensor
 
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import Shifts, default_padding, draw_shifts, fits, shift_and_flip
+from vitft.data.image_table import Images, Row
 from vitft.data.inspection import decode_images, stack_batches
-from vitft.data.split import Manifest, Row, distinct_rows
+from vitft.data.split import distinct_rows
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor, vanished_error
@@ -63,7 +64,7 @@ class _ImageTable:
 class Dataset:
     """Training, validation and test images of a run; the same for all stages."""
 
-    manifest: Manifest
+    manifest: Images
     transform: EvalTransform
     max_pixels: int  # maximum number of pixels in an image; larger images raise an error
     device: torch.device
@@ -145,7 +146,7 @@ class Dataset:
 
 
 def fold_groups(
-    manifest: Manifest, groups: Mapping[str, str], duplicates: Mapping[str, str]
+    manifest: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the groups (by digest) that cross-validation keeps together.
 

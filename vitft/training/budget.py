@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitft.config.run import Config, to_toml
 from vitft.config.sections import layers_text
-from vitft.data.split import Manifest
+from vitft.data.image_table import Images
 from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import LinearHead, SolvedHead, solve_head
 from vitft.features.mixture import HeadMethod
@@ -104,7 +104,7 @@ class LayerSettings:
 class _HeldOut:
     """Training images, some of which are held out, and heads fitted to the other images."""
 
-    manifest: Manifest  # of the training images; the held-out ones are its validation images
+    manifest: Images  # of the training images; the held-out ones are its validation images
     last_head: LinearHead  # reads only the last block; fitted to the other images
     logits: Tensor  # (m, C) of held-out images, from a head fitted as the run does
 
@@ -116,7 +116,7 @@ def hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
     labels = data.labels(rows).cpu()
     held = stratified_folds(labels, _TRIAL_FOLDS, seed, data.group_ids(rows)) == fold
     parts = [
-        replace(row, split="val" if is_held else "train")
+        row._replace(split="val" if is_held else "train")
         for row, is_held in zip(rows, held.tolist(), strict=True)
     ]
 
@@ -134,7 +134,7 @@ def hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
         return solved.last, logits
 
     last_head, logits = data.group.main_only(solve)
-    manifest = replace(data.manifest, rows=tuple(parts))
+    manifest = replace(data.manifest, rows=parts)
     return _HeldOut(manifest=manifest, last_head=last_head, logits=logits)
 
 
@@ -170,7 +170,7 @@ class Trial:
             fraction=min(_FRACTIONS),  # so that the weights before training are kept
         )
 
-    def inputs(self, config: Config, manifest: Manifest, what: str) -> StageInputs:
+    def inputs(self, config: Config, manifest: Images, what: str) -> StageInputs:
         """Return inputs to a copy of the model that is trained on the images of `manifest`."""
         model = copy.deepcopy(self.fitted.model)
         read_last_block(model, self.held_out.last_head)
@@ -188,7 +188,7 @@ class Trial:
         config, manifest = self.config(1), self.held_out.manifest
         labels = torch.tensor([row.label for row in manifest.rows])
         few = stratified_subset(labels, _TIMED_STEP_IMAGES, config.train.seed)
-        rows = tuple(replace(manifest.rows[i], split="train") for i in few.tolist())
+        rows = [manifest.rows[i]._replace(split="train") for i in few.tolist()]
         started = time.monotonic()
         what = f"measuring the time to train {layers_text(self.candidate.layers)}"
         inputs = self.inputs(config, replace(manifest, rows=rows), what)

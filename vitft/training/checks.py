@@ -20,14 +20,14 @@ from vitft.config.sections import DataSpec
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import File, Folder, assign_parts
-from vitft.data.inspection import InspectedFolder
+from vitft.data.folder import assign_parts
+from vitft.data.image_table import Images
 from vitft.data.label_table import SETTING_OF
 from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
-from vitft.data.split import FormerSplit, Manifest, check_folder_classes, run_manifest
+from vitft.data.split import check_folder_classes, first_part, run_manifest
 from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.models.pretrained.catalog import default_weights
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # the setting `data.like`: images that an earlier run held out are held out again ------------------
 
 
-def _like_manifest(like: str) -> Manifest:
+def _like_manifest(like: str) -> Images:
     """Return the split of the run that `data.like` names."""
     manifest = run_manifest(run_path(like))
     if manifest is None:
@@ -69,9 +69,9 @@ def _like_manifest(like: str) -> Manifest:
 
 
 def former_split(
-    spec: DataSpec, inspected: InspectedFolder, fingerprints: Fingerprints
-) -> FormerSplit:
-    """Return the split of the run `spec.like`, and log how many images are held out again.
+    spec: DataSpec, inspected: Images, fingerprints: Fingerprints
+) -> Mapping[str, Part]:
+    """Map digests to their subsets in the run `spec.like`, and log how many are held out again.
 
     A warning is logged if only the earlier run applies a table of fixes. The fingerprints of images
     that it held out are added to those of the `inspected` images.
@@ -89,16 +89,13 @@ def former_split(
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}
     # Images held out before that the new data lacks: read from their folder, if it is still there
     out = [row for row in manifest.rows if parts[row.sha256] != "train"]
-    gone = tuple(
-        File(row.path, row.label) for row in out if row.sha256 not in fingerprints.by_digest
-    )
-    folder = Folder(root=manifest.root, classes=manifest.classes, files=gone, layout="classes")
-    fingerprint_folder(folder, fingerprints, max_pixels=spec.max_pixels)
+    gone = [row for row in out if row.sha256 not in fingerprints.by_digest]
+    fingerprint_folder(replace(manifest, rows=gone), fingerprints, max_pixels=spec.max_pixels)
     lost = {row.path: row.sha256 for row in out if row.sha256 not in fingerprints.by_digest}
     seen = list({row.sha256 for row in out if row.sha256 in fingerprints.by_digest})
     known = KnownImages(fingerprints.table(seen))
     copies: dict[str, Part] = {}  # of held-out images, with the originals' part
-    for file in inspected.good:
+    for file in inspected.rows:
         if parts.get(file.sha256, "train") != "train":
             continue
         near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
@@ -107,20 +104,25 @@ def former_split(
         if near:
             copies[file.sha256] = "test" if "test" in near else "val"
     digests = {row.sha256 for row in held}
-    again = len(digests & {file.sha256 for file in inspected.good})
+    again = len(digests & {file.sha256 for file in inspected.rows})
     also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
     log.info(
         f"held out again: {again:,} of {count(len(digests), 'image')} held out by {like}{also}"
     )
     groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
-    return FormerSplit(parts=parts | copies, groups=groups)
+    parts |= copies
+    former: dict[str, Part] = {}
+    for row in inspected.rows:
+        known_as = parts.get(row.sha256, ""), groups.get(row.group, "")
+        former[row.sha256] = first_part((*known_as, former.get(row.sha256, "")))
+    return former
 
 
-def check_matches(like: str, former: FormerSplit, inspected: InspectedFolder) -> None:
+def check_matches(like: str, former: Mapping[str, Part], inspected: Images) -> None:
     """Raise a DataError if no image of the data was held out by the earlier run."""
-    if not any(former.part_of([file]) in ("val", "test") for file in inspected.good):
+    if not {"val", "test"} & {*former.values()}:
         raise DataError(
-            f"none of the images in {inspected.folder.source} was held out by {like}",
+            f"none of the images in {inspected.source} was held out by {like}",
             fix="use data that contains the validation images of that run, or remove --like",
         )
 
@@ -182,7 +184,7 @@ def check_request(
     if os.environ.get("RANK", "0") == "0":  # before torch is imported, which takes seconds
         name = short_name(config.data.path) if folder.shown else data.name or data
         log_data(folder, str(name))
-    config = _with_weights(config, images=len(folder.files))
+    config = _with_weights(config, images=len(folder.rows))
     if config.data.group_duplicates and folder.layout == "split":
         raise UsageError(
             f"--group-duplicates cannot be used: {config.data.path} has its own split",
@@ -214,9 +216,9 @@ def check_request(
     return config, planned
 
 
-def log_data(folder: Folder, name: str) -> None:
+def log_data(folder: Images, name: str) -> None:
     """Log how many images and classes or labels a run starts from."""
-    files = count(len(folder.files), "image")
+    files = count(len(folder.rows), "image")
     kinds = f"in {count(len(folder.classes), 'class', 'classes')}"
     if folder.labels:
         kinds = f"with {count(len(folder.labels), 'label')}"
@@ -239,9 +241,9 @@ def _with_weights(config: Config, *, images: int) -> Config:
     return replace(config, weights=replace(config.weights, name=name))
 
 
-def _check_val_from(folder: Folder, spec: DataSpec) -> None:
+def _check_val_from(folder: Images, spec: DataSpec) -> None:
     """Raise a UsageError if test images would replace existing validation images."""
-    present = {file.part for file in folder.files}
+    present = {file.split for file in folder.rows}
     if spec.val_from == "test" and {"val", "test"} <= present:
         raise UsageError(
             f"data.val_from=test cannot be used: {spec.path} has its own validation set",

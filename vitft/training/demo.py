@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.demo import demo_data
-from vitft.data.split import Manifest
+from vitft.data.image_table import Images
 from vitft.export.job import Exported, export_safetensors
 from vitft.metrics.results import RunResults
 from vitft.predict.rows import Prediction
@@ -43,7 +43,7 @@ def run_demo() -> _DemoResults:
     # The pretrained run comes second so that it becomes the latest run.
     _, random = _finetune_demo(baseline)
     run, pretrained = _finetune_demo(config)
-    manifest = Manifest.read(RunDir(run).split, Path(config.data.path))
+    manifest = Images.from_csv(RunDir(run).split, Path(config.data.path))
     images = [str(manifest.locate(row)) for row in manifest.val]
     shown = images[:: max(1, len(images) // 6)]  # about six, spread over the classes
     return _DemoResults(

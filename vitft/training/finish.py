@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitft.data.split import Row, distinct_rows
+from vitft.data.image_table import Row
+from vitft.data.split import distinct_rows
 from vitft.features.cut import BothHeads
 from vitft.messages.training import confirmed_in_float32
 from vitft.metrics.calibration import (

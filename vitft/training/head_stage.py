@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config.run import Config
-from vitft.data.split import Row, distinct_rows
+from vitft.data.image_table import Row
+from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head

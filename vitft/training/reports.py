@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitft.check.audit import AuditedImage, audit_images, audit_summary, class_imbalance
+from vitft.check.audit import audit_images, audit_summary
 from vitft.data.arrays import PixelArray
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.fixes import settled_paths
-from vitft.data.folder import File, Folder
+from vitft.data.image_table import Images, Row
 from vitft.data.images import open_image
 from vitft.data.inspection import in_order
 from vitft.data.pictures import thumbnail_jpeg, thumbnail_size
-from vitft.data.split import Manifest, Row
 from vitft.data.transforms import measure_view
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
@@ -88,7 +88,7 @@ def _audit_run(fitted: Fitted) -> AuditResults:
 
     Near-duplicates are those of the split, or are searched for if it did not need them.
     """
-    inputs, config, inspected = fitted.start.inputs, fitted.config, fitted.start.images
+    inputs, config = fitted.start.inputs, fitted.config
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
     mislabels, probabilities = list[Mislabel](), dict[str, dict[str, float]]()
@@ -98,24 +98,15 @@ def _audit_run(fitted: Fitted) -> AuditResults:
             pairs = _find_near_copies(data, scored.features, cache=config.train.cache)
             groups = group_names([row.sha256 for row in data.distinct], pairs)
         mislabels, probabilities = _score_labels(data, scored)
-    names = data.manifest.classes
-    audit = audit_images(
-        [AuditedImage(path=r.path, label=names[r.label], split=r.split, sha256=r.sha256)
-         for r in data.manifest.rows],
-        unused=inspected.folder.unused,
-        notes=(*inspected.folder.warnings, *inspected.folder.notes),
-        bad=inspected.bad,
-        odd=[(file.path, remark) for file in inspected.good for remark in file.odd],
+    return audit_images(
+        data.manifest,
+        remarks=lambda row: row.odd,
         groups=groups,
         mislabels=mislabels,
         probabilities=probabilities,
-        view=measure_view(data.transform, ((file.width, file.height) for file in inspected.good)),
-        own_split=inspected.folder.layout == "split",
-    )  # fmt: skip
-    if data.manifest.labels:
-        every = (name for row in data.manifest.rows for name in data.manifest.names(row))
-        audit["imbalance"] = class_imbalance(every)
-    return audit
+        view=measure_view(data.transform, ((r.width, r.height) for r in data.manifest.rows)),
+        own_split=data.own_split,
+    )
 
 
 def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
@@ -146,13 +137,8 @@ def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[In
     rows = sorted({row for pair in pairs for row in pair})
     digests = [distinct[row].sha256 for row in rows]
     fingerprints = Fingerprints(cache, data.transform.grey_range)
-    folder = Folder(
-        root=data.manifest.root,
-        classes=data.manifest.classes,
-        files=tuple(File(distinct[row].path, distinct[row].label) for row in rows),
-        layout="classes",
-    )
-    fingerprint_folder(folder, fingerprints, max_pixels=data.max_pixels)
+    images = replace(data.manifest, rows=[distinct[row] for row in rows])
+    fingerprint_folder(images, fingerprints, max_pixels=data.max_pixels)
     if {*digests} != {*fingerprints.by_digest}:
         return []  # a file has changed since the start of the run
     position = {row: i for i, row in enumerate(rows)}
@@ -379,7 +365,7 @@ def _attention(
         torch.set_num_threads(before)
 
 
-def _select_images(run: Path, manifest: Manifest) -> tuple[dict[str, int], list[Row]]:
+def _select_images(run: Path, manifest: Images) -> tuple[dict[str, int], list[Row]]:
     """Return predicted classes by digest of images to explain, and one row per image to show."""
     predictions = HeldOut.read(run).validation
     wrong = mistakes(predictions)[:200]

@@ -98,9 +98,9 @@ def run_finetuning(
 
         # The only pass over all pixels caches the features of the frozen layers; then the split
         images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
-        data = split_images(images, fingerprints, pipeline, config, runtime)
+        data = split_images(images, folder.rows, fingerprints, pipeline, config, runtime)
         inputs = first_inputs(data, pipeline, features, config)
-        start = Start(config=config, pipeline=pipeline, report=report, images=images, inputs=inputs)
+        start = Start(config=config, pipeline=pipeline, report=report, inputs=inputs)
         start = try_other_starts(start, runtime)  # with a time budget: e.g. a larger input size
 
         with open_run(out, start, runtime) as run:

@@ -18,25 +18,14 @@ from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import File, Folder, assign_parts
+from vitft.data.folder import assign_parts
 from vitft.data.grey_range import measure_grey_range
-from vitft.data.inspection import (
-    InspectedFolder,
-    describe_counts,
-    log_inspection,
-    merge_inspections,
-)
+from vitft.data.image_table import Images, Row
+from vitft.data.inspection import describe_counts, log_inspection, merge_inspections
+from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import scan
-from vitft.data.split import (
-    FormerSplit,
-    Row,
-    check_folder_classes,
-    draw,
-    joined_groups,
-    joined_note,
-    split,
-)
+from vitft.data.split import check_folder_classes, draw, joined_groups, joined_note, split
 from vitft.data.split_chart import log_split
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import View, eval_view
@@ -101,13 +90,12 @@ class Start:
     config: Config  # with defaults resolved
     pipeline: FrozenPipeline  # the model, cut at the freeze boundary of the first stage
     report: LoadReport  # where its weights come from
-    images: InspectedFolder
     inputs: StageInputs  # to the first stage
     trials: StartTrials = field(default_factory=StartTrials)
     """Scores of other starts that a run with a time budget has tried."""
 
 
-def list_images(config: Config, runtime: Runtime) -> tuple[Folder, Config]:
+def list_images(config: Config, runtime: Runtime) -> tuple[Images, Config]:
     """List the images and their labels; return them, and the settings with absolute paths."""
     spec = config.data
     place, path = place_of(spec.path), data_path(spec.path, spec.root).resolve()
@@ -142,7 +130,7 @@ def list_images(config: Config, runtime: Runtime) -> tuple[Folder, Config]:
 
 
 def load_model(
-    folder: Folder, config: Config, runtime: Runtime, *, opens_images: bool = True
+    folder: Images, config: Config, runtime: Runtime, *, opens_images: bool = True
 ) -> tuple[FrozenPipeline, LoadReport, Config]:
     """Load the weights onto the device, and cut the model where the first stage begins to train.
 
@@ -164,7 +152,7 @@ def load_model(
     report = checked_report(report, config.weights.name, recorded)
     most = ""
     if config.optim.solver == "lbfgs" and not folder.labels:
-        several = read_several_blocks(pipeline, config.train, images=len(folder.files))
+        several = read_several_blocks(pipeline, config.train, images=len(folder.rows))
         most = "up to " * (several is not pipeline)  # cross-validation will choose the blocks
         pipeline = several
     model, precision = pipeline.model, pipeline.precision
@@ -185,7 +173,7 @@ def load_model(
             folder,
             max_pixels=config.data.max_pixels,
             workers=usable_cores(),
-            own=group.shard(folder.files, _UNIT),
+            own=group.shard(folder.rows, _UNIT),
             gather=lambda own: [item for items in group.gather(own) for item in items],
         )
         transform = replace(pipeline.transform, grey_range=grey_range)
@@ -194,8 +182,8 @@ def load_model(
 
 
 def extract_features(
-    pipeline: FrozenPipeline, folder: Folder, config: Config, runtime: Runtime
-) -> tuple[InspectedFolder, Extractor | None, Fingerprints | None]:
+    pipeline: FrozenPipeline, folder: Images, config: Config, runtime: Runtime
+) -> tuple[Images, Extractor | None, Fingerprints | None]:
     """Read every image once, and cache the features of the frozen layers, if any are frozen.
 
     Fingerprints are computed in the same pass if the split needs them. Every process reads its own
@@ -204,13 +192,13 @@ def extract_features(
     group, view = runtime.group, eval_view(pipeline.transform)
     extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
     if extractor is not None:
-        check_disk_space(extractor, view, len(folder.files))
+        check_disk_space(extractor, view, len(folder.rows))
     fingerprints = None
     if config.data.group_duplicates or config.data.like:
         fingerprints = Fingerprints(config.train.cache, pipeline.transform.grey_range)
     started = time.monotonic()
     own = inspect_dataset(
-        replace(folder, files=tuple(group.shard(folder.files, _UNIT)), bad=()),
+        replace(folder, rows=group.shard(folder.rows, _UNIT), bad=()),
         max_pixels=config.data.max_pixels,
         allow_bad=True,  # all processes together are checked below
         extractor=extractor,
@@ -218,19 +206,18 @@ def extract_features(
         fingerprints=fingerprints,
         claim=group.claims(),
     )
-    shards = group.gather(replace(own, folder=replace(folder, files=())))
-    images = merge_inspections(folder, shards, allow_bad=config.data.allow_bad)
+    images = merge_inspections(folder, group.gather(own), allow_bad=config.data.allow_bad)
     if fingerprints is not None:
-        fingerprints.merge(images.good, group.gather(fingerprints.by_digest))
+        fingerprints.merge(images.rows, group.gather(fingerprints.by_digest))
     if extractor is not None:
-        _share_rows(extractor, [file.sha256 for file in images.good], view, group)
+        _share_rows(extractor, [file.sha256 for file in images.rows], view, group)
         computed = sum(group.gather(extractor.computed))
         log_cached_features(images, computed)
-        if computed >= len(images.good) / 2:  # enough forward passes were timed
+        if computed >= len(images.rows) / 2:  # enough forward passes were timed
             runtime.seconds_per_image = (time.monotonic() - started) / computed
     log_inspection(images)
-    bad, good = len(images.bad), len(images.good)
-    different = len({file.sha256 for file in images.good})
+    bad, good = len(images.bad), len(images.rows)
+    different = len({file.sha256 for file in images.rows})
     if bad or different < good:
         once = ". Copies count once in the results" * (different < good)
         log.info(labelled("Images", f"{describe_counts(bad, good, different=different)}{once}"))
@@ -238,27 +225,31 @@ def extract_features(
 
 
 def split_images(
-    images: InspectedFolder,
+    images: Images,
+    listed: Sequence[Row],
     fingerprints: Fingerprints | None,
     pipeline: FrozenPipeline,
     config: Config,
     runtime: Runtime,
 ) -> Dataset:
-    """Split the readable images into training, validation and test sets, and log the split."""
+    """Split the readable images into training, validation and test sets, and log the split.
+
+    Some of the `listed` images may be unreadable.
+    """
     group, spec = runtime.group, config.data
     duplicates: Mapping[str, str] = {}
-    former: FormerSplit | None = None
+    former: Mapping[str, Part] | None = None
     if fingerprints is not None and spec.group_duplicates:
         duplicates = group.main_only(fingerprints.duplicate_groups)
         copies = count(len(duplicates), "image")
         log.info(f"near-duplicates: {copies}. Each group is kept on one side of the split")
-    groups = joined_groups(images.good, duplicates)
-    if note := joined_note(images.good, groups, duplicates):
+    groups = joined_groups(images.rows, duplicates)
+    if note := joined_note(images.rows, groups, duplicates):
         log.warning(note)
     if fingerprints is not None and spec.like:
         former = group.main_only(lambda: former_split(spec, images, fingerprints))
         check_matches(spec.like, former, images)
-    manifest = split(images, spec, groups=groups, former=former)
+    manifest = split(images, spec, groups=groups, former=former, listed=listed)
     log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
@@ -278,7 +269,7 @@ def split_images(
         group=group,
         duplicates=duplicates,
         groups=fold_groups(manifest, groups, duplicates),
-        own_split=images.folder.layout == "split",
+        own_split=images.layout == "split",
         known_to_weights=train + val,
     )
 
@@ -342,7 +333,7 @@ def compute_views(
 ) -> None:
     """Compute and cache the features of the given views; `what` labels the progress bar."""
     group, root = data.group, str(data.manifest.root)
-    files = group.shard([File(row.path, row.label) for row in rows], _UNIT)
+    files = group.shard(rows, _UNIT)
     before, total = extractor.computed, len(files) * len(views)
     with console.Progress(what, total) as progress:
         for view in views:
@@ -397,13 +388,13 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     pipeline, _, config = load_model(folder, config, runtime, opens_images=False)
     model = pipeline.model
     labels = _expected_training_labels(folder, config.data)
-    test = sum(file.part == "test" for file in folder.files)
+    test = sum(file.split == "test" for file in folder.rows)
     what = f"in {len(folder.classes)} classes"
     if folder.labels:
         what = f"with {count(len(folder.labels), 'label')}"
     split = (
-        f"{count(len(folder.files), 'image')} {what}, not opened yet: "
-        f"about {len(labels):,} for training and {len(folder.files) - len(labels) - test:,} for "
+        f"{count(len(folder.rows), 'image')} {what}, not opened yet: "
+        f"about {len(labels):,} for training and {len(folder.rows) - len(labels) - test:,} for "
         f"validation{f', and {test:,} for the final test' * (test > 0)}"
     )
     plan = split, *folder.notes
@@ -432,11 +423,11 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     log.info(f"dry run: nothing was trained. The run would be written to {out}")
 
 
-def _expected_training_labels(folder: Folder, spec: DataSpec) -> list[int]:
+def _expected_training_labels(folder: Images, spec: DataSpec) -> list[int]:
     """Return the expected training labels, assuming that all files are readable and distinct."""
     if folder.layout == "split":
-        return [file.label for file in folder.files if file.part == "train"]
-    counts = Counter(file.label for file in folder.files if file.part != "test")
+        return [file.label for file in folder.rows if file.split == "train"]
+    counts = Counter(file.label for file in folder.rows if file.split != "test")
     every = range(len(folder.classes))
     drawn = draw([counts[i] for i in every], spec.val_rate, spec.seed, at_least=1)
     return [i for i in every for _ in range(counts[i] - len(drawn[i]))]

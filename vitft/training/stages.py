@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
-from vitft.data.split import Row
+from vitft.data.image_table import Row
 from vitft.messages.training import BEST_RULE, EPOCH_COLUMNS, epoch_row, stopped_early
 from vitft.metrics.classification import classification_metrics
 from vitft.metrics.results import LogLine, Metrics

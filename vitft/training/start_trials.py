@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vitft.config.sections import WeightsSpec
-from vitft.data.split import Row
+from vitft.data.image_table import Row
 from vitft.data.transforms import eval_view
 from vitft.features.cut import run_prefix
 from vitft.features.folds import stratified_subset
@@ -157,10 +157,9 @@ def _weights_to_try(start: Start, runtime: Runtime) -> str:
 
 def _start_with(start: Start, weights: WeightsSpec) -> Start:
     """Return the same run, images and split with another input size or other weights."""
-    config, folder = replace(start.config, weights=weights), start.images.folder
-    data = start.inputs.data
+    config, data = replace(start.config, weights=weights), start.inputs.data
     pipeline, report = load_pipeline(
-        folder,
+        data.manifest,
         config.train.stages[0],
         weights=config.weights,
         model=config.model,
@@ -169,7 +168,7 @@ def _start_with(start: Start, weights: WeightsSpec) -> Start:
         local_rank=data.group.local_rank,
         announce=False,
     )
-    pipeline = read_several_blocks(pipeline, config.train, images=len(folder.files))
+    pipeline = read_several_blocks(pipeline, config.train, images=len(data.manifest.rows))
     transform = replace(report.transform, grey_range=data.transform.grey_range)
     pipeline = replace(pipeline, transform=transform)
     extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)

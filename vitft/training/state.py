@@ -25,7 +25,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from vitft.config.sections import WeightsSpec
-from vitft.data.split import Manifest
+from vitft.data.image_table import Images
 from vitft.metrics.results import BudgetResults, StartTrials
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
@@ -316,9 +316,9 @@ def remove_states(folder: Path) -> None:
         folder.rmdir()
 
 
-def check_same_images(run: RunDir, manifest: Manifest) -> None:
+def check_same_images(run: RunDir, manifest: Images) -> None:
     """Raise a RunError if the images, the classes or the split of a resumed run have changed."""
-    before = Manifest.read(run.split, manifest.root)
+    before = Images.from_csv(run.split, manifest.root)
     if before.digest == manifest.digest:
         return
     old, new = (

@@ -26,7 +26,7 @@ from vitft.data.images import read_bytes
 from vitft.data.remote.prepare import prepare_data
 from vitft.data.scan import scan
 folder = scan(prepare_data(sys.argv[1], DataSpec()))
-paths = [f"{folder.root}/{file.path}" for file in folder.files]
+paths = [f"{folder.root}/{file.path}" for file in folder.rows]
 digests = [hashlib.sha256(read_bytes(path)).hexdigest() for path in paths]
 print(json.dumps([folder.classes, digests]))
 """

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import draw_folder
 from tests.data.remote.test_copies import figures, split_by_digest, train
 from vitft.config import DataSpec
-from vitft.data import Folder, prepare_data, read_bytes, scan
+from vitft.data import Images, prepare_data, read_bytes, scan
 from vitft.data.remote import hugging_face
 from vitft.system import DataError
 
@@ -34,7 +34,7 @@ def write_parquet(folder: Path, images: Path, *, split: str = "train", **columns
     return folder
 
 
-def scanned(data: str, **settings: str) -> Folder:
+def scanned(data: str, **settings: str) -> Images:
     spec = DataSpec(**settings)  # type: ignore[arg-type]
     return scan(prepare_data(data, spec), spec)
 
@@ -61,10 +61,8 @@ def test_rows_are_named_by_split_and_number(tmp_path: Path) -> None:
 
     folder = scanned(f"hf:{parquet}/train-00000-of-00001.parquet")
 
-    assert [file.path for file in folder.files] == [
-        f"train-00000.tar/{i:07}.png" for i in range(12)
-    ]
-    first = folder.files[0]
+    assert [file.path for file in folder.rows] == [f"train-00000.tar/{i:07}.png" for i in range(12)]
+    first = folder.rows[0]
     assert folder.classes == ("blue", "green", "red")
     assert read_bytes(f"{folder.root}/{first.path}") == (images / "blue/000.png").read_bytes()
 
@@ -87,9 +85,9 @@ def test_splits_divide_the_data_or_one_is_chosen(
     monkeypatch.chdir(tmp_path)
     assert scanned("hf:parquet:unsupervised").root == one.root
 
-    assert {file.part for file in every.files} == {"train", "val"}
+    assert {file.split for file in every.rows} == {"train", "val"}
     assert any("not used: the splits unsupervised" in note for note in every.notes)
-    assert (len(every.files), len(one.files), one.layout) == (24, 12, "classes")
+    assert (len(every.rows), len(one.rows), one.layout) == (24, 12, "classes")
     with pytest.raises(DataError, match="Splits found: train, "):
         scanned(f"hf:{parquet}:vall")
 
@@ -105,7 +103,7 @@ def test_columns_are_used_like_those_of_a_table(tmp_path: Path) -> None:
     tags = scanned(f"hf:{parquet}", label="tags")
 
     assert kind.classes == ("x", "y")
-    assert {file.group for file in kind.files} == {"1", "2", "3"}
+    assert {file.group for file in kind.rows} == {"1", "2", "3"}
     assert tags.labels == ("a", "b")
     with pytest.raises(DataError, match=r"no column named lable \(data.label\)") as error:
         scanned(f"hf:{parquet}", label="lable")
@@ -134,9 +132,9 @@ def test_an_interrupted_copy_continues_with_the_next_row(
 
     folder = scanned(data)
 
-    assert len(folder.files) == 24
+    assert len(folder.rows) == 24
     assert len(read) == 13 + 14  # 10 rows were kept in whole shards
-    found = [read_bytes(f"{folder.root}/{file.path}") for file in folder.files]
+    found = [read_bytes(f"{folder.root}/{file.path}") for file in folder.rows]
     assert found == [path.read_bytes() for path in sorted(images.rglob("*.png"))]
     prepare_data(data, DataSpec())
     assert len(read) == 27
@@ -144,11 +142,11 @@ def test_an_interrupted_copy_continues_with_the_next_row(
 
 def test_changed_files_are_copied_again(tmp_path: Path) -> None:
     parquet = write_parquet(tmp_path / "parquet", draw_folder(tmp_path / "one", per_class=4))
-    assert len(scanned(f"hf:{parquet}").files) == 12
+    assert len(scanned(f"hf:{parquet}").rows) == 12
 
     write_parquet(parquet, draw_folder(tmp_path / "two", per_class=6))
 
-    assert len(scanned(f"hf:{parquet}").files) == 18
+    assert len(scanned(f"hf:{parquet}").rows) == 18
 
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:

@@ -13,19 +13,19 @@ from tests.data.download.test_archive import plain, tar_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.shards import json_text, shard, write_shards
 from vitft.config import DataSpec
-from vitft.data import Folder, measure_grey_range, prepare_data, read_bytes, read_samples, scan
+from vitft.data import Images, measure_grey_range, prepare_data, read_bytes, read_samples, scan
 from vitft.system import DataError, ImageError
 
 PICTURES = [encoded(scene(i, (32, 32))) for i in range(4)]
 
 
-def scanned(data: str, **settings: str) -> Folder:
+def scanned(data: str, **settings: str) -> Images:
     spec = DataSpec(**settings)  # type: ignore[arg-type]
     return scan(prepare_data(data, spec), spec)
 
 
-def labels(folder: Folder) -> dict[str, str]:
-    return {file.path: folder.classes[file.label] for file in folder.files}
+def labels(folder: Images) -> dict[str, str]:
+    return {file.path: folder.classes[file.label] for file in folder.rows}
 
 
 def test_fields_may_contain_groups_and_several_labels(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_fields_may_contain_groups_and_several_labels(tmp_path: Path) -> None:
 
     assert folder.labels == ("cat", "dog", "indoors")
     assert labels(folder)["part-00.tar/k0.jpg"] == "cat|indoors"
-    assert [file.group for file in sorted(folder.files, key=lambda f: f.path)] == ["p0", "p1", "p0"]
+    assert [file.group for file in sorted(folder.rows, key=lambda f: f.path)] == ["p0", "p1", "p0"]
 
 
 def test_the_names_of_shards_may_divide_the_data(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_names_of_shards_may_divide_the_data(tmp_path: Path) -> None:
 
     folder, undivided = scanned(data), scanned(data, split_column="none")
 
-    assert {file.path: file.part for file in folder.files} == {
+    assert {file.path: file.split for file in folder.rows} == {
         f"set-{name}-0.tar/{kind}{i}.jpg": part
         for name, part in (("train", "train"), ("validation", "val"))
         for i, kind in enumerate(("cat", "dog"))
@@ -162,7 +162,7 @@ def test_a_changed_shard_is_indexed_again_and_never_misread(tmp_path: Path) -> N
     with pytest.raises(ImageError, match=r"the shard part-01\.tar has changed"):
         read_bytes(path)
 
-    assert len(scanned(data).files) == 5
+    assert len(scanned(data).rows) == 5
     assert read_bytes(path) == PICTURES[2]
 
     (tmp_path / "s" / "part-01.tar").unlink()

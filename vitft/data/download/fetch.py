@@ -28,7 +28,7 @@ from vitft.data.download.web_image import (
     open_url,
     status_line,
 )
-from vitft.data.folder import Folder
+from vitft.data.image_table import Images
 from vitft.data.scan import scan
 from vitft.data.walk import SYSTEM_FILES
 from vitft.system import console
@@ -297,7 +297,7 @@ _ARCHIVE_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FetchedFolder:
     root: Path  # path of the image folder: the target or a folder inside it
-    folder: Folder
+    folder: Images
     sha256: str  # digest of the archive
     record: Path | None = None
     """File in which the digest was recorded, or None if the digest was already known."""

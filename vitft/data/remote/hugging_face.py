@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitft.data.label_table import PATH_COLUMNS
 from vitft.data.parts import part_named
 from vitft.data.remote.places import Place, ShardPlace, safe_name
 from vitft.data.remote.samples import COPY_OPTION
 from vitft.data.signatures import identify_format
+from vitft.data.table import PATH_COLUMNS
 from vitft.data.walk import suffix_of
 from vitft.system import console
 from vitft.system.errors import DataError, VitftError

@@ -4,7 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from vitft.data.folder import File, Folder, check_is_folder
+from vitft.data.folder import check_is_folder
+from vitft.data.image_table import Images, Row
 from vitft.data.walk import Walk, by_suffix, unused_files, unused_notes
 from vitft.system.errors import DataError
 from vitft.system.text import count
@@ -13,7 +14,7 @@ _MOST_PICTURES = 50_000
 """Maximum number of files that are used; if there are more, a random subset is used."""
 
 
-def find_pictures(root: Path) -> Folder:
+def find_pictures(root: Path) -> Images:
     """Return the image files in and below a folder, without opening them.
 
     Raises:
@@ -34,11 +35,10 @@ def find_pictures(root: Path) -> Folder:
         notes.append(f"using {_MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
         paths.sort(key=lambda path: hashlib.sha256(os.fsencode(path)).digest())  # a random order
         paths = sorted(paths[:_MOST_PICTURES])
-    return Folder(
+    return Images(
         root=root,
         classes=(),
-        files=tuple(File(path, 0) for path in paths),
-        layout="classes",
+        rows=[Row(path, 0) for path in paths],
         bad=tuple(walk.bad),
         notes=tuple(notes),
     )

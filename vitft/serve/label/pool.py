@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.folder import Folder
 from vitft.data.grey_range import measure_grey_range
+from vitft.data.image_table import Images
 from vitft.data.images import GreyRange
 from vitft.data.inspection import log_inspection
 from vitft.data.transforms import eval_view
@@ -60,7 +60,7 @@ class PicturePool:
     grey_range: GreyRange = ()
 
 
-def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec) -> PicturePool:
+def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec) -> PicturePool:
     """Compute the features of a folder's pictures, or read them from the cache.
 
     The features come from `weights` or, if `run` is given, from the model of the run.
@@ -97,12 +97,12 @@ def load_pool(folder: Folder, *, weights: str, run: str | None, train: TrainSpec
     log_inspection(inspected)
     log_cached_features(inspected, extractor.computed)
     files: dict[str, list[str]] = {}
-    for file in inspected.good:
+    for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
     if not files:
         path, reason = inspected.bad[0]
         raise DataError(
-            f"none of the {count(len(inspected.bad), 'image')} in {inspected.folder.root} can be "
+            f"none of the {count(len(inspected.bad), 'image')} in {inspected.root} can be "
             f"read ({path}: {reason})",
             fix="use a folder with undamaged images",
         )

@@ -1,0 +1,265 @@
+"""The images of a data set as one immutable table, from the scan to the split and the audit.
+
+A scan fills the columns path, label, split and group. Reading the files adds their digests, sizes
+and remarks, and `data.split` assigns each image to a subset. `split.csv` is a view of the table.
+"""
+
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import starmap
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, cast, overload
+
+import numpy as np
+
+from vitft.data.label_sets import label_names, split_labels
+from vitft.data.parts import PART_NAMES, Part
+from vitft.data.remote.places import short_name
+from vitft.data.table import TableReader, encode_table
+from vitft.metrics.intervals import Flags
+from vitft.system.errors import RunError
+from vitft.system.files import write_atomically
+
+SPLIT_COLUMNS = ("path", "label", "split", "sha256")
+_SETS_COLUMNS = ("path", "labels", "split", "sha256")  # columns of `split.csv` for multi-label data
+GROUP_COLUMN = "group"  # last column of `split.csv`, written only if any image has a group
+
+
+class Row(NamedTuple):
+    """One image of a data set."""
+
+    path: str  # path relative to the data folder, with slashes
+    label: int  # index of its class or label set
+    split: Part = ""  # subset of the image; empty before the data are split
+    sha256: str = ""  # hexadecimal SHA-256 digest of the file's bytes, once they are read
+    width: int = 0  # width in pixels of the upright image, once it is decoded
+    height: int = 0
+    odd: tuple[str, ...] = ()  # remarks on the decoding, e.g. `rotated by EXIF`
+    group: str = ""  # name of the group, which the split never divides; empty if there is none
+
+
+_RECORD = np.dtype([
+    ("path", "O"), ("label", "i4"), ("split", "O"), ("sha256", "V32"), ("width", "i4"),
+    ("height", "i4"), ("odd", "O"), ("group", "O"),
+])  # fmt: skip
+_NO_DIGEST = bytes(32)
+_BLOCK = 1024  # number of records that are converted to rows at a time
+
+_Array = np.ndarray[Any, Any]
+
+
+class _Rows(Sequence[Row]):
+    """Rows of a table of records, which several of them share: 80 bytes an image, and its path."""
+
+    def __init__(self, table: _Array, places: _Array) -> None:
+        self.table, self.places = table, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[Row]:
+        for start in range(0, len(self), _BLOCK):
+            yield from starmap(_row, self.table[self.places[start : start + _BLOCK]].tolist())
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | Sequence[Row]:
+        if isinstance(place, slice):
+            return _Rows(self.table, self.places[place])
+        return _row(*self.table[self.places[place]].item())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _row(path: str, label: int, split: Part, digest: bytes, *more: Any) -> Row:  # noqa: ANN401
+    return Row(path, label, split, "" if digest == _NO_DIGEST else digest.hex(), *more)
+
+
+def pack(rows: Iterable[Row]) -> Sequence[Row]:
+    """Store rows in a table, without holding all of them in memory at any time."""
+    shared = dict[Any, Any]()
+    share = shared.setdefault
+    records = (
+        (path, label, share(split, split), bytes.fromhex(sha256), width, height,
+         share(odd, odd), share(group, group))
+        for path, label, split, sha256, width, height, odd, group in rows
+    )  # fmt: skip
+    table = np.fromiter(records, _RECORD)
+    return _Rows(table, np.arange(len(table), dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a data set or a run, with their classes."""
+
+    root: Path  # folder to which the paths are relative
+    classes: tuple[str, ...]
+    """Class names in the order of their indices, i.e. sorted as strings. For multi-label data,
+    these are the label sets that occur (see `data.label_sets`)."""
+    rows: Sequence[Row]  # images sorted by class, then by path as a string; stored as columns
+    labels: tuple[str, ...] = ()
+    """Sorted labels of multi-label data; empty if each image has exactly one class."""
+    layout: Literal["classes", "split"] = "classes"
+    """`classes` if the validation images have not been drawn yet, `split` if the split is given."""
+    reference: bool = False
+    """Whether the reference script's rules apply: only four suffixes are accepted, hidden files are
+    included and subfolders are not."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Paths of files that cannot be read as images, with the reasons."""
+    unused: Mapping[str, int] = field(default_factory=dict)
+    """Number of files that are neither images nor hidden, by suffix."""
+    warnings: tuple[str, ...] = ()
+    """Notes that need an action, such as class names that are probably one class."""
+    notes: tuple[str, ...] = ()
+    empty: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from the paths of class folders without images to lists of the files that they
+    contain instead; allowed only if fixes explain them (see `data.fixes`)."""
+    table: Path | None = None  # table that lists the images, if any
+    split_column: str = ""  # column of the table that gives the split, if any
+    shown: str = ""
+    """Name of the data in messages, if it is neither a folder nor a table of the user."""
+    predicted: bool = False  # whether the table has the columns of `vitft predict`
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, _Rows):
+            object.__setattr__(self, "rows", pack(self.rows))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs: the classes or, for multi-label data, the labels."""
+        return self.labels or self.classes
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Subsets that have images, in the order train, val, test."""
+        present = {row.split for row in self.rows}
+        return tuple(part for part, _ in PART_NAMES if part in present)
+
+    @property
+    def source(self) -> Path | str:
+        """Table or folder that the user specified, or the name of other data, for messages."""
+        return self.shown or self.table or self.root
+
+    @property
+    def name(self) -> str:
+        return short_name(self.shown) if self.shown else (self.table or self.root).resolve().name
+
+    @functools.cached_property
+    def train(self) -> Sequence[Row]:
+        return self._subset("train")
+
+    @functools.cached_property
+    def val(self) -> Sequence[Row]:
+        return self._subset("val")
+
+    @functools.cached_property
+    def test(self) -> Sequence[Row]:
+        return self._subset("test")
+
+    def _subset(self, part: Part) -> Sequence[Row]:
+        rows = cast("_Rows", self.rows)
+        places = rows.places[rows.table["split"][rows.places] == part]
+        return _Rows(rows.table, places)
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 digest of the table as written to `split.csv`."""
+        return hashlib.sha256(self.to_csv()).hexdigest()
+
+    def names(self, row: Row) -> tuple[str, ...]:
+        """Return the class of an image or, for multi-label data, its labels."""
+        text = self.classes[row.label]
+        return split_labels(text) if self.labels else (text,)
+
+    def targets(self, rows: Sequence[Row]) -> Sequence[int] | Flags:
+        """Return class indices (n,) or, for multi-label data, flags (n, C) for the labels."""
+        index = [row.label for row in rows]
+        return membership(self.classes, self.labels)[index] if self.labels else index
+
+    def relabelled(self, names: Iterable[str | None], classes: Iterable[str] = ()) -> Self:
+        """Return the images with new class names, one for each row; those without one are left out.
+
+        `classes` are all classes, if some have no images.
+        """
+        pairs = [
+            (row, name) for row, name in zip(self.rows, names, strict=True) if name is not None
+        ]
+        classes = tuple(sorted(classes or {name for _, name in pairs}))
+        index = {name: number for number, name in enumerate(classes)}
+        rows = [row._replace(label=index[name]) for row, name in pairs]
+        return replace(self, classes=classes, rows=rows)
+
+    def by_class(self) -> Self:
+        """Return the images sorted by class, then by path as a string."""
+        return replace(self, rows=sorted(self.rows, key=lambda row: (row.label, row.path)))
+
+    def locate(self, row: Row) -> str:
+        return f"{os.fspath(self.root)}/{row.path}"
+
+    def to_csv(self) -> bytes:
+        """Return the table as `split.csv`."""
+        columns: Sequence[str] = _SETS_COLUMNS if self.labels else SPLIT_COLUMNS
+        if any(row.group for row in self.rows):
+            columns = (*columns, GROUP_COLUMN)
+        rows = (
+            (row.path, self.classes[row.label], row.split, row.sha256, row.group)[: len(columns)]
+            for row in self.rows
+        )
+        return encode_table(columns, rows)
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, self.to_csv())
+
+    @classmethod
+    def from_csv(cls, path: Path, root: Path) -> Self:
+        """Read a `split.csv`; a RunError names an invalid line."""
+        table = TableReader(
+            path,
+            error=RunError,
+            missing="use the split.csv of a run directory",
+            fix="restore the file written by vitft",
+        )
+        lines = iter(table)
+        header = tuple(next(lines, ()))
+        known = [SPLIT_COLUMNS, _SETS_COLUMNS]
+        if header not in (*known, *((*columns, GROUP_COLUMN) for columns in known)):
+            raise table.error(f"the header must be {','.join(SPLIT_COLUMNS)}")
+        found: dict[str, list[str]] = {}
+        for cells in lines:
+            table.check_width(cells, header)
+            name, _, part, sha256 = cells[: len(SPLIT_COLUMNS)]
+            if not name or name.startswith("/") or ".." in name.split("/"):
+                raise table.error(f"the path {name!r} does not point inside the data folder")
+            if name in found:
+                raise table.error(f"{name!r} is listed twice")
+            if part not in ("train", "val", "test"):
+                raise table.error(f"split is {part!r}, but must be 'train', 'val' or 'test'")
+            if not re.fullmatch("[0-9a-f]{64}", sha256):
+                raise table.error(f"{sha256[:70]!r} is not a sha256 digest")
+            found[name] = cells
+        classes = sorted({cells[1] for cells in found.values()})
+        index = {name: number for number, name in enumerate(classes)}
+        rows = [
+            Row(name, index[label], cast("Part", part), sha256, group="".join(group))
+            for name, label, part, sha256, *group in found.values()
+        ]
+        labels = label_names(classes) if header[1] == "labels" else ()
+        return cls(root, tuple(classes), rows, labels)
+
+
+def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:
+    """Return whether each set contains each label, as an array (sets, labels)."""
+    index = {name: number for number, name in enumerate(labels)}
+    found = np.zeros((len(sets), len(labels)), dtype=bool)
+    for row, text in enumerate(sets):
+        found[row, [index[label] for label in split_labels(text)]] = True
+    return found
