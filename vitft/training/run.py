@@ -92,11 +92,13 @@ def run_finetuning(
         ResourceError: Memory or disk space ran out, or a process was lost.
     """
     with Runtime.enter(config, out, resume=resume, max_seconds=max_seconds) as runtime:
-        # The images and their labels, and a pretrained model, cut where its frozen layers end
+        # The images and their labels, and a pretrained model, cut where its frozen layers end. Each
+        # resolves settings that depend on it: where the data are, the learning rate of the layers
         folder, config = list_images(config, runtime)
         pipeline, report, config = load_model(folder, config, runtime)
 
-        # The only pass over all pixels caches the features of the frozen layers; then the split
+        # The only pass over all pixels caches the features of the frozen layers. It also finds the
+        # copies that the split may have to keep together
         images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
         data = split_images(images, folder.rows, fingerprints, pipeline, config, runtime)
         inputs = first_inputs(data, pipeline, features, config)
@@ -106,7 +108,7 @@ def run_finetuning(
         with open_run(out, start, runtime) as run:
             fitted = Fitted(start, run, runtime)
             fitted.resume()  # where an earlier process has stopped, if one has
-            with status_recorded(fitted):
+            with status_recorded(fitted):  # a stop (signal, time limit) ends this block
                 try:
                     fit(fitted)
                 finally:  # the best weights are saved first, however training ended
