@@ -150,6 +150,37 @@ def test_processes_that_resume_with_another_model_are_refused(
     assert sorted(path.name for path in Path().glob("o.csv*")) == ["o.csv"]
 
 
+def test_a_part_is_merged_only_with_parts_of_the_same_images_and_batches(
+    photos: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--dtype", "fp32", "--out", "o.csv"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert predict(*photos, *common) == 0
+
+    assert predict(*photos[:3], *common, "--resume") == 5
+    assert "but the request has fewer images" in capsys.readouterr().err
+    assert predict(*photos, *photos, *photos, *common, "--resume") == 5
+    assert "but the request has more images" in capsys.readouterr().err
+    assert predict(*photos, *common, "--resume", "--engine", "numpy") == 5
+    assert "it was begun with batches of " in capsys.readouterr().err
+    assert not Path("o.csv").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks")
+def test_two_processes_do_not_write_one_part(
+    photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fcntl
+
+    with Path("o.csv.part").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        assert predict(*photos, "--out", "o.csv", "--resume") == 8
+
+    assert "another process is writing o.csv.part" in capsys.readouterr().err
+
+
 def test_several_processes_predict_every_image_once_in_order(
     photos: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from vitft.predict.output import (
     check_finished,
     check_options,
     check_output,
+    check_whole,
     find_resume_point,
     finish,
     finished_path,
@@ -222,6 +223,7 @@ def _job_options(
         "threshold": [postprocess.threshold, *postprocess.thresholds],
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
+        **({"batches of": request.shard.chunk} if request.shard.world > 1 else {}),  # of each part
     }
 
 
@@ -243,9 +245,10 @@ def _predict_to_file(
         check_options(part_path(out, other), options)
         check_options(finished_path(out, other), options)
     if shard.world > 1:
-        if finished_path(out, shard).exists():
-            return finish(out, form, shard)
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
+        if (written := finished_path(out, shard)).exists():
+            check_whole(written, check_options(written, options), own)
+            return finish(out, form, shard)
     if size := check_options(part, options):
         done, size, again = find_resume_point(part, size, own, shard.chunk)
         own = chain(again, own)

@@ -20,8 +20,8 @@ from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.predict.request import ProcessShard
 from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
 from vitft.system.console import visible
-from vitft.system.errors import RunError
-from vitft.system.files import writing
+from vitft.system.errors import LockedError, RunError
+from vitft.system.files import try_lock, writing
 from vitft.system.text import count, escape_formula, json_line, listing
 
 if TYPE_CHECKING:
@@ -264,6 +264,17 @@ def find_resume_point(
     return done, start, again
 
 
+def check_whole(part: Path, start: int, images: Iterator[ImageSource]) -> None:
+    """Check that the rows of a finished part, which begin at byte `start`, are for the images.
+
+    Raises:
+        RunError: A row is for another image, or there are fewer rows than images.
+    """
+    done, _, _ = find_resume_point(part, start, images, 1)
+    if (more := next(images, None)) is not None:
+        raise _more_images(part, done, more.name)
+
+
 def check_finished(out: Path, names: Iterator[str]) -> tuple[int, int]:
     """Return the numbers of rows and errors of a finished file, if its rows are for `names`.
 
@@ -284,13 +295,18 @@ def check_finished(out: Path, names: Iterator[str]) -> tuple[int, int]:
             _check_name(out, done, cells["path"], name)
         errors += bool(cells.get("error"))
     if (more := next(names, None)) is not None:
-        raise _cannot_resume(
-            out,
-            f"it is complete, with {count(done, 'row')}, but the request has more images, e.g. "
-            f"{visible(more)}",
-            fix="choose another file with --out. The rows of this one stay as they are",
-        )
+        raise _more_images(out, done, more)
     return done, errors
+
+
+def _more_images(path: Path, done: int, more: str) -> RunError:
+    """Return the error for a complete file of a request with more images."""
+    return _cannot_resume(
+        path,
+        f"it is complete, with {count(done, 'row')}, but the request has more images, e.g. "
+        f"{visible(more)}",
+        fix="choose another file with --out. The rows of this one stay as they are",
+    )
 
 
 def _check_name(path: Path, number: int, found: str, name: str | None) -> None:
@@ -324,6 +340,7 @@ def open_part(
     """Open a part of which `size` bytes are kept; yield a function that appends a row.
 
     Raises:
+        LockedError: Another process is writing the part.
         ResourceError: The disk is full.
         RunError: The file cannot be written.
     """
@@ -337,6 +354,11 @@ def open_part(
                 while data:
                     data = data[file.write(data) :]
 
+        if not try_lock(file.fileno()):
+            raise LockedError(
+                f"another process is writing {part}",
+                fix="wait until it has ended, or choose another file with --out",
+            )
         if file.tell() > size:  # mode "ab" starts at the end of the file
             file.truncate(size)
         if not size:
