@@ -24,7 +24,7 @@ from vitft.config.sections import OptimSpec
 from vitft.features.cut import Whole
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
-from vitft.system.device import peak_memory
+from vitft.system.device import peak_memory, pick_device
 from vitft.training.distributed import process_group, shard_module, unshard_into
 from vitft.training.loop import Batch, Trainer
 
@@ -36,7 +36,7 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     with process_group() as group:
         kind = "gpu" if torch.cuda.is_available() else "resident"
-        device = torch.device("cuda", group.local_rank) if kind == "gpu" else torch.device("cpu")
+        device = pick_device("cuda" if kind == "gpu" else "cpu")
         is_split = args.way == "split"
         before = peak_memory(device)[kind]
         size = SIZES[args.size]

@@ -22,7 +22,7 @@ def results(group: ProcessGroup) -> dict[str, Any]:
     parts = [torch.full((2,), 2.0**rank, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]
     own = items[group.indices(10, 2, rank)]
     return {
-        "group": [group.rank, group.size, group.local_rank, group.is_main],
+        "group": [group.rank, group.size, group.is_main],
         "summed": [first.tolist(), second.tolist(), values, group.all_reduce([], (1.0,))],
         "largest": group.all_reduce_max(10 - rank),
         "broadcast": [group.broadcast(f"of {rank}"), group.broadcast(f"of {rank}", source=2)],

@@ -1,5 +1,8 @@
 """Recovery from a lack of memory."""
 
+import logging
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +21,8 @@ CPU = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allo
         (RuntimeError(MPS), True),
         (RuntimeError(CPU), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate"), True),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
     ],
 )
@@ -39,6 +44,31 @@ def test_parts_that_do_not_fit_are_halved_and_the_size_that_worked_is_kept() -> 
     assert torch.equal(limit.join(compute, 11), rows)
     assert torch.equal(limit.join(compute, 11), rows)
     assert tried == [8, 4, 2, 2, 2, 2, 2, 1, 2, 2, 2, 2, 2, 1]
+
+
+def test_the_tensors_that_did_not_fit_are_freed_before_memory_is_tried_again() -> None:
+    held = list[weakref.ref[Tensor]]()
+    freed = list[bool]()
+
+    class Watch(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:  # after torch's cache has been emptied
+            freed.append(held[0]() is None)
+
+    def compute(part: slice) -> Tensor:
+        activations = torch.zeros(part.stop - part.start)
+        held.append(weakref.ref(activations))
+        if len(activations) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return activations
+
+    log, watch = logging.getLogger("vitft"), Watch()
+    log.addHandler(watch)
+    try:
+        BatchLimit(8).join(compute, 8)
+    finally:
+        log.removeHandler(watch)
+
+    assert freed == [True]
 
 
 def test_one_image_that_does_not_fit_ends_with_a_fix() -> None:

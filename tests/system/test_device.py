@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.pretend_gpu import pretend_gpu
 from vitft.system import (
     UsageError,
     exact_float32,
@@ -38,6 +39,29 @@ def test_a_gpu_computes_in_its_fastest_precision(
     gpu: str, capability: tuple[int, int], has_bf16: bool, precision: str
 ) -> None:
     assert gpu_precision(capability, has_bf16=has_bf16) == precision
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+@pytest.mark.parametrize(("gpus", "expected"), [(4, "cuda:3"), (2, "cuda:1"), (1, "cuda:0")])
+def test_each_process_of_torchrun_has_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, expected: str
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+    with pretend_gpu(gpus=gpus):
+        assert str(pick_device(name)) == expected
+
+
+def test_processes_of_torchrun_do_not_share_one_gpu_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+    with pretend_gpu(gpus=4), pytest.raises(UsageError, match="all 4 processes on one") as caught:
+        pick_device("cuda:0")
+
+    assert "--device cuda," in caught.value.fix
 
 
 def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored() -> None:

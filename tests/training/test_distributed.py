@@ -19,7 +19,12 @@ from tests.support.ranks import TORCHRUN, end_ranks, free_port, rank_environment
 from vitft.cli.main import main
 from vitft.models import load_checkpoint
 from vitft.system import ResourceError
-from vitft.training import ProcessGroup, rendezvous_store, report_lost_process
+from vitft.training import (
+    ProcessGroup,
+    process_group,
+    rendezvous_store,
+    report_lost_process,
+)
 
 EXACT = [
     *("--train", "all", "--epochs", "2", "--batch-size", "7", "--lr", "0.01"),
@@ -97,7 +102,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_process_gets_the_values_of_all(collected: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(collected):
-        assert found["group"] == [rank, 3, rank, rank == 0]
+        assert found["group"] == [rank, 3, rank == 0]
         assert found["summed"] == [[3.0, 3.0], [[33.0, 33.0, 33.0]], [3.0, 1.5], [3.0]]
         assert (found["largest"], found["device"]) == (10, "cpu")
         assert found["broadcast"] == ["of 0", "of 2"]
@@ -118,6 +123,18 @@ def test_runs_of_a_unit_are_in_the_same_shard() -> None:
     assert ProcessGroup().main_only(lambda: 5) == 5
     assert ProcessGroup().gather(5) == [5]
     assert not ProcessGroup(1, 2).is_main
+
+
+def test_separate_runs_that_srun_started_are_noted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+
+    with process_group() as group:
+        assert group.size == 1
+
+    assert "4 separate runs" in caplog.text
+    assert "torchrun" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -84,15 +84,13 @@ def load_pipeline(
     model: ModelSpec,
     train: TrainSpec,
     max_pixels: int,
-    local_rank: int = 0,
     announce: bool = True,
 ) -> tuple[FrozenPipeline, LoadReport]:
     """Load the weights of a run and cut the model at the freeze boundary of a stage.
 
-    `local_rank` is the index of the GPU that `train.device=auto` selects. If `announce` is set, the
-    model is logged.
+    If `announce` is set, the model is logged.
     """
-    device = pick_device(train.device, number=local_rank)
+    device = pick_device(train.device)
     precision = pick_precision(train.precision, device)
     initial, report = load_initial_model(
         weights,

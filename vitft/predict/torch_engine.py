@@ -6,7 +6,6 @@ scores are converted into predictions in `postprocess`.
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self, cast
 
@@ -82,9 +81,6 @@ class Predictor(Engine):
                 "the checkpoint contains a backbone without classes",
                 fix="fine-tune it first: vitft finetune --data DIR --weights FILE",
             )
-        rank, gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
-        if device == "auto" and rank.isdigit() and gpus > 1:  # under torchrun
-            device = f"cuda:{int(rank) % gpus}"
         self.device = pick_device(device)
         self.model, self.card = model.eval().to(self.device), card
         if precision == "auto":  # bf16 where it is faster, and close calls are known to be found

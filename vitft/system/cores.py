@@ -21,6 +21,11 @@ def local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """Return the number of this process among those that torchrun has started on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def usable_cores() -> int:
     """Return the number of CPU cores for this process; processes of torchrun divide them evenly."""
     return max(1, node_cores() // local_processes())

@@ -15,24 +15,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.system.cores import local_processes, usable_cores
+from vitft.system.cores import local_processes, local_rank, usable_cores
 from vitft.system.errors import ResourceError, UsageError
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
 
-def pick_device(wanted: str, *, number: int = 0) -> torch.device:
-    """Return the device with a given name; `auto` prefers CUDA (GPU `number`), then MPS.
+def pick_device(wanted: str) -> torch.device:
+    """Return the device with a given name; `auto` prefers CUDA, then MPS.
+
+    `auto` and `cuda` give each process of torchrun its own GPU. If a process sees only one GPU, as
+    under Slurm, they give that one.
 
     Raises:
-        UsageError: The device does not exist on this machine, or vitft does not support it.
+        UsageError: The device does not exist on this machine, vitft does not support it, or all
+            processes of torchrun would use the same GPU of several.
     """
+    gpus = torch.cuda.device_count()
+    if wanted in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", local_rank() % max(1, gpus))
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", number)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    names = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if wanted.startswith("cuda:") and min(gpus, local_processes()) > 1:
+        raise UsageError(
+            f"--device {wanted} would put all {local_processes()} processes on one GPU",
+            fix="use --device cuda, which gives each process its own GPU",
+        )
+    names = ["auto", "cpu", *(f"cuda:{i}" for i in range(gpus))]
     names += ["mps"] * torch.backends.mps.is_available()
     fix = f"use --device {', '.join(names[:-1])} or {names[-1]}"
     try:
@@ -167,7 +177,9 @@ _OUT_OF_MEMORY = (
     "out of memory",  # CUDA, MPS
     "can't allocate memory",  # CPU
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # there is no memory for its handle
     "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine",  # cuDNN has no memory for its workspace
 )
 """Phrases that identify the message of an out-of-memory error."""
 _FEWER = "use a smaller --image-size, a smaller model or --device cpu"
@@ -201,6 +213,7 @@ class BatchLimit:
         if tried <= 1:
             raise ResourceError("out of memory with one image at a time", fix=self.fix) from error
         self.images = math.ceil(tried / 2)
+        error.with_traceback(None)  # its frames hold the tensors that did not fit
         torch.cuda.empty_cache()  # does nothing if CUDA is not used
         log.warning(f"out of memory: continuing with {count(self.images, 'image')} at a time")
 

@@ -36,7 +36,7 @@ from vitft.models.timm_model import Model
 from vitft.models.vit import Block
 from vitft.system import console
 from vitft.system.cores import node_cores
-from vitft.system.device import torch_threads, worker_threads
+from vitft.system.device import pick_device, torch_threads, worker_threads
 from vitft.system.errors import ResourceError, UsageError
 from vitft.system.signals import signal_handlers
 
@@ -52,10 +52,8 @@ class ProcessGroup:
     Otherwise, they raise a ResourceError if a process has been lost.
     """
 
-    def __init__(
-        self, rank: int = 0, size: int = 1, local_rank: int = 0, store: Store | None = None
-    ) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
+    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
+        self.rank, self.size = rank, size
         self.store, self.passes = store, 0
 
     @property
@@ -192,7 +190,7 @@ class ProcessGroup:
     def device(self) -> torch.device:
         """Device of the tensors exchanged by collectives."""
         nccl = self.size > 1 and distributed.get_backend() == "nccl"
-        return torch.device("cuda", self.local_rank) if nccl else torch.device("cpu")
+        return pick_device("cuda") if nccl else torch.device("cpu")
 
 
 @contextlib.contextmanager
@@ -248,16 +246,21 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
+        if (runs := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
+            log.warning(
+                f"srun has started {runs} separate runs. Start the processes of one run with "
+                "torchrun, see docs/gpu.md"
+            )
         yield ProcessGroup()
         return
     timeout = timedelta(seconds=timeout_s)
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    group = ProcessGroup(int(os.environ["RANK"]), size, local_rank)
+    group = ProcessGroup(int(os.environ["RANK"]), size)
     torch.set_num_threads(worker_threads())
-    on_gpu = torch.cuda.is_available() and device.startswith(("auto", "cuda"))
+    chosen = pick_device(device)
+    on_gpu = chosen.type == "cuda"
     backend = "nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
     if on_gpu:
-        torch.cuda.set_device(group.local_rank)
+        torch.cuda.set_device(chosen)
     if not group.is_main:
         console.silence()
     with report_lost_process(), signal_handlers(signal.SIG_DFL):

@@ -147,7 +147,6 @@ def load_model(
         model=config.model,
         train=config.train,
         max_pixels=config.data.max_pixels,
-        local_rank=group.local_rank,
     )
     report = checked_report(report, config.weights.name, recorded)
     most = ""

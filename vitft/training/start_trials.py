@@ -165,7 +165,6 @@ def _start_with(start: Start, weights: WeightsSpec) -> Start:
         model=config.model,
         train=config.train,
         max_pixels=config.data.max_pixels,
-        local_rank=data.group.local_rank,
         announce=False,
     )
     pipeline = read_several_blocks(pipeline, config.train, images=len(data.manifest.rows))
