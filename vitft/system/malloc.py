@@ -7,7 +7,6 @@ Sources: mallopt(3), malloc_trim(3); measurements are in benchmarks/notebook/spe
 
 import contextlib
 import ctypes
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -49,12 +48,11 @@ def freed_memory_kept(*, when: bool) -> Iterator[None]:
 
 
 def return_memory() -> None:
-    """Return unused memory to the system.
+    """Return freed memory to the system.
 
     Two threads that had decoded 49-megapixel images left 200 to 350 MB unused; returning this
     memory took 50 ms (benchmarks/notebook/predict.md).
     """
-    gc.collect()
     if (trim := glibc("malloc_trim")) is not None:
         trim(0)
 
