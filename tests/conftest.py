@@ -21,7 +21,7 @@ COLOURS = {"blue": (40, 60, 200), "green": (50, 190, 60), "red": (200, 50, 40)}
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of garbage collections, which take 0.2 to 0.7 s with torch loaded.
+    """Leave what was imported out of garbage collections, which take 0.2 s or more with torch.
 
     What the tests allocate later is collected as before.
     """
