@@ -18,7 +18,7 @@ from PIL import Image
 from vitft.config.options import check_argument_types, option_settings, options_as_arguments
 from vitft.config.run import requested_config
 from vitft.data.demo import demo_data
-from vitft.data.pictures import array_from_tensor, image_from_array, upright_rgb
+from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
 from vitft.explain.attribution import map_title, scale_maps

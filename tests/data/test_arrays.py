@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from vitft.data import encode_bmp, find_arrays, open_image, scan
+from vitft.data import open_image, read_bytes, scan
 from vitft.system import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,13 +22,16 @@ def drawn(count: int, shape: tuple[int, ...], classes: int = 3) -> tuple[Array, 
 
 
 @pytest.mark.parametrize("shape", [(6, 5, 3), (5, 7, 3), (8, 8, 3)], ids=str)
-def test_the_bytes_of_an_image_are_those_that_pillow_writes(shape: tuple[int, int, int]) -> None:
-    images, _ = drawn(1, shape)
+def test_the_bytes_of_an_image_are_those_that_pillow_writes(
+    tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    images, labels = drawn(2, shape)
+    np.savez(tmp_path / "set.npz", x=images, y=labels)
     stream = io.BytesIO()
     Image.fromarray(images[0]).save(stream, "BMP")
     expected = stream.getvalue()
 
-    found = encode_bmp(images[0])
+    found = read_bytes(tmp_path / "set.npz" / "all" / "0" / "00000.bmp")
 
     assert found[:34] == expected[:34]  # after it: an optional size, and dots per metre
     assert found[34:54] == bytes(20)
@@ -75,8 +78,6 @@ def test_cifar_records_are_read_with_the_names_of_their_classes(tmp_path: Path) 
     first = next(file for file in folder.rows if file.path == "train/zebra/00000.bmp")
     assert folder.classes[first.label] == "zebra"
     assert np.array_equal(np.asarray(open_image(f"{tmp_path}/{first.path}")), images[0])
-    (tmp_path / "batches.meta.txt").unlink()
-    assert find_arrays(tmp_path) is None
 
 
 def test_cifar_100_has_the_class_in_the_second_of_two_bytes(tmp_path: Path) -> None:
@@ -88,12 +89,13 @@ def test_cifar_100_has_the_class_in_the_second_of_two_bytes(tmp_path: Path) -> N
     (folder / "train.bin").write_bytes(records.astype(np.uint8).tobytes())
     (folder / "fine_label_names.txt").write_text("apple\nbear\ncup\n")
 
-    arrays = find_arrays(tmp_path)
+    found = scan(tmp_path)
 
-    assert arrays is not None
-    assert arrays.classes == ("apple", "bear", "cup")
-    assert np.array_equal(arrays.parts[0].images, images)
-    assert np.array_equal(arrays.parts[0].labels, labels)
+    assert found.classes == ("apple", "bear", "cup")
+    for row in found.rows:
+        number = int(row.path[-9:-4])
+        assert row.label == labels[number]
+        assert np.array_equal(np.asarray(open_image(f"{tmp_path}/{row.path}")), images[number])
 
 
 def test_pickles_of_cifar_with_another_digest_are_not_opened(

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_images import encoded
-from vitft.data import decode, grey_levels, measure_grey_range, read_image, scan
+from vitft.data import decode, grey_levels, measure_grey_range, scan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT = 10**8
@@ -50,7 +50,8 @@ def test_a_range_maps_values_linearly_and_clips_the_rest(dtype: str) -> None:
     values = np.array([[0, 1000, 1500, 2000, 60000]], dtype)
     kind = "PNG" if dtype == "uint16" else "TIFF"
 
-    greys = np.asarray(read_image(picture(values, kind), "x", grey_range=(1000, 2000)))[0, :, 0]
+    image = decode(picture(values, kind), "x", grey_range=(1000, 2000)).image
+    greys = np.asarray(image)[0, :, 0]
 
     assert greys.tolist() == [0, 0, 128, 255, 255]  # 127.5 rounds to even
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image, PngImagePlugin, features
 
 from tests.support.children import python
-from vitft.data import decode, open_image, read_bytes, read_image
+from vitft.data import decode, open_image, read_bytes
 from vitft.system import EXTRA_LIBRARIES, ImageError
 
 
@@ -49,6 +49,10 @@ def png_header(width: int, height: int) -> bytes:
     """A one-bit PNG without pixels."""
     size = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size)
+
+
+def read_image(data: bytes, name: str) -> Image.Image:
+    return decode(data, name).image
 
 
 def reason(data: bytes, name: str = "x.jpg") -> str:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitft.data import Shifts, draw_shifts, shift_and_flip
+from vitft.data import draw_shifts, shift_and_flip
 
 
-def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> Shifts:
+def moves_of(images: list[int], *, turns: list[int] | None = None, epoch: int = 0) -> torch.Tensor:
     return draw_shifts(
         torch.tensor(images),
         torch.tensor(turns or [0] * len(images)),
@@ -25,7 +25,7 @@ def test_a_move_is_a_crop_of_the_padded_image_and_perhaps_its_mirror_image() -> 
     down, across = (torch.from_numpy(random.integers(0, 5, 20)) for _ in range(2))
     mirrored = torch.arange(20) % 2 == 0
 
-    found = shift_and_flip(pixels, Shifts(down, across, mirrored), 2)
+    found = shift_and_flip(pixels, torch.stack([down, across, mirrored]), 2)
 
     padded = np.pad(pixels.numpy(), ((0, 0), (2, 2), (2, 2), (0, 0)))
     for i in range(20):
@@ -44,6 +44,6 @@ def test_every_move_within_the_padding_occurs() -> None:
     moves = draw_shifts(torch.arange(5000), torch.zeros(5000, dtype=torch.long), count=5000, seed=0,
                         epoch=0, padding=2, flip=0.25)  # fmt: skip
 
-    assert set(moves.down.tolist()) == set(moves.across.tolist()) == {0, 1, 2, 3, 4}
+    assert set(moves[0].tolist()) == set(moves[1].tolist()) == {0, 1, 2, 3, 4}
     # Four standard deviations of a share of 5,000 images are 2.4 points.
-    assert moves.mirrored.float().mean().item() == pytest.approx(0.25, abs=0.025)
+    assert moves[2].float().mean().item() == pytest.approx(0.25, abs=0.025)

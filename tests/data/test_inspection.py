@@ -7,8 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tests.data.test_folder import draw
-from vitft.data import OpenedImage, inspect_file, inspect_folder, scan
-from vitft.system import ImageError
+from vitft.data import inspect_folder, scan
 
 
 def test_every_image_is_decoded_hashed_and_measured_once(tmp_path: Path) -> None:
@@ -50,10 +49,10 @@ def test_a_file_deleted_since_the_scan_is_reported(tmp_path: Path) -> None:
     folder = scan(draw(tmp_path, "a/1.png", "b/1.png"))
     (tmp_path / "a" / "1.png").unlink()
 
-    result = inspect_file(str(tmp_path), folder.rows[0], OpenedImage.facts)
+    checked = inspect_folder(folder)
 
-    assert isinstance(result, ImageError)
-    assert (result.path, result.reason) == ("a/1.png", "not found")
+    assert checked.bad == (("a/1.png", "not found"),)
+    assert [row.path for row in checked.rows] == ["b/1.png"]
 
 
 def test_nothing_is_written_into_the_data_folder(tmp_path: Path) -> None:

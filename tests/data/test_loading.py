@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from PIL import Image
 
 from tests.support.children import started
 from tests.support.limits import HANG_S
-from vitft.data import Pixels, Row, decode_images, in_order
+from vitft.data import Row, decode_images, in_order
 from vitft.system import ImageError
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @pytest.fixture

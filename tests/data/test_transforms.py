@@ -14,9 +14,10 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from tests.support.children import python
-from vitft.data import CropTransform, EvalTransform, Interpolation
+from vitft.data import CropTransform, EvalTransform
 
 Fit = Literal["crop", "pad"]
+Interpolation = Literal["bilinear", "bicubic"]
 SIZES = [(500, 375), (375, 500), (333, 333), (257, 401), (63, 40), (1, 1), (7, 300), (249, 248)]
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from vitft.data import Pixels
 from vitft.features import PixelBatch, computed_batches
 
 MPS = torch.device("mps")  # batches are collected as for any GPU; nothing runs there
@@ -19,7 +19,7 @@ class Numbered:
     """A tiny image whose pixels are all equal to its number, or an image without pixels."""
 
     number: int
-    pixels: Pixels | None = None
+    pixels: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
 
 def numbered(number: int) -> Numbered:

@@ -12,7 +12,6 @@ import vitft
 from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.serving import serving
 from vitft.cli.main import main
-from vitft.data import BLANK_REMARK
 from vitft.models import VisionTransformer
 from vitft.predict import Postprocess
 from vitft.system import percent
@@ -74,7 +73,7 @@ def test_every_format_has_the_same_names_values_and_notes(
     for rows in tables.values():
         assert [row["path"] for row in rows] == IMAGES
         assert set(rows[0]) == set(names)
-        assert rows[1]["notes"] == f"not sure; {FOREIGN}; {BLANK_REMARK}"
+        assert rows[1]["notes"] == f"not sure; {FOREIGN}; blank: one uniform colour"
         assert rows[2] == {
             "path": "text.jpg", "notes": "", "error": "not an image (looks like text)"
         }  # fmt: skip
@@ -100,6 +99,6 @@ def test_explain_shows_the_same_classes_probabilities_and_notes(
         noted = f" ({', '.join(notes)})" if notes else ""
         answer = f"{row['path']} {first['class']} {percent(first['probability'])}{noted} "
         assert explained[row["path"]].startswith(answer)
-    assert f"({FOREIGN}, {BLANK_REMARK})" in explained["foreign.png"]
+    assert f"({FOREIGN}, blank: one uniform colour)" in explained["foreign.png"]
     assert FOREIGN not in explained["0.png"]
     assert "Using run (" in printed.err

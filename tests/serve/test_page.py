@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.reference_run import FOREIGN, make_reference_run
 from tests.support.serving import Client, command_serving, shown_by
-from vitft.data import BLANK_REMARK
 from vitft.models import VisionTransformer
 
 PAGE = Path(__file__).with_name("page.mjs")
@@ -27,5 +26,5 @@ def test_the_page_shows_the_notes_on_each_image(flagging: Client, tmp_path: Path
 
     page = shown_by(PAGE, f"http://127.0.0.1:{flagging.port}/", *files)
 
-    assert page["notes"] == [["not sure"], [f"not sure; {FOREIGN}; {BLANK_REMARK}"]]
+    assert page["notes"] == [["not sure"], [f"not sure; {FOREIGN}; blank: one uniform colour"]]
     assert page["known"] == "Run run distinguishes 3 classes."

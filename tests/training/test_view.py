@@ -1,7 +1,7 @@
 """Inputs that are not square, and the ways of fitting an image to them, through every command."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from PIL import Image
 from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.config import WeightsSpec
-from vitft.data import EvalTransform, Fit
+from vitft.data import EvalTransform
 from vitft.export import export_run, plan_export
 from vitft.models import fitted
 from vitft.predict import NumpyEngine, Predictor
 
 pytestmark = pytest.mark.long
 
-FITS: list[Fit] = ["crop", "squash", "pad"]
+FITS: list[Literal["crop", "squash", "pad"]] = ["crop", "squash", "pad"]
 
 
 @pytest.fixture(params=FITS)

@@ -28,10 +28,9 @@ from vitft.data.fixes import (
     with_former,
 )
 from vitft.data.folder import empty_classes_error
-from vitft.data.grey_range import measure_grey_range
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange
-from vitft.data.inspection import describe_counts
+from vitft.data.inspection import describe_counts, measure_grey_range
 from vitft.data.parts import Part
 from vitft.data.scan import scan
 from vitft.data.split import check_folder_classes, joined_groups

@@ -4,8 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vitft.check.folder import CheckResult
-from vitft.data.images import open_image
-from vitft.data.pictures import jpeg_uri, thumbnail_jpeg
+from vitft.data.images import jpeg_uri, open_image, thumbnail_jpeg
 from vitft.report.decisions import (
     DOWNLOADED,
     MAX_FINDINGS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.data.remote.samples import find_copies
+from vitft.data.remote.copies import find_copies
 from vitft.system.cores import cache_folder
 from vitft.system.errors import UsageError
 from vitft.system.text import count

@@ -57,7 +57,7 @@ def _check_command(args: argparse.Namespace) -> int:
     from vitft.data.arrays import find_arrays
     from vitft.data.fixes import paths_settled_by, write_fixes
     from vitft.data.folder import check_is_folder
-    from vitft.data.remote.prepare import prepare_data
+    from vitft.data.remote.copies import prepare_data
 
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)

@@ -24,29 +24,22 @@ name [NAME]  name of a known dataset (available: flower_photos)
 )
 def _fetch_data(args: argparse.Namespace) -> int:
     """Download and unpack an archive, and print a summary of its contents."""
-    from vitft.data.download.fetch import DownloadLimits, fetch_folder, select_archive
+    from vitft.data.fetch import fetch_folder, select_archive
 
-    archive = select_archive(args.name, url=args.url, folder=args.out, sha256=args.sha256)
-    target = Path(args.out).expanduser() if args.out else Path(archive.name)
+    name, url, sha256, about = select_archive(
+        args.name, url=args.url, folder=args.out, sha256=args.sha256
+    )
+    target = Path(name).expanduser()
     if not target.name or target.name == "..":
         raise UsageError(f"invalid --out {args.out}", fix="use the name of a new folder")
-    if archive.what:
-        licence = f" (licence: {archive.licence})" if archive.licence else ""
-        output.note(f"{archive.name}: {archive.what}{licence}")
-    fetched = fetch_folder(
-        archive, target, patience=DownloadLimits(allow_private=args.allow_private_addresses)
-    )
-    folder = fetched.folder
+    if about:
+        output.note(f"{args.name}: {about}")
+    allow_private = args.allow_private_addresses
+    folder = fetch_folder(url, target, sha256=sha256, allow_private=allow_private)
     for text in folder.notes:
         output.note(text)
     classes = count(len(folder.classes), "class", "classes")
-    output.result(f"{fetched.root}: {count(len(folder.rows), 'image')} in {classes}")
-    expected = "as published" if archive.sha256 else "as recorded earlier"
-    output.note(
-        f"SHA-256 of the archive: {fetched.sha256}" + ("" if fetched.record else f" ({expected})")
-    )
-    if fetched.record:
-        output.note(f"digest recorded in {fetched.record} to verify later downloads")
-    command = f"vitft finetune --data {shell_quote(str(fetched.root))} --weights NAME"
+    output.result(f"{folder.root}: {count(len(folder.rows), 'image')} in {classes}")
+    command = f"vitft finetune --data {shell_quote(str(folder.root))} --weights NAME"
     output.note(labelled("Next", command))
     return 0

@@ -48,7 +48,7 @@ data options:
 )
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
-    from vitft.data.remote.prepare import prepare_data
+    from vitft.data.remote.copies import prepare_data
     from vitft.data.scan import find_labelled
     from vitft.predict.onnx_engine import gives_several
 

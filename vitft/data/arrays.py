@@ -6,7 +6,6 @@ CIFAR files, or a path such as `data/torchvision:CIFAR10`.
 """
 
 import contextlib
-import functools
 import gzip
 import io
 import logging
@@ -16,9 +15,10 @@ import re
 import socket
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,31 +37,19 @@ log = logging.getLogger(__name__)
 # readers for datasets stored as arrays: .npz, IDX (MNIST), CIFAR and torchvision datasets ---------
 
 TORCHVISION = "torchvision:"
-
-
-class _PublishedSize(NamedTuple):
-    """Numbers of training and test images and of classes, and the shape of an image (H, W, C)."""
-
-    train: int
-    test: int
-    shape: tuple[int, int, int]
-    classes: int = 10
-    argument: str = "train"  # argument of torchvision's class that selects the subset
-
-
-PUBLISHED_SIZES: Mapping[str, _PublishedSize] = {
-    "CIFAR10": _PublishedSize(50_000, 10_000, (32, 32, 3)),
-    "CIFAR100": _PublishedSize(50_000, 10_000, (32, 32, 3), 100),
-    "MNIST": _PublishedSize(60_000, 10_000, (28, 28, 1)),
-    "FashionMNIST": _PublishedSize(60_000, 10_000, (28, 28, 1)),
-    "KMNIST": _PublishedSize(60_000, 10_000, (28, 28, 1)),
-    "USPS": _PublishedSize(7_291, 2_007, (16, 16, 1)),
-    "SVHN": _PublishedSize(73_257, 26_032, (32, 32, 3), argument="split"),
-    "STL10": _PublishedSize(5_000, 8_000, (96, 96, 3), argument="split"),
+PUBLISHED_SIZES: Mapping[str, tuple[int, int, tuple[int, int, int], int]] = {
+    "CIFAR10": (50_000, 10_000, (32, 32, 3), 10),
+    "CIFAR100": (50_000, 10_000, (32, 32, 3), 100),
+    "MNIST": (60_000, 10_000, (28, 28, 1), 10),
+    "FashionMNIST": (60_000, 10_000, (28, 28, 1), 10),
+    "KMNIST": (60_000, 10_000, (28, 28, 1), 10),
+    "USPS": (7_291, 2_007, (16, 16, 1), 10),
+    "SVHN": (73_257, 26_032, (32, 32, 3), 10),
+    "STL10": (5_000, 8_000, (96, 96, 3), 10),
 }
-_ASSUMED: ContextVar[set[str] | None] = ContextVar("_ASSUMED", default=None)
-"""Names of the torchvision datasets that could not be fetched and were replaced by others of their
-published size; None if this is an error."""
+"""Numbers of training and test images, shape of an image (H, W, C) and number of classes."""
+_SIZES_ASSUMED: ContextVar[bool] = ContextVar("_SIZES_ASSUMED", default=False)
+"""Whether torchvision datasets that cannot be fetched are replaced by others of their size."""
 _NPZ_NAMES: Mapping[tuple[str, str], str] = {
     ("x_train", "y_train"): "train", ("train_images", "train_labels"): "train",
     ("x_val", "y_val"): "val", ("val_images", "val_labels"): "val",
@@ -70,7 +58,6 @@ _NPZ_NAMES: Mapping[tuple[str, str], str] = {
 }  # fmt: skip
 """Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
 _NPZ_CLASSES = ("classes", "class_names", "label_names")
-"""Names of the array of class names in .npz files."""
 _WEIGHT_NAMES = frozenset({"kernel", "bias", "scale", "weight"})
 """Last parts of the names of arrays in .npz files of weights."""
 _IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
@@ -91,43 +78,41 @@ class ArrayPart(NamedTuple):
     labels: _Array
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadedArrays:
-    parts: tuple[ArrayPart, ...]
-    classes: tuple[str, ...] = ()
-    """Class names in the order of the labels; empty if the files contain no names."""
-    notes: tuple[str, ...] = ()
-    several: bool = False
-    """Whether an image may have any number of labels; the classes are then label sets."""
+_Read = tuple[list[ArrayPart], tuple[str, ...], tuple[str, ...], bool]
+"""Subsets; class names in the order of the labels, if known; notes; and whether an image may have
+any number of labels (the classes are then label sets)."""
 
 
 def holds_arrays(folder: Path) -> bool:
     """Return whether a folder or one of torchvision's subfolders contains IDX or CIFAR files."""
-    return bool(_idx_files(folder) or _records_in(folder) or _pickles_in(folder))
+    return _folder_reader(folder) is not None
 
 
-def _read_arrays(source: Path) -> _LoadedArrays:
-    """Read the arrays that `arrays.find_arrays` recognised; a DataError if they are damaged."""
+def _folder_reader(folder: Path) -> Callable[[], _Read] | None:
+    """Return a function that reads the arrays of a folder, or None if it has none."""
+    if files := _idx_files(folder):
+        return partial(_read_idx, files)
+    for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
+        for first, (labels, names) in _RECORDS.items():
+            if (place / first).is_file() and (place / names).is_file():
+                return partial(_read_records, place, labels, names)
+    for name, kind in _PICKLED.items():
+        place = folder if folder.name == name else folder / name
+        if (place / "data_batch_1").is_file() or (place / "train").is_file():
+            return partial(_read_torchvision, kind, place.parent)
+    return None
+
+
+def _read_arrays(source: Path) -> _Read:
+    """Read the arrays that `find_arrays` recognised; a DataError if they are damaged."""
     try:
         if source.name.startswith(TORCHVISION):
             return _read_torchvision(source.name.removeprefix(TORCHVISION), source.parent)
         if source.suffix.lower() == ".npz":
             return _read_npz_arrays(source)
-        if files := _idx_files(source):
-            pairs = {part: (f"{part}-images", f"{part}-labels") for part in ("train", "test")}
-            arrays = {name: _idx_array(path) for name, path in files.items()}
-            return _LoadedArrays(
-                tuple(
-                    ArrayPart(part, _channels_last(arrays[images]), arrays[labels])
-                    for part, (images, labels) in pairs.items()
-                    if images in arrays and labels in arrays
-                )
-            )
-        if records := _records_in(source):
-            return _read_records(*records)
-        found = _pickles_in(source)
-        assert found is not None, "call holds_arrays first"
-        return _read_torchvision(_PICKLED[found.name], found.parent)
+        read = _folder_reader(source)
+        assert read is not None, "call holds_arrays first"
+        return read()
     except VitftError:
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
@@ -137,7 +122,7 @@ def _read_arrays(source: Path) -> _LoadedArrays:
         ) from error
 
 
-def _read_npz_arrays(path: Path) -> _LoadedArrays:
+def _read_npz_arrays(path: Path) -> _Read:
     """Read the labelled images of an .npz file; labels are numbers, class names or one-hot."""
     with path.open("rb") as stream:
         file = np.load(stream, allow_pickle=False)
@@ -183,9 +168,9 @@ def _read_npz_arrays(path: Path) -> _LoadedArrays:
             )
         several = any((part.labels.sum(axis=1) != 1).any() for part in parts)
         if several:
-            classes = tuple(name.replace(JOINER, "_") for name in classes)
             columns = parts[0].labels.shape[1]
-            texts = classes or [f"{i:0{len(str(columns - 1))}}" for i in range(columns)]
+            texts = [name.replace(JOINER, "_") for name in classes]
+            texts = texts or [f"{i:0{len(str(columns - 1))}}" for i in range(columns)]
             sets = [[join_labels(compress(texts, row)) for row in part.labels] for part in parts]
             parts = [p._replace(labels=np.array(own)) for p, own in zip(parts, sets, strict=True)]
         else:
@@ -194,7 +179,7 @@ def _read_npz_arrays(path: Path) -> _LoadedArrays:
     if all(part.labels.dtype.kind == "U" for part in parts):  # labels that are class names
         classes = tuple(sorted({name for part in parts for name in part.labels.ravel().tolist()}))
         parts = [p._replace(labels=np.searchsorted(classes, p.labels)) for p in parts]
-    return _LoadedArrays(tuple(parts), classes, notes, several)
+    return parts, classes, notes, several
 
 
 def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
@@ -204,7 +189,6 @@ def npz_subsets(names: Iterable[str]) -> dict[tuple[str, str], str]:
 
 
 def _npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> _Array:
-    """Read an array of an .npz file, which must not contain Python objects."""
     try:
         array: _Array = file[name]
     except ValueError as error:
@@ -238,30 +222,30 @@ def _idx_files(folder: Path) -> dict[str, Path]:
     return {}
 
 
-def _idx_array(path: Path) -> _Array:
-    """Read an IDX file of bytes as an array with the shape given in its header.
+def _read_idx(files: Mapping[str, Path]) -> _Read:
+    """Read IDX files of bytes as arrays with the shapes given in their headers.
 
     Source: the format description on Yann LeCun's MNIST page: two zero bytes, an 8 (for bytes), the
     number of axes, the length of each axis (32 bits, big-endian) and the values.
     """
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        start = file.read(4)
-        axes = start[3] if start[:3] == b"\0\0\x08" else 0
-        shape = tuple(np.frombuffer(file.read(4 * axes), ">u4").tolist())
-        check_expansion(math.prod(shape), path.stat().st_size)
-        return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
+    arrays = {}
+    for name, path in files.items():
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            start = file.read(4)
+            axes = start[3] if start[:3] == b"\0\0\x08" else 0
+            shape = tuple(np.frombuffer(file.read(4 * axes), ">u4").tolist())
+            check_expansion(math.prod(shape), path.stat().st_size)
+            values = np.frombuffer(file.read(math.prod(shape) + 1), np.uint8)
+            arrays[name] = values.reshape(shape)
+    parts = [
+        ArrayPart(part, _channels_last(arrays[f"{part}-images"]), arrays[f"{part}-labels"])
+        for part in ("train", "test")
+        if f"{part}-images" in arrays and f"{part}-labels" in arrays
+    ]
+    return parts, (), (), False
 
 
-def _records_in(folder: Path) -> tuple[Path, int, str] | None:
-    """Return the folder of CIFAR's binary files, if any, and their entry in `_RECORDS`."""
-    for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
-        for first, (labels, names) in _RECORDS.items():
-            if (place / first).is_file() and (place / names).is_file():
-                return place, labels, names
-    return None
-
-
-def _read_records(folder: Path, labels: int, names: str) -> _LoadedArrays:
+def _read_records(folder: Path, labels: int, names: str) -> _Read:
     """Read CIFAR's binary records: label bytes, the last being the class, and 3072 colours."""
     kinds = {"train": ("data_batch_*.bin", "train.bin"), "test": ("test_batch.bin", "test.bin")}
     parts = []
@@ -270,23 +254,13 @@ def _read_records(folder: Path, labels: int, names: str) -> _LoadedArrays:
         if files:
             content = b"".join(file.read_bytes() for file in files)
             table = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
-            planes = table[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            classes = table[:, labels - 1].astype(int)
-            parts.append(ArrayPart(part, np.ascontiguousarray(planes), classes))
+            planes = table[:, labels:].reshape(-1, 3, 32, 32)
+            parts.append(ArrayPart(part, _channels_last(planes), table[:, labels - 1].astype(int)))
     lines = (folder / names).read_text(encoding="utf-8").split("\n")
-    return _LoadedArrays(tuple(parts), tuple(line.strip() for line in lines if line.strip()))
+    return parts, tuple(line.strip() for line in lines if line.strip()), (), False
 
 
-def _pickles_in(folder: Path) -> Path | None:
-    """Return the folder that contains CIFAR's pickle files, or None if there are no such files."""
-    for name in _PICKLED:
-        place = folder if folder.name == name else folder / name
-        if (place / "data_batch_1").is_file() or (place / "train").is_file():
-            return place
-    return None
-
-
-def _read_torchvision(name: str, root: Path) -> _LoadedArrays:
+def _read_torchvision(name: str, root: Path) -> _Read:
     """Read the train and test subsets of a torchvision dataset, downloading missing files."""
     if name not in PUBLISHED_SIZES:
         raise DataError(
@@ -294,46 +268,35 @@ def _read_torchvision(name: str, root: Path) -> _LoadedArrays:
             fix=f"use one of {', '.join(PUBLISHED_SIZES)}, or save the images in one folder per "
             "class",
         )
-    assumed = _ASSUMED.get()
-    if assumed is not None and name in assumed:
-        return _assumed_arrays(name)
-    try:
-        from torchvision import datasets
+    from torchvision import datasets
 
-        kind = getattr(datasets, name)
-        parts: list[ArrayPart] = []
-        names: tuple[str, ...] = ()
+    parts: list[ArrayPart] = []
+    names: tuple[str, ...] = ()
+    try:
         for part in ("train", "test"):
-            argument = PUBLISHED_SIZES[name].argument
-            which = {argument: part == "train" if argument == "train" else part}
-            found = _open_torchvision(kind, root, which)
+            is_named = name in ("SVHN", "STL10")
+            which = {"split": part} if is_named else {"train": part == "train"}
+            found = _open_torchvision(getattr(datasets, name), root, which)
             labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)), int)
             parts.append(ArrayPart(part, _channels_last(np.asarray(found.data)), labels))
             names = tuple(getattr(found, "classes", ()))
-        if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
-            names = tuple(text.partition(" ")[0] for text in names)
-        return _LoadedArrays(tuple(parts), names)
     except DataError:
-        if assumed is None:
+        if not _SIZES_ASSUMED.get():
             raise
-    size = PUBLISHED_SIZES[name]
-    log.warning(
-        f"{name} could not be fetched: assuming its published size, {size.train:,} + {size.test:,} "
-        f"images of {size.shape[0]}x{size.shape[1]} pixels in {size.classes} classes"
-    )
-    assumed.add(name)
-    return _assumed_arrays(name)
-
-
-def _assumed_arrays(name: str) -> _LoadedArrays:
-    """Return images of one colour, in the numbers and the size of a torchvision dataset."""
-    size = PUBLISHED_SIZES[name]
-    pixel = np.arange(size.shape[2], dtype=np.uint8)  # three channels that differ are a colour
-    parts = tuple(
-        ArrayPart(part, np.broadcast_to(pixel, (n, *size.shape)), np.arange(n) % size.classes)
-        for part, n in (("train", size.train), ("test", size.test))
-    )
-    return _LoadedArrays(parts)
+        train, test, shape, classes = PUBLISHED_SIZES[name]
+        log.warning(
+            f"{name} could not be fetched: assuming its published size, {train:,} + {test:,} "
+            f"images of {shape[0]}x{shape[1]} pixels in {classes} classes"
+        )
+        pixel = np.arange(shape[2], dtype=np.uint8)  # three channels that differ are a colour
+        parts = [
+            ArrayPart(part, np.broadcast_to(pixel, (n, *shape)), np.arange(n) % classes)
+            for part, n in (("train", train), ("test", test))
+        ]
+        names = ()
+    if all(re.match(r"\d+ - ", text) for text in names):  # MNIST: "7 - seven"
+        names = tuple(text.partition(" ")[0] for text in names)
+    return parts, names, (), False
 
 
 def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torchvision
@@ -342,7 +305,6 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):
         return kind(str(root), **which, download=False)
     log.info(f"fetching {kind.__name__} to {root}")
-    folder = root / kind.__name__ / "raw" if hasattr(kind, "resources") else root
     waits = socket.getdefaulttimeout()
     try:
         socket.setdefaulttimeout(20.0)  # seconds; torchvision sets no timeout
@@ -351,23 +313,23 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
     except (OSError, RuntimeError) as error:  # no network, or the source has disappeared
         stated = re.search(r"<urlopen error ([^>]+)>", str(error))
         reason = stated[1] if stated else " ".join(str(error).split())[:120]
-        wanted = str(getattr(kind, "filename", "its files"))
+        folder, wanted = root, str(getattr(kind, "filename", "its files"))
         if hasattr(kind, "resources"):
+            folder = root / kind.__name__ / "raw"
             wanted = " and ".join(name for name, _ in kind.resources)
-        size = PUBLISHED_SIZES.get(kind.__name__)
-        other = f"--data demo --image-size {size.shape[0]}" if size else "--data demo"
+        if not existed:
+            for place in (folder, folder.parent, root):
+                with contextlib.suppress(OSError):
+                    place.rmdir()  # only succeeds on an empty folder
+        side = PUBLISHED_SIZES[kind.__name__][2][0]
         raise DataError(
             f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
             f"({reason})",
             fix=f"put {wanted} into {folder}, or set data.root to the folder that has them. "
-            f"Without them, try {other}",
+            f"Without them, try --data demo --image-size {side}",
         ) from error
     finally:
         socket.setdefaulttimeout(waits)
-        for place in [] if existed else [folder, *folder.parents]:
-            if place.is_relative_to(root):
-                with contextlib.suppress(OSError):
-                    place.rmdir()  # only succeeds on an empty folder
 
 
 # datasets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision datasets ------
@@ -391,12 +353,6 @@ class ArraySet:
     notes: tuple[str, ...]  # notes on images that were left out or converted
     labels: tuple[str, ...] = ()
     """Sorted labels if an image may have several; the classes are then label sets as text."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and number of channels (1 or 3) of every image."""
-        _, height, width, channels = self.parts[0].images.shape
-        return height, width, channels
 
     @property
     def splits(self) -> bool:
@@ -488,12 +444,7 @@ def wrong_member_reason(path: str) -> str:
     match = _MEMBER.fullmatch(path) or _BELOW_NPZ.fullmatch(path)
     if match is None or (arrays := _readable_arrays(match["root"])) is None:
         return ""
-    forms = [
-        f"{match['root']}/{part.name}/CLASS/INDEX.bmp (INDEX from 00000 to "
-        f"{len(part.images) - 1:05})"
-        for part in arrays.parts
-    ]
-    return f"not found: name an image {' or '.join(forms)}"
+    return f"not found: name an image as in {match['root']}/{arrays.listing()[0][0]}"
 
 
 def _find_member(path: str) -> tuple[str, ArrayPart, int] | None:
@@ -522,46 +473,28 @@ def encode_bmp(image: PixelArray) -> bytes:
 @contextlib.contextmanager
 def sizes_assumed() -> Iterator[None]:
     """In the block, replace torchvision datasets that cannot be fetched with plain colours."""
-    token = _ASSUMED.set(set())
+    token = _SIZES_ASSUMED.set(True)
     try:
         yield
     finally:
-        _ASSUMED.reset(token)
+        _SIZES_ASSUMED.reset(token)
         _load_array_set.cache_clear()
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
     """Read and validate a dataset; cached, because every lookup of an image by path needs it."""
-    read = _read_arrays(Path(source))
-    by_name = {part.name: part for part in read.parts}
+    read, known, notes, several = _read_arrays(Path(source))
+    by_name = {part.name: part for part in read}
     order = ("all",) if "all" in by_name else ("train", "val", "test")
     if order[0] not in by_name:
         raise DataError(
             f"{source} has no training images. Subsets found: {', '.join(by_name) or 'none'}",
             fix="add training images",
         )
-    parts = tuple(by_name[name] for name in order if name in by_name)
-    # Images and labels must suit each other
+    parts = [by_name[name] for name in order if name in by_name]
     for part in parts:
-        images = part.images
-        if images.ndim != 4 or images.shape[3] not in (1, 3):
-            raise DataError(
-                f"{source}, subset {part.name}: the images have an unsupported shape "
-                f"{images.shape}",
-                fix="save them with the shape (images, height, width) or (images, height, width, "
-                "channels), with 1 or 3 channels",
-            )
-        if images.dtype != np.uint8:
-            convert = ""
-            if np.issubdtype(images.dtype, np.floating):
-                convert = ". For values from 0 to 1: (255 * images).round().astype('uint8')"
-            raise DataError(
-                f"{source}, subset {part.name}: the images have an unsupported dtype "
-                f"({images.dtype})",
-                fix=f"save them as uint8, with values from 0 to 255{convert}",
-            )
-        _check_labels_of(part, source)
+        _check_part(part, f"{source}, subset {part.name}")
     shapes = {part.images.shape[1:] for part in parts}
     if len(shapes) > 1 or 0 in next(iter(shapes)):
         raise DataError(
@@ -570,19 +503,18 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
             fix="resize all images to the same size",
         )
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
-    given = read.classes or tuple(str(i) for i in range(max(present) + 1))
+    given = known or tuple(str(i) for i in range(max(present) + 1))
     if max(present) >= len(given) or min(present) < 0:
-        named = f", but there are {count(len(read.classes), 'class name')}" if read.classes else ""
+        named = f", but there are {count(len(known), 'class name')}" if known else ""
         raise DataError(
             f"{source}: the labels range from {min(present)} to {max(present)}{named}",
-            fix="number the classes from 0"
-            + ", and provide a name for each" * bool(read.classes)
-            + ", e.g. labels - labels.min()" * (min(present) < 0),
+            fix="number the classes from 0, e.g. labels - labels.min(), and provide a name for "
+            "each or for none",
         )
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
     names = [
         re.sub(r"[/\x00]", "_", given[i].rjust(width, "0")).strip()
-        or ("" if read.several else f"class {i}")
+        or ("" if several else f"class {i}")
         for i in present
     ]
     classes = tuple(sorted(names))
@@ -594,20 +526,26 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
         )
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
-    parts = tuple(ArrayPart(part.name, part.images, table[part.labels]) for part in parts)
-    return ArraySet(classes, parts, read.notes, label_names(classes) if read.several else ())
+    sorted_parts = tuple(part._replace(labels=table[part.labels]) for part in parts)
+    return ArraySet(classes, sorted_parts, notes, label_names(classes) if several else ())
 
 
-def _check_labels_of(part: ArrayPart, source: str) -> None:
-    labels, images = part.labels, len(part.images)
-    where = f"{source}, subset {part.name}"
-    if labels.shape != (images,) or not images:
-        fix = "provide a class index, a class name or a row of zeros and ones for each image"
-        if labels.ndim == 2 and labels.dtype.kind in "fiu" and np.allclose(labels.sum(axis=1), 1):
-            fix = "use the most probable class of each image: labels.argmax(axis=1)"
+def _check_part(part: ArrayPart, where: str) -> None:
+    """Raise a DataError if the images or the labels of a subset cannot be used."""
+    images, labels = part.images, part.labels
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
         raise DataError(
-            f"{where}: the labels of the {images} images have an unsupported shape {labels.shape}",
-            fix=fix,
+            f"{where}: images of shape {images.shape} and dtype {images.dtype} are not supported",
+            fix="save them as uint8 from 0 to 255, with the shape (images, height, width) or "
+            "(images, height, width, 1 or 3 channels). For values from 0 to 1: "
+            "(255 * images).round().astype('uint8')",
+        )
+    if labels.shape != (len(images),) or not len(images):
+        raise DataError(
+            f"{where}: the labels of the {len(images)} images have an unsupported shape "
+            f"{labels.shape}",
+            fix="provide a class index, a class name or a row of zeros and ones for each image. "
+            "For probabilities, use the most probable class of each image: labels.argmax(axis=1)",
         )
     if np.issubdtype(labels.dtype, np.floating) and (labels % 1).any():
         raise DataError(
@@ -616,9 +554,8 @@ def _check_labels_of(part: ArrayPart, source: str) -> None:
             fix="replace them with class indices, e.g. numpy.digitize(labels, limits)",
         )
     if not np.issubdtype(labels.dtype, np.integer):
-        kind = "str" if labels.dtype.kind == "S" else "int"
         raise DataError(
             f"{where}: the labels have an unsupported dtype ({labels.dtype})",
             fix="provide one class index or class name per image, as integers or text, e.g. "
-            f"labels.astype({kind})",
+            "labels.astype(int) or labels.astype(str)",
         )

@@ -1,14 +1,13 @@
 """Reproducible augmentation beyond random crops: RandAugment, mixup, CutMix, erasing and shifts.
 
-RandAugment is seeded with the view and the image, and batch augmentation with the step. Decoding a
-32-pixel image takes longer than training on it, so small images are kept in memory as one tensor,
-and shifted and flipped in whole batches. The shift of an image depends on the seed, the epoch, the
-image and the number of its earlier uses in the epoch, but not on the batch.
+RandAugment is seeded with the view and the image, and batch augmentation with the step. Small
+images are kept in memory as one tensor, and shifted and flipped in whole batches. The shift of an
+image depends on the seed, the epoch, the image and its earlier uses, but not on the batch.
 """
 
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from vitft.system.device import to_device
 
 MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
 """Maximum side in pixels, and maximum total size in bytes, of images kept in memory."""
-_STREAM = 0x5417F7
-"""Constant that separates the random stream of shifts from others with the same seed and epoch."""
+_STREAM = 0x5417F7  # separates the random stream of shifts from others of the seed and epoch
 OPERATIONS, MAGNITUDE = 2, 9
 """RandAugment operations per image, and their strength (of 30): Cubuk 2020, arXiv:1909.13719."""
 
@@ -83,14 +81,6 @@ def batch_augmentation(
     return change
 
 
-class Shifts(NamedTuple):
-    """Shift and flip of each image in a batch."""
-
-    down: Tensor  # (B,): first row of the window in the padded image, from 0 to 2 * padding
-    across: Tensor  # (B,): first column of the window
-    mirrored: Tensor  # (B,): whether the image is flipped horizontally
-
-
 def fits(count: int, size: tuple[int, int], channels: int) -> bool:
     """Return whether `count` images are small enough to keep in memory."""
     return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
@@ -98,11 +88,12 @@ def fits(count: int, size: tuple[int, int], channels: int) -> bool:
 
 def draw_shifts(
     images: Tensor, turns: Tensor, *, count: int, seed: int, epoch: int, padding: int, flip: float
-) -> Shifts:
+) -> Tensor:
     """Draw the shifts of up to `padding` pixels, and the flips, for `images` (B,) out of `count`.
 
     `turns` (B,) are the numbers of earlier uses of each image in the epoch; each use has a new
-    shift.
+    shift. Return the first row and the first column of each image's window in the padded image,
+    from 0 to 2 * padding, and whether it is flipped horizontally: (3, B).
     """
     moves = torch.empty((3, len(images)), dtype=torch.long)
     for turn in turns.unique().tolist():
@@ -111,24 +102,19 @@ def draw_shifts(
         table = np.stack([*windows, (random.random(count) < flip).astype(np.int64)])
         here = turns == turn
         moves[:, here] = torch.from_numpy(table[:, images[here].numpy()])
-    return Shifts(moves[0], moves[1], moves[2].bool())
+    return moves
 
 
-def shift_and_flip(pixels: Tensor, moves: Shifts, padding: int) -> Tensor:
+def shift_and_flip(pixels: Tensor, moves: Tensor, padding: int) -> Tensor:
     """Pad uint8 images (B, H, W, C) with zeros, crop them to their original size, and flip some.
 
-    The crop is a single gather over the whole batch. Source: the CIFAR augmentation of He et al.
-    2016, https://arxiv.org/abs/1512.03385, section 4.2.
+    `moves` (3, B) are those of `draw_shifts`. The crop is a single gather over the whole batch.
+    Source: the CIFAR augmentation of He et al. 2016, https://arxiv.org/abs/1512.03385, section 4.2.
     """
     height, width = pixels.shape[1:3]
     padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
     windows = padded.unfold(1, height, 1).unfold(2, width, 1)  # (B, 2p + 1, 2p + 1, C, H, W)
-    down, across, mirrored = (to_device(move, pixels.device) for move in moves)
+    down, across, mirrored = to_device(moves, pixels.device)
     cut = windows[torch.arange(len(pixels), device=pixels.device), down, across]  # (B, C, H, W)
-    turned = torch.where(mirrored[:, None, None, None], cut.flip(-1), cut)
+    turned = torch.where(mirrored.bool()[:, None, None, None], cut.flip(-1), cut)
     return turned.permute(0, 2, 3, 1)
-
-
-def default_padding(padding: int, size: tuple[int, int]) -> int:
-    """Return the maximum shift in pixels: `padding` or, if that is 0, 1/8 of the shorter side."""
-    return padding or max(1, min(size) // 8)

@@ -11,6 +11,7 @@ Notation: n images, m pairs; the shape of `fingerprints` is (n, FINGERPRINT_BYTE
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,8 @@ _BLANK = 2.0
 BLANK_REMARK = "blank: one uniform colour"
 """Remark on a blank image, in `vitft check` and in the notes on predictions."""
 _BLURRY = 0.12
-"""Sharpness below which an image counts as blurry. Of 667 real photos, all except the blank ones
-had a sharpness of at least 0.197. After a Gaussian blur of 4 pixels (out of 256), 99% of the photos
-were below the threshold."""
+"""Sharpness below which an image counts as blurry. Of 667 real photos, none but the blank ones were
+below 0.197. After a Gaussian blur of 4 pixels (out of 256), 99% were below the threshold."""
 
 BRIGHTNESS, COLOUR = BRIGHTNESS_SIDE * BRIGHTNESS_SIDE, 2 * COLOUR_SIDE * COLOUR_SIDE
 FINGERPRINT_BYTES = BRIGHTNESS + COLOUR + 4
@@ -134,20 +134,15 @@ def quality_remarks(fingerprint: _ByteRows, width: int, height: int) -> list[str
 
 _HASH_SIDE = 8
 """Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
-_HASH_BITS = 16
-"""Maximum number of bits in which the hashes of copies may differ. This was derived from 1,600
-copies of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from each
-edge): 99% differed from the original in at most 10 bits, and all in at most 16. Of 100,000 pairs of
-different photos, 40 differed in at most 16 bits."""
-_CORRELATION = 0.7
-"""Minimum correlation of the brightness planes of copies. The lowest among the 1,600 copies (see
-`_HASH_BITS`) was 0.81."""
-_UNEXPLAINED = 0.05
-"""Maximum fraction of unexplained variance between copies. It was at most 0.024 for 99.5% of the
-1,600 copies (see `_HASH_BITS`), and at least 0.07 for photos that only look similar."""
-_COLOUR_LEVELS = 6.0
-"""Maximum mean difference of the colour planes in levels (out of 255). The highest among the 1,600
-copies (see `_HASH_BITS`) was 4.4."""
+_HASH_BITS, _CORRELATION, _UNEXPLAINED, _COLOUR_LEVELS = 16, 0.7, 0.05, 6.0
+"""Limits for copies: number of bits in which the hashes differ, correlation of the brightness
+planes, fraction of unexplained variance, and mean difference of the colour planes in levels.
+
+Of 1,600 copies of real photos (JPEG quality 60 to 95, scaled by 0.5 to 0.9, up to 3% cropped from
+each edge), all differed in at most 16 bits (99% in at most 10), correlated by at least 0.81 and
+differed by at most 4.4 levels, and 99.5% left at most 0.024 unexplained. Of 100,000 pairs of
+different photos, 40 differed in at most 16 bits. Photos that only look similar left at least 0.07.
+"""
 _HASH_TILE = 1024  # number of hashes in a tile. The hashes of two tiles are compared at a time.
 MAX_ALL_PAIRS = 50_000
 """Maximum number of images for which all pairs of hashes are compared. For more images, only pairs
@@ -177,8 +172,7 @@ def near_pairs(fingerprints: _Vectors) -> list[IndexPair]:
     search = candidates if len(codes) <= MAX_ALL_PAIRS else similar_codes
     for rows, columns in search(codes):
         similar = np.einsum("mi,mi->m", small[rows], small[columns]) >= _CORRELATION
-        difference = _colour_difference(tint[rows[similar]], tint[columns[similar]])
-        similar[similar] = difference <= _COLOUR_LEVELS
+        similar[similar] = _have_like_colours(tint[rows[similar]], tint[columns[similar]])
         similar &= np.minimum(compared[rows], compared[columns]) < _MAX_COMPARISONS
         rows, columns = rows[similar], columns[similar]
         np.add.at(compared, rows, 1)
@@ -204,8 +198,7 @@ class KnownImages:
             return []
         near = np.flatnonzero(np.bitwise_count(self.codes ^ _hashes(one)[0]) <= _HASH_BITS)
         alike = self.small[near] @ standard(one)[0]
-        difference = _colour_difference(self.tint[near], colour(one))
-        alike[difference > _COLOUR_LEVELS] = 0
+        alike[~_have_like_colours(self.tint[near], colour(one))] = 0
         near = near[np.argsort(-alike, kind="stable")[:_MAX_COMPARISONS]]
         near = near[self.small[near] @ standard(one)[0] >= _CORRELATION]
         same = _are_copies(self.fingerprints[near], np.repeat(one, len(near), axis=0))
@@ -215,12 +208,14 @@ class KnownImages:
 
 def copies_among(fingerprints: _Vectors, pairs: Sequence[IndexPair]) -> list[IndexPair]:
     """Return the pairs of near-duplicates among the given index pairs, ignoring blank images."""
-    if not pairs:
-        return []
     blank = is_blank(fingerprints)
-    rows, columns = np.array(pairs).T
-    same = _are_copies(fingerprints[rows], fingerprints[columns]) & ~blank[rows] & ~blank[columns]
-    return [pair for pair, is_same in zip(pairs, same.tolist(), strict=True) if is_same]
+    pairs = [pair for pair in pairs if not blank[[*pair]].any()]
+    found: list[IndexPair] = []
+    for begin in range(0, len(pairs), _PAIR_BATCH):
+        some = pairs[begin : begin + _PAIR_BATCH]
+        rows, columns = np.array(some).T
+        found += compress(some, _are_copies(fingerprints[rows], fingerprints[columns]))
+    return found
 
 
 def _hashes(fingerprints: _Vectors) -> _Vectors:
@@ -302,19 +297,14 @@ def standard(fingerprints: _Vectors) -> _Vectors:
 
 def _are_copies(first: _Vectors, second: _Vectors) -> _Vectors:
     """Return, for each of m pairs of fingerprints, whether the images are copies: (m,), bool."""
-    same = np.zeros(len(first), bool)
-    for begin in range(0, len(first), _PAIR_BATCH):
-        one, other = first[begin : begin + _PAIR_BATCH], second[begin : begin + _PAIR_BATCH]
-        bright = _smooth_121(brightness(one)), _smooth_121(brightness(other))
-        left = np.minimum(_unexplained_variance(*bright), _unexplained_variance(*reversed(bright)))
-        difference = _colour_difference(colour(one), colour(other))
-        same[begin : begin + _PAIR_BATCH] = (left <= _UNEXPLAINED) & (difference <= _COLOUR_LEVELS)
-    return same
+    bright = _smooth_121(brightness(first)), _smooth_121(brightness(second))
+    left = np.minimum(_unexplained_variance(*bright), _unexplained_variance(*reversed(bright)))
+    return (left <= _UNEXPLAINED) & _have_like_colours(colour(first), colour(second))
 
 
-def _colour_difference(first: _Vectors, second: _Vectors) -> _Vectors:
-    """Return the mean absolute difference, in levels, for each pair of colour planes: (m,)."""
-    return np.abs(first - second).mean(axis=1)
+def _have_like_colours(first: _Vectors, second: _Vectors) -> _Vectors:
+    """Return, for each pair of colour planes, whether they differ little on average: (m,)."""
+    return np.abs(first - second).mean(axis=1) <= _COLOUR_LEVELS
 
 
 def _smooth_121(pictures: _Vectors) -> _Vectors:
@@ -338,8 +328,9 @@ def _unexplained_variance(first: _Vectors, second: _Vectors) -> _Vectors:
     parts = (
         itself, np.ones_like(itself), down, right, down * place[:, None], right * place,
     )  # fmt: skip
-    known = np.stack(parts, axis=1).reshape(len(first), len(parts), -1)  # (m, 6, cells)
-    target = wanted.reshape(len(first), 1, -1)
+    cells = place.size**2
+    known = np.stack(parts, axis=1).reshape(len(first), len(parts), cells)  # (m, 6, cells)
+    target = wanted.reshape(len(first), 1, cells)
     known = known / np.maximum(1e-6, np.linalg.norm(known, axis=2, keepdims=True))  # unit norms
     square = known @ known.mT + 1e-6 * np.eye(len(parts), dtype=np.float32)
     left = target - np.linalg.solve(square, known @ target.mT).mT @ known

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from vitft.config.sections import DataSpec
+from vitft.data.archive import KNOWN_ARCHIVES
 from vitft.data.arrays import PUBLISHED_SIZES, TORCHVISION
-from vitft.data.download.registry import KNOWN_ARCHIVES
 from vitft.data.image_table import Images, Row
 from vitft.data.label_table import read_label_table
 from vitft.data.parts import (

@@ -8,6 +8,7 @@ Colour profiles are ignored, as they are in timm and torchvision. If an image ha
 only the first one is used.
 """
 
+import base64
 import contextlib
 import ctypes
 import errno
@@ -22,9 +23,8 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import (
@@ -42,7 +42,7 @@ from PIL import (
 )
 
 from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
-from vitft.data.remote.samples import copy_member
+from vitft.data.remote.copies import copy_member
 from vitft.data.signatures import (
     END_MARKERS,
     FORMAT_BY_SUFFIX,
@@ -54,7 +54,10 @@ from vitft.data.signatures import (
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
-from vitft.system.text import count, describe_os_error
+from vitft.system.text import describe_os_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # conversion of decoded images to RGB, including images with more than 8 bits per channel ----------
 
@@ -68,8 +71,7 @@ _TAIL_PERCENT = 0.1
 """Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValueFacts:
+class ValueFacts(NamedTuple):
     """Value statistics of one image with more than 8 bits per channel."""
 
     kind: str  # type of the values, e.g. `16-bit` or `float`
@@ -242,14 +244,13 @@ ORIENTATIONS: Mapping[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_UNKNOWN_SAMPLES = re.compile("unknown pixel mode|Invalid value for samples|string index")
-"""Messages of Pillow about the number or kind of the samples of a TIFF file."""
 _UNSUPPORTED = re.compile(
-    "not( yet)? (supported|implemented)|unsupported|cannot handle|unknown raw", re.I
+    "not( yet)? (supported|implemented)|unsupported|cannot handle|unknown (raw|pixel)"
+    "|Invalid value for samples|string index",
+    re.I,
 )
 """Messages of Pillow and its libraries about sound files of a kind that they do not read."""
-_MISSING_AVIF = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-ORIENTATION, SAMPLE_FORMAT = 0x0112, 0x0153
+ORIENTATION = 0x0112
 OPEN_ERRORS: Mapping[int | None, str] = {
     errno.ENOENT: "not found",
     errno.ENOTDIR: "not found",
@@ -261,8 +262,7 @@ OPEN_ERRORS: Mapping[int | None, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     """An upright RGB image without metadata, and remarks on its decoding."""
 
     image: Image.Image
@@ -315,21 +315,21 @@ def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
 
 
 def decode(
-    data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
+    data: bytes,
+    name: str,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
+    convert: Convert | None = None,
 ) -> Decoded:
     """Decode the bytes of an image file, and collect remarks on the decoding.
+
+    `convert` replaces the conversion of the pixels to RGB.
 
     Raises:
         ImageError: The bytes are not a complete image of a supported format and of at most
             `max_pixels`, or its decoder is not installed; the message begins with `name`.
     """
-    return decode_with(
-        lambda image, lower: to_rgb(image, grey_range, lower), data, name, max_pixels=max_pixels
-    )
-
-
-def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) -> Decoded:
-    """Decode an image like `decode`, but convert its pixels with `convert` instead of `to_rgb`."""
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
@@ -343,21 +343,20 @@ def decode_with(convert: Convert, data: bytes, name: str, *, max_pixels: int) ->
 
         decoder = HeifImageFile
     if decoder is None or (kind == "AVIF" and not features.check("avif")):
-        raise ImageError(name, _MISSING_AVIF)
-    swept: Warning | None = None
+        reason = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
+        raise ImageError(name, reason)
+    convert = convert or (lambda image, lower: to_rgb(image, grey_range, lower))
     for _ in range(3):
         silence_pillow()
         try:
             return _decode_as(kind, decoder, convert, data, name, max_pixels)
         except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
-            number = re.search(r"\d+", str(error))
-            found = f"{int(number[0]) / 1e6:,.0f} Mpx" if number else "too many pixels"
-            raise ImageError(name, f"image too large: {found} in a frame or tile") from error
+            raise ImageError(name, "image too large: too many pixels in a frame or tile") from error
         except DECODER_ERRORS as error:
             raise ImageError(name, reason_for(error, kind, data)) from error
-        except Warning as warning:  # another thread has just restored its own warning filters
-            swept = warning
-    raise ImageError(name, f"damaged {kind} ({swept})")
+        except Warning:  # another thread has just restored its own warning filters
+            continue
+    raise ImageError(name, f"damaged {kind}")
 
 
 def silence_pillow() -> None:
@@ -486,25 +485,86 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     text = " ".join(str(error).split())
     if "truncated" in text.lower() or END_MARKERS.get(kind, b"") not in data[-64:]:
         return f"truncated (ends after {len(data)} bytes)"
-    what = "the image"
-    if kind == "TIFF" and _UNKNOWN_SAMPLES.match(text):
-        text = "unsupported samples"
-        with contextlib.suppress(*DECODER_ERRORS):
-            tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if 43 in data[2:4] else 8])
-            stream = io.BytesIO(data)
-            stream.seek(tags.next)
-            tags.load(stream)
-            bands, bits = tags.get(SAMPLES_PER_PIXEL, 1), tags[_BITS_PER_SAMPLE][0]
-            kinds = {2: "signed integers", 3: "floats"}
-            values = kinds.get(tags.get(SAMPLE_FORMAT, (1,))[0], "integers")
-            text = f"unsupported: {count(bands, 'band')} of {bits}-bit {values}"
-            what = "three bands" if bands > 3 else what
-    elif kind == "TIFF" and text.isdigit():
+    if kind == "TIFF" and text.isdigit():
         text = f"unsupported compression {text}"
     is_sound = _UNSUPPORTED.search(text) is not None
     if is_sound or kind in ("AVIF", "HEIC"):  # whose libraries often do not tell the two apart
         text = re.sub(f"^unsupported:? ({kind} )?", "", text, flags=re.I)
         state = "unsupported" if is_sound else "damaged or unsupported"
-        return f"{state} {kind} ({text[:50]}): save {what} as 8-bit PNG"
+        return f"{state} {kind} ({text[:50]}): save it as 8-bit PNG, in grey or RGB"
     has_detail = text and not isinstance(error.__cause__ or error, _INTERNAL_ERRORS)
     return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
+
+
+# conversion of PIL images, arrays and tensors -----------------------------------------------------
+
+
+def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> Image.Image:
+    """Convert a PIL image to upright RGB by its EXIF data; raise an ImageError if it is damaged."""
+    try:
+        picture.load()
+        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
+        rgb = to_rgb(picture, grey_range)
+        return rgb if turn is None else rgb.transpose(turn)
+    except DECODER_ERRORS as error:
+        raise ImageError(name, f"damaged image ({error})") from error
+
+
+def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
+    """Convert a tensor to an array (H, W, 3) or (H, W) (ImageError for floats beyond 0 to 1)."""
+    values = tensor.detach().cpu()
+    if values.ndim == 3 and values.shape[0] in (1, 3):
+        values = values.permute(1, 2, 0)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    if values.is_floating_point() and values.numel():
+        low, high = values.min().item(), values.max().item()
+        if not 0 <= low <= high <= 1:  # False for NaN
+            raise ImageError(
+                name,
+                f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
+                "pass uint8 values, or floats from 0 to 1 without normalisation",
+            )
+        values = (values.float() * 255).round().byte()
+    return values.numpy()
+
+
+def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
+    """Convert a uint8 array (H, W, 3) or (H, W) to an image (ImageError for any other array)."""
+    has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    if array.dtype != np.uint8 or not has_shape or not array.size:
+        raise ImageError(
+            name,
+            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image: "
+            "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale",
+        )
+    return Image.fromarray(array)
+
+
+# small copies of images as JPEG, without metadata -------------------------------------------------
+
+THUMBNAIL_SIDE = 160  # default length of a thumbnail's longer side in pixels
+
+
+def thumbnail_jpeg(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:
+    """Return a JPEG of at most `side` pixels per side, without EXIF data or colour profile."""
+    if max(image.size) <= side:
+        small = image.copy()
+    else:
+        size = thumbnail_size(image.size, side)
+        small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    small.info.clear()
+    buffer = io.BytesIO()
+    small.save(buffer, format="JPEG", quality=82, optimize=True)
+    return buffer.getvalue()
+
+
+def thumbnail_size(size: tuple[int, int], side: int = THUMBNAIL_SIDE) -> tuple[int, int]:
+    """Return a width and height scaled so that the longer side has `side` pixels."""
+    longest = max(size)
+    return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
+
+
+def jpeg_uri(jpeg: bytes) -> str:
+    """Return the bytes of a JPEG file as a data URI, for an HTML page."""
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

@@ -27,7 +27,7 @@ from vitft.data.parts import (
     note_on_chosen,
     part_named,
 )
-from vitft.data.remote.samples import IndexReader, copy_of_table
+from vitft.data.remote.copies import IndexReader, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import PATH_COLUMNS, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError

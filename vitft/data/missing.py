@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vitft.data.download.web_image import is_url
 from vitft.data.walk import is_surely_no_image
+from vitft.data.web import is_url
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
 from vitft.system.suggest import folded, namesakes, near_paths

@@ -24,23 +24,14 @@ END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": 
 """Bytes that occur near the end of every complete file of a format."""
 
 _FOREIGN_SIGNATURES: Mapping[bytes, str] = {
-    b"%!PS": "EPS",
-    b"\xc5\xd0\xd3\xc6": "EPS",
+    **dict.fromkeys((b"%!PS", b"\xc5\xd0\xd3\xc6"), "EPS"),
     b"%PDF": "PDF",
     b"8BPS": "PSD",
     b"SIMPLE  =": "FITS",
     b"DDS ": "DDS",
     b"\0\0\1\0": "ICO",
-    **{b"\0\0\2\0%c" % images: "CUR" for images in range(1, 256)},  # TGA goes on with zeros
-    b"icns": "ICNS",
-    b"\0\0\0\x0cjP  ": "JPEG 2000",
-    b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"\0\0\0\x0cJXL ": "JPEG XL",
-    b"\xff\x0a": "JPEG XL",
-    b"\x01\xda": "SGI",
-    b"\x59\xa6\x6a\x95": "Sun raster",
-    b"\xd7\xcd\xc6\x9a": "WMF",
-    b"qoif": "QOI",
+    **dict.fromkeys((b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), "JPEG 2000"),
+    **dict.fromkeys((b"\0\0\0\x0cJXL ", b"\xff\x0a"), "JPEG XL"),
     b"v/1\x01": "OpenEXR",
     b"#?RADIANCE": "Radiance HDR",
     b"gimp xcf": "XCF",
@@ -51,20 +42,14 @@ _FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"\x93NUMPY": "NumPy",
     b"\x89HDF": "HDF5",
     b"\x1aE\xdf\xa3": "Matroska",
-    b"id=ImageMagick": "MIFF",
-    **dict.fromkeys((b"PG ML", b"PG LM"), "PGX"),
     **{b"\x0a%c\1" % version: "PCX" for version in (0, 2, 3, 4, 5)},
     **{b"P%d%c" % (n, blank): "PNM" for n in range(1, 8) for blank in b"\n\r\t #"},
 }
 _TEXT_SIGNATURES: Mapping[bytes, str] = {
     b"version https://git-lfs": "a Git LFS pointer: run git lfs pull",
-    b"<!doctype html": "HTML",
-    b"<html": "HTML",
+    **dict.fromkeys((b"<!doctype html", b"<html"), "HTML"),
     b"<svg": "SVG",
-    b"{": "JSON",
-    b"[{": "JSON",
-    b'["': "JSON",
-    b"[[": "JSON",
+    **dict.fromkeys((b"{", b"[{", b'["', b"[["), "JSON"),
     b"<": "XML",
     **dict.fromkeys(  # PNG, JPEG, GIF and WebP in base64, and a data URI
         (b"ivbor", b"/9j/", b"r0lgod", b"uklgr", b"data:image/"), "base64, which must be decoded"

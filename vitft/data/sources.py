@@ -18,7 +18,6 @@ from itertools import chain, starmap
 from pathlib import Path
 from typing import BinaryIO
 
-from vitft.data.download.web_image import WebLimits, fetch_image, is_url
 from vitft.data.listed_files import FilesByKey, images_below, only_fit
 from vitft.data.missing import check_some_exist, is_missing, warn_of_misspelt
 from vitft.data.remote.places import place_of
@@ -34,6 +33,7 @@ from vitft.data.walk import (
     suffix_of,
     unused_files,
 )
+from vitft.data.web import WebLimits, fetch_image, is_url
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.text import describe_os_error, listing, redacted, shell_quote
@@ -91,7 +91,7 @@ def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Itera
         assert stdin is not None
         return _from_stdin(stdin)
     if place_of(name):
-        from vitft.data.remote.prepare import copied_images  # it imports numpy
+        from vitft.data.remote.copies import copied_images  # it imports numpy
 
         return starmap(ImageSource, copied_images(name, allow_private=private))
     if is_url(name):

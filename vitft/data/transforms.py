@@ -176,7 +176,7 @@ class EvalTransform:
         """Return the model's input for a PIL image: float32 (channels, H, W)."""
         from torch import from_numpy
 
-        from vitft.data.pictures import upright_rgb
+        from vitft.data.images import upright_rgb
 
         upright = upright_rgb(image, "image", self.grey_range)
         return self.normalise(from_numpy(self.pixels(upright)[None]))[0]

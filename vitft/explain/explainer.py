@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.images import read_bytes, read_image
+from vitft.data.images import jpeg_uri, read_bytes, read_image, thumbnail_jpeg
 from vitft.data.inspection import Pixels, in_order, stack_batches
-from vitft.data.pictures import jpeg_uri, thumbnail_jpeg
 from vitft.explain.attribution import (
     attention_maps,
     attention_title,

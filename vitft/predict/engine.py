@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from vitft.data.download.web_image import WebLimits
-from vitft.data.grey_range import is_dark
 from vitft.data.images import MAX_PIXELS, has_more_pages, read_image
-from vitft.data.inspection import in_chunks, in_order, overlapped
+from vitft.data.inspection import in_chunks, in_order, is_dark, overlapped
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
+from vitft.data.web import WebLimits
 from vitft.features.reference import Reference
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.summary import Results

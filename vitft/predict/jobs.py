@@ -11,10 +11,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from vitft.data.download.web_image import WebLimits, is_url
 from vitft.data.missing import check_some_exist, is_missing
 from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
+from vitft.data.web import WebLimits, is_url
 from vitft.models.checkpoint_file import lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.models.graph_digest import DIGEST_KEY, recorded_digest

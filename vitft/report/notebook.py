@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.pictures import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
+from vitft.data.images import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
 from vitft.messages.results import headline_text, weakest_sentence
 from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes

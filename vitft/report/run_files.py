@@ -19,7 +19,7 @@ import numpy as np
 from vitft.config.run import read_run_config
 from vitft.data.arrays import holds_arrays
 from vitft.data.image_table import Images, Row
-from vitft.data.pictures import jpeg_uri
+from vitft.data.images import jpeg_uri
 from vitft.data.remote.places import short_name
 from vitft.data.table import base_folder
 from vitft.features.reference import REFERENCE_FILE

@@ -12,7 +12,7 @@ from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.folder import assign_parts
 from vitft.data.image_table import Images
-from vitft.data.remote.prepare import prepare_data
+from vitft.data.remote.copies import prepare_data
 from vitft.data.scan import scan
 from vitft.models.pretrained.catalog import weights_name
 from vitft.models.pretrained.locate import RANDOM, check_weights_name

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitft.config.sections import OptimSpec, TrainSpec
-from vitft.data.augment import Shifts, default_padding, draw_shifts, fits, shift_and_flip
+from vitft.data.augment import draw_shifts, fits, shift_and_flip
 from vitft.data.image_table import Images, Row
 from vitft.data.inspection import decode_images, stack_batches
 from vitft.data.split import distinct_rows
@@ -344,8 +344,8 @@ def _fresh_inputs(
     else:
         keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
         views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
-    padding = default_padding(train.padding, transform.image_size)
-    moves: Shifts | tuple[()] = ()
+    padding = train.padding or max(1, min(transform.image_size) // 8)
+    moves: Tensor | None = None
     if train.augment == "shift":
         moves = draw_shifts(
             order,
@@ -365,8 +365,8 @@ def _fresh_inputs(
             if len(pixels) < len(places):  # a last image that joins this batch
                 more, last = next(views)
                 chunk, pixels = [*chunk, *more], torch.cat([pixels, last])
-            if moves:
-                mine = Shifts(*(move[places.start : places.stop] for move in moves))
+            if moves is not None:
+                mine = moves[:, places.start : places.stop]
                 pixels = shift_and_flip(pixels, mine, padding)
             x = transform.normalise(pixels)
             if inputs.extractor is not None:

@@ -19,9 +19,13 @@ from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.folder import assign_parts
-from vitft.data.grey_range import measure_grey_range
 from vitft.data.image_table import Images, Row
-from vitft.data.inspection import describe_counts, log_inspection, merge_inspections
+from vitft.data.inspection import (
+    describe_counts,
+    log_inspection,
+    measure_grey_range,
+    merge_inspections,
+)
 from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import scan

@@ -98,14 +98,14 @@ def test_special_permissions_are_not_restored(tmp_path: Path) -> None:
 LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
 BOMB = b"\0" * 20_000
 A15 = {
-    "up": (tar_bytes(plain("a/1"), plain("../evil")), "'../evil' points outside"),
-    "up inside": (tar_bytes(plain("a/../../evil")), "'a/../../evil' points outside"),
-    "absolute": (tar_bytes(plain("/evil")), "'/evil' is an absolute path"),
-    "drive": (tar_bytes(plain("C:/evil")), "'C:/evil' is an absolute path"),
-    "backslash": (zip_bytes(("..\\evil", b"x")), "has a backslash"),
+    "up": (tar_bytes(plain("a/1"), plain("../evil")), "'../evil' has a name"),
+    "up inside": (tar_bytes(plain("a/../../evil")), "'a/../../evil' has a name"),
+    "absolute": (tar_bytes(plain("/evil")), "'/evil' has a name"),
+    "drive": (tar_bytes(plain("C:/evil")), "'C:/evil' has a name"),
+    "backslash": (zip_bytes(("..\\evil", b"x")), "leads outside"),
     "symbolic link": (
         tar_bytes((member("a/x", type=LINK, linkname="/etc"), b"")),
-        "'a/x' is a link to '/etc'",
+        "'a/x' is a link",
     ),
     "hard link": (
         tar_bytes(plain("a/1"), (member("a/x", type=HARD, linkname="a/1"), b"")),
@@ -114,11 +114,11 @@ A15 = {
     "link in a zip": (zip_bytes(("a/x", b"/etc"), mode=0o120777), "'a/x' is a link"),
     "character device": (
         tar_bytes((member("zero", type=tarfile.CHRTYPE, devmajor=1, devminor=5), b"")),
-        "'zero' is a device",
+        "'zero' is a link, a device",
     ),
     "block device": (tar_bytes((member("sda", type=tarfile.BLKTYPE), b"")), "'sda' is a"),
     "pipe": (tar_bytes((member("p.jpg", type=tarfile.FIFOTYPE), b"")), "'p.jpg' is a"),
-    "pipe in a zip": (zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a device"),
+    "pipe in a zip": (zip_bytes(("p.jpg", b""), mode=0o010644), "'p.jpg' is a link, a device"),
     "bomb by ratio": (
         tar_bytes(plain("b.jpg", BOMB * 10), gz=True),
         "entries up to 'b.jpg' unpack to",
@@ -136,21 +136,21 @@ A15 = {
     "twice": (tar_bytes(plain("a/1"), plain("./a//1")), "'./a//1' occurs twice, or is"),
     "file and folder": (tar_bytes(plain("a"), plain("a/1")), "'a/1' occurs twice, or is both"),
     "folder and file": (tar_bytes(plain("a/1"), plain("a")), "'a' occurs twice, or is both a file"),
-    "long name": (tar_bytes(plain("n" * 256)), "a name that is too long"),
-    "long name in bytes": (tar_bytes(plain("ü" * 128)), "a name that is too long"),
-    "long path": (tar_bytes(plain("n/" * 500 + "n")), "a name that is too long"),
-    "no name": (tar_bytes(plain("./.")), "'./.' has no file name"),
-    "null byte": (zip_bytes(("a\0b", b"x")), "has a backslash or a null byte"),
-    "drive with a backslash": (zip_bytes(("C:\\evil", b"x")), "is an absolute path"),
+    "long name": (tar_bytes(plain("n" * 256)), "too long"),
+    "long name in bytes": (tar_bytes(plain("ü" * 128)), "too long"),
+    "long path": (tar_bytes(plain("n/" * 500 + "n")), "too long"),
+    "no name": (tar_bytes(plain("./.")), "'./.' has a name that is empty"),
+    "null byte": (zip_bytes(("a\0b", b"x")), "leads outside"),
+    "drive with a backslash": (zip_bytes(("C:\\evil", b"x")), "absolute"),
     "encrypted": (
         zip_bytes(("a/1", b"x")).replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"),
-        "'a/1' is encrypted",
+        "encrypted",
     ),
     "another compression": (
         zip_bytes(("a/1", b"x")).replace(
             b"PK\1\2\x14\3\x14\0\0\0\x08\0", b"PK\1\2\x14\3\x14\0\0\0\x0c\0"
         ),
-        "'a/1' has an unsupported compression method",
+        "unusually packed",
     ),
     "empty zip": (zip_bytes(), "contains no files"),
     "nothing": (tar_bytes((member("a", type=tarfile.DIRTYPE), b"")), "contains no files"),

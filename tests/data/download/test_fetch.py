@@ -16,7 +16,7 @@ from tests.data.download.test_archive import plain, tar_bytes, zip_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.serving import QuietHandler, loopback
 from vitft.cli.main import build_parser
-from vitft.data import Archive, DownloadLimits, fetch_folder, fetch_to_part, scan
+from vitft.data import DownloadLimits, fetch_folder, fetch_to_part, scan
 from vitft.system import DataError, LockedError
 
 QUICK = DownloadLimits(wait_s=0.01, pace=1000, attempts=3, allow_private=True)
@@ -97,16 +97,12 @@ def site() -> Iterator[Site]:
         yield made
 
 
-def known(site: Site, **fields: object) -> Archive:
-    return Archive(name="set", url=site.url, **fields)  # type: ignore[arg-type]
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
 def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(site: Site, tmp_path: Path) -> None:
-    fetched = fetch_folder(known(site), tmp_path / "mine", patience=QUICK)
+    fetched = fetch_folder(site.url, tmp_path / "mine", limits=QUICK)
 
     assert fetched.root == tmp_path / "mine"
     assert scan(fetched.root).classes == ("cat", "dog")
@@ -116,18 +112,9 @@ def test_an_archive_becomes_a_folder_and_its_digest_is_recorded(site: Site, tmp_
     assert (tmp_path / "mine.sha256").read_text() == f"{digest}  {site.url}\n"
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        pytest.param({"sha256": "0" * 64}, "instead of 0000", id="digest"),
-        pytest.param({"size": 5}, "instead of 5", id="size"),
-    ],
-)
-def test_a_file_other_than_the_known_one_is_not_kept(
-    site: Site, tmp_path: Path, fields: dict[str, object], said: str
-) -> None:
-    with pytest.raises(DataError, match=said):
-        fetch_folder(known(site, **fields), tmp_path / "set", patience=QUICK)
+def test_a_file_other_than_the_known_one_is_not_kept(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="instead of 0000"):
+        fetch_folder(site.url, tmp_path / "set", sha256="0" * 64, limits=QUICK)
 
     assert names(tmp_path) == []
 
@@ -135,12 +122,12 @@ def test_a_file_other_than_the_known_one_is_not_kept(
 def test_a_second_fetch_of_a_changed_archive_is_refused_by_the_digest_of_the_first(
     site: Site, tmp_path: Path
 ) -> None:
-    fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    fetch_folder(site.url, tmp_path / "set", limits=QUICK)
     (tmp_path / "set").rename(tmp_path / "old")
     site.files["/set.tar.gz"] = image_tar(extra=b"changed")
 
-    with pytest.raises(DataError, match=r"has changed.*first fetched"):
-        fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    with pytest.raises(DataError, match=r"instead of \w{64}\. Nothing was kept\n.*set\.sha256"):
+        fetch_folder(site.url, tmp_path / "set", limits=QUICK)
 
     assert names(tmp_path) == ["old", "set.sha256"]
 
@@ -148,9 +135,9 @@ def test_a_second_fetch_of_a_changed_archive_is_refused_by_the_digest_of_the_fir
 @pytest.mark.parametrize("fault", ["drop", "reset", "stall"])
 def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) -> None:
     site.faults = [fault]
-    patience = HASTY if fault == "stall" else QUICK
+    limits = HASTY if fault == "stall" else QUICK
 
-    fetch_folder(known(site), tmp_path / "set", patience=patience)
+    fetch_folder(site.url, tmp_path / "set", limits=limits)
 
     assert site.asked[0] == ""
     start = int(site.asked[1].removeprefix("bytes=").rstrip("-"))
@@ -161,7 +148,7 @@ def test_a_broken_download_is_resumed(site: Site, tmp_path: Path, fault: str) ->
 def test_a_later_process_resumes_the_download_of_an_earlier_one(site: Site, tmp_path: Path) -> None:
     part, once = tmp_path / "x.part", DownloadLimits(attempts=1, pace=1, allow_private=True)
     site.faults = ["drop"]
-    with pytest.raises(DataError, match=r"MB was kept\)\n.*run the command again later to resume"):
+    with pytest.raises(DataError, match=r"MB was kept\)\n.*run the command again to resume"):
         fetch_to_part(site.url, part, limits=once)
     left = part.stat().st_size
 
@@ -208,10 +195,10 @@ def test_failed_downloads_are_reported(
 ) -> None:
     site.faults = list(faults)
 
-    patience = replace(HASTY, attempts=3) if "drip" in faults else QUICK
+    limits = replace(HASTY, attempts=3) if "drip" in faults else QUICK
 
     with pytest.raises(DataError, match=said):
-        fetch_folder(known(site), tmp_path / "set", patience=patience)
+        fetch_folder(site.url, tmp_path / "set", limits=limits)
 
     assert not (tmp_path / "set").exists()
     assert len(site.asked) == len(faults)
@@ -220,7 +207,7 @@ def test_failed_downloads_are_reported(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        pytest.param(tar_bytes(plain("../evil")), "'../evil' points outside", id="hostile"),
+        pytest.param(tar_bytes(plain("../evil")), "'../evil' has a name", id="hostile"),
         pytest.param(tar_bytes(plain("a/1.txt")), "contains no image folder", id="no images"),
         pytest.param(b"<html>log in</html>", "looks like a web page", id="login page"),
     ],
@@ -231,7 +218,7 @@ def test_a_refused_archive_leaves_nothing(
     site.files["/set.tar.gz"] = content
 
     with pytest.raises(DataError, match=said):
-        fetch_folder(known(site), tmp_path / "home" / "set", patience=QUICK)
+        fetch_folder(site.url, tmp_path / "home" / "set", limits=QUICK)
 
     assert names(tmp_path) == ["home"]
     assert names(tmp_path / "home") == []
@@ -243,7 +230,7 @@ def test_an_image_folder_among_other_files_is_found(site: Site, tmp_path: Path) 
         ("README", b"x"), ("data/a/1.jpg", picture), ("data/b/1.jpg", picture)
     )
 
-    fetched = fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    fetched = fetch_folder(site.url, tmp_path / "set", limits=QUICK)
 
     assert fetched.root == tmp_path / "set" / "data"
     assert (tmp_path / "set" / "README").exists()
@@ -255,7 +242,7 @@ def test_two_processes_do_not_fetch_to_the_same_place(site: Site, tmp_path: Path
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         with pytest.raises(LockedError, match="another process is fetching"):
-            fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+            fetch_folder(site.url, tmp_path / "set", limits=QUICK)
 
 
 def command(*words: str) -> int:
@@ -271,17 +258,14 @@ def test_passwords_are_kept_in_no_file(site: Site, tmp_path: Path) -> None:
     once = DownloadLimits(attempts=1, pace=10**6, allow_private=True)
 
     with pytest.raises(DataError) as caught:
-        fetch_folder(known(site), tmp_path / "set", patience=once)
+        fetch_folder(site.url, tmp_path / "set", limits=once)
     during = (tmp_path / "set.part.json").read_text()
-    first = fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    first = fetch_folder(site.url, tmp_path / "set", limits=QUICK)
     shutil.rmtree(tmp_path / "set")
-    again = fetch_folder(known(site), tmp_path / "set", patience=QUICK)
+    again = fetch_folder(site.url, tmp_path / "set", limits=QUICK)
 
     assert "secret" not in f"{caught.value}{during}"
-    assert (site.asked[1].startswith("bytes="), first.record, again.record) == (
-        True,  # resumed, although the file has the address without its password
-        tmp_path / "set.sha256",
-        None,  # recorded already
-    )
+    assert site.asked[1].startswith("bytes=")  # although the file has the address without password
+    assert first.rows == again.rows
     assert "***@127.0.0.1" in (tmp_path / "set.sha256").read_text()
     assert "secret" not in (tmp_path / "set.sha256").read_text()

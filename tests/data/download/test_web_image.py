@@ -1,5 +1,6 @@
 """Fetching of single images over loopback, within limits."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -190,7 +191,7 @@ def test_a_redirect_to_a_private_address_is_refused(
 ) -> None:
     # as if the first server were on the internet
     monkeypatch.setattr(
-        "vitft.data.download.web_image.is_public",
+        "vitft.data.web.is_public",
         lambda found: found == "127.0.0.1" or is_public(found),
     )
 
@@ -203,9 +204,10 @@ def test_a_redirect_to_a_private_address_is_refused(
 def test_a_name_that_is_resolved_anew_to_a_private_address_is_refused(
     site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    resolve, answers = socket.getaddrinfo, iter(["93.184.216.34", "127.0.0.1"])
     monkeypatch.setattr(
-        "vitft.data.download.web_image.check_public", lambda *_: None
-    )  # a public address at first
+        "socket.getaddrinfo", lambda _, *rest, **named: resolve(next(answers), *rest, **named)
+    )
 
     with pytest.raises(ImageError, match="is a private address"):
         fetch_image(f"{site}/good", WebLimits(seconds=60))

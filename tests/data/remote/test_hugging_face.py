@@ -1,7 +1,8 @@
 """Hugging Face datasets through the library `datasets`: the same data as their folder."""
 
+import tarfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -9,7 +10,6 @@ from tests.conftest import draw_folder
 from tests.data.remote.test_copies import figures, split_by_digest, train
 from vitft.config import DataSpec
 from vitft.data import Images, prepare_data, read_bytes, scan
-from vitft.data.remote import hugging_face
 from vitft.system import DataError
 
 datasets = pytest.importorskip("datasets", reason="needs the extra `sources`")
@@ -115,29 +115,29 @@ def test_an_interrupted_copy_continues_with_the_next_row(
 ) -> None:
     images = draw_folder(tmp_path / "data", per_class=8)
     data = f"hf:{write_parquet(tmp_path / 'parquet', images)}"
-    monkeypatch.setattr(hugging_face, "_SHARD_ROWS", 5)
-    read: list[Any] = []
-    image_bytes = hugging_face.image_bytes
+    monkeypatch.setattr("vitft.data.remote.copies._SHARD_ROWS", 5)
+    written: list[str] = []
+    add = tarfile.TarFile.addfile
 
-    def counted(value: Any) -> tuple[bytes | None, str]:
-        read.append(value["path"])
-        if len(read) == 13:  # in the third shard
+    def counted(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes]) -> None:
+        written.extend([info.name] * info.name.endswith(".png"))
+        if len(written) == 13:  # in the third shard
             raise KeyboardInterrupt
-        return image_bytes(value)
+        add(tar, info, file)
 
-    monkeypatch.setattr(hugging_face, "image_bytes", counted)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", counted)
     with pytest.raises(KeyboardInterrupt):
         prepare_data(data, DataSpec())
-    assert read[:10] == [*read[:8], "000.png", "001.png"]
 
     folder = scanned(data)
 
     assert len(folder.rows) == 24
-    assert len(read) == 13 + 14  # 10 rows were kept in whole shards
+    assert len(written) == 13 + 14  # 10 rows were kept in whole shards
+    assert written[13] == "0000010.png"
     found = [read_bytes(f"{folder.root}/{file.path}") for file in folder.rows]
     assert found == [path.read_bytes() for path in sorted(images.rglob("*.png"))]
     prepare_data(data, DataSpec())
-    assert len(read) == 27
+    assert len(written) == 27
 
 
 def test_changed_files_are_copied_again(tmp_path: Path) -> None:

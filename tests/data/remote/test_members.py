@@ -9,7 +9,7 @@ import pytest
 from tests.support.pictures import encoded, scene
 from tests.support.shards import shard, write_shards
 from vitft.config import DataSpec
-from vitft.data import MEMBERS, copy_member, prepare_data
+from vitft.data import prepare_data, read_bytes
 from vitft.system import ImageError
 
 PICTURES = [encoded(scene(seed, (8, 8))) for seed in range(6)]
@@ -35,10 +35,10 @@ def test_an_image_of_a_shard_that_has_changed_is_an_error(
     os.utime(file, ns=times)
 
     with pytest.raises(ImageError, match=r"the shard part-01\.tar has changed"):
-        copy_member(path)
+        read_bytes(path)
     file.unlink()
     with pytest.raises(ImageError, match=r"the shard part-01\.tar is missing"):
-        copy_member(path)
+        read_bytes(path)
 
 
 class Command:
@@ -52,7 +52,8 @@ class Command:
 
 
 def test_positions_that_are_a_pickle_are_not_read(copied: Path, tmp_path: Path) -> None:
-    (copied / MEMBERS).write_bytes(pickle.dumps(Command(tmp_path / "executed")))
+    (copied / "members.npy").write_bytes(pickle.dumps(Command(tmp_path / "executed")))
 
-    assert copy_member(f"{copied}/part-00.tar/0.jpg") is None
+    with pytest.raises(ImageError, match="not found"):
+        read_bytes(f"{copied}/part-00.tar/0.jpg")
     assert not (tmp_path / "executed").exists()

@@ -59,7 +59,7 @@ def test_a_broken_download_is_continued(store: Path, monkeypatch: pytest.MonkeyP
     import s3fs
 
     assert store.is_dir()
-    monkeypatch.setattr("vitft.data.download.fetch.PIECE", 1000)
+    monkeypatch.setattr("vitft.data.web.PIECE", 1000)
     starts: list[tuple[str, int]] = []
     cat_file = s3fs.S3FileSystem.cat_file
 

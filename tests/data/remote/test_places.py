@@ -6,7 +6,7 @@ import pytest
 
 from vitft.cli.main import main
 from vitft.config import DataSpec
-from vitft.data import Place, check_libraries, place_of, prepare_data
+from vitft.data import place_of, prepare_data
 from vitft.system import UsageError
 
 
@@ -28,7 +28,7 @@ def test_s3_without_its_library_is_refused_before_anything_is_fetched(
 
     assert main(["predict", "wds:s3://bucket/{0..3}.tar", "--run", str(tmp_path)]) in (2, 5)
     with pytest.raises(UsageError, match="s3:// needs") as error:
-        check_libraries("s3://bucket/0.tar")
+        prepare_data("wds:s3://bucket/0.tar", DataSpec())
 
     assert "s3fs" in error.value.fix
 
@@ -40,4 +40,6 @@ def test_the_library_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) 
         prepare_data("hf:user/name", DataSpec())
 
     assert "datasets" in error.value.fix
-    assert not Place("hf", "user/name").folder.exists()
+    place = place_of("hf:user/name")
+    assert place is not None
+    assert not place.folder.exists()

@@ -13,7 +13,7 @@ from tests.data.download.test_archive import plain, tar_bytes
 from tests.support.pictures import encoded, scene
 from tests.support.shards import json_text, shard, write_shards
 from vitft.config import DataSpec
-from vitft.data import Images, measure_grey_range, prepare_data, read_bytes, read_samples, scan
+from vitft.data import Images, measure_grey_range, prepare_data, read_bytes, scan
 from vitft.system import DataError, ImageError
 
 PICTURES = [encoded(scene(i, (32, 32))) for i in range(4)]
@@ -95,11 +95,11 @@ MORE = tarfile.TarInfo("a.jpg")
 MORE.size = 10**13 + 1
 END = len(WHOLE.rstrip(b"\0")) // -512 * -512  # of the last member
 HOSTILE = {
-    "a path that leads outside": (tar_bytes(plain("../a.jpg")), "points outside"),
-    "an absolute path": (tar_bytes(plain("/etc/a.jpg")), "is an absolute path"),
-    "a symbolic link": (tar_bytes(linked(tarfile.SYMTYPE)), "is a link to '/etc/passwd'"),
-    "a hard link": (tar_bytes(linked(tarfile.LNKTYPE)), "is a link to '/etc/passwd'"),
-    "a device": (tar_bytes(linked(tarfile.CHRTYPE)), "is a device"),
+    "a path that leads outside": (tar_bytes(plain("../a.jpg")), "leads outside"),
+    "an absolute path": (tar_bytes(plain("/etc/a.jpg")), "absolute"),
+    "a symbolic link": (tar_bytes(linked(tarfile.SYMTYPE)), "'a.jpg' is a link"),
+    "a hard link": (tar_bytes(linked(tarfile.LNKTYPE)), "'a.jpg' is a link"),
+    "a device": (tar_bytes(linked(tarfile.CHRTYPE)), "a device"),
     "the same name twice": (tar_bytes(plain("a.jpg"), plain("a.jpg")), "occurs twice"),
     "a huge size": (HUGE.tobuf() + b"\0" * 1024, "'a.jpg' unpack to 1,000,000,000,000"),
     "truncated within a member": (WHOLE[:1600], "its end marker is missing|unexpected end"),
@@ -142,7 +142,7 @@ def test_mutants_of_a_shard_are_read_or_refused(tmp_path: Path) -> None:
             mutant[place] = random.integers(0, 256)
         (tmp_path / "a.tar").write_bytes(mutant)
         try:
-            read_samples(tmp_path / "a.tar", shown="a.tar")
+            prepare_data(f"wds:{tmp_path}/a.tar", DataSpec())
         except DataError:
             refused += 1
     assert refused  # the others have changed pixels, labels or names

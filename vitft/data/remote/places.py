@@ -1,7 +1,7 @@
 """Values of `--data` that are not paths: `wds:` for tar shards, `hf:` for Hugging Face datasets.
 
 Such a dataset is read through its local copy, a folder of the cache with the table `index.csv`,
-which `remote.prepare` makes. Nothing here reads the network or imports anything slow.
+which `remote.copies` makes. Nothing here reads the network or imports anything slow.
 """
 
 import glob
@@ -11,29 +11,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from vitft.system.cores import cache_folder
 from vitft.system.errors import DataError, UsageError
 from vitft.system.text import redacted
 
-_Kind = Literal["wds", "hf"]
-_PLACE_KINDS: tuple[_Kind, ...] = ("wds", "hf")
+_EXAMPLES = {"wds": "wds:https://HOST/train-{00..09}.tar", "hf": "hf:USER/NAME:train"}
 INDEX = "index.csv"
 COPY = re.compile(r"(?P<root>.+?-[0-9a-f]{12}\.copy)[\\/](?P<member>.+)", re.DOTALL)
 """Path of an image in a local copy."""
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 _MAX_SHARDS = 100_000
 _WEB = ("http", "https")
 FILE_SYSTEMS = {
-    "s3": "s3fs",
-    "gs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "hf": "huggingface_hub",
-}
+    "s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub",
+}  # fmt: skip
 """Mapping from the schemes that fsspec reads to the libraries that it needs for them."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _ARCHIVE_NAME = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|zip)$", re.IGNORECASE)
@@ -43,7 +35,7 @@ _ARCHIVE_NAME = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|zip)$", re.IGNORECASE
 class Place:
     """A dataset that is not a folder, a table or an array dataset on this machine."""
 
-    kind: _Kind
+    kind: str  # wds or hf
     address: str
     """Shards with braces, or the name of a Hugging Face dataset; as given, i.e. with secrets."""
 
@@ -73,19 +65,10 @@ class Place:
         return cache_folder("data") / f"{self.name}-{digest}.copy"
 
 
-class ShardPlace(NamedTuple):
-    """A tar file of a dataset."""
-
-    name: str  # path relative to the folder that contains all shards, with slashes
-    address: str  # path or address, with secrets
-
-
 def place_of(data: str) -> Place | None:
     """Return the place that a value of `--data` names, or None if the value is a path."""
     kind, colon, address = data.partition(":")
-    if not colon or kind not in _PLACE_KINDS:
-        return None
-    return Place(kind, address)
+    return Place(kind, address) if colon and kind in _EXAMPLES else None
 
 
 def short_name(data: str) -> str:
@@ -99,28 +82,26 @@ def check_place(data: str) -> Place | None:
     place = place_of(data)
     if place is not None:
         if not place.address.strip("/"):
-            form = {"wds": "wds:https://HOST/train-{00..09}.tar", "hf": "hf:USER/NAME:train"}
-            raise UsageError(f"{data} names no data", fix=f"use e.g. --data {form[place.kind]}")
+            raise UsageError(
+                f"{data} names no data", fix=f"use e.g. --data {_EXAMPLES[place.kind]}"
+            )
         return place
     scheme = scheme_of(data)
     archive = _ARCHIVE_NAME.search(urlsplit(data).path if scheme else data)
     is_tar = archive is not None and archive[1].lower() == "tar"
+    fetch = "fetch an archive of images with vitft data fetch --url URL"
     if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
-        folders = f"vitft data fetch --url {data}" if scheme in _WEB else "unpack it"
         raise UsageError(
             f"{data} is a tar file, which may be a shard or an archive of a folder",
-            fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, {folders}",
-        )
-    if scheme in _WEB:
-        raise UsageError(
-            f"{data} is a web address, not a folder or a table",
-            fix="fetch an archive of images with vitft data fetch --url URL, or use wds:URL for "
-            "tar shards",
+            fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack it, "
+            f"or {fetch}",
         )
     if scheme:
+        what = "is a web address, not" if scheme in _WEB else "cannot be read as"
         raise UsageError(
-            f"{data} cannot be read as a folder: vitft reads tar shards from such places",
-            fix="use --data wds:URL{00..99}.tar, or copy the folder to this machine",
+            f"{data} {what} a folder or a table",
+            fix=f"use wds:URL{{00..99}}.tar for tar shards, copy the folder to this machine, or "
+            f"{fetch}",
         )
     if archive is not None and os.path.isfile(data):  # noqa: PTH113
         raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
@@ -139,7 +120,7 @@ def _local_path(address: str) -> str:
 
 def _texts_in_braces(inside: str) -> Sequence[str] | None:
     """Return the texts for which a pair of braces stands, or None if there are none."""
-    if numbers := _NUMBERS.fullmatch(inside):
+    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", inside):
         limits = numbers.groups()
         first, last = map(int, limits)
         # Numbers have leading zeros if one of the limits has
@@ -150,8 +131,12 @@ def _texts_in_braces(inside: str) -> Sequence[str] | None:
     return inside.split(",") if "," in inside else None
 
 
-def list_shards(address: str) -> list[ShardPlace]:
-    """Return the shards that an address with braces or, for paths, a pattern names."""
+def list_shards(address: str) -> list[tuple[str, str]]:
+    """Return the shards that an address with braces or, for paths, a pattern names.
+
+    Each has a name, its path relative to the folder that contains all shards, with slashes, and an
+    address with secrets or a path.
+    """
     if address.lower().startswith("pipe:"):
         raise UsageError(
             f"wds:{address} names a command, and vitft does not run commands from data",
@@ -165,7 +150,7 @@ def list_shards(address: str) -> list[ShardPlace]:
             fix=f"use a path, {schemes}, or copy the shards to this machine",
         )
     addresses = [address]
-    while match := _BRACES.search(addresses[0]):
+    while match := re.search(r"\{([^{}]*)\}", addresses[0]):
         if (texts := _texts_in_braces(match[1])) is None:
             fix = "use {00..99} for numbers, or {train,val} for names"
             raise UsageError(f"wds:{address}: {{{match[1]}}} is not a list of shards", fix=fix)
@@ -190,7 +175,7 @@ def list_shards(address: str) -> list[ShardPlace]:
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"wds:{address} names {twice} twice", fix="name each shard once")
-    return [ShardPlace(name, one) for name, one in zip(names, addresses, strict=True)]
+    return list(zip(names, addresses, strict=True))
 
 
 def _matching(path: str) -> list[str]:

@@ -15,8 +15,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from vitft.data.images import open_image
-from vitft.data.pictures import thumbnail_jpeg
+from vitft.data.images import open_image, thumbnail_jpeg
 from vitft.report.cards import elements_script, read_asset
 from vitft.report.html import colour_scheme
 from vitft.serve.app import JsonResponse, SecurityMiddleware, add_error_handlers, add_route

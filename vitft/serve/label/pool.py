@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.grey_range import measure_grey_range
 from vitft.data.image_table import Images
 from vitft.data.images import GreyRange
-from vitft.data.inspection import log_inspection
+from vitft.data.inspection import log_inspection, measure_grey_range
 from vitft.data.transforms import eval_view
 from vitft.features.pipeline import (
     build_pipeline,

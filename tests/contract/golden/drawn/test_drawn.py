@@ -24,7 +24,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.golden.snapshots import TextExtension, scrub
 from tests.contract.rows import draw, expand, run
-from vitft.data import FLOWERS_BY_KIND, draw_demo
+from vitft.data import draw_demo
 
 WEIGHTS = "--weights ../w.safetensors --device cpu"
 FP32 = "--cache none --set train.precision=fp32"
@@ -119,10 +119,9 @@ def demo_flowers() -> Iterator[str]:
     """Flowers of `--data demo`, of two seeds."""
     for seed in (0, 1):
         draw_demo(Path(f"demo{seed}"), per_class=4, seed=seed, size=64)
-        for kind in FLOWERS_BY_KIND:
-            for path in sorted(Path(f"demo{seed}", kind).iterdir()):
-                yield f"seed {seed} {kind}"
-                yield from cells(path, 4, 4)
+        for path in sorted(Path(f"demo{seed}").glob("*/*")):
+            yield f"seed {seed} {path.parent.name}"
+            yield from cells(path, 4, 4)
 
 
 def exports() -> Iterator[str]:

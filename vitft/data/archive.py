@@ -1,4 +1,4 @@
-"""Unpacking of tar and zip archives from untrusted sources.
+"""Tar and zip archives from untrusted sources.
 
 Entries are checked one by one, each before it is written. An archive is rejected if it contains a
 link, a device or a path that leads out of the folder, or if its contents are too large. Only new
@@ -10,6 +10,7 @@ import errno
 import gzip
 import io
 import os
+import re
 import shutil
 import stat
 import struct
@@ -17,7 +18,7 @@ import tarfile
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,16 @@ from typing import IO, Any, NamedTuple
 from vitft.system import console
 from vitft.system.errors import DataError
 from vitft.system.files import check_space, writing
+
+KNOWN_ARCHIVES: Mapping[str, tuple[str, str, str]] = {
+    "flower_photos": (
+        "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
+        # Source: TensorFlow Datasets (tf_flowers, checksums.tsv)
+        "4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
+        "3,670 photos of five kinds of flower (CC BY 2.0, photographers in LICENSE.txt)",
+    ),
+}
+"""Address, SHA-256 and description of the archives that `vitft data fetch` knows by name."""
 
 _CHUNK_BYTES = 2**20
 _MAX_READ = 4 * _CHUNK_BYTES
@@ -61,27 +72,9 @@ class ArchiveEntry(NamedTuple):
     name: str
     size: int
     is_folder: bool
-    refused: str  # why an entry of this kind is refused; empty if it is not
+    is_plain: bool  # a folder or a file that is neither a link, a device, sparse nor encrypted
     open: Callable[[], IO[bytes] | None]  # may be called until the next entry is read
     offset: int = 0  # place of the contents in a tar file
-
-    def parts(self) -> tuple[str, ...]:
-        """Return the parts of the path; an ArchiveRefusedError if the kind or path is unsafe."""
-        name = self.name
-        parts = tuple(part for part in name.split("/") if part not in ("", "."))
-        too_long = any(len(os.fsencode(part)) > 255 for part in parts)
-        problems = (
-            (self.refused, self.refused),
-            (name.startswith("/") or name[1:3] in (":/", ":\\"), "is an absolute path"),
-            (".." in parts, "points outside the target folder"),
-            ("\\" in name or "\0" in name, "has a backslash or a null byte in its name"),
-            (too_long or len(os.fsencode(name)) > 1000, "has a name that is too long"),
-            (not parts and not self.is_folder, "has no file name"),
-        )
-        if why := next((why for is_so, why in problems if is_so), ""):
-            shown = name if len(name) <= 200 else f"{name[:200]}..."
-            raise ArchiveRefusedError(f"the entry '{shown}' {why}")
-        return parts
 
 
 class _LimitedReader:
@@ -121,16 +114,10 @@ def tar_entries(
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined] # do not keep all members in memory
-            kinds = (
-                (member.issym() or member.islnk(), f"is a link to '{member.linkname[:200]}'"),
-                (member.issparse(), "is a sparse file"),
-                (not member.isreg() and not member.isdir(), "is a device or other special file"),
-                (member.size < 0, "has a negative size"),
-            )
-            refused = next((why for is_so, why in kinds if is_so), "")
-            size = 0 if member.isdir() else member.size
-            read = partial(tar.extractfile, member)
-            yield ArchiveEntry(member.name, size, member.isdir(), refused, read, member.offset_data)
+            is_folder, read = member.isdir(), partial(tar.extractfile, member)
+            is_plain = is_folder or (member.isreg() and not member.issparse() and member.size >= 0)
+            size = 0 if is_folder else member.size
+            yield ArchiveEntry(member.name, size, is_folder, is_plain, read, member.offset_data)
     # tarfile takes an invalid header for the end
     if len(stream.last) < tarfile.BLOCKSIZE:
         raise ArchiveRefusedError("its end marker is missing")
@@ -140,31 +127,16 @@ def tar_entries(
         stream.read(_CHUNK_BYTES)
 
 
-def _zip_entries(file: IO[bytes], limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
-    # zipfile reads the whole central directory, whose size is at the end of the file (PKWARE's
-    # APPNOTE.TXT, sections 4.3.14 to 4.3.16)
-    file.seek(max(0, file.seek(0, os.SEEK_END) - 2**17))
-    tail = file.read()
-    at, large = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
-    size = struct.unpack_from("<L", tail, at + 12)[0] if 0 <= at <= len(tail) - 22 else 0
-    if 0 <= large <= len(tail) - 56:
-        size = max(size, struct.unpack_from("<Q", tail, large + 40)[0])
-    if size > 120 * limits.entries:
-        raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
+def _zip_entries(file: IO[bytes]) -> Iterator[ArchiveEntry]:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            packing = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-            kinds = (
-                (info.is_dir(), ""),
-                (kind == stat.S_IFLNK, "is a link"),
-                (kind not in (0, stat.S_IFREG), "is a device or other special file"),
-                (info.flag_bits & 1, "is encrypted"),
-                (info.compress_type not in packing, "has an unsupported compression method"),
+            is_plain = info.is_dir() or (
+                stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
+                and not info.flag_bits & 1  # encrypted
+                and info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             )
-            refused = next((why for is_so, why in kinds if is_so), "")
             name, read = info.orig_filename, partial(archive.open, info)
-            yield ArchiveEntry(name, info.file_size, info.is_dir(), refused, read)
+            yield ArchiveEntry(name, info.file_size, info.is_dir(), is_plain, read)
 
 
 def accepted_entries(
@@ -175,11 +147,25 @@ def accepted_entries(
     for number, entry in enumerate(entries, start=1):
         if number > limits.entries:
             raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
-        parts = entry.parts()
+        name = entry.name
+        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        if not entry.is_plain:
+            kinds = "a link, a device, or a sparse, encrypted or unusually packed file"
+            raise ArchiveRefusedError(f"the entry '{name[:200]}' is {kinds}")
+        if (
+            name.startswith("/")
+            or re.search(r"^.:/|[\\\0]", name)
+            or ".." in parts
+            or max(map(len, map(os.fsencode, parts)), default=0) > 255
+            or len(os.fsencode(name)) > 1000
+            or not (parts or entry.is_folder)
+        ):
+            problem = "has a name that is empty, absolute, too long or leads outside"
+            raise ArchiveRefusedError(f"the entry '{name[:200]}' {problem}")
         content += entry.size
         if not limits.allows(content, packed):
             raise ArchiveRefusedError(
-                f"it has {packed:,} bytes, but its entries up to '{entry.name}' unpack to "
+                f"it has {packed:,} bytes, but its entries up to '{name}' unpack to "
                 f"{content:,} bytes (the limits are {limits.content / 1e9:g} GB and "
                 f"{limits.ratio} times its size)"
             )
@@ -217,7 +203,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
         packed, head = os.fstat(file.fileno()).st_size, file.read(tarfile.BLOCKSIZE)
         file.seek(0)
         if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            entries = _zip_entries(file, limits)
+            entries = _zip_entries(file)
         elif head[:2] == b"\x1f\x8b":
             entries = tar_entries(gzip.GzipFile(fileobj=file), packed, limits)
         elif head[257:262] == b"ustar":

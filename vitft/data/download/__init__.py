@@ -1,1 +1,0 @@
-"""Download of archives, known datasets and single images."""

@@ -1,0 +1,781 @@
+"""Local copies of tar shards and Hugging Face datasets: made once, then read without the network.
+
+A shard is fetched whole into the cache, resumed after an interruption, checked and indexed; shards
+on this machine are only indexed. Rows of Hugging Face datasets are written to shards of their own.
+One process makes the copy, others wait for it.
+
+A shard follows WebDataset's convention: KEY.jpg with KEY.cls, KEY.json or KEY.txt. It is not
+unpacked: only headers and small text members are read, and the position of every image is recorded.
+All members are checked like the entries of an archive (see `data.archive`).
+"""
+
+import contextlib
+import csv
+import functools
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitft.config.sections import DataSpec
+from vitft.data.archive import (
+    ArchiveEntry,
+    ArchiveLimits,
+    ArchiveRefusedError,
+    accepted_entries,
+    as_data_error,
+    tar_entries,
+)
+from vitft.data.arrays import data_path
+from vitft.data.parts import part_named
+from vitft.data.remote.places import (
+    COPY,
+    FILE_SYSTEMS,
+    INDEX,
+    Place,
+    check_place,
+    list_shards,
+    safe_name,
+    scheme_of,
+)
+from vitft.data.signatures import FORMAT_BY_SUFFIX, identify_format
+from vitft.data.table import PATH_COLUMNS, TableReader, cell_text, encode_table, open_text
+from vitft.data.walk import suffix_of, unused_notes
+from vitft.data.web import DownloadLimits, PrivateAddressError, fetch_to_part, remove_part
+from vitft.system import console
+from vitft.system.errors import DataError, ImageError, RunError, UsageError, VitftError
+from vitft.system.files import (
+    check_space,
+    open_regular,
+    read_regular,
+    try_lock,
+    write_atomically,
+    write_json,
+    writing,
+)
+from vitft.system.imports import install_command, require_extra
+from vitft.system.structure import parse_json, structured
+from vitft.system.text import count, describe_os_error, labelled, listing, redacted
+
+log = logging.getLogger(__name__)
+
+SOURCE, MEMBERS = "source.json", "members.npy"
+_OPTION = "the environment variable VITFT_CACHE"
+"""What chooses the folder of copies, for messages."""
+_FORMAT = 1  # version of the files of a copy; a copy of another version is made again
+
+
+# samples of a tar shard in WebDataset's convention ------------------------------------------------
+
+_TEXTS = frozenset({"cls", "txt", "text"})  # members of a sample that contain one value as text
+_MAX_MEMBER_BYTES = 2**20  # maximum size of a member that is read as text
+_MAX_CELL = 10_000  # number of characters after which a text is cut, e.g. a long caption
+_LIMITS = ArchiveLimits(content=10**13)
+
+
+@dataclass(slots=True)
+class _Sample:
+    images: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """Mapping from components (the text after the first dot of the name, e.g. `jpg`) to the names
+    of images, and their offsets and sizes in bytes."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Text of the members `cls` and `txt`, and the fields of `json` that are not nested."""
+
+
+_Contents = tuple[dict[str, _Sample], Counter[str]]
+"""Samples of a shard by key, in its order, and numbers of unused members by suffix."""
+
+
+def read_samples(shard: Path, *, shown: str) -> _Contents:
+    """Read the samples of a shard, called `shown` in messages.
+
+    Raises:
+        DataError: The file is not a tar file, is damaged, or has a member that is rejected.
+        OSError: The file cannot be read.
+    """
+    found: dict[str, _Sample] = {}
+    unused: Counter[str] = Counter()
+    seen: set[str] = set()
+    fix = "write the shard again, or get it from another source"
+    with shard.open("rb") as file, as_data_error(f"the shard {shown}", fix=fix):
+        head = file.read(tarfile.BLOCKSIZE)
+        if head[257:262] != b"ustar":
+            if head[:2] == b"\x1f\x8b":
+                raise ArchiveRefusedError("it is compressed, and only uncompressed shards are read")
+            seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
+            raise ArchiveRefusedError(f"it is not a tar file{seems}" if head else "it is empty")
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        for entry, parts in accepted_entries(tar_entries(file, size, _LIMITS), size, _LIMITS):
+            name = "/".join(parts)
+            if parts[-1].startswith("."):
+                continue
+            if name in seen:
+                raise ArchiveRefusedError(f"the entry '{name}' occurs twice")
+            seen.add(name)
+            folder, slash, base = name.rpartition("/")  # the key ends as in `base_plus_ext`
+            stem, _, component = base.partition(".")  # of WebDataset
+            key, component = f"{folder}{slash}{stem}", component.lower()
+            if f".{component.rpartition('.')[2]}" in FORMAT_BY_SUFFIX:
+                place = name, entry.offset, entry.size
+                found.setdefault(key, _Sample()).images[component] = place
+            elif component in _TEXTS or component == "json":
+                fields = _text_fields(entry, component)
+                found.setdefault(key, _Sample()).fields.update(fields)
+            else:
+                unused[suffix_of(name)] += 1
+    return found, unused
+
+
+def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
+    """Return the text of a member, or the fields of its JSON object that are not nested."""
+    if entry.size > _MAX_MEMBER_BYTES:
+        raise ArchiveRefusedError(
+            f"the entry '{entry.name}' has {entry.size:,} bytes, more than the limit of "
+            f"{_MAX_MEMBER_BYTES:,}"
+        )
+    source = entry.open()
+    assert source is not None
+    text = source.read().decode("utf-8", "surrogateescape")
+    texts = {component: text}
+    if component == "json":
+        try:
+            value: Any = parse_json(text)
+        except ValueError as error:
+            raise ArchiveRefusedError(f"the entry '{entry.name}' is not valid JSON") from error
+        fields = value if isinstance(value, dict) else {"json": value}
+        lists = {key: one if isinstance(one, list) else [one] for key, one in fields.items()}
+        texts = {
+            key: "|".join(cell_text(item) for item in items)
+            for key, items in lists.items()
+            if not any(isinstance(item, list | dict) for item in items)
+        }
+    return {key: " ".join(one.strip().splitlines())[:_MAX_CELL] for key, one in texts.items()}
+
+
+# index of a local copy: its samples as a table of labels ------------------------------------------
+
+
+def _index_table(
+    shards: Mapping[str, _Contents],
+) -> tuple[list[str], Iterator[list[str]], int, list[str]]:
+    """Return the header, the rows, their number (that of samples with an image) and notes.
+
+    The column `path` contains the image of a sample or, if it has several, the one whose component
+    has no dot, e.g. `jpg` rather than `seg.png`. If that does not single out one image per sample,
+    there is one column for each component, and `data.path_column` chooses.
+    """
+    found: set[str] = set()  # components of images
+    fields: dict[str, None] = {}
+    images, has_main = 0, True
+    for _, sample in _all_samples(shards):
+        found.update(sample.images)
+        fields |= dict.fromkeys(sample.fields)
+        images += bool(sample.images)
+        has_main = has_main and (not sample.images or len(_main_images(sample)) == 1)
+    if has_main:  # others, unless the only image of each sample has a dot in its component
+        dotted = {name for name in found if "." in name}
+        found = dotted if dotted != found else set()
+    components = sorted(found)
+    # The subset that each shard's name contains as a word, e.g. `train-00.tar`
+    words = [{*map(part_named, re.split(r"[^A-Za-z]+", name))} - {""} for name in shards]
+    parts = dict(zip(shards, (min(own, default="") for own in words), strict=True))
+    is_split = "split" not in fields and all(len(own) == 1 for own in words)
+    is_split = is_split and "train" in parts.values() and len({*parts.values()}) > 1
+    own = ["path"] * has_main + components + ["split"] * is_split
+    taken = {name.lower() for name in own}
+    names = [f"json.{name}" if name.lower() in taken else name for name in fields]
+    notes = unused_notes(sum((unused for _, unused in shards.values()), Counter()))
+    if without := sum(len(samples) for samples, _ in shards.values()) - images:
+        notes.append(f"not used: {count(without, 'sample')} without an image")
+    if is_split:
+        listed = listing(dict.fromkeys(parts.values()))
+        notes.append(f"the names of the shards divide the data into {listed}")
+
+    def rows() -> Iterator[list[str]]:
+        for shard, sample in _all_samples(shards):
+            if sample.images:
+                paths = {name: f"{shard}/{one[0]}" for name, one in sample.images.items()}
+                main = [paths[_main_images(sample)[0]]] if has_main else []
+                others = (paths.get(name, "") for name in components)
+                texts = (sample.fields.get(name, "") for name in fields)
+                yield [*main, *others, *[parts[shard]] * is_split, *texts]
+
+    return [*own, *names], rows(), images, notes
+
+
+def _all_samples(shards: Mapping[str, _Contents]) -> Iterator[tuple[str, _Sample]]:
+    return ((name, sample) for name, (samples, _) in shards.items() for sample in samples.values())
+
+
+def _main_images(sample: _Sample) -> list[str]:
+    """Return the components of a sample's images that have no dot, or its only component."""
+    if len(sample.images) == 1:
+        return [*sample.images]
+    return [name for name in sample.images if "." not in name]
+
+
+class IndexReader(TableReader):
+    """Reader for the index of a local copy; its errors name the dataset and the sample."""
+
+    def __init__(self, index: Path, data: str) -> None:
+        choose = "choose the field that contains it with --set data.label=NAME"
+        if not data.startswith("hf:"):
+            choose = f"write the class of each sample as KEY.cls or in KEY.json, or {choose}"
+        super().__init__(index, missing="run the command again", fix=choose)
+        self.shown = data
+
+    def error(
+        self, problem: str, *, line: int = 0, column: str = "", fix: str = ""
+    ) -> DataError | RunError:
+        """Return the error for a problem with a field of a sample, given the line of the index."""
+        line = line or self.line
+        rows = csv.reader(open_text(io.BytesIO(self.data), self.data))
+        cells = next((cells for number, cells in enumerate(rows, 1) if number == line), [""])
+        sample = f"the sample {cells[0]}" if line > 1 else ""
+        places = [self.shown, sample, f"the field {column.strip()[:40]}" * bool(column)]
+        if setting := re.search(r"--set data\.(path_column|split_column|group)=\w+", fix):
+            fix = f"choose a field with {setting[0]}"
+        elif not fix or re.search("cell|line|rename", fix):  # of a table that the user wrote
+            fix = self.fix
+        return DataError(f"{', '.join(filter(None, places))}: {problem}", fix=fix)
+
+
+# local copy of a remote dataset: a folder of the cache that is read like a table of labels --------
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardFile:
+    """A shard of a copy, as it was when it was read."""
+
+    name: str
+    file: str  # path, relative to the copy if the shard was fetched
+    size: int
+    modified: str  # time of the last change in nanoseconds; as text, because it exceeds 53 bits
+
+    def matches(self, state: os.stat_result) -> bool:
+        return (state.st_size, str(state.st_mtime_ns)) == (self.size, self.modified)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy:
+    """Contents of source.json."""
+
+    data: str  # value of `--data`, without secrets
+    shards: tuple[_ShardFile, ...]
+    notes: tuple[str, ...]
+    images: int
+    version: str = ""  # commit or digest of a Hugging Face dataset
+    format: int = _FORMAT
+
+
+def _read_copy(folder: Path) -> LocalCopy | None:
+    """Return the description of a copy, or None if it does not exist or is not complete."""
+    try:
+        fields = parse_json(read_regular(folder / SOURCE, limit=2**32))
+        found: LocalCopy = structured(fields, LocalCopy)
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.format == _FORMAT else None
+
+
+def find_copies(cache: Path) -> list[tuple[Path, LocalCopy]]:
+    """Return the complete copies in a folder of the cache, sorted by name."""
+    pairs = ((folder, _read_copy(folder)) for folder in sorted(cache.glob("*.copy")))
+    return [(folder, copy) for folder, copy in pairs if copy is not None]
+
+
+def copy_of_table(table: Path) -> LocalCopy | None:
+    """Return the copy of which a path is the index, or None if it is another table."""
+    if table.name != INDEX or not COPY.fullmatch(table.as_posix()):
+        return None
+    return _read_copy(table.parent)
+
+
+# images in the shards of a local copy: each is found by its path and read at random ---------------
+
+
+def _encode_positions(shards: Mapping[str, _Contents]) -> bytes:
+    """Return the content of members.npy: key, shard, offset and size of each image (4, n)."""
+    numbers = {name: number for number, name in enumerate(shards)}
+    columns = [
+        (_key_of_path(f"{shard}/{name}"), numbers[shard], offset, size)
+        for shard, sample in _all_samples(shards)
+        for name, offset, size in sample.images.values()
+    ]
+    array = np.array(sorted(columns), np.uint64).reshape(-1, 4).T
+    buffer = io.BytesIO()
+    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _key_of_path(path: str) -> int:
+    """Return the key under which the position of an image is found: 64 bits of a digest."""
+    data = path.encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+@functools.lru_cache(maxsize=8)
+def _load_positions(
+    folder: str, _changed_ns: int
+) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], LocalCopy] | None:
+    """Return the positions of the images of a copy, memory-mapped, and its description."""
+    copy = _read_copy(Path(folder))
+    if copy is None:
+        return None
+    return np.load(f"{folder}/{MEMBERS}", mmap_mode="r", allow_pickle=False), copy
+
+
+def copy_member(path: str, most: int | None = None) -> bytes | None:
+    """Return up to `most` bytes of an image in a copy, or None (ImageError if it has changed)."""
+    match = COPY.fullmatch(path)
+    if match is None:
+        return None
+    root = match["root"]
+    try:
+        found = _load_positions(root, os.stat(f"{root}/{SOURCE}").st_mtime_ns)  # noqa: PTH116
+    except (OSError, ValueError):
+        return None
+    if found is None:
+        return None
+    positions, copy = found
+    key = _key_of_path(match["member"])
+    column = int(np.searchsorted(positions[0], np.uint64(key)))
+    if column == positions.shape[1] or int(positions[0, column]) != key:
+        return None
+    _, number, offset, size = map(int, positions[:, column])
+    size = size if most is None else min(size, most)
+    shard = copy.shards[number]
+    try:
+        with open(os.path.join(root, shard.file), "rb", opener=open_regular) as file:  # noqa: PTH118
+            state = os.fstat(file.fileno())
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        raise ImageError(path, f"the shard {shard.name} is missing") from error
+    if not shard.matches(state) or len(data) < size:
+        raise ImageError(path, f"the shard {shard.name} has changed")
+    return data
+
+
+# making of a local copy ---------------------------------------------------------------------------
+
+_WAIT_S, _PATIENCE_S = 0.2, 5.0
+"""Seconds between attempts to lock a copy, and seconds after which a message is logged."""
+_PRIVATE_FIX = (
+    "if you trust this address, add --set data.allow_private_addresses=true, or in predict "
+    "--allow-private-addresses"
+)
+
+
+def check_libraries(address: str) -> None:
+    """Raise a UsageError with the command to run if a library for the address is missing."""
+    scheme = scheme_of(address)
+    libraries, feature = ("fsspec", FILE_SYSTEMS[scheme]), f"reading {scheme}://"
+    try:
+        require_extra("s3" if scheme == "s3" else "sources", feature=feature, libraries=libraries)
+    except UsageError as error:
+        if scheme in ("s3", "hf"):  # for which there is an extra
+            raise
+        raise UsageError(error.problem, fix=install_command(libraries)) from error
+
+
+def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None) -> Path:
+    """Return the path of a dataset (see `data_path`), after making the local copy if it has one.
+
+    Raises:
+        UsageError: The place is not supported, a library is missing, or a setting has no effect.
+        DataError: A shard is missing, cannot be fetched, or is rejected.
+        ResourceError: The disk is full or too small.
+        RunError: The cache folder is not writable.
+    """
+    place = check_place(data)
+    if place is None:
+        return data_path(data, spec.root)
+    if spec.root:
+        raise UsageError(
+            f"data.root={spec.root} has no effect: {place.text} contains its images",
+            fix="remove it",
+        )
+    limits = replace(
+        limits or DownloadLimits(), allow_private=spec.allow_private_addresses, option=_OPTION
+    )
+    if scheme_of(place.address) in FILE_SYSTEMS:
+        check_libraries(place.address)
+    _make_copy(place, limits)
+    return data_path(data)
+
+
+def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name (SHARD/MEMBER) and the path of each image after `prepare_data`."""
+    index = prepare_data(data, DataSpec(allow_private_addresses=allow_private))
+    reader = IndexReader(index, data)
+    rows = iter(reader)
+    header = next(rows)
+    if "path" not in header:
+        fix = "keep one image in each sample, named KEY.jpg"
+        raise reader.error(f"each sample has several images ({', '.join(header)})", fix=fix)
+    column = header.index("path")
+    return ((row[column], f"{index.parent}/{row[column]}") for row in rows)
+
+
+def _make_copy(place: Place, limits: DownloadLimits) -> None:
+    """Make the local copy of a dataset, or complete it; a complete copy is not touched."""
+    is_hub, folder = place.kind == "hf", place.folder
+    shards = [] if is_hub else list_shards(place.address)
+    if _is_complete(place, shards):
+        return
+    if is_hub:
+        require_extra("sources", feature=f"reading {place.text}")
+    with _locked_copy(place):
+        if _is_complete(place, shards):
+            return
+        notes: list[str] = []
+        version = ""
+        if is_hub:
+            shards, notes, version = _copy_rows(place)
+        found = _ready_shards(place, shards, limits)
+        contents = {file.name: samples for file, samples in found}
+        header, rows, images, more = _index_table(contents)
+        if not images:
+            raise DataError(
+                f"{place.text} contains no images: {count(len(shards), 'shard')} without KEY.jpg, "
+                "KEY.png or another image",
+                fix="write each image as KEY.jpg and its class as KEY.cls, or in KEY.json",
+            )
+        (folder / SOURCE).unlink(missing_ok=True)
+        write_atomically(folder / MEMBERS, _encode_positions(contents))
+        write_atomically(folder / INDEX, encode_table(header, rows))
+        copy = LocalCopy(
+            data=place.text,
+            version=version,
+            shards=tuple(file for file, _ in found),
+            notes=(*notes, *more),
+            images=images,
+        )
+        write_json(folder / SOURCE, asdict(copy))
+
+
+def _is_complete(place: Place, shards: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a copy has all shards, and none has changed since it was indexed."""
+    copy = _read_copy(place.folder)
+    try:
+        if copy is None or not all(s.matches((place.folder / s.file).stat()) for s in copy.shards):
+            return False
+    except OSError:  # a shard was removed
+        return False
+    if place.kind == "hf":  # no list of shards
+        name = _parse_name(place.address)[0]
+        return not os.path.exists(name) or copy.version == _local_version(name)  # noqa: PTH110
+    return [file.name for file in copy.shards] == [name for name, _ in shards]
+
+
+def _ready_shards(
+    place: Place, shards: Sequence[tuple[str, str]], limits: DownloadLimits
+) -> list[tuple[_ShardFile, _Contents]]:
+    """Return all shards with their samples, after fetching those that are new."""
+    found: list[tuple[_ShardFile, _Contents]] = []
+    is_local = all(_is_local(address) for _, address in shards)
+    if not is_local and place.kind != "hf":
+        log.info(labelled("Data", f"copying {place.text} to {place.folder}"))
+    with contextlib.ExitStack() as stack:
+        progress = None  # each download has its own progress bar
+        if is_local:
+            bar = console.Progress(f"reading {place.name}", len(shards), unit="shards")
+            progress = stack.enter_context(bar)
+        for number, (name, address) in enumerate(shards, start=1):
+            log.debug(f"shard {number} of {len(shards)}: {name}")
+            found.append(_ready_shard(place, name, address, limits))
+            # Those that are left must fit on the disk; their size is the mean of those fetched
+            sizes = [file.size for file, _ in found if file.file.startswith("shards/")]
+            needed = (len(shards) - number) * sum(sizes) / max(1, len(sizes))
+            check_space(place.folder.parent, needed, place.text, option=_OPTION)
+            if progress:
+                progress.advance()
+    return found
+
+
+def _is_local(address: str) -> bool:
+    return scheme_of(address) in ("", "file")
+
+
+def _ready_shard(
+    place: Place, name: str, address: str, limits: DownloadLimits
+) -> tuple[_ShardFile, _Contents]:
+    """Return a shard with its samples, after fetching it if necessary."""
+    file = address if _is_local(address) else f"shards/{name}"
+    path = place.folder / file
+    if not _is_local(address) and not path.is_file():
+        part = path.with_name(f"{path.name}.part")
+        with writing(part, option=_OPTION):
+            part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fetch_to_part(address, part, limits=limits)
+        except DataError as error:
+            if not isinstance(error.__cause__, PrivateAddressError):
+                raise
+            raise DataError(error.problem, fix=_PRIVATE_FIX) from error
+        with writing(path, option=_OPTION):
+            part.replace(path)
+        remove_part(part)
+    try:
+        contents = read_samples(path, shown=address)
+        state = path.stat()
+    except OSError as error:
+        raise DataError(
+            f"cannot read the shard {address}: {describe_os_error(error)}",
+            fix="check the path and its permissions",
+        ) from error
+    except DataError:
+        if not _is_local(address):
+            path.unlink(missing_ok=True)
+        raise
+    return _ShardFile(name, file, state.st_size, str(state.st_mtime_ns)), contents
+
+
+@contextlib.contextmanager
+def _locked_copy(place: Place) -> Iterator[None]:
+    """Lock a copy, waiting as long as another process holds the lock; no lock on Windows."""
+    path = place.folder / ".lock"
+    with writing(path, option=_OPTION):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    told = time.monotonic() + _PATIENCE_S
+    with file:
+        while not try_lock(file.fileno()):
+            if time.monotonic() > told:
+                log.info(f"waiting for another process that is copying {place.text}")
+                told = float("inf")
+            time.sleep(_WAIT_S)
+        yield
+
+
+# rows of Hugging Face datasets as tar shards of a local copy --------------------------------------
+#
+# The rows are streamed once through the library `datasets`. An image is stored as the bytes of its
+# file, and the other columns as JSON. A shard is written whole, with the position of the stream
+# after it, so that an interrupted copy continues with the next row.
+
+_SHARD_ROWS = 500  # number of rows in a shard
+_PROGRESS = "progress.json"
+_SUFFIXES = {
+    "JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif",
+    "AVIF": "avif", "HEIC": "heic",
+}  # fmt: skip
+"""Mapping from the formats of images to the components of their names."""
+
+
+def _parse_name(address: str) -> tuple[str, str, str, str]:
+    """Return name, revision, config and split of `hf:NAME[@REVISION][:[CONFIG/]SPLIT]`.
+
+    The name of a local file or folder may contain any characters.
+    """
+    if os.path.exists(address):  # noqa: PTH110
+        return os.path.abspath(address), "", "", ""  # noqa: PTH100 - `parquet` is also a format
+    name, colon, rest = address.rpartition(":")
+    if not colon:
+        name, rest = address, ""
+    config, _, split = rest.rpartition("/")
+    if os.path.exists(name):  # noqa: PTH110
+        return os.path.abspath(name), "", config, split  # noqa: PTH100
+    name, _, revision = name.partition("@")
+    return name, revision, config, split
+
+
+def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
+    """Write, or continue writing, the rows of a dataset to shards in the folder of its locked copy.
+
+    Return the shards, notes on splits that are not used, and the version of the data: a commit on
+    the hub, or a digest of names, sizes and times of local files.
+    """
+    import datasets
+    from huggingface_hub import HfApi
+
+    name, revision, config, chosen = _parse_name(place.address)
+    datasets.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    try:
+        progress: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            progress = parse_json(read_regular(place.folder / _PROGRESS, limit=2**28))
+        is_local = os.path.exists(name)  # noqa: PTH110
+        version = _local_version(name) if is_local else str(progress.get("version", ""))
+        if not version:
+            version = str(HfApi().dataset_info(name, revision=revision or None).sha)
+        if progress.get("version") != version:  # new, or changed since it was copied
+            shutil.rmtree(place.folder / "shards", ignore_errors=True)
+            progress = {"version": version, "splits": {}}
+            write_json(place.folder / _PROGRESS, progress)
+        is_parquet = name.endswith(".parquet") and os.path.isfile(name)  # noqa: PTH113
+        options: dict[str, Any] = {"revision": None if is_local else version}
+        if "all" not in progress:
+            progress["all"] = ["train"]
+            if not is_parquet:
+                found = datasets.get_dataset_split_names(name, config or None, **options)
+                progress["all"] = found
+        kind = "parquet" if is_parquet else name
+        more = {"data_files": name} if is_parquet else {"name": config or None, **options}
+        names, notes = _chosen_splits(place, name, chosen, progress["all"])
+        shards: list[str] = []
+        for split in names:
+            _copy_split(place, {"path": kind, **more}, split, progress)
+            shards += progress["splits"][split]["shards"]
+        return [(shard, f"hf://{name}/{shard}") for shard in shards], notes, version
+    except VitftError:
+        raise
+    except Exception as error:  # `datasets` and the libraries below it raise anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = redacted((lines or [type(error).__name__])[0])[:200]
+        fix = "check the name, the split and the network, or log in with `hf auth login`"
+        raise DataError(f"cannot read {place.text}: {reason}", fix=fix) from error
+
+
+def _local_version(path: str) -> str:
+    """Return a digest of the names, sizes and modification times of local files."""
+    root = Path(path)
+    files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
+    lines = [f"{file} {(s := file.stat()).st_size} {s.st_mtime_ns}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _chosen_splits(
+    place: Place, name: str, chosen: str, names: list[str]
+) -> tuple[list[str], list[str]]:
+    """Return the splits to copy, and notes on the others."""
+    found = f"Splits found: {listing(names)}"
+    if chosen and chosen not in names:
+        problem = f"{place.text}: there is no split {chosen}. {found}"
+        raise DataError(problem, fix="use one of these splits")
+    if chosen or len(names) == 1:
+        return [chosen or names[0]], []
+    known = [one for one in names if part_named(one)]
+    if not known:
+        raise DataError(
+            f"{place.text}: none of the splits is named train, validation or test. {found}",
+            fix=f"choose one of them, e.g. hf:{name}:{names[0]}",
+        )
+    others = [one for one in names if one not in known]
+    return known, [f"not used: the splits {listing(others)}"] if others else []
+
+
+def _copy_split(
+    place: Place, options: Mapping[str, Any], split: str, progress: dict[str, Any]
+) -> None:
+    """Write the rows of a split to shards, beginning after the last whole shard."""
+    import datasets
+
+    state = progress["splits"].setdefault(split, {"shards": [], "stream": None, "done": False})
+    if state["done"]:
+        return
+    stream = datasets.load_dataset(**options, split=split, streaming=True)
+    features: Mapping[str, Any] = stream.features or {}
+    images = _image_columns(features)
+    if not images:
+        raise DataError(
+            f"{place.text} has no column of images. Columns found: {listing(features)}",
+            fix="use a dataset with a column of the type Image",
+        )
+    for name in images:
+        if isinstance(features[name], datasets.Image):
+            stream = stream.cast_column(name, datasets.Image(decode=False))
+    if state["stream"]:
+        stream.load_state_dict(state["stream"])
+    found = stream.info.splits if stream.info else None
+    total = found[split].num_examples if found and split in found else 0
+    first = len(state["shards"]) * _SHARD_ROWS
+    rows = iter(stream)
+    with console.Progress(f"copying {place.name} {split}", max(total - first, 1)) as bar:
+        while not state["done"]:
+            name = f"{safe_name(split)}-{len(state['shards']):05}.tar"
+            number = len(state["shards"]) * _SHARD_ROWS
+            path = place.folder / "shards" / name
+            part = path.with_name(f"{name}.part")
+            # One shard
+            written = 0
+            with writing(part, option=_OPTION):
+                part.parent.mkdir(parents=True, exist_ok=True)
+                file = part.open("wb")
+            with file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                while written < _SHARD_ROWS and (row := next(rows, None)) is not None:
+                    for component, data in _row_members(row, images, features):
+                        info = tarfile.TarInfo(f"{number + written:07}.{component}")
+                        info.size = len(data)
+                        with writing(part, option=_OPTION):
+                            tar.addfile(info, io.BytesIO(data))
+                    written += 1
+            if written:
+                part.replace(path)
+                state["shards"].append(name)
+                bar.advance(written)
+            state["done"] = written < _SHARD_ROWS
+            state["stream"] = None if state["done"] else stream.state_dict()
+            write_json(place.folder / _PROGRESS, progress)
+
+
+def _image_columns(features: Mapping[str, Any]) -> list[str]:
+    """Return the columns of images or their bytes, beginning with the one of a usual name."""
+    import datasets
+
+    found = []
+    for name, feature in features.items():
+        is_bytes = getattr(feature, "dtype", "") in ("binary", "large_binary")
+        is_file = isinstance(feature, dict) and {*feature} == {"bytes", "path"}
+        usual = name.lower() in PATH_COLUMNS
+        if isinstance(feature, datasets.Image) or is_file or (is_bytes and usual):
+            found.append(name)
+    return sorted(found, key=lambda name: name.lower() not in PATH_COLUMNS)
+
+
+def _row_members(
+    row: Mapping[str, Any], images: list[str], features: Mapping[str, Any]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the images of a row and its other columns as JSON, each with its component."""
+    for place, name in enumerate(images):
+        data, path = image_bytes(row[name])
+        if data is not None:
+            suffix = _SUFFIXES.get(identify_format(data)) or suffix_of(path).lstrip(".")
+            suffix = suffix if suffix in _SUFFIXES.values() else "jpg"  # is reported as unreadable
+            yield (f"{safe_name(name)}.{suffix}" if place else suffix), data
+    others = {name: value for name, value in row.items() if name not in images}
+    fields = {name: _json_value(value, features.get(name)) for name, value in others.items()}
+    yield "json", json.dumps(fields).encode()
+
+
+def image_bytes(value: Any) -> tuple[bytes | None, str]:  # noqa: ANN401 - a cell of any type
+    """Return the bytes of an image's file and its path; the bytes are None if there is no image."""
+    if not isinstance(value, dict):
+        return value, ""
+    data, path = value.get("bytes"), value.get("path") or ""
+    if data is None and path:
+        import fsspec
+
+        with fsspec.open(path, "rb") as file:
+            data = file.read()
+    return data, path
+
+
+def _json_value(value: Any, feature: Any) -> Any:  # noqa: ANN401 - a cell of any type
+    """Return a cell for JSON: names instead of class indices, and text for other objects."""
+    if isinstance(value, list | tuple):
+        inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
+        return [_json_value(item, inner) for item in value]
+    if hasattr(feature, "int2str") and isinstance(value, int):
+        return feature.int2str(value) if value >= 0 else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return {} if isinstance(value, dict | bytes) else str(value)
