@@ -25,9 +25,8 @@ from PIL import Image
 
 from vitft.data.images import open_image
 from vitft.explain.attribution import attention_maps, attention_title, explain, scale_maps
-from vitft.explain.explainer import head_maps
+from vitft.explain.explainer import ExplainedModel, head_maps, load_run_model, validation_files
 from vitft.explain.heatmaps import Method, overlay
-from vitft.explain.model import ExplainedModel, load_run_model, validation_files
 from vitft.explain.model_figures import patch_figure, position_similarity
 from vitft.report.charts import epoch_ticks
 

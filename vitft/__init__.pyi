@@ -8,8 +8,8 @@ from .api import load as load
 from .data.transforms import EvalTransform as EvalTransform
 from .metrics.summary import Estimate as Estimate
 from .metrics.summary import Results as Results
+from .models.pretrained.load import LoadReport as LoadReport
 from .models.pretrained.load import load_pretrained as load_pretrained
-from .models.pretrained.report import LoadReport as LoadReport
 from .models.registry import create_model as create_model
 from .models.vit import VisionTransformer as VisionTransformer
 from .predict.rows import Prediction as Prediction

@@ -22,6 +22,7 @@ from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import explain as explain_inputs
 from vitft.explain.attribution import map_title, scale_maps
+from vitft.explain.explainer import class_index
 from vitft.explain.heatmaps import (
     MEANINGS,
     MethodOptions,
@@ -31,7 +32,6 @@ from vitft.explain.heatmaps import (
     overlay,
     with_legend,
 )
-from vitft.explain.model import class_index
 from vitft.metrics.summary import Results
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on

@@ -35,8 +35,8 @@ from vitft.config.sections import OptimSpec
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
-from vitft.models.initial import sinusoidal_positions
-from vitft.models.pretrained.adapt import resize_positions
+from vitft.models.pretrained.adapt import adapt
+from vitft.models.pretrained.load import sinusoidal_positions
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.training.loop import Batch, StepResult, Trainer
@@ -223,11 +223,8 @@ def near_identity(width: int, noise: float, share: float) -> Tensor:
 
 def shipped(model: VisionTransformer) -> dict[str, Tensor]:
     """Return the backbone without head in bf16, with resized positions."""
-    state = {k: v for k, v in model.state_dict().items() if not k.startswith("head.")}
-    rows, columns = (
-        side // patch for side, patch in zip(SHIPPED, ARCHITECTURE.patch_size, strict=True)
-    )
-    state["pos_embed"] = resize_positions(state["pos_embed"], (rows, columns))
+    target = replace(model.config, image_size=SHIPPED)
+    state, *_ = adapt(model.state_dict(), model.config, target, new_head=True, pos_embed="bicubic")
     return {name: tensor.bfloat16() for name, tensor in state.items()}
 
 

@@ -38,8 +38,8 @@ from vitft.export.formats.timm import TimmFormat
 from vitft.export.trained import TrainedRun
 from vitft.features.cut import cut_model
 from vitft.models.card import Card
-from vitft.models.lora import add_adapters, merge_adapters
 from vitft.models.numpy_vit import NumpyModel
+from vitft.models.trainable import add_adapters, merge_adapters
 from vitft.models.vit import VisionTransformer
 
 FORMATS: dict[str, ExportFormat] = {

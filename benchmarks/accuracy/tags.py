@@ -4,7 +4,7 @@
     python -m benchmarks.accuracy.tags --names    # also prints the architectures behind each reason
 
 A tag is one name of `timm.list_pretrained()` whose architecture is in timm's vision_transformer.py or
-eva.py. It opens if `models.timm_vit` translates the architecture, i.e. every part of the network that timm
+eva.py. It opens if `models.registry` translates the architecture, i.e. every part of the network that timm
 builds exists in vitft's own model and the names and shapes of all tensors are the same. No weights are read.
 """
 
@@ -15,7 +15,7 @@ import timm
 
 from vitft.models.card import timm_modules
 from vitft.models.pretrained.catalog import entries_by_name
-from vitft.models.timm_vit import translate
+from vitft.models.registry import translate
 
 FILES = ("vision_transformer", "eva")
 

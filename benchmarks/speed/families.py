@@ -19,7 +19,7 @@ from benchmarks.timing import interleave, median_range
 from vitft.features.cut import cut_model, run_prefix
 from vitft.models.checkpoint import build_model
 from vitft.models.pretrained.convert import from_timm_names
-from vitft.models.timm_vit import network_config
+from vitft.models.registry import network_config
 
 ARCHITECTURES = {
     "vit_small_patch16_dinov3": 256,

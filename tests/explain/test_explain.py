@@ -59,6 +59,12 @@ def images_for(model: VisionTransformer, count: int = 2) -> Tensor:
     return torch.randn(count, config.in_channels, *config.image_size, generator=generator)
 
 
+def maps_of(block: Any, tokens: Tensor) -> Tensor:
+    """Return the attention weights of a block, by the definition: (B, H, N, N)."""
+    q, k, _ = block.attn.split_heads(block.norm1(tokens))
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1)
+
+
 @pytest.mark.parametrize("options", SHAPES)
 @torch.no_grad()
 def test_traced_logits_equal_those_of_forward(options: dict[str, Any]) -> None:
@@ -84,7 +90,7 @@ def test_rollout_is_the_product_of_attention_and_residuals() -> None:
 
     tokens, expected = model.embed(pixels), eye
     for block in model.blocks:
-        mean = block.attn.maps(block.norm1(tokens))[0].double().numpy().mean(axis=0)
+        mean = maps_of(block, tokens)[0].double().numpy().mean(axis=0)
         expected = (mean + eye) / 2 @ expected
         tokens = block(tokens)
 
@@ -111,7 +117,7 @@ def test_relevance_of_one_block_is_attention_times_gradient() -> None:
 
     # The class token's mixed values are linear in its map: d logit / d map = d logit / d mixed . v
     tokens = model.embed(pixels).detach()
-    maps = block.attn.maps(block.norm1(tokens)).detach()
+    maps = maps_of(block, tokens).detach()
     values = block.attn.split_heads(block.norm1(tokens))[2].detach()
     mixed = (maps @ values).requires_grad_()
     model.classify(

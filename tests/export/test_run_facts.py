@@ -10,7 +10,6 @@ import pytest
 from tests.support.export_run import make_run
 from vitft.cli.main import main
 from vitft.export import export_run, plan_export
-from vitft.models import RUN_KEY
 
 FACTS = "trained 3 days ago, accuracy 50%"
 OPENED = ("safetensors", "timm", "transformers", "transformers-js", "onnx", "int8")
@@ -74,8 +73,8 @@ def test_damaged_facts_are_unknown_and_change_no_prediction(
     for path in (exports / "transformers").iterdir():
         (copied / path.name).write_bytes(path.read_bytes())
     config = json.loads((copied / "config.json").read_text())
-    assert RUN_KEY in config
-    (copied / "config.json").write_text(json.dumps({**config, RUN_KEY: damage}))
+    assert "vitft_run" in config
+    (copied / "config.json").write_text(json.dumps({**config, "vitft_run": damage}))
 
     said = said_by_predict(copied, run, capsys)
 

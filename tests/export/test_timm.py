@@ -14,14 +14,14 @@ from tests.support.export_run import tiny
 from vitft.cli.main import main
 from vitft.data import EvalTransform
 from vitft.export import TransformersFormat, has_other_names, hf_tensors, timm_obstacle
-from vitft.models import AnyConfig, Card, RopeConfig, TimmConfig
+from vitft.models import Card, RopeConfig, TimmConfig, ViTConfig
 from vitft.predict import Predictor
 
 RMS: dict[str, Any] = {"norm_layer": "rmsnorm", "gated_mlp": True, "norm_eps": 1e-5}
 ROPE: dict[str, Any] = {"rope": RopeConfig(), "positions": False}
 
 
-def card_of(architecture: AnyConfig, **fields: Any) -> Card:
+def card_of(architecture: ViTConfig | TimmConfig, **fields: Any) -> Card:
     usual: dict[str, Any] = {"classes": ("a", "b", "c"), "weights": {"name": "noise"}, "split": ""}
     transform = EvalTransform(image_size=architecture.image_size)
     return Card(architecture=architecture, transform=transform, **{**usual, **fields})

@@ -9,7 +9,7 @@ import pytest
 
 from tests.features.test_ood import drawn
 from vitft.features import REFERENCE_FILE, Reference, combined, fit_reference, read_reference
-from vitft.models import AnyConfig, TimmConfig, ViTConfig
+from vitft.models import TimmConfig, ViTConfig
 from vitft.system import RunError
 
 MODEL = ViTConfig(width=12, heads=3, depth=4)
@@ -184,7 +184,7 @@ def test_arrays_that_are_no_intermediate_feature_are_refused(
     ],
 )
 def test_an_intermediate_feature_of_another_model_is_refused(
-    both: Reference, tmp_path: Path, config: AnyConfig
+    both: Reference, tmp_path: Path, config: ViTConfig | TimmConfig
 ) -> None:
     np.savez(tmp_path / REFERENCE_FILE, **both.arrays())
 

@@ -5,28 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitft.models import VisionTransformer, ViTConfig, freeze_model, frozen_blocks
+from vitft.models import VisionTransformer, ViTConfig, freeze_model
 
 
 def meta_model(config: ViTConfig) -> VisionTransformer:
     with torch.device("meta"):
         return VisionTransformer(config)
-
-
-@pytest.mark.parametrize(
-    ("layers", "frozen"),
-    [
-        ("head", 12),
-        ("pre_logits", 12),
-        ("all", None),
-        ("lora", None),
-        ("blocks:1", 11),
-        ("blocks:11", 1),
-        ("blocks:12", 0),
-    ],
-)
-def test_the_first_blocks_are_frozen(layers: str, frozen: int | None) -> None:
-    assert frozen_blocks(layers, 12) == frozen
 
 
 @pytest.mark.parametrize(
@@ -42,6 +26,7 @@ def test_the_first_blocks_are_frozen(layers: str, frozen: int | None) -> None:
         ({"pool": "map"}, "blocks:1", {"blocks.1", "norm", "attn_pool", "head"}),
         ({"distilled": True}, "blocks:1", {"blocks.1", "norm", "head", "head_dist"}),
         ({"pre_logits": True}, "blocks:1", {"blocks.1", "norm", "pre_logits", "head"}),
+        ({"depth": 3}, "blocks:1", {"blocks.2", "norm", "head"}),
         (
             {"embed_norm": True},
             "all",

@@ -1,23 +1,24 @@
 """The stem of hybrids: the same outputs as timm."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from timm.layers import pad_same as timms_padding
 from torch import nn
 
 from tests.conftest import fill
+from vitft import load_pretrained
+from vitft.data import EvalTransform
 from vitft.models import (
-    StdConv2d,
+    Card,
     VisionTransformer,
     ViTConfig,
-    adapt,
     architecture_config,
     build_model,
-    pad_same,
+    save_checkpoint,
 )
 from vitft.system import UsageError
 
@@ -54,40 +55,17 @@ def test_logits_of_a_hybrid_equal_timms(
     assert (ours(images) - theirs(images)).abs().max() <= limit
 
 
-@pytest.mark.parametrize("side", [7, 8, 15, 224])
-@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
-def test_padding_is_tensorflows_same(side: int, kernel: int, stride: int) -> None:
-    x = torch.randn(1, 2, side, side + 1)
-
-    padded = pad_same(x, kernel, stride, value=-1.0)
-
-    expected = timms_padding(x, [kernel, kernel], [stride, stride], value=-1.0)
-    assert torch.equal(padded, expected)
-    assert (padded.shape[-1] - kernel) // stride + 1 == -(-(side + 1) // stride)
-
-
-@torch.no_grad()
-def test_the_scale_and_mean_of_a_standardised_kernel_mean_nothing() -> None:
-    convolution = StdConv2d(3, 4, 3)
-    x = torch.randn(1, 3, 8, 8)
-    before = convolution(x)
-
-    convolution.weight.mul_(7).add_(0.3)
-
-    assert torch.allclose(convolution(x), before, atol=1e-5)
-
-
-def test_other_patches_never_change_the_strides_of_trained_convolutions() -> None:
+def test_other_patches_never_change_the_strides_of_trained_convolutions(tmp_path: Path) -> None:
     config = ViTConfig(image_size=(24, 24), patch_size=(4, 4), convs=(8, 8), width=8, depth=1,
                        heads=2)  # fmt: skip
-    tensors = VisionTransformer(config).state_dict()
+    card = Card(architecture=config, transform=EvalTransform(image_size=(24, 24)))
+    save_checkpoint(tmp_path / "m.safetensors", VisionTransformer(config).state_dict(), card)
 
-    twice = replace(config, patch_size=(8, 8))
-    adapted = adapt(tensors, config, twice, new_head=False).tensors
-    VisionTransformer(twice).load_state_dict(adapted)
-    assert adapted["patch_embed.proj.weight"].shape == (8, 8, 2, 2)
+    twice, _ = load_pretrained(tmp_path / "m.safetensors", patch_size=8)
+
+    assert twice.patch_embed.proj.weight.shape == (8, 8, 2, 2)
     with pytest.raises(UsageError, match=r"supports patch size \(4, 4\), but not \(6, 6\)"):
-        adapt(tensors, config, replace(config, patch_size=(6, 6)), new_head=False)
+        load_pretrained(tmp_path / "m.safetensors", patch_size=6)
 
 
 def test_a_model_behind_convolutions_trains_down_to_its_first_kernel() -> None:

@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import random_timm
+from vitft import create_model
 from vitft.models import (
-    Attention,
-    Block,
-    DropPath,
     VisionTransformer,
     ViTConfig,
     architecture_config,
     build_model,
-    create_model,
     sinusoidal_positions,
 )
 
@@ -131,7 +128,7 @@ def test_post_norm_blocks_are_those_of_the_original_transformer() -> None:
     layer = nn.TransformerEncoderLayer(
         64, 4, 256, dropout=0, activation=F.gelu, layer_norm_eps=1e-6, batch_first=True
     )
-    block = Block(replace(SMALL_CONFIG, norm="post"), drop_path=0)
+    block = VisionTransformer(replace(SMALL_CONFIG, norm="post")).blocks[0]
     renames = {"self_attn.in_proj_": "attn.qkv.", "self_attn.out_proj": "attn.proj"}
     renames |= {"linear1": "mlp.fc1", "linear2": "mlp.fc2"}
     state = layer.state_dict()
@@ -163,8 +160,7 @@ def test_the_last_block_for_the_class_token_alone_gives_the_same_feature(
     model = VisionTransformer(replace(SMALL_CONFIG, **options)).eval()
     tokens = model.encode(model.embed(torch.randn(2, 3, 32, 32)), stop=1)
 
-    last = model.blocks[1]
-    assert isinstance(last, Block)
+    last: Any = model.blocks[1]
     short = last.for_class_token(tokens)
 
     assert short.shape == (2, model.config.num_read, 64)
@@ -173,11 +169,11 @@ def test_the_last_block_for_the_class_token_alone_gives_the_same_feature(
 
 @torch.no_grad()
 def test_attention_maps_are_what_forward_applies() -> None:
-    attention = Attention(SMALL_CONFIG)
+    attention: Any = VisionTransformer(SMALL_CONFIG).blocks[0].attn
     tokens = torch.randn(2, 5, 64)
 
-    maps = attention.maps(tokens)
-    _, _, values = attention.split_heads(tokens)
+    q, k, values = attention.split_heads(tokens)
+    maps = (q @ k.mT / 4).softmax(dim=-1)  # heads of 16 dimensions
     mixed = attention.proj((maps @ values).transpose(1, 2).flatten(2))
 
     assert maps.shape == (2, 4, 5, 5)
@@ -274,7 +270,7 @@ def test_forward_is_its_four_public_steps_wherever_the_blocks_are_cut() -> None:
 
 def test_drop_path_skips_whole_images_while_training_and_keeps_the_mean() -> None:
     branch = torch.ones(10_000, 3, 2)
-    skip = DropPath(0.25)
+    skip: Any = VisionTransformer(replace(SMALL_CONFIG, drop_path=0.25)).blocks[-1].drop_path
 
     dropped = skip(branch)
 

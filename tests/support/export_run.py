@@ -13,7 +13,15 @@ from torch.nn.functional import one_hot
 
 from vitft.data import EvalTransform, Images, Row
 from vitft.metrics import classification_metrics
-from vitft.models import AnyConfig, Card, Provenance, ViTConfig, save_checkpoint, untrained
+from vitft.models import (
+    Card,
+    Provenance,
+    TimmConfig,
+    TimmModel,
+    VisionTransformer,
+    ViTConfig,
+    save_checkpoint,
+)
 
 TINY = {"image_size": (16, 16), "patch_size": (4, 4), "width": 32, "depth": 2, "heads": 2}
 SHAPES = ((20, 23), (31, 20), (20, 20), (64, 40), (17, 90), (25, 26))
@@ -27,7 +35,7 @@ def tiny(classes: int, **fields: Any) -> ViTConfig:
 def make_run(
     root: Path,
     *,
-    config: AnyConfig | None = None,
+    config: ViTConfig | TimmConfig | None = None,
     classes: Sequence[str] = ("blue", "green", "red"),
     weights: Provenance | None = None,
     **transform: Any,
@@ -35,7 +43,9 @@ def make_run(
     """`root/run` and, beside it, `root/photos` with two validation images of each class."""
     torch.manual_seed(0)
     config = config or tiny(len(classes))
-    model = untrained(config).eval()
+    model: VisionTransformer | TimmModel = (
+        TimmModel(config) if isinstance(config, TimmConfig) else VisionTransformer(config)
+    ).eval()
     for name, parameter in model.named_parameters():
         if any(part in name for part in ("head", "gamma", "token", "fc.weight", "bias")):
             parameter.data.normal_()

@@ -1,6 +1,7 @@
 """Files as an attacker would write them: valid digests and checksums around wrong content."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,8 +11,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from vitft.data import EvalTransform
-from vitft.models import Card, ViTConfig, checkpoint_metadata, content_digest, vit_shapes
-from vitft.system import TensorFacts
+from vitft.models import Card, ViTConfig, vit_shapes
 
 SMALL = ViTConfig(
     image_size=(16, 16), patch_size=(8, 8), width=8, depth=1, heads=2, mlp_ratio=1.0, num_classes=3
@@ -40,13 +40,13 @@ def small_weights(config: ViTConfig = SMALL) -> Arrays:
 
 def write_checkpoint(path: Path, card: str, weights: Arrays) -> Path:
     """Write a checkpoint with any card and tensors, and a digest that matches them."""
-    names = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "bool": "BOOL"}
     arrays = {name: np.ascontiguousarray(weights[name]) for name in sorted(weights)}
-    facts = {n: TensorFacts(names[str(a.dtype)], a.shape) for n, a in arrays.items()}
-    data = {n: memoryview(a.tobytes()) for n, a in arrays.items()}
-    digest = content_digest(card, facts, data)
+    digest = hashlib.sha256(card.encode())
+    for name, array in arrays.items():
+        digest.update(f"\n{name} torch.{array.dtype} {array.shape}\n".encode() + array.tobytes())
+    metadata = {"vitft.format": "1", "vitft.card": card, "vitft.sha256": digest.hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(save(arrays, metadata=checkpoint_metadata(card, digest)))
+    path.write_bytes(save(arrays, metadata={"format": "pt", **metadata}))
     return path
 
 

@@ -1,7 +1,9 @@
 """A resumed run uses the weights that it began with, or is refused."""
 
+import hashlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
-from vitft.models import CatalogEntry, Fetched, load_checkpoint, save_checkpoint, sha256_of
+from vitft.models import Provenance, load_checkpoint, save_checkpoint
 from vitft.training import WEIGHTS_FILE
 
 pytestmark = pytest.mark.long
@@ -22,6 +24,10 @@ def words(tmp_path: Path) -> list[str]:
     data = draw_folder(tmp_path / "few", per_class=7)
     trained = ["--train", "blocks:1", "--epochs", "2", "--batch-size", "8", "--lr", "0.01"]
     return ["finetune", "--data", str(data), *trained]
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def change(weights: Path) -> None:
@@ -65,12 +71,12 @@ def test_a_run_is_resumed_with_the_commit_that_it_began_with(
     change(new)
     newest, asked = OLD, list[str]()
 
-    def fetch(entry: CatalogEntry, *, allow_pickle: bool) -> Fetched:
+    def fetch(entry: Any, *, allow_pickle: bool) -> tuple[Path, Provenance]:
         assert not allow_pickle
         asked.append(entry.revision)
         commit = entry.revision if entry.revision in (OLD, NEW) else newest
         path = old if commit == OLD else new
-        return Fetched(path=path, revision=commit, sha256=sha256_of(path))
+        return path, {"name": name, "source": name, "revision": commit, "sha256": sha256_of(path)}
 
     monkeypatch.setattr("vitft.models.pretrained.weights.fetch", fetch)
     words += ["--weights", name]

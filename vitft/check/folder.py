@@ -37,7 +37,7 @@ from vitft.data.split import check_folder_classes, joined_groups
 from vitft.data.transforms import EvalTransform, eval_view, measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.metrics.results import AuditResults, Mislabel
-from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.pretrained.catalog import check_weights_name
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError, RunError

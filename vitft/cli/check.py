@@ -74,7 +74,7 @@ def _check_command(args: argparse.Namespace) -> int:
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
     if args.weights:
-        from vitft.models.pretrained.locate import check_weights_name
+        from vitft.models.pretrained.catalog import check_weights_name
 
         check_weights_name(args.weights, allow_pickle=False, allow_random=True)
         config = replace(config, weights=replace(config.weights, name=args.weights))

@@ -24,7 +24,7 @@ from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count, percent
 
 if TYPE_CHECKING:
-    from vitft.explain.model import ExplainedModel
+    from vitft.explain.explainer import ExplainedModel
 
 
 @Command(
@@ -73,7 +73,7 @@ def _explain_command(args: argparse.Namespace) -> int:
     method = chosen_method(args.method, options, about=args.about)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
     if args.weights is not None:
-        from vitft.models.pretrained.locate import check_weights_name
+        from vitft.models.pretrained.catalog import check_weights_name
 
         check_weights_name(args.weights, allow_pickle=args.allow_pickle)
     else:
@@ -83,7 +83,7 @@ def _explain_command(args: argparse.Namespace) -> int:
     images = list(expand(args.images))
     step = loading_step(args.run) if args.weights is None else f"loading {args.weights}"
     with heavy_imports(step):
-        from vitft.explain.model import load_run_model, load_weights_model
+        from vitft.explain.explainer import load_run_model, load_weights_model
 
     model = (
         load_run_model(args.run, device=args.device)
@@ -91,20 +91,19 @@ def _explain_command(args: argparse.Namespace) -> int:
         else load_weights_model(args.weights, allow_pickle=args.allow_pickle, device=args.device)
     )
     if args.model:
-        from vitft.explain.model import validation_files
+        from vitft.explain.explainer import validation_files
         from vitft.explain.model_figures import write_model_figures
 
-        figures = write_model_figures(model, images or validation_files(model.run), out)
-        for error in figures.failed:
+        names, failed = write_model_figures(model, images or validation_files(model.run), out)
+        for error in failed:
             output.warn(error.problem)
-        if "distance.png" not in figures.names:
+        if "distance.png" not in names:
             reason = "none of the images could be read"
             if not images:
                 reason = "attention distances are measured on images: pass some after --model"
             output.note(f"distance.png was not written: {reason}")
-        names = ", ".join(figures.names)
-        output.result(f"plots of {model.name} written to {out}/: {names}")
-        return 3 if figures.failed else 0
+        output.result(f"plots of {model.name} written to {out}/: {', '.join(names)}")
+        return 3 if failed else 0
     if args.patches:
         return _draw_patches(model, images, out)
     return _draw_images(model, method, images, out, args)
@@ -132,8 +131,7 @@ def _draw_images(
     model: "ExplainedModel", method: Method, images: list[str], out: Path, args: argparse.Namespace
 ) -> int:
     """Write one figure per image, print a table and return the exit code."""
-    from vitft.explain.explainer import Explainer
-    from vitft.explain.model import class_index
+    from vitft.explain.explainer import Explainer, class_index
     from vitft.predict.postprocess import Postprocess
 
     target = None if args.about is None else class_index(args.about, model.classes)

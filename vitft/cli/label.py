@@ -14,7 +14,7 @@ from vitft.config.sections import TrainSpec
 from vitft.data.folder import check_is_folder
 from vitft.data.table import leads_outside, path_in
 from vitft.models.find import find_model
-from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.pretrained.catalog import check_weights_name
 from vitft.serve.label.answers import AnswerFile
 from vitft.serve.label.pictures import find_pictures
 from vitft.serve.limits import access_for, is_loopback

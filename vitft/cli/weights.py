@@ -35,8 +35,8 @@ def _list_weights(args: argparse.Namespace) -> int:
             [
                 (
                     one.name,
-                    one.tier,
-                    marked_licence(one.entry.licence),
+                    one.tier or "",
+                    marked_licence(one.licence),
                     f"{one.megabytes:,}",
                     duration(max(1, one.seconds(1000, speed))),
                 )
@@ -93,8 +93,7 @@ name NAME  catalogue name or weight file
 )
 def _show_weights(args: argparse.Namespace) -> int:
     """Print the catalogue entry for a name, or a summary of a weight file."""
-    from vitft.models.pretrained.catalog import CatalogEntry
-    from vitft.models.pretrained.locate import check_weights_name, locate_entry
+    from vitft.models.pretrained.catalog import CatalogEntry, check_weights_name, locate_entry
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
     found = locate_entry(args.name)
@@ -116,9 +115,8 @@ name NAME  catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME
 )
 def _fetch_weights(args: argparse.Namespace) -> int:
     """Download weights, verify them, and print their path, commit and digest."""
-    from vitft.models.pretrained.catalog import CatalogEntry
+    from vitft.models.pretrained.catalog import CatalogEntry, fact_lines, locate_entry
     from vitft.models.pretrained.fetch import fetch
-    from vitft.models.pretrained.locate import locate_entry
 
     found = locate_entry(args.name)
     if not isinstance(found, CatalogEntry) or found.local:
@@ -127,11 +125,10 @@ def _fetch_weights(args: argparse.Namespace) -> int:
             fix="use a name from `vitft weights list`",
         )
     output.note(f"licence: {found.licence}")
-    fetched = fetch(found, allow_pickle=args.allow_pickle)
-    sha256 = f"{fetched.sha256} (verified)"
-    for key, value in (("file", fetched.path), ("commit", fetched.revision), ("sha256", sha256)):
-        if value:
-            output.result(f"{key + ':':<12}{value}")
+    path, origin = fetch(found, allow_pickle=args.allow_pickle)
+    facts = {"file": str(path), "commit": origin["revision"]}
+    for line in fact_lines([*facts.items(), ("sha256", f"{origin['sha256']} (verified)")]):
+        output.result(line)
     return 0
 
 
@@ -147,7 +144,7 @@ file FILE  a .safetensors, .npz or .pth file, or timm:NAME=FILE
 )
 def _inspect_weights(args: argparse.Namespace) -> int:
     """Print a summary of a weight file and of how its tensors would be adapted on loading."""
-    from vitft.models.pretrained.locate import check_weights_name
+    from vitft.models.pretrained.catalog import check_weights_name, fact_lines
 
     sides = args.image_size
     if sides and (len(sides) > 2 or min(sides) < 1):
@@ -166,8 +163,8 @@ def _inspect_weights(args: argparse.Namespace) -> int:
     options: Any = {"image_size": size, "allow_pickle": args.allow_pickle}
     if args.file.startswith("timm:"):
         _, report = load_backbone(args.file, num_classes=args.classes or 0, **options)
-        notes = [f"{'note:':<12}{note}" for note in report.notes]
-        lines = [f"{'sha256:':<12}{report.provenance['sha256']}", *report.lines(), *notes]
+        facts = [("sha256", report.provenance["sha256"])], [("note", n) for n in report.notes]
+        lines = [*fact_lines(facts[0]), *report.lines(), *fact_lines(facts[1])]
     else:
         lines = inspect(args.file, classes=args.classes, **options)
     for line in lines:

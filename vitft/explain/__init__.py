@@ -2,8 +2,7 @@
 
 attribution    attribution maps of a batch of images
 heatmaps       methods and their options, heat maps and contact sheets, without torch
-model          loading of the model to explain, from a run or from pretrained weights
-explainer      explanation of image files, written as heat maps and arrays
+explainer      loading of the model, and explanation of image files as heat maps and arrays
 model_figures  figures of a model (filters, position embeddings, attention distances), and of how
                it turns an image into tokens
 """

@@ -68,11 +68,7 @@ class _Layout:
 def _find_layout(
     shape: Sequence[int], image_size: tuple[int, int], prefixes: Sequence[int]
 ) -> _Layout | None:
-    """Return the layout of a tensor of this shape, or None if it cannot be determined.
-
-    Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D). The positions
-    must have about the same aspect ratio as the image.
-    """
+    """Return the layout of a tensor of this shape, or None if it cannot be determined."""
     aspect = image_size[0] / image_size[1]
 
     def error(layout: _Layout) -> float:
@@ -92,7 +88,7 @@ def _find_layout(
     return best if best and error(best) <= _MAX_ASPECT_ERROR else None
 
 
-def feature_relevance(
+def _feature_relevance(
     model: TimmModel, pixels: Tensor, target: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the relevance of each position for a class (B, gh, gw), and the logits (B, C).
@@ -105,9 +101,6 @@ def feature_relevance(
     activation. It shows what distinguishes a position from the rest of the image. Without it,
     gradient times activation would even be zero for the tokens that enter the last block of a
     Transformer whose head reads the class token: the LayerNorm is invariant to their scale.
-
-    Raises:
-        UsageError: No layer of the network has positions that correspond to parts of the image.
     """
     with torch.inference_mode(False), torch.enable_grad():
         outputs, logits = model.trace(pixels.clone().requires_grad_())
@@ -191,7 +184,7 @@ def explain(
         with exact_float32(pixels.device):
             if model.attends:
                 return _attribute_patches(model, pixels[part], method, classes)
-            return feature_relevance(model, pixels[part], classes)
+            return _feature_relevance(model, pixels[part], classes)
 
     images = _TIMM_IMAGES
     if model.attends:  # as many as have weights that fit in memory

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitft.data.arrays import array_member
 from vitft.data.images import jpeg_uri, read_bytes, read_image, thumbnail_jpeg
 from vitft.data.inspection import Pixels, in_order, stack_batches
+from vitft.data.split import run_manifest
+from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import (
     attention_maps,
     attention_title,
@@ -33,18 +36,117 @@ from vitft.explain.heatmaps import (
     png_bytes,
     with_legend,
 )
-from vitft.explain.model import ExplainedModel
+from vitft.features.reference import Reference, read_reference
+from vitft.metrics.summary import Results
+from vitft.models.checkpoint import build_model, holds_timm
+from vitft.models.find import find_model
+from vitft.models.pretrained.catalog import CatalogEntry, locate
+from vitft.models.pretrained.weights import load_classifier, log_assumptions, open_pretrained
+from vitft.models.timm_model import Model
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.engine import Engine, notes_on
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.report.html import render
-from vitft.system.errors import ImageError
+from vitft.system.device import pick_device
+from vitft.system.errors import ImageError, UsageError
 from vitft.system.files import write_atomically, writing
+from vitft.system.suggest import suggest
 from vitft.system.text import count
 
-MAX_ON_SHEET, SHEET_SIDE = 48, 320
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedModel:
+    """A model with its preprocessing and the names of its classes."""
+
+    name: str
+    net: Model
+    transform: EvalTransform
+    classes: tuple[str, ...]
+    """Names of the outputs, or their indices if unnamed; empty if there is no head."""
+    run: Path | None = None  # the run directory; None for pretrained weights
+    thresholds: tuple[float, ...] = ()
+    """Minimum probability at which each label of a multi-label model is assigned; empty if each
+    image has exactly one class."""
+    results: Results | None = None  # numbers of the run that the model file contains
+    reference: Reference | None = None  # statistics of the run's training features, if it has them
+
+    def inputs(self, pixels: Pixels) -> torch.Tensor:
+        """Normalise images (B, S, S, 3) and move them to the device of the model."""
+        device = next(self.net.parameters()).device
+        return self.transform.normalise(torch.from_numpy(pixels).to(device))
+
+
+def class_index(name: str, classes: Sequence[str]) -> int:
+    """Return the index of the class with this name."""
+    if name in classes:
+        return classes.index(name)
+    near = suggest(name, classes, cutoff=0, inside=True, most=3)
+    raise UsageError(
+        f"the model has no class {name!r}",
+        fix=f"use one of its classes, e.g. {', '.join(near)}"
+        if near
+        else "remove the class and use the method rollout, because the model has no classes",
+    )
+
+
+def load_run_model(run: str | None, *, device: str = "auto") -> ExplainedModel:
+    """Load the model of a run, a checkpoint or `hf:owner/name` (default: the latest run)."""
+    path = find_model(run)
+    state, card = load_classifier(path)
+    net = build_model(state, card.architecture).to(pick_device(device))
+    folder = path.resolve().parent
+    return ExplainedModel(
+        name=folder.name if path.name == "model.safetensors" else path.stem,
+        net=net,
+        transform=card.transform,
+        classes=card.classes or tuple(map(str, range(net.config.num_classes))),
+        run=folder,
+        thresholds=card.thresholds,
+        results=card.run,
+        reference=read_reference(path.parent, net.feature_size, net.config),
+    )
+
+
+def load_weights_model(
+    name: str, *, allow_pickle: bool = False, device: str = "auto"
+) -> ExplainedModel:
+    """Load pretrained weights, including their classification head if it is usable."""
+    found = locate(name)
+    if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
+        raise UsageError(
+            f"cannot explain {name}: the pretrained weights of timm models can be explained only "
+            "after fine-tuning",
+            fix="fine-tune them and use --run, or use weights listed by `vitft weights list`, "
+            "without the timm: prefix",
+        )
+    source = open_pretrained(name, allow_pickle=allow_pickle)
+    log_assumptions(source)
+    tensors, config = source.tensors, source.architecture
+    if source.unusable_head:  # its input is not the feature computed by this model
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("head")}
+        config = replace(config, num_classes=0)
+    net = build_model({n: t.float() for n, t in tensors.items()}, config)
+    return ExplainedModel(
+        name=source.name,
+        net=net.to(pick_device(device)),
+        transform=source.transform,
+        classes=source.classes or tuple(map(str, range(config.num_classes))),
+    )
+
+
+def validation_files(run: Path | None) -> list[str]:
+    """Return the paths of a run's validation images that still exist, in split order.
+
+    An image of an array dataset has a path in it (see `vitft.data.arrays`).
+    """
+    manifest = None if run is None else run_manifest(run)
+    names = map(manifest.locate, manifest.val) if manifest else ()
+    return [name for name in names if Path(name).is_file() or array_member(name) is not None]
+
+
+_MAX_ON_SHEET, _SHEET_SIDE = 48, 320
 """Maximum number of images on the overview page, and of pixels of their longer sides."""
 
 
@@ -98,15 +200,17 @@ class Explainer:
 
         for stack in stack_batches(in_order(view, enumerate(paths), workers=2), 8):
             errors = {number: error.reason for number, error in stack.failed}
-            results = dict(zip(stack.indices, self.explain_batch(stack.pixels), strict=True))
+            results = dict(zip(stack.indices, self._explain_batch(stack.pixels), strict=True))
             for number in sorted((*errors, *results)):
                 path = paths[number]
                 if number in errors:
                     yield ExplainedImage(path=path, error=errors[number])
                 else:
-                    yield self.write_image(number, path, *results[number], notes=notes[number])
+                    yield self._write_image(number, path, *results[number], notes=notes[number])
 
-    def explain_batch(self, pixels: Pixels) -> Iterator[tuple[Pixels, NDArray[np.float32], Scores]]:
+    def _explain_batch(
+        self, pixels: Pixels
+    ) -> Iterator[tuple[Pixels, NDArray[np.float32], Scores]]:
         """Yield each preprocessed image (S, S, 3), its map (gh, gw) and its scores."""
         if not len(pixels):
             return
@@ -123,7 +227,7 @@ class Explainer:
             one = slice(i, i + 1)
             yield view, heat, Scores(found.logits[one], head[one], intermediate[one])
 
-    def write_image(
+    def _write_image(
         self,
         number: int,
         path: str,
@@ -131,7 +235,7 @@ class Explainer:
         heat: NDArray[np.float32],
         scores: Scores,
         *,
-        notes: tuple[str, ...] = (),
+        notes: tuple[str, ...],
     ) -> ExplainedImage:
         """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
         stem, model = picture_stem(number, path), self.model
@@ -153,11 +257,11 @@ class Explainer:
         title = map_title(model.net, self.method)
         shown = with_legend(blended, title) if self.legend else blended
         self._write(f"{stem}.png", png_bytes(shown))
-        if len(self.tiles) < MAX_ON_SHEET:
+        if len(self.tiles) < _MAX_ON_SHEET:
             # The text is not drawn, because no font has the characters of all languages.
             tile = {
-                "view": jpeg_uri(thumbnail_jpeg(picture, SHEET_SIDE)),
-                "map": jpeg_uri(thumbnail_jpeg(blended, SHEET_SIDE)),
+                "view": jpeg_uri(thumbnail_jpeg(picture, _SHEET_SIDE)),
+                "map": jpeg_uri(thumbnail_jpeg(blended, _SHEET_SIDE)),
                 "name": Path(path).name,
                 "about": result.shown if result.shown != result.answer else "",
             }
@@ -180,7 +284,6 @@ class Explainer:
         return result
 
     def _write(self, name: str, content: bytes) -> Path:
-        """Write a file, creating the folder if it does not exist, and return its path."""
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(self.out / name, content)

@@ -23,7 +23,7 @@ METHOD_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "head": ("attention",),
 }
 """The methods on which each option has an effect."""
-MIN_SIDE_PX, MAX_SIDE_PX = 224, 4096
+MIN_SIDE_PX, _MAX_SIDE_PX = 224, 4096
 """Default of the minimum length of the shorter side of a picture, in pixels; its largest value."""
 MEANINGS: Mapping[str, str] = {
     "relevance": "support the class more",
@@ -91,10 +91,6 @@ def chosen_method(
     """Return the method with a name (default: relevance) and those options that are not None.
 
     `about` is the name of the class to explain. `spell` spells the options in errors.
-
-    Raises:
-        UsageError: The method is unknown, an option is unknown, invalid or has no effect, or two
-            options contradict each other.
     """
     given = {key: value for key, value in options.items() if value is not None}
     method = Method(name=name or METHODS[0])
@@ -119,17 +115,17 @@ def chosen_method(
 
 def check_picture_side(side_px: int | None, spell: Spelling = option) -> None:
     """Raise a UsageError unless a picture can have a shorter side of this length, or None."""
-    if side_px is not None and not 1 <= side_px <= MAX_SIDE_PX:
+    if side_px is not None and not 1 <= side_px <= _MAX_SIDE_PX:
         raise UsageError(
             f"invalid {spell('size')} {side_px}",
-            fix=f"use an integer from 1 to {MAX_SIDE_PX}, e.g. 800",
+            fix=f"use an integer from 1 to {_MAX_SIDE_PX}, e.g. 800",
         )
 
 
 # heat maps over images and overviews of attention heads, with Pillow and NumPy --------------------
 
-BACKGROUND, TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
-TEXT_HEIGHT, SHEET_WIDTH = 24, 672
+_BACKGROUND, _TEXT_COLOUR = (255, 255, 255), (30, 30, 34)
+_TEXT_HEIGHT, _SHEET_WIDTH = 24, 672
 """Height of a text line and intended width of an overview of attention heads, in pixels."""
 
 # From dark violet through magenta and orange to light yellow. The luminance increases evenly, which
@@ -140,7 +136,7 @@ _COLOUR_MAP = np.array(
 )
 _PIXEL_SIDE_PX = 64
 """Shorter side, in pixels, below which an enlarged image shows its pixels as squares."""
-OPACITY_LOW, OPACITY_HIGH = 0.45, 0.75
+_OPACITY_LOW, _OPACITY_HIGH = 0.45, 0.75
 """Opacity of the heat map where its value is 0 and where it is 1."""
 
 
@@ -153,8 +149,8 @@ def overlay(image: Image.Image, heat: NDArray[np.float32]) -> Image.Image:
     small = Image.fromarray(np.ascontiguousarray(heat, np.float32))
     large = small.resize(image.size, Image.Resampling.BICUBIC)
     smooth = np.asarray(large, np.float32).clip(0, 1)  # (S, S)
-    opacity = (OPACITY_LOW + (OPACITY_HIGH - OPACITY_LOW) * smooth)[..., None]
-    blended = pixels * (1 - opacity) + apply_colour_map(smooth) * opacity
+    opacity = (_OPACITY_LOW + (_OPACITY_HIGH - _OPACITY_LOW) * smooth)[..., None]
+    blended = pixels * (1 - opacity) + _apply_colour_map(smooth) * opacity
     return Image.fromarray(blended.round().astype(np.uint8))
 
 
@@ -180,28 +176,28 @@ def with_legend(picture: Image.Image, name: str, font_px: int | None = None) -> 
     widths = [font.getlength(text) for text in (name, "lowest", "highest")]
     lines = 1 if sum(widths) + 6 * margin <= picture.width else 2
     height = picture.height + 3 * margin + font_px + lines * font_px
-    result = Image.new("RGB", (picture.width, height), BACKGROUND)
+    result = Image.new("RGB", (picture.width, height), _BACKGROUND)
     result.paste(picture)
     ramp = np.linspace(0, 1, picture.width - 2 * margin, dtype=np.float32)
-    bar = apply_colour_map(np.tile(ramp, (font_px, 1))).round().astype(np.uint8)
+    bar = _apply_colour_map(np.tile(ramp, (font_px, 1))).round().astype(np.uint8)
     result.paste(Image.fromarray(bar), (margin, picture.height + margin))
     canvas, base = ImageDraw.Draw(result), picture.height + 5 * margin
-    canvas.text((margin, base), "lowest", TEXT_COLOUR, font, anchor="ls")
-    canvas.text((picture.width - margin, base), "highest", TEXT_COLOUR, font, anchor="rs")
+    canvas.text((margin, base), "lowest", _TEXT_COLOUR, font, anchor="ls")
+    canvas.text((picture.width - margin, base), "highest", _TEXT_COLOUR, font, anchor="rs")
     fitting = min(1.0, (picture.width - 2 * margin) / widths[0])
     place = (picture.width // 2, base + (lines - 1) * font_px)
     small = font if fitting == 1 else ImageFont.load_default(int(fitting * font_px))
-    canvas.text(place, name, TEXT_COLOUR, small, anchor="ms")
+    canvas.text(place, name, _TEXT_COLOUR, small, anchor="ms")
     return result
 
 
 def colour_bar() -> Image.Image:
     """Return the colours of the heat maps from 0 to 1, from left to right."""
-    colours = apply_colour_map(np.linspace(0, 1, 256, dtype=np.float32))
+    colours = _apply_colour_map(np.linspace(0, 1, 256, dtype=np.float32))
     return Image.fromarray(np.tile(colours.round().astype(np.uint8), (12, 1, 1)))
 
 
-def apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _apply_colour_map(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return RGB colours (..., 3), from 0 to 255, for values from 0 to 1."""
     stops = np.linspace(0, 1, len(_COLOUR_MAP))
     return np.stack([np.interp(values, stops, _COLOUR_MAP[:, i]) for i in range(3)], axis=-1)
@@ -219,8 +215,8 @@ def heads_sheet(
     if len(maps) > maps.shape[1]:
         maps, of_row, of_column = maps.swapaxes(0, 1), of_column, of_row
     rows, columns, grid_height, grid_width = maps.shape
-    height = min(112, max(56, SHEET_WIDTH // columns))  # of a map
-    patch, gap, left, top = math.ceil(height / grid_height), 4, 66, 2 * TEXT_HEIGHT
+    height = min(112, max(56, _SHEET_WIDTH // columns))  # of a map
+    patch, gap, left, top = math.ceil(height / grid_height), 4, 66, 2 * _TEXT_HEIGHT
     across = left + columns * (patch * grid_width + gap)
     down = top + rows * (patch * grid_height + gap)
     scale = max(1.0, side_px / min(across, down))
@@ -228,20 +224,20 @@ def heads_sheet(
     patch, gap, left, top = (math.ceil(length * scale) for length in (patch, gap, left, top))
     cell = patch * grid_width, patch * grid_height
     size = left + columns * (cell[0] + gap), top + rows * (cell[1] + gap)
-    sheet, font_px = Image.new("RGB", size, BACKGROUND), round(12 * scale)
+    sheet, font_px = Image.new("RGB", size, _BACKGROUND), round(12 * scale)
     canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(font_px)
     fitting = min(1.0, sheet.width / font.getlength(title))
     small = font if fitting == 1 else ImageFont.load_default(int(fitting * font_px))
-    canvas.text((sheet.width // 2, top // 4), title, TEXT_COLOUR, small, anchor="mm")
+    canvas.text((sheet.width // 2, top // 4), title, _TEXT_COLOUR, small, anchor="mm")
     for x in range(columns):
         place = left + x * (cell[0] + gap) + cell[0] // 2, 3 * top // 4
-        canvas.text(place, f"{of_column} {x}", TEXT_COLOUR, font, anchor="mm")
+        canvas.text(place, f"{of_column} {x}", _TEXT_COLOUR, font, anchor="mm")
     for y, row in enumerate(maps):
         above = top + y * (cell[1] + gap)
         place = left // 2, above + cell[1] // 2
-        canvas.text(place, f"{of_row} {y}", TEXT_COLOUR, font, anchor="mm")
+        canvas.text(place, f"{of_row} {y}", _TEXT_COLOUR, font, anchor="mm")
         for x, values in enumerate(row):
-            colours = apply_colour_map(values).round().astype(np.uint8)
+            colours = _apply_colour_map(values).round().astype(np.uint8)
             scaled = Image.fromarray(colours).resize(cell, Image.Resampling.NEAREST)
             sheet.paste(scaled, (left + x * (cell[0] + gap), above))
     name = "attention, on a separate scale for each map"

@@ -10,7 +10,6 @@ filters, position embeddings and attention distances, section 3.1 for tokens
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +19,8 @@ from torch.nn import functional as F
 
 from vitft.data.inspection import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
-from vitft.explain.explainer import ExplainedImage, picture_stem
-from vitft.explain.model import ExplainedModel
-from vitft.models.stem import StdConv2d
+from vitft.explain.explainer import ExplainedImage, ExplainedModel, picture_stem
+from vitft.models.layers import StdConv2d
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -34,18 +32,14 @@ _MAX_DISTANCE_IMAGES = 128
 """Maximum number of images for averaging the attention distance, as in the paper."""
 
 
-class _ModelFigures(NamedTuple):
-    """Names of the figures written, and errors for the images that could not be read."""
-
-    names: tuple[str, ...]
-    failed: tuple[ImageError, ...]
-
-
-def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path) -> _ModelFigures:
+def write_model_figures(
+    model: ExplainedModel, images: Sequence[str], out: Path
+) -> tuple[list[str], list[ImageError]]:
     """Write filters.png, positions.png (of learned embeddings only) and distance.png to a folder.
 
     The attention distance is averaged over at most 128 images, evenly spaced in the list. If none
-    is readable, distance.png is omitted.
+    is readable, distance.png is omitted. Return the names of the files, and errors for the images
+    that could not be read.
     """
     vit = model.net.require_vit("--model")
     figures = {"filters.png": filters_png(*patch_filters(vit), title=f"{model.name}: filters")}
@@ -68,9 +62,7 @@ def write_model_figures(model: ExplainedModel, images: Sequence[str], out: Path)
         out.mkdir(parents=True, exist_ok=True)
     for name, content in figures.items():
         write_atomically(out / name, content)
-    return _ModelFigures(
-        tuple(figures), tuple(error for stack in stacks for _, error in stack.failed)
-    )
+    return [*figures], [error for stack in stacks for _, error in stack.failed]
 
 
 @torch.no_grad()
@@ -182,13 +174,7 @@ def patch_figure(
 def write_patch_figures(
     model: ExplainedModel, images: Sequence[str], out: Path
 ) -> Iterator[ExplainedImage]:
-    """Write a figure per image, and yield its path or the error of an unreadable image, in order.
-
-    Raises:
-        UsageError: The model is a timm model.
-        RunError: The folder is not writable.
-        ResourceError: The disk is full.
-    """
+    """Write a figure per image, and yield its path or the error of an unreadable image."""
     model.net.require_vit("--patches")
     transform = model.transform
     views = decode_images(

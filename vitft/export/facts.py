@@ -14,12 +14,12 @@ from vitft.data.split import run_manifest
 from vitft.export.trained import TrainedRun
 from vitft.models.card import Provenance, TimmConfig
 from vitft.models.pretrained.catalog import (
+    RANDOM,
     CatalogEntry,
     catalog_entries,
     entries_by_name,
     obligation,
 )
-from vitft.models.pretrained.locate import RANDOM
 from vitft.report.html import filled
 from vitft.system.text import percent
 

@@ -24,8 +24,8 @@ from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.summary import Results
 from vitft.models.card import Card, TimmConfig
 from vitft.models.checkpoint import build_model
-from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
+from vitft.models.pretrained.weights import load_classifier
 from vitft.models.timm_model import Model
 from vitft.predict.run_info import run_results
 from vitft.system.errors import ImageError, RunError

@@ -21,11 +21,9 @@ from vitft.features.cut import Cut, cut_model
 from vitft.features.extract import Claim, Extractor
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.logistic import LARGE_VALUES
-from vitft.models.freeze import freeze_model
-from vitft.models.initial import load_initial_model
-from vitft.models.lora import add_adapters
-from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.load import LoadReport, load_initial_model
 from vitft.models.timm_model import Model
+from vitft.models.trainable import add_adapters, freeze_model
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import pick_device, pick_precision

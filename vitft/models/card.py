@@ -1,12 +1,13 @@
-"""The card of a checkpoint: a description of the model, stored in the same file as its weights.
+"""Checkpoint files: the tensors of a model and its card, the description stored with them.
 
 Even a card with a valid digest may come from an untrusted source. Before anything is built or
-computed, `read_card` therefore checks every type, range and name in the card. Except for timm
-models, it also checks that the tensors in the file match the architecture. Does not import
-torch.
+computed, `open_checkpoint` therefore checks every type, range and name in the card. Except for timm
+models, it also checks that the tensors in the file match the architecture. Both engines (torch and
+NumPy) open a checkpoint with it, so they accept the same files. Does not import torch.
 """
 
 import functools
+import hashlib
 import importlib.util
 import json
 import re
@@ -19,9 +20,9 @@ from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.summary import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
-from vitft.system.errors import UsageError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
-from vitft.system.safetensors_file import TensorFacts
+from vitft.system.safetensors_file import TensorFacts, map_tensors, read_header
 from vitft.system.structure import Range, StructureError, check_ranges, parse_json, structured
 
 # what vitft stores in the config.json of an export in the format of another library ---------------
@@ -41,10 +42,9 @@ def config_beside(path: Path) -> dict[str, Any]:
 
 
 def foreign_thresholds(path: Path) -> tuple[float, ...]:
-    """Return the threshold of each label of a multi-label model, or () for any other model.
+    """Return the thresholds in the config.json next to a multi-label model, or () for any other.
 
-    They are read from the config.json next to the weight file `path`; each one is 0.5 if the file
-    states no valid thresholds.
+    Each one is 0.5 if the file states no valid thresholds.
     """
     config = config_beside(path)
     labels: Any = config.get("id2label")
@@ -155,42 +155,35 @@ class Card:
         return json.dumps(table, sort_keys=True)
 
 
-def read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
-    """Parse a card, check it, and compare it with the tensors in the same file.
-
-    The tensors of timm models are not compared: only timm knows their names and shapes.
-
-    Raises:
-        ValueError: The card is not valid, or the tensors do not match it.
-    """
+def _read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
+    """Parse a card and compare its parts with each other and with the tensors, or ValueError."""
     card = parse_card(text)
-    # The parts must not contradict each other
     shape, transform, classes = card.architecture, card.transform, card.classes
+    count, outputs, thresholds = len(classes), shape.num_classes, len(card.thresholds)
+    contradiction = ""
     if transform.image_size != shape.image_size:
-        raise StructureError(
-            f"transform.image_size is {transform.image_size}, but architecture.image_size is "
-            f"{shape.image_size}"
+        sizes = transform.image_size, shape.image_size
+        contradiction = "transform.image_size is {}, but architecture.image_size is {}".format(
+            *sizes
         )
-    if transform.channels != shape.in_channels or shape.in_channels > 3:
-        raise StructureError(
+    elif transform.channels != shape.in_channels or shape.in_channels > 3:
+        contradiction = (
             f"transform.channels is {transform.channels} and architecture.in_channels is "
             f"{shape.in_channels}, but they must be equal and at most 3"
         )
-    if classes and len(classes) != shape.num_classes:
-        raise StructureError(
-            f"it lists {len(classes):,} classes, but the head has {shape.num_classes:,} outputs"
-        )
-    if len({*classes}) != len(classes) or "" in classes:
-        raise StructureError("a class name is empty or occurs twice")
-    if card.thresholds and len(card.thresholds) != len(classes):
-        raise StructureError(
-            f"it has {len(card.thresholds):,} thresholds for {len(classes):,} labels"
-        )
-    if isinstance(card.architecture, ViTConfig):  # the shapes of timm models require importing timm
-        is_backbone = not card.classes  # its weights will be converted to float32
-        found = {n: as_float32(facts) for n, facts in tensors.items()} if is_backbone else tensors
-        if mismatch := tensor_mismatch(found, vit_shapes(card.architecture)):
-            raise StructureError(f"the tensors do not match the architecture: {mismatch}")
+    elif count and count != outputs:
+        contradiction = f"it lists {count:,} classes, but the head has {outputs:,} outputs"
+    elif len({*classes} - {""}) != count:
+        contradiction = "a class name is empty or occurs twice"
+    elif thresholds and thresholds != count:
+        contradiction = f"it has {thresholds:,} thresholds for {count:,} labels"
+    elif isinstance(shape, ViTConfig):  # the shapes of timm models require importing timm
+        if not classes:  # the weights of a backbone will be converted to float32
+            tensors = {name: as_float32(facts) for name, facts in tensors.items()}
+        if mismatch := tensor_mismatch(tensors, vit_shapes(shape)):
+            contradiction = f"the tensors do not match the architecture: {mismatch}"
+    if contradiction:
+        raise StructureError(contradiction)
     return card
 
 
@@ -232,3 +225,112 @@ def first_five(names: Sequence[str]) -> str:
     """Return the first five names, separated by commas, and the number of remaining names."""
     shown = ", ".join(name[:100] for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+_FORMAT_VERSION = "1"
+TORCH_TYPES: Mapping[str, str] = {
+    "F64": "torch.float64",
+    "F32": "torch.float32",
+    "F16": "torch.float16",
+    "BF16": "torch.bfloat16",
+    "I64": "torch.int64",
+    "I32": "torch.int32",
+    "I16": "torch.int16",
+    "I8": "torch.int8",
+    "U8": "torch.uint8",
+    "BOOL": "torch.bool",
+}
+"""Mapping from the names of tensor types in a checkpoint to the names used in its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """A checkpoint whose card is valid and matches the tensors; the digest is not verified."""
+
+    path: Path
+    card: Card
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, TensorFacts]  # type and shape of each tensor, sorted by name
+    data: Mapping[str, memoryview]  # bytes of each tensor in the memory-mapped file
+
+    def digest(self) -> str:
+        """Return the digest of the card and the tensors, after reading the whole file."""
+        return _content_digest(self.metadata["vitft.card"], self.tensors, self.data)
+
+    def check_digest(self, digest: str) -> None:
+        """Raise RunError if the metadata differ from those for `digest`, that of the contents."""
+        if self.metadata != checkpoint_metadata(self.metadata["vitft.card"], digest):
+            raise _damaged_checkpoint(self.path)
+
+
+def open_checkpoint(path: Path) -> CheckpointFile:
+    """Map a checkpoint into memory and check its card, but do not verify its digest."""
+    if not path.is_file():
+        raise RunError(f"checkpoint not found: {path}", fix="check the path of the run directory")
+    try:
+        header = read_header(path)
+        data = map_tensors(path, header)
+    except (OSError, ValueError) as error:
+        raise _damaged_checkpoint(path, str(error)) from error
+    metadata, tensors = header.metadata, {name: header.tensors[name] for name in data}
+    if "vitft.card" not in metadata:
+        raise RunError(
+            f"{path} was not written by vitft",
+            fix="use a run directory, or pass the file to a new run with --weights",
+        )
+    if metadata.get("vitft.format") != _FORMAT_VERSION:
+        raise RunError(
+            f"{path} has checkpoint format {str(metadata.get('vitft.format'))[:20]}, but this "
+            f"version of vitft supports only format {_FORMAT_VERSION}",
+            fix="install the version of vitft that wrote the file",
+        )
+    try:
+        for name, facts in tensors.items():
+            if facts.dtype not in TORCH_TYPES:
+                raise ValueError(f"tensor {name[:100]} has unsupported type {facts.dtype}")
+        card = _read_card(metadata["vitft.card"], tensors)
+    except ValueError as error:
+        digest = _content_digest(metadata["vitft.card"], tensors, data)
+        if metadata != checkpoint_metadata(metadata["vitft.card"], digest):
+            raise _damaged_checkpoint(path) from error
+        raise _damaged_checkpoint(path, f"its card is invalid: {error}") from error
+    return CheckpointFile(path, card, metadata, tensors, data)
+
+
+def lacks_card(path: Path) -> bool:
+    """Return whether a file is a safetensors file without a vitft card. Reads only the header."""
+    try:
+        return "vitft.card" not in read_header(path).metadata
+    except (OSError, ValueError):
+        return False  # the error is reported when the file is read
+
+
+def _content_digest(
+    card: str, tensors: Mapping[str, TensorFacts], data: Mapping[str, memoryview]
+) -> str:
+    """Return the sha256 of the card and of each tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(card.encode())
+    for name, facts in tensors.items():
+        kind = TORCH_TYPES.get(facts.dtype, facts.dtype)
+        digest.update(f"\n{name} {kind} {facts.shape}\n".encode())
+        digest.update(data[name])
+    return digest.hexdigest()
+
+
+def checkpoint_metadata(card: str, digest: str) -> dict[str, str]:
+    """Return the complete metadata of a checkpoint; any others show that a file has changed."""
+    return {
+        "format": "pt",
+        "vitft.format": _FORMAT_VERSION,
+        "vitft.card": card,
+        "vitft.sha256": digest,
+    }
+
+
+def _damaged_checkpoint(
+    path: Path, reason: str = "the sha256 of the contents differs from the recorded one"
+) -> RunError:
+    return RunError(
+        f"damaged checkpoint: {path} ({reason})",
+        fix="copy the file again from its original location, or train the model again",
+    )

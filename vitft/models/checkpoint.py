@@ -15,8 +15,16 @@ from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.models.card import AnyConfig, Card, TimmConfig, parse_card, tensor_mismatch
-from vitft.models.checkpoint_file import TORCH_TYPES, checkpoint_metadata, open_checkpoint
+from vitft.models.card import (
+    TORCH_TYPES,
+    AnyConfig,
+    Card,
+    TimmConfig,
+    checkpoint_metadata,
+    open_checkpoint,
+    parse_card,
+    tensor_mismatch,
+)
 from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig

@@ -6,11 +6,10 @@ from functools import cache
 from pathlib import Path
 
 from vitft.data.mistaken import MistakenData, mistaken_data
-from vitft.models.pretrained.catalog import entries_by_name
+from vitft.models.pretrained.catalog import canonical_name, entries_by_name, parse_hub_name
 from vitft.models.pretrained.fetch import fetch
-from vitft.models.pretrained.locate import canonical_name, parse_hub_name
 from vitft.system.errors import RunError
-from vitft.system.files import PICKLE_SUFFIXES
+from vitft.system.files import PICKLE_SUFFIXES, weight_format
 from vitft.system.rundir import (
     BASE,
     MODEL,
@@ -87,7 +86,7 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
         what, fix = _FOREIGN_MODELS[kind]
         raise RunError(f"{path} is {what}", fix=fix.replace("FILE", shell_quote(str(path))))
     if path.is_file():
-        if kind not in (".safetensors", ".onnx") and not _begins_like_safetensors(path):
+        if kind not in (".safetensors", ".onnx") and weight_format(path) != "safetensors":
             raise RunError(
                 f"{path} is not a checkpoint",
                 fix=f"use a run directory, or the file {MODEL} in it",
@@ -112,18 +111,14 @@ def find_model(run: str | None, *, graphs: bool = False, spell: Spelling = optio
 
 def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> RunError:
     """Return the error for `run` if `path`, which it denotes, is not a file and has no model."""
-    entry = entries_by_name().get(run)
-    if entry is not None and entry.num_classes and entry.repo:
-        return RunError(
-            f"no model in {run}, which is the name of pretrained weights",
-            fix=f"use them as they are with {spell('run', f'hf:{entry.repo}')}, or "
-            "fine-tune them first",
-        )
-    if run.startswith("timm:") and not path.exists():
-        return RunError(
-            f"no model in {run}, which is the name of pretrained weights",
-            fix=f"fine-tune them first: vitft finetune --data DIR --weights {shell_quote(run)}",
-        )
+    entry, is_timm = entries_by_name().get(run), run.startswith("timm:") and not path.exists()
+    has_repository = entry is not None and entry.num_classes and entry.repo
+    if is_timm or has_repository:
+        fix = f"fine-tune them first: vitft finetune --data DIR --weights {shell_quote(run)}"
+        if entry is not None and has_repository:
+            as_they_are = spell("run", f"hf:{entry.repo}")
+            fix = f"use them as they are with {as_they_are}, or fine-tune them first"
+        return RunError(f"no model in {run}, which is the name of pretrained weights", fix=fix)
     inner = _inner_models(path, graphs=graphs)
     if not inner and (data := mistaken_data(path)):
         return _no_model_but_data(run, data, spell)
@@ -140,11 +135,9 @@ def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Ru
 
 
 def _no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError:
-    """Return the error for data in place of a model: similar names of runs, and how to train."""
     near = suggest_runs(run, otherwise="", spell=spell)
-    return RunError(
-        f"{run} is {data.what}, not a trained model", fix="; ".join(filter(None, (near, data.use)))
-    )
+    fix = "; ".join(filter(None, (near, data.use)))
+    return RunError(f"{run} is {data.what}, not a trained model", fix=fix)
 
 
 def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
@@ -155,12 +148,8 @@ def _inner_models(path: Path, *, graphs: bool) -> list[Path]:
 
 def _choose_folder(inner: Sequence[Path], spell: Spelling) -> str:
     """Return the fix that names the folders with models in a given folder."""
-    *others, last = (spell("run", str(folder)) for folder in inner)
-    if not others:
-        return f"use the folder in it: {last}"
-    if len(inner) > 9:
-        return f"use one of the {len(inner):,} folders in it, e.g. {others[0]}"
-    return f"use one of the folders in it: {', '.join(others)} or {last}"
+    folders = listing((spell("run", str(folder)) for folder in inner), 9)
+    return f"use {'one of the folders' if len(inner) > 1 else 'the folder'} in it: {folders}"
 
 
 def model_files(folder: Path) -> list[str]:
@@ -168,17 +157,6 @@ def model_files(folder: Path) -> list[str]:
     return [name for name in (MODEL, ONNX_FILE) if (folder / name).is_file()]
 
 
-def _begins_like_safetensors(path: Path) -> bool:
-    """Return whether a file begins with the length of a JSON header, and with that header."""
-    try:
-        with path.open("rb") as file:
-            length, first = int.from_bytes(file.read(8), "little"), file.read(1)
-        return first == b"{" and length <= path.stat().st_size
-    except OSError:
-        return True  # the error is reported when the file is read
-
-
 @cache  # a command may call this both before and after importing torch
 def _fetch_model(name: str) -> Path:
-    """Return the path of a hub repository's model file, downloading it if it is not cached."""
-    return fetch(parse_hub_name(name)).path
+    return fetch(parse_hub_name(name))[0]

@@ -6,6 +6,7 @@ digest covers every byte before it. Imports neither torch nor onnx.
 """
 
 import hashlib
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from vitft.system.files import write_atomically
 
 DIGEST_KEY = "vitft.sha256"
 _DATA_DIGEST_KEY = "vitft.data_sha256"  # key of the digest of model.onnx.data, if any
-_BLOCK_BYTES = 2**20
 _METADATA_FIELD = 0x72  # tag of `metadata_props` in a `ModelProto`: field 14, with a length
 CHANGED = "the sha256 of the contents differs from the recorded one"
 
@@ -48,15 +48,14 @@ def add_graph_digest(graph: Path) -> None:
 
 def has_changed(graph: Path) -> bool:
     """Return whether a file ends with a digest, and its contents do not match it."""
-    found = recorded_digest(graph)
-    if found is None:
+    if (found := recorded_digest(graph)) is None:
         return False
-    digest, rest = hashlib.sha256(), graph.stat().st_size - _DIGEST_SIZE
-    with graph.open("rb") as file:
-        while chunk := file.read(min(_BLOCK_BYTES, rest)):
-            digest.update(chunk)
-            rest -= len(chunk)
-    return found != digest.hexdigest().encode()
+    with (
+        graph.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content)[:-_DIGEST_SIZE] as before,
+    ):
+        return found != hashlib.sha256(before).hexdigest().encode()
 
 
 def recorded_digest(graph: Path) -> bytes | None:

@@ -22,8 +22,7 @@ import numpy as np
 
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.calibration import softmax
-from vitft.models.card import Card
-from vitft.models.checkpoint_file import CheckpointFile
+from vitft.models.card import Card, CheckpointFile
 from vitft.models.vit_config import ViTConfig
 
 _Arguments = ParamSpec("_Arguments")
@@ -48,7 +47,7 @@ the coefficients `_TAIL`. They were fitted to scipy's erfcx; the error of x Phi(
 
 
 class NumpyModel:
-    """A Vision Transformer that needs only NumPy.
+    """A Vision Transformer that needs only NumPy, with the steps of `VisionTransformer`.
 
     Args:
         config: Architecture, without a stem or convolutions.
@@ -94,24 +93,18 @@ class NumpyModel:
         return np.concatenate(parts, axis=1) if len(parts) > 1 else last
 
     def intermediate_feature(self, x: Float32Array) -> Float32Array:
-        """Return the normalised class token or mean patch token: (B, N, D) to (B, D)."""
         if self.config.pool == "cls":
             return self.norm_if_there(x[:, 0], "norm.")
         mean = x[:, self.num_prefix :].mean(axis=1)
         return self.norm_if_there(self.norm_if_there(mean, "norm."), "fc_norm.")
 
     def summarise(self, x: Float32Array) -> Float32Array:
-        """Return the normalised class token and mean patch token: (B, N, D) to (B, 2 * D).
-
-        With mean pooling, only the mean patch token is returned, (B, D).
-        """
         if self.config.pool == "mean":
             return self.intermediate_feature(x)
         both = np.stack([x[:, 0], x[:, self.num_prefix :].mean(axis=1)], axis=1)
         return self.norm_if_there(both, "norm.").reshape(len(x), -1)
 
     def attention_pool(self, x: Float32Array) -> Float32Array:
-        """Return the output of attention pooling: (B, N, D) to (B, D)."""
         heads, d = self.config.pool_heads or self.heads, self.width
         query = self.linear(self["attn_pool.latent"], "attn_pool.q.")  # (1, 1, D)
         kv = self.each(lambda part: self.linear(part, "attn_pool.kv."), x)  # (B, N, 2 * D)
@@ -179,10 +172,6 @@ class NumpyModel:
         return result
 
     def mlp(self, x: Float32Array, name: str, *, is_gated: bool | None = None) -> Float32Array:
-        """Apply the MLP `name` to each token: (B, N, D) to (B, N, D).
-
-        `is_gated` is false for the MLP of attention pooling (default: as in the blocks).
-        """
         gated = self.config.gated_mlp if is_gated is None else is_gated
         activation = _swiglu if gated else _GELUS[self.config.activation]
 
@@ -207,17 +196,14 @@ class NumpyModel:
         return done.reshape(*x.shape[:-1], -1)
 
     def linear(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the linear layer `name` to the last axis."""
         out = x @ self[f"{name}weight"].T
         out += self.weights.get(f"{name}bias", np.float32(0))
         return out
 
     def norm_if_there(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the normalisation layer `name` if the model has it."""
         return self.norm(x, name) if f"{name}weight" in self.weights else x
 
     def norm(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the LayerNorm or RMSNorm `name` over the last axis."""
         is_rms = self.config.norm_layer == "rmsnorm"
         centred = x.copy() if is_rms else x - x.mean(axis=-1, keepdims=True)
         variance = np.einsum("...d,...d->...", centred, centred)[..., None] / x.shape[-1]
@@ -227,12 +213,10 @@ class NumpyModel:
         return centred * self[f"{name}weight"] + self.weights.get(f"{name}bias", np.float32(0))
 
     def scaled(self, x: Float32Array, name: str) -> Float32Array:
-        """Apply the LayerScale `name`, if the model has it."""
         gamma = self.weights.get(f"{name}gamma")
         return x if gamma is None else x * gamma
 
     def classify(self, features: Float32Array) -> Float32Array:
-        """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         if self.config.distilled:  # mean of the two heads' logits
             cls, dist = features[:, : self.width], features[:, self.width :]
             return _as_floats((self.linear(cls, "head.") + self.linear(dist, "head_dist.")) / 2)
@@ -274,14 +258,14 @@ def _gelu(x: Float32Array) -> Float32Array:
 
 
 def _gelu_tanh(x: Float32Array) -> Float32Array:
-    """Return the approximation 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) of GELU."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
     return _as_floats(np.float32(0.5) * x * (1 + np.tanh(inner)))
 
 
 def _sigmoid_gelu(x: Float32Array) -> Float32Array:
-    """Return the approximation x sigmoid(1.702 x) of GELU; with tanh, it cannot overflow."""
-    return _as_floats(np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x)))
+    return _as_floats(
+        np.float32(0.5) * x * (1 + np.tanh(np.float32(0.851) * x))
+    )  # x sigmoid(1.702 x)
 
 
 def _swiglu(hidden: Float32Array) -> Float32Array:
@@ -291,8 +275,7 @@ def _swiglu(hidden: Float32Array) -> Float32Array:
 
 
 def _by_head(x: Float32Array, heads: int) -> Float32Array:
-    """Split the last axis into heads: (B, N, D) to (B, H, N, K)."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (B, H, N, K)
 
 
 def _mix_values(q: Float32Array, k: Float32Array, v: Float32Array) -> Float32Array:
@@ -340,8 +323,7 @@ def normalise(views: _Uint8Array, transform: EvalTransform) -> Float32Array:
 
 
 def _as_floats(x: Any) -> Float32Array:  # noqa: ANN401 - any array of numbers
-    """Convert an array to float32; an array that is already float32 is not copied."""
-    return np.asarray(x, np.float32)
+    return np.asarray(x, np.float32)  # an array that is already float32 is not copied
 
 
 def numpy_supports(card: Card) -> bool:

@@ -1,8 +1,8 @@
 """Wrapper that gives any timm model the interface of vitft's own Vision Transformer.
 
-The interface of both is the attributes and methods that `TimmModel` and `VisionTransformer` have in
-common. Other packages ask a `Model` with them, never for its class. `forward` is
-`classify(features(pixels))`. A `state_dict` contains timm's names.
+The interface of both is the attributes and methods that `TimmModel` and `VisionTransformer`, which
+documents them, have in common. Other packages ask a `Model` with them, never for its class.
+`forward` is `classify(features(pixels))`. A `state_dict` contains timm's names.
 
 Notation: B images, C classes.
 """
@@ -35,10 +35,6 @@ class _Visit:
     outputs: list[Tensor] = field(default_factory=list)  # of all blocks, in the order of the calls
 
 
-_COMMON_BLOCKS = (r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+")
-"""Regular expressions for the names of blocks, used if timm does not group the parameters."""
-
-
 class _BlockReachedError(Exception):
     """Signal that stops a pass at a block; its argument is the input to the block."""
 
@@ -64,18 +60,15 @@ def _block_names(net: Any) -> tuple[str, ...]:  # noqa: ANN401 - timm's type
         pairs = [(groups, None)] if isinstance(groups, str) else groups
         patterns = [pattern for pattern, position in pairs if position is None]
     except (AttributeError, TypeError, KeyError):  # the network is not grouped, or not this finely
-        patterns = list(_COMMON_BLOCKS)
+        patterns = [r"^stages\.\d+\.blocks\.\d+", r"^blocks\.\d+"]
     modules = dict(net.named_modules())
-    names: dict[str, None] = {}
-    for name, _ in net.named_parameters():
-        found = next(filter(None, (re.match(p, name) for p in patterns)), None)
-        if found is not None and found[0] in modules:
-            names[found[0]] = None
-    return tuple(names)
+    names = [name for name, _ in net.named_parameters()]
+    found = (next(filter(None, (re.match(p, n) for p in patterns)), None) for n in names)
+    return tuple(dict.fromkeys(match[0] for match in found if match and match[0] in modules))
 
 
 def _input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
-    """Return the input to a block for pixels (B, channels, H, W), or None if it is not called."""
+    """Return the input to a block for pixels (B, channels, H, W); None if it is not called."""
     try:
         with _visiting(_Visit(at=block)):
             net(pixels)
@@ -85,10 +78,7 @@ def _input_of(net: nn.Module, block: nn.Module, pixels: Tensor) -> object:
 
 
 def _resume_at(net: nn.Module, block: nn.Module, tokens: Tensor, pixels: Tensor) -> tuple[Any, int]:
-    """Return the output for `tokens` (B, ...) as the input to a block, and the block's calls.
-
-    timm's code before the block runs on `pixels`, a single image of any content.
-    """
+    """Return the output for `tokens` (B, ...) as the input to a block, and the block's calls."""
     with _visiting(_Visit(at=block, tokens=tokens)) as visit:
         return net(pixels), visit.calls
 
@@ -138,7 +128,6 @@ def _depends_on(output: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
 def _on_call(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Stop the pass or replace the input if the active visit requests this for the block."""
     visit = _VISIT.get()
     if visit is None or visit.at is not block:
         return None
@@ -149,7 +138,6 @@ def _on_call(
 
 
 def _on_return(_: nn.Module, __: object, output: object) -> None:
-    """Record the output of a block in the active visit."""
     visit = _VISIT.get()
     if visit is not None and isinstance(output, Tensor):
         visit.outputs.append(output)
@@ -211,10 +199,6 @@ class TimmModel(nn.Module):
         self.register_load_state_dict_pre_hook(_rename_from_timm)  # type: ignore[no-untyped-call]
 
     def features(self, pixels: Tensor, intermediate: int = 0) -> Tensor:
-        """Return pooled features: pixels (B, channels, height, width) to (B, `feature_size`).
-
-        There are no intermediate features, so `intermediate` must be 0.
-        """
         assert intermediate == 0, "timm models have no intermediate features"
         return self.net(pixels)
 
@@ -235,35 +219,26 @@ class TimmModel(nn.Module):
         return [self.net.get_submodule(name) for name in self.block_names]
 
     def tokens_before(self, pixels: Tensor, block: int) -> Tensor:
-        """Run the network up to a block, and return the block's input (B, ...)."""
         tokens = _input_of(self.net, self.blocks[block], pixels)
         assert isinstance(tokens, Tensor), "checked by `trained_after`"
         return tokens
 
     def finish(self, tokens: Tensor, start: int, *, intermediate: int = 0) -> Tensor:
-        """Return pooled features (B, `feature_size`), given the input (B, ...) to block `start`."""
         assert intermediate == 0, "timm models have no intermediate features"
         pooled, _ = _resume_at(self.net, self.blocks[start], tokens, self.blank(1))
         return pooled
 
     def token_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of the input to a block for one image."""
         with torch.no_grad():
             return tuple(self.tokens_before(self.blank(1), block).shape[1:])
 
     def blank(self, images: int) -> Tensor:
-        """Return all-zero images, on the device and in the dtype of the weights."""
+        """Return black images, on the device and in the dtype of the weights."""
         shape = images, self.config.in_channels, *self.config.image_size
         return next(self.net.parameters()).new_zeros(shape)
 
     def trained_after(self, start: int) -> frozenset[str]:
-        """Return the names of the parameters that are used only from a block on, or in the head.
-
-        If `start` is the number of blocks, only those of the head are returned.
-
-        Raises:
-            UsageError: The network cannot be cut before this block.
-        """
+        """As in `VisionTransformer`, or raise UsageError if the network cannot be cut there."""
         head = {name for name, _ in self.named_parameters() if name.startswith("head.")}
         if start == len(self.block_names):
             return frozenset(head)
@@ -283,10 +258,6 @@ class TimmModel(nn.Module):
         return self.cuts[start] | head
 
     def layer_numbers(self) -> dict[int, int]:
-        """Return the number of each parameter's layer, as timm defines it, by the parameter's id.
-
-        They count from the input; the head is last.
-        """
         from timm.models import group_parameters
 
         groups = self.net.group_matcher(coarse=False)
@@ -296,7 +267,6 @@ class TimmModel(nn.Module):
         return numbers | {id(p): found.get(name, top) for name, p in self.net.named_parameters()}
 
     def set_checkpointing(self, enabled: bool) -> None:
-        """Enable or disable activation checkpointing; a UsageError if timm does not support it."""
         try:
             self.net.set_grad_checkpointing(enabled)
         except (AssertionError, AttributeError) as error:
@@ -309,7 +279,6 @@ class TimmModel(nn.Module):
                 ) from error
 
     def read_last_blocks(self, count: int) -> None:
-        """Do nothing: the head reads the last block."""
         assert count == 1, "refused by `require_vit`"
 
     def require_vit(self, feature: str) -> NoReturn:
@@ -321,7 +290,6 @@ class TimmModel(nn.Module):
         )
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return class scores (logits) from pooled features: (B, `feature_size`) to (B, C)."""
         return self.head(pooled)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -347,17 +315,13 @@ def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: fl
     try:
         return timm.create_model(config.timm, **options).eval()
     except TypeError as error:
-        if "drop_path_rate" in str(error):
-            raise UsageError(
-                f"train.drop_path={drop_path} cannot be used: timm's {config.timm} has no "
-                "stochastic depth",
-                fix="omit train.drop_path, or choose another model",
-            ) from error
-        if "img_size" not in str(error):
+        settings = {"drop_path_rate": "train.drop_path", "img_size": "--image-size"}
+        name = next((text for word, text in settings.items() if word in str(error)), None)
+        if name is None:
             raise
         raise UsageError(
-            f"timm cannot build {config.timm} with a different image size",
-            fix="omit --image-size, or choose another model",
+            f"{name} cannot be used: timm's {config.timm} does not support it",
+            fix=f"omit {name}, or choose another model",
         ) from error
 
 
@@ -387,7 +351,7 @@ def _strict_source(config: TimmConfig, tensors: Mapping[str, Tensor]) -> dict[st
 
 
 def _rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Rename the entries of a new `state_dict` to timm's names (a post-hook of `state_dict`)."""
+    """Rename the entries of a new `state_dict` to timm's names."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, inner = state.pop(name), name.removeprefix(prefix)
@@ -400,7 +364,7 @@ def _rename_to_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: ob
 
 
 def _rename_from_timm(model: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Rename entries from timm's names to `TimmModel`'s (a pre-hook of `load_state_dict`)."""
+    """Rename the entries for `load_state_dict` from timm's names."""
     assert isinstance(model, TimmModel)
     for name in [n for n in state if n.startswith(prefix)]:
         tensor, known = state.pop(name), name.removeprefix(prefix)

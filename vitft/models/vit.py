@@ -28,9 +28,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitft.models.layers import MLP, AttentionPool, DropPath, LayerScale, build_norm
-from vitft.models.rope import Rotary
-from vitft.models.stem import build_stem
+from vitft.models.layers import (
+    MLP,
+    AttentionPool,
+    DropPath,
+    LayerScale,
+    Rotary,
+    build_norm,
+    build_stem,
+)
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import UsageError
 
@@ -92,18 +98,12 @@ class Attention(nn.Module):
             q, k, v = self.split_heads(x)
             return self.join_heads(_weighted_values(q[:, :, : self.num_read], k, v))
         width, bias = self.qkv.in_features, cast("Tensor | None", self.qkv.bias)
-        q = F.linear(
-            x[:, : self.num_read], self.qkv.weight[:width], None if bias is None else bias[:width]
-        )
-        kv = F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
+        of_q, of_kv = (None, None) if bias is None else bias.split((width, 2 * width))
+        q = F.linear(x[:, : self.num_read], self.qkv.weight[:width], of_q)
+        kv = F.linear(x, self.qkv.weight[width:], of_kv)
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, K)
         q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, 1 or 2, K)
         return self.join_heads(_weighted_values(self.rotary(q), self.rotary(k), v))
-
-    def maps(self, x: Tensor) -> Tensor:
-        """Compute the attention weights (B, H, N, N) of tokens (B, N, D); `forward` does not."""
-        q, k, _ = self.split_heads(x)
-        return attention_weights(q, k)
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
@@ -112,12 +112,8 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K).
-
-    On a CPU in bf16 with N up to 1024, the fused kernel is slower than separate multiplications and
-    softmax (benchmarks/notebook/speed.md). In all other cases, the fused kernel is used; it never
-    stores the attention weights.
-    """
+    """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K)."""
+    # The fused kernel never stores the weights, but is slower here (benchmarks/notebook/speed.md)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 1024:
         weights = ((q / math.sqrt(q.shape[-1])) @ k.mT).softmax(dim=-1)  # (B, H, M, N)
         return weights @ v
@@ -158,7 +154,6 @@ class Block(nn.Module):
 
 
 def _layer_scale(config: ViTConfig) -> nn.Module:
-    """Return a LayerScale module, or the identity if the architecture has no LayerScale."""
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
 
@@ -246,10 +241,9 @@ class VisionTransformer(nn.Module):
     def pool(self, tokens: Tensor, earlier: Sequence[Tensor] = ()) -> Tensor:
         """Return one normalised feature vector per image: (B, `feature_size`).
 
-        With `pool="mean"`, the vector is the mean patch token, and with `pool="map"` the output of
-        attention pooling. Otherwise, it is the class token, followed by the distillation token in a
-        distilled model (2 * D values). It is followed by `summarise` of each earlier block that the
-        head reads. `tokens` and `earlier` are the blocks' outputs, each (B, N, D).
+        It is the class token (and the distillation token of a distilled model), the mean patch
+        token or the output of attention pooling, followed by `summarise` of each earlier block that
+        the head reads. `tokens` and `earlier` are the blocks' outputs, each (B, N, D).
         """
         assert len(earlier) == self.config.read_blocks - 1, "outputs of earlier blocks are missing"
         tokens = self.norm(tokens)
@@ -410,5 +404,4 @@ class VisionTransformer(nn.Module):
 
 
 def _linear_head(config: ViTConfig, inputs: int) -> nn.Module:
-    """Return a linear head with `inputs` inputs, or the identity if there are no classes."""
     return nn.Linear(inputs, config.num_classes) if config.num_classes else nn.Identity()

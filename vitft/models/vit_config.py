@@ -56,9 +56,6 @@ def frozen_blocks(layers: str, depth: int) -> int | None:
 
     The embedding is frozen together with these blocks. If they are all `depth` blocks, only layers
     after pooling are trained.
-
-    Raises:
-        UsageError: `layers` specifies more blocks than the model has.
     """
     if layers in ("head", "pre_logits"):
         return depth
@@ -197,30 +194,27 @@ class ViTConfig:
                 f"{self.grid[0]}x{self.grid[1]} patches exceed the limit of {_MAX_PATCHES:,}",
                 fix="use smaller images or larger patches",
             )
-        dimensions, is_map = self.width // self.heads, self.pool == "map"
-        rules = [  # whether settings are wrong, their names, and the fix
+        is_map, is_distilled = self.pool == "map", self.distilled
+        strides, early = any(side % self.stride for side in self.patch_size), self.norm_before_pool
+        rules: list[tuple[object, str, str]] = [  # whether settings are wrong, their names, the fix
             (self.width % self.heads, "width heads", "make width a multiple of heads"),
             (self.hidden < 1, "mlp_ratio width", "increase mlp_ratio to at least 1 / width"),
             (self.convs and self.stem is not None, "stem convs", "use only one of stem and convs"),
             (len(self.stem or ()) > 4, "stem", "use up to 4 stages"),
             (len(self.convs) > 16, "convs", "use up to 16 convolutions"),
+            (strides, "patch_size stride", "make patch_size a multiple of the stride"),
             (
-                any(side % self.stride for side in self.patch_size),
-                "patch_size stride",
-                "make patch_size a multiple of the stride",
-            ),
-            (
-                self.rope and dimensions % 4,
+                self.rope and self.width // self.heads % 4,
                 "width heads",
                 "rotary position embeddings need heads with a multiple of 4 dimensions",
             ),
             (
-                self.distilled and (self.pool != "cls" or self.pre_logits),
+                is_distilled and (self.pool != "cls" or self.pre_logits),
                 "distilled pool pre_logits",
                 'a distilled model needs pool "cls" and no pre_logits',
             ),
             (
-                self.norm_before_pool and (self.pool != "mean" or not self.final_norm),
+                early and (self.pool != "mean" or not self.final_norm),
                 "norm_before_pool pool final_norm",
                 'norm_before_pool needs pool "mean" and a final norm',
             ),

@@ -15,7 +15,7 @@ from vitft.data.missing import check_some_exist, is_missing
 from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
-from vitft.models.checkpoint_file import lacks_card, open_checkpoint
+from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.models.graph_digest import DIGEST_KEY, recorded_digest
 from vitft.predict.engine import Engine, Pipeline

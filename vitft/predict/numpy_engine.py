@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from vitft.features.reference import Reference, read_reference
-from vitft.models.checkpoint_file import CheckpointFile, lacks_card, open_checkpoint
+from vitft.models.card import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores, not_finite

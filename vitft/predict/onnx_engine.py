@@ -13,8 +13,7 @@ from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.summary import Results
-from vitft.models.card import foreign_thresholds
-from vitft.models.checkpoint_file import lacks_card, open_checkpoint
+from vitft.models.card import foreign_thresholds, lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise

@@ -15,8 +15,7 @@ from vitft.data.remote.places import short_name
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.summary import Results
 from vitft.models.find import model_files
-from vitft.models.pretrained.catalog import weights_name
-from vitft.models.pretrained.locate import canonical_name
+from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.system.errors import RunError
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
 from vitft.system.text import listing

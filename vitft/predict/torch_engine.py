@@ -19,8 +19,8 @@ from vitft.data.sources import ImageSource
 from vitft.features.reference import Reference, read_reference
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
-from vitft.models.classifier import load_classifier
 from vitft.models.find import find_model
+from vitft.models.pretrained.weights import load_classifier
 from vitft.models.timm_model import Model
 from vitft.predict.engine import Engine, Pipeline, Views
 from vitft.predict.onnx_engine import OnnxEngine

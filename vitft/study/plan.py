@@ -14,8 +14,7 @@ from vitft.data.folder import assign_parts
 from vitft.data.image_table import Images
 from vitft.data.remote.copies import prepare_data
 from vitft.data.scan import scan
-from vitft.models.pretrained.catalog import weights_name
-from vitft.models.pretrained.locate import RANDOM, check_weights_name
+from vitft.models.pretrained.catalog import RANDOM, check_weights_name, weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name
 from vitft.system.rundir import FILE_NAME, check_outside, plan_run

@@ -41,7 +41,7 @@ from vitft.metrics.intervals import (
     wilson_interval,
 )
 from vitft.metrics.results import Interval
-from vitft.models.pretrained.locate import RANDOM
+from vitft.models.pretrained.catalog import RANDOM
 from vitft.report.html import filled
 from vitft.study.plan import BASELINES, FeatureSource, Plan, fit_shots
 from vitft.system import console

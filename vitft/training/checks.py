@@ -30,8 +30,7 @@ from vitft.data.scan import scan
 from vitft.data.split import check_folder_classes, first_part, run_manifest
 from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
-from vitft.models.pretrained.catalog import default_weights
-from vitft.models.pretrained.locate import check_weights_name
+from vitft.models.pretrained.catalog import check_weights_name, default_weights
 from vitft.system.errors import DataError, RunError, UsageError
 from vitft.system.rundir import (
     RunDir,

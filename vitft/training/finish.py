@@ -34,8 +34,8 @@ from vitft.metrics.label_metrics import fit_thresholds
 from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.checkpoint import save_checkpoint
-from vitft.models.lora import merge_adapters, write_adapter
 from vitft.models.timm_model import Model
+from vitft.models.trainable import merge_adapters, write_adapter
 from vitft.system import console
 from vitft.system.files import writing
 from vitft.training.batches import Dataset, StageInputs

@@ -50,10 +50,9 @@ from vitft.features.pipeline import (
 from vitft.messages.training import already_trained
 from vitft.metrics.results import StartTrials
 from vitft.models.card import Provenance
-from vitft.models.freeze import freeze_model
-from vitft.models.lora import add_adapters
-from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.load import LoadReport
 from vitft.models.timm_model import Model
+from vitft.models.trainable import add_adapters, freeze_model
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device

@@ -32,8 +32,7 @@ from vitft.messages.training import describe_start
 from vitft.metrics.intervals import PairedDifference, mean_error
 from vitft.metrics.results import StartTrial, StartTrials
 from vitft.metrics.targets import are_right, fraction_right
-from vitft.models.pretrained.catalog import cached_alternatives, machine_speed
-from vitft.models.pretrained.locate import RANDOM
+from vitft.models.pretrained.catalog import RANDOM, cached_alternatives, machine_speed
 from vitft.system import console
 from vitft.system.errors import WeightsError
 from vitft.training.budget import EVIDENCE, MIN_TRIAL_IMAGES, tempered_losses

@@ -29,8 +29,8 @@ from vitft.data.image_table import Images
 from vitft.metrics.results import BudgetResults, StartTrials
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
-from vitft.models.pretrained.locate import canonical_name
-from vitft.models.pretrained.report import LoadReport
+from vitft.models.pretrained.catalog import canonical_name
+from vitft.models.pretrained.load import LoadReport
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.rundir import RunDir, read_run_json

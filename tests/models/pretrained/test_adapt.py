@@ -1,97 +1,60 @@
-"""Adapting tensors: positions, architectures and heads."""
+"""Adapting tensors: positions, channels, patches, tokens and pooling."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from scipy.ndimage import zoom
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import adapt_input_conv
 from torch import Tensor
 
-from vitft.models import (
-    VisionTransformer,
-    ViTConfig,
-    adapt,
-    check_fit,
-    fit_channels,
-    resize_kernel,
-    resize_positions,
-)
-
-CONFIG = ViTConfig(
-    image_size=(32, 32), patch_size=(8, 8), width=192, depth=2, heads=3, num_classes=7
-)
+from tests.models.pretrained.test_flavours import CONFIG, random_weights
+from vitft import LoadReport, load_pretrained
+from vitft.models import ViTConfig
 
 
-def positions(side: int, width: int = 32) -> Tensor:
-    return torch.randn(1, 1 + side * side, width, generator=torch.Generator().manual_seed(side))
+def adapted(
+    folder: Path, config: ViTConfig, **options: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor], LoadReport]:
+    """Return random weights, the tensors of the model that loads them, and its report."""
+    state = random_weights(config)
+    save_file(state, folder / "any.safetensors")
+    model, report = load_pretrained(folder / "any.safetensors", **options)
+    return state, model.state_dict(), report
 
 
-def weights(config: ViTConfig) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    return dict(VisionTransformer(config).state_dict())
+GRIDS = [
+    pytest.param(14, (24, 24), id="14 to 24"),
+    pytest.param(14, (7, 21), id="14 to 7x21"),
+    pytest.param(37, (16, 16), id="37 to 16"),
+    pytest.param(7, (12, 12), id="7 to 12"),
+]
 
 
-@pytest.mark.parametrize(
-    ("side", "grid"),
-    [
-        pytest.param(14, (24, 24), id="14 to 24"),
-        pytest.param(14, (7, 21), id="14 to 7x21"),
-        pytest.param(37, (16, 16), id="37 to 16"),
-    ],
-)
-def test_bicubic_positions_equal_timms(side: int, grid: tuple[int, int]) -> None:
-    pos = positions(side)
+@pytest.mark.parametrize("rule", ["bicubic", "jax"])
+@pytest.mark.parametrize(("side", "grid"), GRIDS)
+def test_positions_are_resampled_as_by_timm_or_google(
+    side: int, grid: tuple[int, int], rule: str, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, image_size=(8 * side, 8 * side), depth=1)
+    size = 8 * grid[0], 8 * grid[1]
 
-    resized = resize_positions(pos, grid)
+    before, after, _ = adapted(tmp_path, config, image_size=size, pos_embed=rule)
 
-    theirs = resample_abs_pos_embed(pos, list(grid), num_prefix_tokens=1)
-    assert (resized - theirs).abs().max() <= 1e-6
+    pos, resized = before["pos_embed"], after["pos_embed"]
     assert torch.equal(resized[:, 0], pos[:, 0])  # the class token has no place in the picture
-
-
-@pytest.mark.parametrize(
-    ("side", "grid"),
-    [
-        pytest.param(14, (24, 24), id="14 to 24"),
-        pytest.param(14, (7, 21), id="14 to 7x21"),
-        pytest.param(37, (16, 16), id="37 to 16"),
-        pytest.param(7, (12, 12), id="7 to 12"),
-    ],
-)
-def test_googles_rule_equals_scipys_zoom_of_order_one(side: int, grid: tuple[int, int]) -> None:
-    pos = positions(side)
+    if rule == "bicubic":
+        theirs = resample_abs_pos_embed(pos, list(grid), num_prefix_tokens=1)
+        assert (resized - theirs).abs().max() <= 1e-6
+        return
     table = pos[0, 1:].reshape(side, side, -1).numpy()
-
-    resized = resize_positions(pos, grid, mode="jax")
-
     expected = zoom(table, (grid[0] / side, grid[1] / side, 1), order=1)
     assert np.abs(resized[0, 1:].reshape(*grid, -1).numpy() - expected).max() <= 1e-5
-
-
-def test_positions_keep_their_type_and_all_their_prefix_tokens() -> None:
-    pos = torch.randn(1, 5 + 16, 8).bfloat16()
-
-    resized = resize_positions(pos, (2, 3), prefix=5)
-
-    assert resized.shape == (1, 5 + 6, 8)
-    assert resized.dtype == torch.bfloat16
-    assert torch.equal(resized[:, :5], pos[:, :5])
-
-
-def test_kernels_are_resized_to_patches_that_are_not_square() -> None:
-    tensors = weights(CONFIG)
-    wanted = replace(CONFIG, patch_size=(4, 16), image_size=(16, 64))
-
-    adapted = adapt(tensors, CONFIG, wanted, new_head=False)
-
-    kernel = adapted.tensors["patch_embed.proj.weight"]
-    own = resize_kernel(tensors["patch_embed.proj.weight"], (4, 16))
-    assert torch.equal(kernel, own)
-    assert kernel.shape == (192, 3, 4, 16)
-    assert any("patch kernels 8x8 -> 4x16" in note for note in adapted.notes)
 
 
 @pytest.mark.parametrize(
@@ -102,59 +65,44 @@ def test_kernels_are_resized_to_patches_that_are_not_square() -> None:
         (8, "the kernels for 3 channels are repeated and scaled to fit 8 channels"),
     ],
 )
-def test_kernels_for_other_channels_equal_timms(channels: int, note: str) -> None:
-    tensors = weights(CONFIG)
-    wanted = replace(CONFIG, in_channels=channels)
-
-    adapted = adapt(tensors, CONFIG, wanted, new_head=False)
+def test_kernels_for_other_channels_equal_timms(channels: int, note: str, tmp_path: Path) -> None:
+    before, after, report = adapted(tmp_path, CONFIG, in_channels=channels)
 
     name = "patch_embed.proj.weight"
-    expected = adapt_input_conv(channels, tensors[name].clone())
-    torch.testing.assert_close(adapted.tensors[name], expected)
-    assert [*adapted.notes] == [note]
-    check_fit(adapted.tensors, wanted)
+    torch.testing.assert_close(after[name], adapt_input_conv(channels, before[name].clone()))
+    assert note in report.notes
 
 
-def test_a_single_channel_is_repeated_and_keeps_the_response_to_grey_images() -> None:
-    kernel = torch.randn(4, 1, 8, 8)
+def test_a_single_channel_is_repeated_and_keeps_the_response_to_grey_images(
+    tmp_path: Path,
+) -> None:
+    before, after, _ = adapted(tmp_path, replace(CONFIG, in_channels=1), in_channels=3)
 
-    found = fit_channels(kernel, 3)
-
-    assert found.shape == (4, 3, 8, 8)
-    torch.testing.assert_close(found, kernel.expand(4, 3, 8, 8) / 3)
+    kernel = before["patch_embed.proj.weight"]
+    torch.testing.assert_close(after["patch_embed.proj.weight"], kernel.expand(-1, 3, -1, -1) / 3)
 
 
 @pytest.mark.parametrize("registers", [0, 2])
-def test_a_distillation_token_becomes_the_first_register(registers: int) -> None:
+def test_a_distillation_token_becomes_the_first_register(registers: int, tmp_path: Path) -> None:
     source = replace(CONFIG, distilled=True, registers=registers)
-    target = replace(CONFIG, num_classes=5, registers=registers + 1)
-    tensors = weights(source)
-    for name in ("dist_token", "reg_token"):
-        if name in tensors:
-            torch.nn.init.normal_(tensors[name])
 
-    adapted = adapt(tensors, source, target, new_head=True)
+    before, after, report = adapted(tmp_path, source, num_classes=5)
 
-    check_fit(adapted.tensors, target)
-    found = adapted.tensors["reg_token"]
-    assert torch.equal(found[:, :1], tensors["dist_token"])
-    assert torch.equal(found[:, 1:], tensors.get("reg_token", found[:, 1:]))
-    assert [*adapted.notes] == [
-        "the distillation token is used as a register, and the head reads only the class token"
-    ]
-    assert "dist_token" not in adapted.tensors
+    found = after["reg_token"]
+    assert torch.equal(found[:, :1], before["dist_token"])
+    assert torch.equal(found[:, 1:], before.get("reg_token", found[:, 1:]))
+    assert found.shape[1] == registers + 1
+    assert "the distillation token is used as a register, and the head reads only the class " in (
+        " ".join(report.notes)
+    )
+    assert "dist_token" not in after
 
 
-def test_mean_pooling_takes_the_last_norm_and_back() -> None:
-    tensors = weights(CONFIG)
-    mean = replace(CONFIG, pool="mean")
+def test_mean_pooling_takes_the_last_norm_and_back(tmp_path: Path) -> None:
+    before, there, noted = adapted(tmp_path, CONFIG, pool="mean")
+    mean, back, undone = adapted(tmp_path, replace(CONFIG, pool="mean"), pool="cls")
 
-    there = adapt(tensors, CONFIG, mean, new_head=False)
-    back = adapt(there.tensors, mean, CONFIG, new_head=False)
-
-    check_fit(there.tensors, mean)
-    assert torch.equal(there.tensors["fc_norm.weight"], tensors["norm.weight"])
-    assert [*there.notes] == ["norm in the file is loaded as fc_norm because pool=mean"]
-    assert [*back.notes] == ["fc_norm in the file is loaded as norm because pool=cls"]
-    assert back.tensors.keys() == tensors.keys()
-    assert torch.equal(back.tensors["norm.bias"], tensors["norm.bias"])
+    assert torch.equal(there["fc_norm.weight"], before["norm.weight"])
+    assert "norm in the file is loaded as fc_norm because pool=mean" in noted.notes
+    assert "fc_norm in the file is loaded as norm because pool=cls" in undone.notes
+    assert torch.equal(back["norm.bias"], mean["fc_norm.bias"])

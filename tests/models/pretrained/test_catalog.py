@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import timm
@@ -12,17 +13,19 @@ import torch
 import transformers
 from timm.models import get_pretrained_cfg
 
+from vitft import load_pretrained
+from vitft.data import EvalTransform
 from vitft.models import (
+    Card,
     CatalogEntry,
     Provenance,
-    Recommendation,
     VisionTransformer,
     ViTConfig,
     architecture_config,
     catalog_entries,
     check_weights_name,
-    descended,
     find_entry,
+    save_checkpoint,
 )
 from vitft.system import WeightsError
 
@@ -138,7 +141,7 @@ def test_the_headline_name_is_the_original_checkpoint_and_says_so() -> None:
 
 def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
     code = (
-        "import sys; from vitft.models.pretrained.locate import check_weights_name as check;"
+        "import sys; from vitft.models.pretrained.catalog import check_weights_name as check;"
         "check('vit_base_patch16_224_in21k'); print({'torch', 'huggingface_hub'} & {*sys.modules})"
     )
 
@@ -148,13 +151,21 @@ def test_names_are_checked_without_torch_and_without_the_hub_client() -> None:
 
 
 @pytest.mark.parametrize("licence", ["cc-by-nc-4.0", "dinov3-license"])
-def test_a_licence_travels_through_two_fine_tunings(licence: str) -> None:
-    base: Provenance = {"name": "timm:base", "licence": licence}
+def test_a_licence_travels_through_two_fine_tunings(
+    licence: str, tmp_path: Path, tiny_vit: VisionTransformer
+) -> None:
+    origin: Provenance = {"name": "timm:base", "licence": licence}
+    for name in ("run", "run-2"):
+        card = Card(
+            architecture=tiny_vit.config,
+            transform=EvalTransform(image_size=tiny_vit.config.image_size),
+            weights=origin,
+        )
+        save_checkpoint(tmp_path / f"{name}.safetensors", tiny_vit.state_dict(), card)
+        _, report = load_pretrained(tmp_path / f"{name}.safetensors")
+        origin = report.provenance
 
-    once = descended({"name": "run", "source": "run"}, base)
-    twice = descended({"name": "run-2", "source": "run-2"}, once)
-
-    assert (twice["licence"], twice["from"]) == (licence, "timm:base")
+    assert (origin["licence"], origin["from"]) == (licence, "timm:base")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +180,6 @@ def test_a_licence_travels_through_two_fine_tunings(licence: str) -> None:
 def test_a_model_runs_at_60_percent_of_the_speed_of_a_product(
     images: int, gmacs: float, speed: float, seconds: float
 ) -> None:
-    weights = Recommendation(name="any", tier="fast", megabytes=1, gmacs=gmacs)
+    weights = CatalogEntry(name="any", licence="", gmacs=gmacs)
 
     assert weights.seconds(images, speed) == pytest.approx(seconds)

@@ -12,7 +12,6 @@ from vitft.models import (
     SidecarFacts,
     architecture_config,
     read_sidecar,
-    read_table_file,
 )
 from vitft.system import WeightsError
 
@@ -29,7 +28,6 @@ def facts_of(folder: Path, config: Any, processor: Any = None) -> SidecarFacts:
 
 def test_without_a_config_nothing_is_stated(tmp_path: Path) -> None:
     assert read_sidecar(tmp_path / "model.safetensors") == SidecarFacts()
-    assert read_table_file(tmp_path / "config.json") is None
 
 
 @pytest.mark.parametrize(

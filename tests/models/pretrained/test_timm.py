@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.conftest import random_timm
 from tests.models.pretrained.test_flavours import CONFIG, SMALL, random_weights, write_timm_config
 from vitft import load_pretrained
-from vitft.models import VisionTransformer, resize_kernel
+from vitft.models import VisionTransformer
 from vitft.system import WeightsError
 
 
@@ -167,11 +167,17 @@ def test_a_new_head_on_a_distilled_deit_reads_the_class_token_alone(
 # other pixels
 
 
-@pytest.mark.parametrize("sides", [(16, 16), (32, 32), (8, 8), (16, 32), (14, 14)])
-def test_kernels_for_other_patches_are_timms(sides: tuple[int, int]) -> None:
-    kernel = torch.randn(8, 3, 16, 16)
+@torch.no_grad()
+@pytest.mark.parametrize("sides", [(8, 8), (16, 16), (4, 4), (8, 16), (6, 6)])
+def test_kernels_for_other_patches_are_timms(sides: tuple[int, int], tmp_path: Path) -> None:
+    state = random_weights(CONFIG)
+    save_file(state, tmp_path / "model.safetensors")
+    size = 4 * sides[0], 4 * sides[1]
 
-    resized = resize_kernel(kernel, sides)
+    ours, report = load_pretrained(tmp_path, patch_size=sides, image_size=size)
 
-    assert resized.shape == (8, 3, *sides)
-    assert torch.allclose(resized, resample_patch_embed(kernel, list(sides)), atol=1e-4)
+    kernel = state["patch_embed.proj.weight"]
+    resized = resample_patch_embed(kernel, list(sides))
+    assert torch.allclose(ours.patch_embed.proj.weight, resized, atol=1e-4)
+    note = f"patch kernels 8x8 -> {sides[0]}x{sides[1]}"
+    assert any(note in one for one in report.notes) == (sides != (8, 8))

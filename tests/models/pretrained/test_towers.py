@@ -9,7 +9,6 @@ import transformers
 from torch import Tensor
 
 from vitft import load_pretrained
-from vitft.models import load_pretrained as load
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -107,7 +106,7 @@ def test_siglip2_naflex_gives_the_same_features_for_any_fixed_grid(
     theirs = randomised(siglip2())
     images = images_of(*size)
 
-    ours, report = load(write_tower(theirs, tmp_path), image_size=size)
+    ours, report = load_pretrained(write_tower(theirs, tmp_path), image_size=size)
     expected = theirs(**naflex_inputs(images)).pooler_output
 
     assert ours.config.pool == "map"
@@ -120,7 +119,7 @@ def test_dinov3_takes_images_that_are_not_square(tmp_path: Path) -> None:
     theirs = randomised(dinov3())
     images = images_of(40, 16)
 
-    ours, _ = load(write_tower(theirs, tmp_path), image_size=(40, 16))
+    ours, _ = load_pretrained(write_tower(theirs, tmp_path), image_size=(40, 16))
 
     assert (ours(images) - theirs(images).pooler_output).abs().max() <= 3e-6
 

@@ -23,7 +23,7 @@ from vitft.export.trained import TrainedRun
 from vitft.models.card import RUN_KEY, AnyConfig, Card, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.convert import split_gates, to_eva_names
-from vitft.models.pretrained.sidecar import timm_pool
+from vitft.models.pretrained.weights import timm_pool
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL

@@ -1,23 +1,36 @@
-"""The catalogue of pretrained weights: the entries of `weights/catalog.toml`.
+"""Names of pretrained weights: the catalogue `weights/catalog.toml`, the hub, timm, and files.
 
-Does not import torch, so that a wrong name is reported at once. `fetch` downloads the files.
+Does not import torch, so that a wrong name or path is reported at once. `fetch` downloads files.
 """
 
+import contextlib
+import fnmatch
 import functools
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitft.data.transforms import CROP, Fit
+from vitft.data.mistaken import mistaken_data
+from vitft.data.signatures import looks_like
+from vitft.data.transforms import CROP, CROP_MODES, RESAMPLING, Fit
 from vitft.models.card import timm_modules
+from vitft.models.vit_config import SIZES, frozen_blocks
 from vitft.system.cores import GPU_SPEED, cpu_speed, has_gpu
 from vitft.system.errors import UsageError, WeightsError
-from vitft.system.files import resource
-from vitft.system.suggest import suggest
-from vitft.system.text import count, duration
+from vitft.system.files import (
+    CHECKSUM_SUFFIXES,
+    INDEX_SUFFIX,
+    WEIGHT_SUFFIXES,
+    resource,
+    weight_format,
+)
+from vitft.system.safetensors_file import read_header
+from vitft.system.suggest import near_paths, path_fix, suggest
+from vitft.system.text import count, duration, listing, shell_quote
 
 # licence terms of pretrained weights, derived from the licence names on the hub -------------------
 
@@ -54,12 +67,12 @@ def marked_licence(licence: str) -> str:
 
 def obligation(licence: str) -> str:
     """Return a sentence on what a licence requires of fine-tuned models, or an empty string."""
-    terms = licence_terms(licence)
-    start = "The terms of the pretrained weights also apply to this model"
-    if terms == "non-commercial":
-        return f"{start} and forbid commercial use."
-    share = "include the text of their licence when you distribute the model"
-    return f"{start}: {share}." if terms == "own terms" else ""
+    rules = {
+        "non-commercial": " and forbid commercial use.",
+        "own terms": ": include the text of their licence when you distribute the model.",
+    }
+    rule = rules.get(licence_terms(licence), "")
+    return f"The terms of the pretrained weights also apply to this model{rule}" if rule else ""
 
 
 # names of models: those of weight files, and suggestions for unknown ones -------------------------
@@ -96,7 +109,9 @@ def similar_models(name: str, known: Iterable[str]) -> list[str]:
 
 # the catalogue of pretrained weights: the entries of `weights/catalog.toml` -----------------------
 
-REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"  # pattern for owner/name on the hub
+_Tier = Literal["fast", "balanced", "best"]
+_EFFICIENCY = 0.6  # speed of a model with image decoding, relative to a matrix product
+_REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"  # pattern for owner/name on the hub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +143,11 @@ class CatalogEntry:
     sha256: str = ""  # digest from the publisher; empty if only the hub provides a digest
     local: str = ""  # path of the user's own file (timm:NAME=FILE)
     was: str = ""  # file name of the same weights in older tools
+    tier: _Tier | None = None  # of recommended weights
+    megabytes: int = 0  # size of the download of recommended weights in 10^6 bytes
+    gmacs: float = 0.0
+    """Billions of multiply-adds of recommended weights for one image at the native size."""
+    default: bool = False  # whether these weights may be chosen by default
 
     @property
     def is_hub_repository(self) -> bool:
@@ -140,6 +160,11 @@ class CatalogEntry:
         return self.name.startswith("timm:")
 
     @property
+    def bundled(self) -> Path | None:
+        """Path of a bundled file."""
+        return resource("weights") / self.path if self.path else None
+
+    @property
     def pixels(self) -> dict[str, Any]:
         """Fields of the evaluation transform, except the image size."""
         names = ("mean", "std", "crop", "interpolation", "fit")
@@ -150,9 +175,15 @@ class CatalogEntry:
         """Model size: tiny, small, base, large or huge; empty if `architecture` is empty."""
         return self.architecture.split("_")[1] if self.architecture else ""
 
+    def seconds(self, images: int, speed: float) -> float:
+        """Return the estimated time in seconds of a pass over `images` images.
+
+        `speed` is the speed of the machine in billions of multiply-adds per second.
+        """
+        return images * self.gmacs / (speed * _EFFICIENCY)
+
     def lines(self) -> list[str]:
         """Return a description, one fact per line, without fetching the file."""
-        head = f"{self.num_classes} classes" if self.num_classes else "none in the file"
         rows = {
             "name": self.name,
             "aliases": ", ".join(self.aliases),
@@ -164,7 +195,7 @@ class CatalogEntry:
             "model": " ".join([self.architecture, *(f"{k}={v}" for k, v in self.options.items())]),
             "trained on": self.data,
             "licence": marked_licence(self.licence),
-            "head": head,
+            "head": f"{self.num_classes} classes" if self.num_classes else "none in the file",
             "pre_logits": "yes" if self.pre_logits else "no",
             "pixels": f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
             f"{self.crop}, mean {self.mean}, std {self.std}",
@@ -174,23 +205,29 @@ class CatalogEntry:
         }
         if self.path:  # the card of bundled weights contains these facts
             rows |= dict.fromkeys(("head", "pre_logits", "pixels"), "")
-        return [f"{key + ':':<12}{value}" for key, value in rows.items() if value]
+        return fact_lines(rows.items())
+
+
+def fact_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each fact, its name in a column of its own, without those that are ""."""
+    return [f"{name + ':':<12}{value}" for name, value in facts if value]
 
 
 @functools.cache
 def _read_catalog() -> Mapping[str, Any]:
-    """Return the content of catalog.toml."""
     return tomllib.loads((resource("weights") / "catalog.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
     """Return all entries of the catalogue, in the order of the file."""
+    catalog = _read_catalog()
+    costs = {row["name"]: row for row in catalog["recommended"]}
     entries = []
-    for row in _read_catalog()["weights"]:
-        family = _read_catalog()["family"][row["family"]]
+    for row in catalog["weights"]:
+        family = catalog["family"][row["family"]]
         options = {**family.get("options", {}), **row.get("options", {})}
-        fields: dict[str, Any] = {**family, **row, "options": options}
+        fields = {**family, **row, **costs.get(row["name"], {}), "options": options}
         del fields["family"]
         if fields.get("repo", "").startswith("timm/"):
             fields["aliases"] = [*fields.get("aliases", ()), fields["repo"]]
@@ -209,15 +246,13 @@ def find_entry(name: str) -> CatalogEntry:
     if name not in rows:
         known = name.removeprefix("timm/")
         if known.partition(".")[0] in timm_modules():
-            from vitft.models.pretrained.timm_weights import registry_entry
-
-            return registry_entry(known)
+            return _registry_entry(known)
         more = similar_models(name, [f"timm:{one}" for one in timm_modules() if one not in rows])
         near = [*similar_models(name, rows)[:3], *more[:2]]
         fix = f"check the name (similar ones are {', '.join(near)}), or pass the path of a file"
         is_path = Path(name).parent.is_dir()  # e.g. of a run whose name is mistyped
         is_size = re.match(r"(?i)(vit|deit)-[a-z]{1,2}/\d", name)  # as in papers, e.g. ViT-B/16
-        if re.fullmatch(REPOSITORY, name, re.ASCII) and not (is_path or is_size):
+        if re.fullmatch(_REPOSITORY, name, re.ASCII) and not (is_path or is_size):
             fix = f"for a repository on the hub, use hf:{name}. Otherwise, {fix}"
         raise WeightsError(f"unknown weights {name!r}", fix=fix)
     return rows[name]
@@ -226,48 +261,73 @@ def find_entry(name: str) -> CatalogEntry:
 @functools.cache
 def entries_by_name() -> Mapping[str, CatalogEntry]:
     """Return a mapping from each name and alias to its entry."""
-    rows: dict[str, CatalogEntry] = {}
-    for entry in catalog_entries():
-        for name in (entry.name, *entry.aliases):
-            assert name not in rows, f"catalog.toml lists {name} more than once"
-            rows[name] = entry
-    return rows
+    return {name: entry for entry in catalog_entries() for name in (entry.name, *entry.aliases)}
+
+
+def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> CatalogEntry:
+    """Return the entry of `timm:NAME`, completed with timm's metadata."""
+    import timm
+    from timm.models import get_pretrained_cfg
+
+    name = entry.name.removeprefix("timm:")
+    architecture = name.partition(".")[0]
+    try:
+        known: Any = get_pretrained_cfg(name) if timm.is_model(architecture) else None
+    except RuntimeError:  # the architecture does not have this tag
+        known = None
+    if known is None:
+        near = similar_models(name, timm.list_models() + timm.list_pretrained())
+        raise WeightsError(
+            f"timm {timm.__version__} has no weights named {name}",
+            fix=f"choose another name, e.g. {', '.join(near)}",
+        )
+    if is_published and not known.hf_hub_id:
+        raise WeightsError(
+            f"timm has no hub repository for {name}",
+            fix="choose another name from timm.list_pretrained()",
+        )
+    return replace(
+        entry,
+        name=f"timm:{architecture}{'.' + known.tag if known.tag else ''}",
+        licence=known.license or "not stated" if is_published else "",
+        architecture=architecture,
+        options={"fixed_input_size": known.fixed_input_size, "crop_mode": known.crop_mode or ""},
+        data=known.tag or "",
+        repo=known.hf_hub_id or "",
+        file=known.hf_hub_filename or "model.safetensors",
+        image_size=tuple(known.input_size[1:]),
+        mean=tuple(known.mean),
+        std=tuple(known.std),
+        crop=float(known.crop_pct),
+        interpolation=known.interpolation if known.interpolation in RESAMPLING else "bicubic",
+        fit=CROP_MODES.get(known.crop_mode or "", "crop"),
+        num_classes=known.num_classes,
+    )
+
+
+def _registry_entry(name: str) -> CatalogEntry:
+    """Return an entry for weights that timm publishes and vitft's own model can use."""
+    from vitft.models.registry import translate, unsupported
+
+    reason = translate(name.partition(".")[0])
+    if isinstance(reason, str):
+        problem, fix = unsupported(name, reason)
+        raise WeightsError(problem, fix=fix)
+    known = complete_entry(CatalogEntry(name=f"timm:{name}", licence=""))
+    is_restricted = licence_terms(known.licence) == "non-commercial"
+    note = "the licence forbids commercial use" if is_restricted else ""
+    return replace(known, name=known.name.removeprefix("timm:"), options={}, note=note)
 
 
 # recommended weights, and the default choice of weights -------------------------------------------
 
-_Tier = Literal["fast", "balanced", "best"]
 _ACCEPTABLE_S = 300.0  # maximum seconds of the feature pass with the default weights
-_EFFICIENCY = 0.6  # speed of a model with image decoding, relative to a matrix product
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """Recommended weights, with their cost."""
-
-    name: str
-    tier: _Tier
-    megabytes: int  # size of the download in 10^6 bytes
-    gmacs: float  # billions of multiply-adds for one image at the native size
-    default: bool = False  # whether these weights may be chosen by default
-
-    @property
-    def entry(self) -> CatalogEntry:
-        """Entry of the catalogue for these weights."""
-        return find_entry(self.name)
-
-    def seconds(self, images: int, speed: float) -> float:
-        """Return the estimated time in seconds of a pass over `images` images.
-
-        `speed` is the speed of the machine in billions of multiply-adds per second.
-        """
-        return images * self.gmacs / (speed * _EFFICIENCY)
 
 
 @functools.cache
-def recommendations() -> tuple[Recommendation, ...]:
+def recommendations() -> tuple[CatalogEntry, ...]:
     """Return the recommended weights, from the fastest to the most accurate."""
-    return tuple(Recommendation(**row) for row in _read_catalog()["recommended"])
+    return tuple(entries_by_name()[row["name"]] for row in _read_catalog()["recommended"])
 
 
 def machine_speed(device: str = "auto") -> float:
@@ -280,14 +340,11 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
 
     Of the defaults in the local cache or, if there are none, of all, they are the most accurate
     with a feature pass of at most `_ACCEPTABLE_S`, or else the fastest.
-
-    Raises:
-        UsageError: None of the default weights are in the cache, and HF_HUB_OFFLINE is set.
     """
     from huggingface_hub import constants
 
     choices = [one for one in recommendations() if one.default]
-    cached = [one for one in choices if _is_cached(one.entry)]
+    cached = [one for one in choices if _is_cached(one)]
     if not cached and constants.is_offline_mode():
         raise UsageError(
             "no weights given, none of the default weights are in the cache, and HF_HUB_OFFLINE is "
@@ -302,12 +359,12 @@ def default_weights(images: int, *, device: str) -> tuple[str, str]:
     seconds = chosen.seconds(images, speed)
     origin = "in the cache" if cached else f"a download of {chosen.megabytes:,} MB"
     return chosen.name, (
-        f"{chosen.name}: {chosen.tier}, {chosen.entry.licence}, {origin}, about "
+        f"{chosen.name}: {chosen.tier}, {chosen.licence}, {origin}, about "
         f"{duration(max(1, seconds))} for {count(images, 'image')}"
     )
 
 
-def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
+def cached_alternatives(name: str, licence: str) -> list[CatalogEntry]:
     """Return recommended weights in the local cache that are probably more accurate than `name`.
 
     Their licence is open or `licence`, that of the weights `name`. If these are not among the
@@ -316,12 +373,8 @@ def cached_alternatives(name: str, licence: str) -> list[Recommendation]:
     every = recommendations()
     names = [one.name for one in every]
     better = every[names.index(name) + 1 :] if name in names else every
-    return [
-        one
-        for one in better
-        if (licence_terms(one.entry.licence) == "open" or one.entry.licence == licence)
-        and _is_cached(one.entry)
-    ]
+    allowed = [e for e in better if licence_terms(e.licence) == "open" or e.licence == licence]
+    return [entry for entry in allowed if _is_cached(entry)]
 
 
 def _is_cached(entry: CatalogEntry) -> bool:
@@ -330,3 +383,220 @@ def _is_cached(entry: CatalogEntry) -> bool:
 
     found = try_to_load_from_cache(entry.repo, entry.file, revision=entry.revision)
     return isinstance(found, str) and Path(found).exists()
+
+
+_FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
+"""Suffixes that identify a string as a path rather than a name, even if no such file exists."""
+_BLOCK = re.compile(r"(?:blocks|encoder\.layer|vit\.encoder\.layer)\.(\d+)\.")
+"""Beginning of the name of a tensor of a block, in files of vitft and timm or transformers."""
+RANDOM = "random:"  # `random:NAME` has NAME's architecture and random weights
+
+
+def check_weights_name(
+    name_or_path: str | Path,
+    *,
+    allow_pickle: bool = True,
+    allow_random: bool = False,
+    layers: str = "head",
+) -> None:
+    """Check that `load_backbone` can find these weights, without torch or network access.
+
+    `layers` are the stages of training.
+
+    Raises:
+        WeightsError: They cannot be found, or are of an unsupported kind or a rejected pickle.
+        UsageError: The weights are known to have fewer blocks than `layers`.
+    """
+    if isinstance(name_or_path, str) and allow_random:
+        name_or_path = name_or_path.removeprefix(RANDOM)
+    found = locate(name_or_path)
+    depth, file = 0, found if isinstance(found, Path) else found.bundled or found.local
+    if isinstance(found, CatalogEntry) and found.size in SIZES:
+        depth = SIZES[found.size].depth
+    if file:
+        path = check_weight_file(Path(file), allow_pickle=allow_pickle)
+        if not depth and weight_format(path) == "safetensors":
+            with contextlib.suppress(OSError, ValueError):
+                blocks = map(_BLOCK.match, read_header(path).tensors)
+                depth = max((1 + int(block[1]) for block in blocks if block), default=0)
+    for stage in layers.split(",") if depth else ():
+        frozen_blocks(stage.strip(), depth)
+
+
+def locate(name_or_path: str | Path) -> CatalogEntry | Path:
+    """Return the catalogue entry or the path of the weight file for a name or path.
+
+    Catalogue names take precedence. For `hf:` and `timm:` names, an entry is created.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if isinstance(name_or_path, str):
+        name = canonical_name(name)
+        if name in entries_by_name():
+            return find_entry(name)
+        if entry := _parse_prefixed_name(name):
+            return entry
+    if "://" in name:
+        raise WeightsError(
+            f"{name} is a web address, and weights are fetched only from huggingface.co",
+            fix="download the file, and pass its path",
+        )
+    if not name.strip():
+        raise WeightsError(
+            "the name of the weights is empty",
+            fix="use a name from `vitft weights list`, or the path of a weight file",
+        )
+    if path.is_dir():
+        return _weights_in_folder(path)
+    if file_and_part(path)[0].exists():
+        return check_weight_file(path)
+    is_name = isinstance(name_or_path, str) and not name.startswith((".", "~", os.sep))
+    is_misspelt = bool(path.suffix and near_paths(path, _may_be_weights))
+    is_file = path.suffix.lower() in _FILE_SUFFIXES or is_misspelt
+    if not is_name or name.endswith(os.sep) or is_file:
+        raise WeightsError(
+            f"weights not found: {path}",
+            fix=path_fix(
+                path, _may_be_weights, otherwise="or choose a name from `vitft weights list`"
+            ),
+        )
+    return find_entry(name)  # raises an error that suggests similar names
+
+
+def _weights_in_folder(path: Path) -> Path:
+    """Return a folder's weight file: model.safetensors, or the only one of the best format."""
+    with os.scandir(path) as found:
+        entries = sorted(entry.name + "/" * entry.is_dir() for entry in found)
+    parts = re.compile(r"-\d+-of-\d+\.")  # of which only their index counts
+    training = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states)")
+    names = [n for n in entries if n.lower().endswith((*WEIGHT_SUFFIXES, ".tar", INDEX_SUFFIX))]
+    names = [n for n in names if not parts.search(n) and not training.match(n)]
+    for pattern in ("model.safetensors", "*.safetensors*", "pytorch_model.bin", "*"):
+        files = fnmatch.filter(names, pattern)
+        if len(files) == 1:
+            return check_weight_file(path / files[0])
+        if files:
+            raise WeightsError(
+                f"{path} contains {count(len(files), 'weight file')}: {listing(files)}",
+                fix=f"pass one of them, e.g. {shell_quote(str(path / files[0]))}",
+            )
+    if (path / "model.onnx").is_file():
+        raise WeightsError(
+            f"{path} contains an ONNX graph, from which no weights are loaded",
+            fix="use it with --run or vitft.load, or export the run with --safetensors",
+        )
+    if data := mistaken_data(path):
+        raise WeightsError(f"{path} is {data.what}, not weights", fix=data.weights_fix)
+    raise WeightsError(
+        f"{path} contains no weight file ({listing(entries) if entries else 'it is empty'})",
+        fix="pass a weight file, a run directory or a folder exported by vitft",
+    )
+
+
+def file_and_part(path: Path) -> tuple[Path, str | None]:
+    """Return the file and the name of one of its models from `FILE#NAME`, or None for no name."""
+    file, sign, part = str(path).rpartition("#")
+    return (Path(file), part) if sign and not path.exists() else (path, None)
+
+
+def _may_be_weights(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_dir() or entry.name.lower().endswith(WEIGHT_SUFFIXES)
+
+
+def canonical_name(name: str) -> str:
+    """Return hf:owner/name[@revision] for an address on the hub or timm's `hf-hub:`, or `name`."""
+    found = re.fullmatch(r"(hf[-_]hub:|(https?://)?(www\.)?(huggingface\.co|hf\.co)/)(.+)", name)
+    if found is None:
+        return name
+    named = re.sub(r"/(?:tree|blob|resolve)/([^/?]+).*|/?(?:\?.*)?$", r"@\1", found[5], count=1)
+    return f"hf:{named.removesuffix('@main').rstrip('@')}"
+
+
+def _parse_prefixed_name(name: str) -> CatalogEntry | None:
+    """Return the entry for a name that begins with `hf:` or `timm:`, or None for any other name."""
+    if name == "none" or name.startswith(RANDOM):
+        usual = "a name from `vitft weights list`"
+        other = "" if name == "none" else name.removeprefix(RANDOM)
+        raise WeightsError(
+            f"{name} means new random weights, but pretrained weights are needed here",
+            fix=f"use {other or usual}, because only vitft finetune, study and check accept random "
+            "weights",
+        )
+    if name.startswith("hf:"):
+        return parse_hub_name(name)
+    if not name.startswith("timm:"):
+        return None
+    # timm:NAME[.TAG] or timm:NAME=FILE, as yet without timm's metadata
+    model, has_file, file = name.partition("=")
+    if not re.fullmatch(r"timm:[a-z0-9_]{1,100}(\.[\w-]{1,100})?", model, re.ASCII):
+        raise WeightsError(
+            f"invalid timm name {model!r}",
+            fix="use timm:NAME, timm:NAME.TAG or timm:NAME=FILE, e.g. "
+            "timm:convnext_tiny.in12k_ft_in1k",
+        )
+    if not has_file:
+        return CatalogEntry(name=name, licence="see timm's metadata", file="model.safetensors")
+    path = Path(file).expanduser()
+    return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
+
+
+def parse_hub_name(name: str) -> CatalogEntry:
+    """Return a catalogue entry for hf:owner/name[@revision], or raise an error if it is invalid."""
+    pattern = rf"hf:(?P<repo>{_REPOSITORY})(@(?P<revision>[\w][\w./-]*))?"
+    match = re.fullmatch(pattern, name, re.ASCII)
+    if match is None or ".." in name:
+        raise WeightsError(
+            f"invalid hub name {name!r}",
+            fix="use hf:owner/name or hf:owner/name@revision, e.g. "
+            "hf:google/vit-base-patch16-224-in21k",
+        )
+    return CatalogEntry(
+        name=name,
+        licence=f"see https://huggingface.co/{match['repo']}",
+        repo=match["repo"],
+        file="model.safetensors",
+        revision=match["revision"] or "main",
+    )
+
+
+def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:
+    """Return `path`, a FILE or FILE#NAME, or raise WeightsError if it is not a supported file."""
+    file, _ = file_and_part(path)
+    if not file.is_file():
+        raise WeightsError(
+            f"{file} is not a regular file" if file.exists() else f"weights not found: {file}",
+            fix="check the path of the weight file",
+        )
+    if file.suffix.lower() in CHECKSUM_SUFFIXES:
+        other = file.with_suffix("")
+        raise WeightsError(
+            f"{file} is not a weight file, but the checksum file of {other.name}",
+            fix=f"use {other}" if other.is_file() else "use the weight file to which it belongs",
+        )
+    if data := mistaken_data(file):
+        raise WeightsError(f"{file} is {data.what}, not a weight file", fix=data.weights_fix)
+    kind = weight_format(file)
+    if not kind:
+        suffix = f"the suffix {file.suffix}" if file.suffix else "no suffix"
+        raise WeightsError(
+            f"{file} is not a weight file: it has {suffix}",
+            fix="use a .safetensors file, a .npz file in Google's format, or a .pth, .pt or .bin "
+            "file with --allow-pickle",
+        )
+    if kind != "pickle" or allow_pickle:
+        return path
+    with file.open("rb") as opened:
+        content = looks_like(opened.read(64))
+    if content.startswith("looks like"):
+        raise WeightsError(f"{path} is not a weight file: it {content}", fix="use another file")
+    raise WeightsError(
+        f"{path} is a Python pickle, which can contain code",
+        fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), which "
+        "reads only tensors and runs no code",
+    )
+
+
+def locate_entry(name: str) -> CatalogEntry | Path:
+    """Return the result of `locate`, after adding timm's metadata to the entry of a timm model."""
+    found = locate(name)
+    return complete_entry(found) if isinstance(found, CatalogEntry) and found.is_timm else found

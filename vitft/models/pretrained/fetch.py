@@ -12,12 +12,17 @@ import logging
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitft.models.pretrained.catalog import CatalogEntry, catalog_entries, licence_terms
-from vitft.models.pretrained.locate import bundled_file
+from vitft.models.card import Provenance
+from vitft.models.pretrained.catalog import (
+    CatalogEntry,
+    catalog_entries,
+    check_weight_file,
+    licence_terms,
+)
 from vitft.system import console
 from vitft.system.errors import ResourceError, WeightsError
 
@@ -29,27 +34,18 @@ FIRST_WAIT_S = 0.5  # seconds before the second attempt; doubled before each fur
 _BUSY_PATIENCE_S = 60.0  # maximum seconds to keep retrying; a busy hub may set the delay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """A verified local file and its origin."""
-
-    path: Path
-    revision: str = ""  # commit of the repository, not the branch; empty for a bundled file
-    sha256: str
-
-
-def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
+def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> tuple[Path, Provenance]:
     """Return the verified file of a catalogue entry, from the installation, the cache or the hub.
 
     A copy whose digest is not the one stated by the hub or the publisher is replaced once.
 
-    Raises:
-        WeightsError: The file is missing or damaged, or the hub or the cache cannot be used.
-        ResourceError: The disk is full.
+    Returns:
+        The path, and the origin. Its revision is the commit, or empty for a bundled file.
     """
-    if entry.path:
-        path = bundled_file(entry)
-        return Fetched(path=path, sha256=sha256_of(path))
+    origin: Provenance = {"name": entry.name, "source": entry.path, "revision": ""}
+    if entry.bundled:
+        path = check_weight_file(entry.bundled)
+        return path, {**origin, "sha256": sha256_of(path), "licence": entry.licence}
     if licence_terms(entry.licence) == "non-commercial":
         log.warning(f"{entry.name} is licensed for non-commercial use only ({entry.licence})")
     if entry.is_hub_repository:
@@ -57,12 +53,17 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
     damage = ""
     for _ in range(2):
         path = _cached_or_downloaded(entry)
-        digest = sha256_of(path)
+        digest, commit = sha256_of(path), path.parent.name
         damage = _find_damage(path, digest, entry.sha256)
         if not damage:
-            if entry.is_hub_repository:
-                _fetch_sidecars(entry, revision=path.parent.name)
-            return Fetched(path=path, revision=path.parent.name, sha256=digest)
+            # The JSON files of a repository; missing ones are skipped, and damaged ones deleted
+            for name in ("config.json", "preprocessor_config.json") * entry.is_hub_repository:
+                with contextlib.suppress(WeightsError):
+                    beside = _cached_or_downloaded(replace(entry, file=name, revision=commit))
+                    if _find_damage(beside, sha256_of(beside), ""):
+                        _delete_cached(beside)
+            origin |= {"source": f"{entry.repo}/{path.name}", "revision": commit}
+            return path, {**origin, "sha256": digest, "licence": entry.licence}
         _delete_cached(path)
         log.info(f"deleted a damaged copy of {entry.repo}/{entry.file}: {damage}")
     raise WeightsError(
@@ -72,7 +73,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> Fetched:
 
 
 def _find_damage(path: Path, sha256: str, published: str) -> str:
-    """Return how the digest of a cached file differs from the expected one, or an empty string."""
+    """Return how the digest of a cached file differs from the expected one, or ""."""
     # huggingface_hub names a file after its ETag: the sha256 of a large file, git's sha1 of others
     announced = path.resolve().name
     if published and published != sha256:
@@ -88,8 +89,7 @@ def _find_damage(path: Path, sha256: str, published: str) -> str:
 
 
 def _delete_cached(path: Path) -> None:
-    """Delete a cached file: the link in the snapshot and the content it points to."""
-    path.resolve().unlink(missing_ok=True)
+    path.resolve().unlink(missing_ok=True)  # the content to which the link in the snapshot points
     path.unlink(missing_ok=True)
 
 
@@ -116,41 +116,43 @@ def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEn
     return entry
 
 
-def _fetch_sidecars(entry: CatalogEntry, *, revision: str) -> None:
-    """Fetch a repository's JSON files from a commit; skip missing ones and delete damaged ones."""
-    for name in ("config.json", "preprocessor_config.json"):
-        with contextlib.suppress(WeightsError):
-            path = _cached_or_downloaded(replace(entry, file=name, revision=revision))
-            if _find_damage(path, sha256_of(path), ""):
-                _delete_cached(path)
-
-
 def _cached_or_downloaded(entry: CatalogEntry) -> Path:
     """Return the path of the cached file, unverified, after downloading it if necessary."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
     if constants.is_offline_mode():
         return _from_cache(entry, why="HF_HUB_OFFLINE is set")
     if re.fullmatch(r"[0-9a-f]{40}", entry.revision):  # a commit never changes
         with contextlib.suppress(WeightsError):
             return _from_cache(entry, why="")
-    unreachable = _check_reachable(entry)
-    if unreachable:
-        return _from_cache(entry, why=f"{constants.ENDPOINT} cannot be reached ({unreachable})")
-    from huggingface_hub import hf_hub_download
-
-    options: Any = {"revision": entry.revision, "etag_timeout": _ANSWER_S}
-    options["tqdm_class"] = _DownloadBar
-    attempt = 0
+    url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
+    timeout: Any = (1.5, _ANSWER_S, _ANSWER_S, _ANSWER_S)  # seconds: connect, read, write, pool
+    options: Any = {} if are_progress_bars_disabled() else {"tqdm_class": _DownloadBar}
+    options |= {"revision": entry.revision, "etag_timeout": _ANSWER_S}
+    attempt, deadline, is_reachable = 0, time.monotonic() + _BUSY_PATIENCE_S, False
     while True:
         attempt += 1
         try:
             with _readable_errors(entry), plain_http():
+                if not is_reachable:
+                    metadata = get_hf_file_metadata(url, timeout=timeout)
+                    if metadata.commit_hash is None or metadata.etag is None:
+                        raise _not_a_hub()
+                    attempt, is_reachable = 1, True
                 return Path(hf_hub_download(entry.repo, entry.file, **options))
         except (http_error(), OSError) as error:  # OSError: the content has the wrong length
+            kind = type(error).__name__
+            if not is_reachable and kind in ("ConnectError", "ConnectTimeout"):
+                why = f"{constants.ENDPOINT} cannot be reached ({short_message(error)})"
+                return _from_cache(entry, why=why)
             _check_disk(entry, error)
-            was_retried = "Timeout" in type(error).__name__  # five times, by huggingface_hub
-            most, deadline = 0 if was_retried else _ATTEMPTS, time.monotonic() + _BUSY_PATIENCE_S
+            most = _ATTEMPTS
+            if is_reachable:
+                deadline = time.monotonic() + _BUSY_PATIENCE_S
+                most = 0 if "Timeout" in kind else most  # huggingface_hub tried five times
+            elif status_of(error) is not None:
+                most = 9  # a busy hub answers
             _wait_or_raise(entry, error, attempt, most, deadline)
 
 
@@ -173,29 +175,6 @@ def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
             fix=f"run `vitft weights fetch {entry.name}` while online, {instead}, or use "
             "--weights demo",
         ) from error
-
-
-def _check_reachable(entry: CatalogEntry) -> str:
-    """Request the metadata of the file; return why the hub cannot be reached, "" if it can."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    url = hf_hub_url(entry.repo, entry.file, revision=entry.revision)
-    timeout: Any = (1.5, _ANSWER_S, _ANSWER_S, _ANSWER_S)  # seconds: connect, read, write, pool
-    attempt, deadline = 0, time.monotonic() + _BUSY_PATIENCE_S
-    while True:
-        attempt += 1
-        try:
-            with _readable_errors(entry):
-                metadata = get_hf_file_metadata(url, timeout=timeout)
-        except http_error() as error:
-            if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
-                return short_message(error)
-            most = _ATTEMPTS if status_of(error) is None else 9  # a busy hub answers
-            _wait_or_raise(entry, error, attempt, most, deadline)
-            continue
-        if metadata.commit_hash is None or metadata.etag is None:
-            raise _not_a_hub()
-        return ""
 
 
 def _wait_or_raise(
@@ -245,35 +224,18 @@ def plain_http() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-class _DownloadBar:
+class _DownloadBar(console.Progress):
     """vitft's progress bar, with the part of tqdm's interface that huggingface_hub uses."""
 
     def __init__(self, *, desc: str = "", total: int | None = None, **_: object) -> None:
-        from huggingface_hub.utils.tqdm import are_progress_bars_disabled
-
-        self.bytes, self.shown_mb = 0, 0
-        self.progress: console.Progress | None = None
-        if total and not are_progress_bars_disabled():
-            label, size = f"fetching {console.visible(desc)}", max(1, round(total / 1e6))
-            self.progress = console.Progress(label, size, unit="MB").__enter__()
+        megabytes = max(1, round(total / 1e6)) if total else None
+        super().__init__(f"fetching {console.visible(desc)}", megabytes, unit="MB")
+        self.bytes = 0
 
     def update(self, count: int) -> None:
         self.bytes += count
-        megabytes = round(self.bytes / 1e6)
-        if self.progress and megabytes > self.shown_mb:
-            self.progress.advance(megabytes - self.shown_mb)
-            self.shown_mb = megabytes
-
-    def close(self) -> None:
-        if self.progress:
-            self.progress.__exit__()
-            self.progress = None
-
-    def __enter__(self) -> "_DownloadBar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        if (megabytes := round(self.bytes / 1e6)) > self.done:
+            self.advance(megabytes - self.done)
 
 
 @contextlib.contextmanager

@@ -1,35 +1,129 @@
-"""`load_pretrained` and `load_backbone`: from a name or file to a model that is ready to use.
+"""Initial models: pretrained weights adapted to a task, or random ones, with a report.
 
-`load_pretrained` builds vitft's own Vision Transformer; `load_backbone` also builds timm models.
+`load_pretrained` builds vitft's own Vision Transformer, `load_backbone` also timm models, which
+timm builds and adapts, and `load_initial_model` the model that the settings of a run describe.
 """
 
+import contextlib
+import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from vitft.models.card import Provenance
-from vitft.models.checkpoint import build_model, holds_timm
+from vitft.config.run import check_patches
+from vitft.config.sections import ModelSpec, WeightsSpec
+from vitft.data.image_table import Images
+from vitft.data.inspection import OpenedImage, inspect_file
+from vitft.data.transforms import EvalTransform
+from vitft.models.card import Provenance, TimmConfig
+from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint, on_meta
 from vitft.models.pretrained.adapt import (
     PosEmbed,
+    Sides,
+    Statistics,
     adapt,
     adapt_statistics,
     check_statistics,
     target_config,
 )
-from vitft.models.pretrained.catalog import CatalogEntry
-from vitft.models.pretrained.locate import RANDOM, locate
-from vitft.models.pretrained.report import LoadReport, describe_file, describe_positions
-from vitft.models.pretrained.timm_weights import load_timm, reload_timm
-from vitft.models.pretrained.weights import open_pretrained
+from vitft.models.pretrained.catalog import (
+    RANDOM,
+    CatalogEntry,
+    complete_entry,
+    fact_lines,
+    file_name,
+    locate,
+)
+from vitft.models.pretrained.fetch import fetch
+from vitft.models.pretrained.read import read_weights
+from vitft.models.pretrained.weights import (
+    UNSTATED,
+    descended,
+    open_pretrained,
+)
 from vitft.models.registry import describe_vit
-from vitft.models.timm_model import Model, untrained
+from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import Pool, as_pair
-from vitft.system.errors import UsageError, WeightsError
-from vitft.system.text import listing
+from vitft.models.vit_config import Pool, ViTConfig, as_pair
+from vitft.system.errors import DataError, ImageError, RunError, UsageError, WeightsError
+from vitft.system.text import count, format_size, labelled, listing, shell_quote
+
+log = logging.getLogger(__name__)
+
+_FLAVOURS = {
+    "timm": "timm",
+    "hf": "Hugging Face",
+    "npz": "Google (JAX)",
+    "torchvision": "torchvision",
+    "clip": "OpenAI's CLIP",
+    "vitft": "vitft checkpoint",
+}
+_GIVEN = "given by --mean and --std"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """Record of everything kept, dropped, resized or assumed when a model was loaded."""
+
+    source: str
+    flavour: str  # naming scheme of the file: timm, hf, npz or vitft
+    architecture: str  # human-readable description, e.g. "ViT-B/16 224 px"
+    parameters: int
+    loaded: int = 0  # number of the model's tensors that come from the file
+    dropped: tuple[str, ...] = ()  # tensors in the file that were not used, each with its shape
+    head: str
+    pre_logits: Literal["kept", "dropped", "none"] = "none"
+    positions: str = "as loaded"  # e.g. "14x14 -> 24x24, bicubic"
+    transform: EvalTransform
+    statistics_source: str  # origin of mean and std
+    provenance: Provenance
+    classes: tuple[str, ...] = field(default=(), repr=False)  # if the head was kept
+    notes: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        """Return a one-line summary of the report."""
+        path = Path(self.source)
+        source = path.stem if path.is_absolute() else self.source
+        if source in ("model", "pytorch_model"):
+            source = path.parent.name
+        size = count(self.parameters, "parameter")
+        if self.parameters >= 100_000:
+            size = f"{self.parameters / 1e6:,.1f} million parameters"
+        resized = f", positions {self.positions}" if "->" in self.positions else ""
+        return labelled("Model", f"{self.architecture}, {size}, {source}{resized}")
+
+    def lines(self) -> list[str]:
+        """Return the lines of the report, one fact per line, without its notes."""
+        rows = {
+            "weights": f"{self.source} ({self.flavour})",
+            "model": f"{self.architecture}, {self.parameters:,} parameters",
+            "loaded": f"{self.loaded} tensors",
+            "dropped": ", ".join(self.dropped) or "nothing",
+            "head": self.head,
+            "pre_logits": self.pre_logits,
+            "positions": self.positions,
+            "pixels": f"{_describe_statistics(self.transform)}: {self.statistics_source}",
+        }
+        return fact_lines(rows.items())
+
+
+def _describe_statistics(transform: EvalTransform) -> str:
+    """Return mean and std as text; equal values of all channels are written once."""
+    values = [v[:1] if len({*v}) == 1 else v for v in (transform.mean, transform.std)]
+    mean, std = (" ".join(f"{number:.4g}" for number in numbers) for numbers in values)
+    return f"mean {mean}, std {std}"
+
+
+def _new_head(classes: int) -> str:
+    return f"new, {classes} classes, initialised to zero"
+
+
+def _parameters(model: Model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
@@ -125,37 +219,44 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     )
     # The evaluation transform of the target model
     known, channels = weights.transform, target.in_channels
-    given, origin = check_statistics(mean, std, channels), "given by --mean and --std"
+    given, origin = check_statistics(mean, std, channels), _GIVEN
     if given is None:
         given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
-        how = (
-            f", repeated for {channels} channels" if channels > 1 else ", averaged for one channel"
-        )
-        origin = weights.statistics_source + (how if len(known.mean) != channels else "")
+        how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
+        origin = weights.statistics_source + (f", {how}" if len(known.mean) != channels else "")
     pos_embed = weights.resampling or pos_embed
-    adapted = adapt(weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed)
+    tensors, dropped, changes = adapt(
+        weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed
+    )
+    loaded = len(tensors)
+    if new_head and num_classes:
+        # Zeros, so that the first loss is ln(C): Dosovitskiy et al. 2021, appendix B.1.1
+        tensors["head.weight"] = torch.zeros(num_classes, target.width)
+        tensors["head.bias"] = torch.zeros(num_classes)
     # Half precision is converted to float32; float32 tensors stay memory-mapped without a copy.
-    model = build_model({n: tensor.float() for n, tensor in adapted.tensors.items()}, target)
-    notes += adapted.notes
+    model = build_model({name: tensor.float() for name, tensor in tensors.items()}, target)
+    notes += changes
     if keeps_head and target.pool != source.pool:
         notes.append(
             "the head was trained with different pooling. Set num_classes to create a new head"
         )
     if keeps_head and not bool(weights.tensors["head.weight"].any()):
         notes.append("the head in the file is all zeros. Set num_classes to create a new head")
-    head = f"{target.num_classes} classes"
-    head = f"new, {head}, initialised to zero" if new_head else f"kept, {head}"
+    head = _new_head(target.num_classes) if new_head else f"kept, {target.num_classes} classes"
     kept: Literal["kept", "dropped"] = "kept" if target.pre_logits else "dropped"
+    before, after = (f"{rows}x{columns}" for rows, columns in (source.grid, target.grid))
+    positions = f"{before} as loaded" if before == after else f"{before} -> {after}, {pos_embed}"
+    positions = positions if target.positions else f"{after} rotary, not learned"
     return model, LoadReport(
         source=weights.provenance["source"],
         flavour=weights.flavour,
         architecture=describe_vit(target),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        loaded=adapted.loaded,
-        dropped=(*weights.dropped, *adapted.dropped),
+        parameters=_parameters(model),
+        loaded=loaded,
+        dropped=(*weights.dropped, *dropped),
         head=head if target.num_classes else "none: the model returns features",
         pre_logits=kept if source.pre_logits else "none",
-        positions=describe_positions(source, target, pos_embed),
+        positions=positions,
         transform=replace(known, image_size=target.image_size, mean=given[0], std=given[1]),
         statistics_source=origin,
         provenance=weights.provenance,
@@ -169,37 +270,53 @@ def inspect(
     *,
     classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
-    pos_embed: PosEmbed = "bicubic",
     allow_pickle: bool = False,
 ) -> list[str]:
-    """Describe weights and, if `classes` or `image_size` is given, the effects of loading them.
-
-    Raises:
-        WeightsError: The weights cannot be found, are refused, damaged, or not a supported ViT.
-        UsageError: The image size or the number of classes is invalid.
-    """
+    """Describe weights and, if `classes` or `image_size` is given, the effects of loading them."""
     weights = open_pretrained(name_or_path, allow_pickle=allow_pickle)
-    lines = describe_file(weights)
+    config, transform, tensors = weights.architecture, weights.transform, weights.tensors
+    prefix = config.num_prefix if config.prefix_positions else 0
+    head = "none"
+    if "head.weight" in tensors:
+        names = f" ({listing(weights.classes, 3)})" if weights.classes else ""
+        head = f"{len(tensors['head.weight'])} classes{names}"
+        if not bool(tensors["head.weight"].any()):
+            head += ", all zeros (untrained)"
+        elif weights.unusable_head:
+            head += f" (cannot be used: {weights.unusable_head})"
+    size = sum(tensor.numel() for tensor in tensors.values())
+    facts = {
+        "file": weights.provenance["source"],
+        "sha256": weights.provenance["sha256"],
+        "format": _FLAVOURS[weights.flavour],
+        "model": f"{describe_vit(config)}, {size:,} parameters",
+        "head": head,
+        "pre_logits": "yes" if config.pre_logits else "no",
+        "positions": "{}x{} patches and ".format(*config.grid) + count(prefix, "prefix token"),
+        "pixels": f"{_describe_statistics(transform)}, {transform.interpolation}, "
+        f"{transform.fit} {transform.crop:g}: {weights.statistics_source}",
+        "unused": ", ".join(weights.dropped) or "nothing",
+    }
+    notes = [("note", note) for note in weights.notes]
+    lines = fact_lines([*facts.items(), *notes])
     if classes is None and image_size is None:
         return lines
     _, report = load_pretrained(
         name_or_path,
         num_classes=classes,
         image_size=image_size,
-        pre_logits="keep" if weights.architecture.pre_logits and classes is None else "drop",
-        pos_embed=pos_embed,
+        pre_logits="keep" if config.pre_logits and classes is None else "drop",
         allow_pickle=allow_pickle,
     )
-    lines += ["with these options:", *report.lines()[1:]]
-    new = (note for note in report.notes if note not in weights.notes)
-    return lines + [f"{'note:':<12}{note}" for note in new]
+    new = [("note", note) for note in report.notes if note not in weights.notes]
+    return [*lines, "with these options:", *report.lines()[1:], *fact_lines(new)]
 
 
 def load_backbone(
     name_or_path: str | Path,
     *,
     num_classes: int,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: Sides = None,
     seed: int = 0,
     **options: Any,  # noqa: ANN401 - those of load_pretrained
 ) -> tuple[Model, LoadReport]:
@@ -210,19 +327,22 @@ def load_backbone(
     - `timm:NAME` or `timm:NAME=FILE`, with the options drop_path, mean, std and allow_pickle only.
     - A run directory or checkpoint of a timm model, with the option drop_path only.
     - `random:NAME`. The model has the architecture and transform of NAME, but new random weights
-      drawn with `seed`. For `random:timm:NAME`, nothing is downloaded.
+      from `seed`.
 
     For timm models, pre_logits="keep" and pos_embed="jax" are rejected.
     """
     sizes: Any = {"num_classes": num_classes, "image_size": image_size}
+    statistics: Any = {key: options.get(key) for key in ("mean", "std")}
+    drop_path = options.get("drop_path", 0.0)
     if isinstance(name_or_path, str) and name_or_path.startswith(RANDOM):
-        original, drop_path = name_or_path.removeprefix(RANDOM), options.get("drop_path", 0.0)
+        original = name_or_path.removeprefix(RANDOM)
         found = locate(original)
         model: Model
         torch.manual_seed(seed)
         if isinstance(found, CatalogEntry) and found.is_timm:
-            sizes |= {key: options.get(key) for key in ("mean", "std")}
-            model, report = load_timm(found, **sizes, drop_path=drop_path, is_random=True)
+            model, report = _load_timm(
+                found, **sizes, **statistics, drop_path=drop_path, is_random=True
+            )
         else:
             pretrained, report = load_backbone(original, **sizes, **options)
             torch.manual_seed(seed)
@@ -237,8 +357,261 @@ def load_backbone(
             "timm models do not support weights.pre_logits=keep or weights.pos_embed=jax",
             fix="omit these settings, because timm resizes position embeddings itself",
         )
-    sizes["drop_path"] = options.get("drop_path", 0.0)
+    sizes["drop_path"] = drop_path
     if isinstance(found, CatalogEntry):
-        sizes |= {key: options.get(key) for key in ("mean", "std")}
-        return load_timm(found, **sizes, allow_pickle=bool(options.get("allow_pickle")))
-    return reload_timm(found, **sizes, classes=options.get("classes", ()))
+        is_allowed = bool(options.get("allow_pickle"))
+        return _load_timm(found, **sizes, **statistics, allow_pickle=is_allowed)
+    return _reload_timm(found, **sizes, classes=options.get("classes", ()))
+
+
+def _load_timm(
+    entry: CatalogEntry,
+    *,
+    num_classes: int,
+    image_size: Sides,
+    mean: Statistics,
+    std: Statistics,
+    drop_path: float = 0.0,
+    allow_pickle: bool = False,
+    is_random: bool = False,
+) -> tuple[TimmModel, LoadReport]:
+    """Return a timm model with pretrained or random weights and a zero head, and a report."""
+    entry = complete_entry(entry, is_published=not (is_random or entry.local))
+    sides = entry.image_size if image_size is None else as_pair(image_size)
+    config = TimmConfig(
+        timm=entry.architecture,
+        image_size=sides,
+        sized=sides != entry.image_size and bool(entry.options["fixed_input_size"]),
+        num_classes=num_classes,
+    )
+    transform = EvalTransform(image_size=sides, **entry.pixels)
+    if given := check_statistics(mean, std, len(entry.mean)):
+        transform = replace(transform, mean=given[0], std=given[1])
+    source: dict[str, Any] = {}
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    old_classes = 0
+    provenance: Provenance = {"name": entry.name, "source": entry.local or "random"}
+    path: str | Path = entry.local or entry.name
+    if entry.local and not is_random:
+        names: list[str] = []
+        with contextlib.suppress(RunError):  # reported below
+            names = [*on_meta(config.without_head()).state_dict()]
+        raw = read_weights(Path(entry.local), allow_pickle=allow_pickle, names=names)
+        source, dropped, notes = {"tensors": raw.tensors}, raw.dropped, raw.notes
+        provenance["sha256"] = raw.sha256
+    elif not is_random:
+        path, provenance = fetch(entry)
+        source, old_classes = {"file": path}, entry.num_classes
+    try:
+        model = TimmModel(config, **source, drop_path=drop_path)
+    except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise WeightsError(
+            f"{path} does not match timm's {config.timm} at {sides[0]}x{sides[1]} pixels: {reason}",
+            fix=f"omit --image-size (default: {format_size(entry.image_size)} pixels), or choose "
+            "other weights",
+        ) from error
+    if "tensors" in source:
+        old_classes = len(source["tensors"].get(f"{model.head_name}.weight", ()))
+    report = _timm_report(model, old_classes, transform, provenance)
+    return model, replace(
+        report,
+        dropped=(*report.dropped, *dropped),
+        notes=notes,
+        positions="resized by timm" if config.sized else "as loaded",
+        statistics_source=_GIVEN if mean else "from timm",
+    )
+
+
+def _reload_timm(
+    path: Path,
+    *,
+    num_classes: int,
+    image_size: Sides,
+    drop_path: float = 0.0,
+    classes: Sequence[str] = (),
+) -> tuple[TimmModel, LoadReport]:
+    """Return the timm model of a checkpoint, with its head if it is for `classes`, and a report."""
+    try:
+        tensors, card = load_checkpoint(path)
+        old = build_model(tensors, card.architecture)
+    except RunError as error:
+        raise WeightsError(error.problem, fix=error.fix) from error
+    assert isinstance(old, TimmModel)
+    if image_size is not None and as_pair(image_size) != old.config.image_size:
+        raise UsageError(
+            f"{path} was fine-tuned at {format_size(old.config.image_size)} pixels, and this size "
+            "cannot be changed",
+            fix="omit --image-size, or start from timm:NAME again",
+        )
+    model = TimmModel(replace(old.config, num_classes=num_classes), drop_path=drop_path)
+    model.net.load_state_dict(old.net.state_dict())
+    if is_kept := tuple(classes) == card.classes:
+        model.head.load_state_dict(old.head.state_dict())
+    note = f"the head of {file_name(path)} is {'kept' if is_kept else 'not used'}"
+    provenance = descended({"name": file_name(path), "source": str(path)}, card.weights)
+    report = _timm_report(model, 0 if is_kept else len(card.classes), card.transform, provenance)
+    return model, replace(
+        report,
+        flavour="vitft",
+        statistics_source="from the checkpoint",
+        head="kept" if is_kept else report.head,
+        notes=(note,) if classes else (),
+    )
+
+
+def _timm_report(
+    model: TimmModel, old_classes: int, transform: EvalTransform, provenance: Provenance
+) -> LoadReport:
+    """Return the report on a timm model; a head for `old_classes` classes, if any, was dropped."""
+    config = model.config
+    return LoadReport(
+        source=provenance["source"],
+        flavour="timm",
+        architecture=f"timm's {config.timm}, {format_size(config.image_size)} px",
+        parameters=_parameters(model),
+        loaded=len(model.net.state_dict()),
+        dropped=(f"{model.head_name} ({old_classes} classes)",) if old_classes else (),
+        head=_new_head(config.num_classes) if config.num_classes else "none",
+        transform=transform,
+        statistics_source="from timm",
+        provenance=provenance,
+    )
+
+
+# the model that the settings of a run describe ----------------------------------------------------
+
+
+def load_initial_model(
+    weights: WeightsSpec,
+    shape: ModelSpec,
+    folder: Images,
+    *,
+    max_pixels: int,
+    drop_path: float,
+    seed: int,
+    keep_head: bool = False,
+    announce: bool = True,
+) -> tuple[Model, LoadReport]:
+    """Return the initial model and its load report; `announce` logs them.
+
+    The head is initialised to zero. With `keep_head`, a head in the file for the same classes is
+    kept.
+
+    If the name of the weights is `none`, `shape` describes the architecture of a new model for the
+    images, of which those with more than `max_pixels` pixels are not read. If the name is
+    `random:NAME`, the model has the architecture and transform of NAME, but random weights.
+    """
+    model: Model
+    if weights.name == "none":
+        model, report = _new_model(
+            weights, shape, folder, max_pixels=max_pixels, drop_path=drop_path, seed=seed
+        )
+    else:
+        names = ["image_size", "pre_logits", "pos_embed", "mean", "std", "allow_pickle"]
+        model, report = load_backbone(
+            weights.name,
+            num_classes=len(folder.outputs),
+            classes=folder.outputs if keep_head else (),
+            drop_path=drop_path,
+            seed=seed,
+            **{name: getattr(weights, name) for name in names},
+        )
+    # The settings of the resizing method and of the crop
+    transform = report.transform
+    fit = transform.fit if weights.fit == "auto" else weights.fit
+    crop = weights.crop or (transform.crop if weights.fit in ("auto", "crop") else 1.0)
+    report = replace(report, transform=replace(transform, fit=fit, crop=crop))
+    if not announce:
+        return model, report
+    if weights.name.startswith(RANDOM):
+        random = f"random weights instead of {weights.name.removeprefix(RANDOM)}"
+        log.info(replace(report, source=random).headline())
+        return model, report
+    log.info(report.headline())
+    for line in report.lines():
+        log.debug(line)
+    notes = [*report.notes]
+    if report.statistics_source == UNSTATED:
+        notes.append("mean and std 0.5 are assumed: the weights do not state them (--mean, --std)")
+    for note in notes:
+        log.info(labelled("Note", note))
+    return model, report
+
+
+def _new_model(
+    weights: WeightsSpec,
+    spec: ModelSpec,
+    folder: Images,
+    *,
+    max_pixels: int,
+    drop_path: float,
+    seed: int,
+) -> tuple[VisionTransformer, LoadReport]:
+    """Return a randomly initialised model for the images of a folder, and its report."""
+
+    def size_and_grey(opened: OpenedImage) -> tuple[tuple[int, int], bool]:
+        red, green, blue = (channel.tobytes() for channel in opened.image.split())
+        return (opened.image.height, opened.image.width), red == green == blue
+
+    # Up to 63 images show the common size, and whether all are grey
+    files, root = folder.rows[:: max(1, len(folder.rows) // 32)], str(folder.root)
+    found = [inspect_file(root, file, size_and_grey, max_pixels=max_pixels) for file in files]
+    readable = [each for each in found if not isinstance(each, ImageError)]
+    if not readable:
+        reasons = [each.reason for each in found if isinstance(each, ImageError)]
+        raise DataError(
+            f"no readable image found in {root} after trying {count(len(files), 'image')} "
+            f"({reasons[-1] if reasons else 'the folder is empty'})",
+            fix=f"run `vitft check {shell_quote(root)}` to see what is wrong with each image",
+        )
+    sizes = {size for size, _ in readable}
+    image_size = weights.image_size or (sizes.pop() if len(sizes) == 1 else None)
+    if image_size is None or (not weights.image_size and max(image_size) > 256):
+        reason = "differ in size, so a new model needs an input size"
+        if image_size is not None:
+            reason = f"are {image_size[1]}x{image_size[0]} pixels, which is too large for the "
+            reason += "default input size of a new model"
+        fix = "set an input size, e.g. --image-size 64"
+        raise DataError(f"the images in {folder.root} {reason}", fix=fix)
+    check_patches(image_size, spec.patch_size)
+    # All but two of the settings have the same names as `ViTConfig` fields.
+    shape = asdict(spec) | {"patch_size": as_pair(spec.patch_size)}
+    shape["in_channels"] = shape.pop("channels") or (1 if all(g for _, g in readable) else 3)
+    waves = shape.pop("positions") == "waves"
+    classes = len(folder.outputs)
+    config = ViTConfig(image_size=image_size, num_classes=classes, drop_path=drop_path, **shape)
+    given = check_statistics(weights.mean, weights.std, config.in_channels)
+    mean, std = given or ((0.5,) * config.in_channels,) * 2
+    torch.manual_seed(seed)
+    model = VisionTransformer(config).eval()
+    if waves and model.pos_embed is not None:
+        with torch.no_grad():
+            model.pos_embed[0, config.num_prefix :] = sinusoidal_positions(config.grid, spec.width)
+    transform = EvalTransform(image_size=image_size, crop=1.0, mean=mean, std=std)
+    return model, LoadReport(
+        source="random initialisation",
+        flavour="vitft",
+        architecture=describe_vit(config),
+        parameters=_parameters(model),
+        head=_new_head(classes),
+        positions="random",
+        transform=transform,
+        statistics_source=_GIVEN if given else "default (change with --mean and --std)",
+        provenance={"name": "none"},
+    )
+
+
+def sinusoidal_positions(grid: tuple[int, int], width: int) -> Tensor:
+    """Return sine-cosine embeddings of the row and column of each patch: (P, `width`).
+
+    The P patches are in row-major order, and `width` must be a multiple of 4.
+
+    Source: Beyer et al. 2022, "Better plain ViT baselines", https://arxiv.org/abs/2205.01580; the
+    longest wavelength is shorter than in the paper because the grids here are small.
+    """
+    frequencies = 100 ** -torch.linspace(0, 1, width // 4)
+    rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
+    y, x = rows.flatten()[:, None] * frequencies, columns.flatten()[:, None] * frequencies
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)

@@ -5,6 +5,7 @@ of its tensor names is removed. `convert` interprets these names and the layouts
 """
 
 import hashlib
+import json
 import re
 import warnings
 import zipfile
@@ -12,23 +13,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitft.data.signatures import looks_like
-from vitft.models.checkpoint_file import TORCH_TYPES
-from vitft.models.pretrained.catalog import catalog_entries
+from vitft.models.card import TORCH_TYPES
+from vitft.models.pretrained.catalog import (
+    catalog_entries,
+    check_weight_file,
+    file_and_part,
+)
 from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import sha256_of, short_message
-from vitft.models.pretrained.locate import check_pickle, check_weight_file, file_and_part
-from vitft.models.pretrained.sidecar import read_table_file
 from vitft.system.errors import WeightsError
-from vitft.system.files import INDEX_SUFFIX, weight_format
+from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
 from vitft.system.npz import check_unpacked_size, read_npz
 from vitft.system.safetensors_file import read_header
+from vitft.system.structure import Range, StructureError, structured
 from vitft.system.text import count, listing, shell_quote
 
 _WRAPPER = re.compile(
@@ -60,6 +64,47 @@ class _StandIn(dict[Any, Any]):
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class JsonTable:
+    """JSON object with typed access to its values; errors name the file and the key."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, key: str, kind: Any, *, is_needed: bool = False) -> Any:  # noqa: ANN401
+        """Return a value of an annotated type, or None if it is absent or null."""
+        value = self.values.get(key)
+        try:
+            return structured(value, kind, key) if is_needed or value is not None else None
+        except StructureError as error:
+            raise WeightsError(f"{self.path}: {error}", fix="correct or remove the file") from error
+
+    def table(self, key: str) -> "JsonTable":
+        return JsonTable(self.path, self.get(key, dict[str, Any]) or {})
+
+    def size(self, key: str) -> tuple[int, int] | None:
+        """Return height and width from 224, [224, 224] or [3, 224, 224], or None if absent."""
+        value = self.values.get(key)
+        sides = value[-2:] if isinstance(value, list) else [value, value]
+        side = Annotated[int, Range(ge=1, le=16384)]
+        pair = tuple[side, side]
+        return None if value is None else JsonTable(self.path, {key: sides}).get(key, pair)
+
+
+def read_table_file(path: Path) -> JsonTable | None:
+    """Return the object in a JSON file, or None if it does not exist; raise an error if invalid."""
+    if not path.is_file():
+        return None
+    fix = "correct or remove the file"
+    try:
+        values = json.loads(read_regular(path, limit=16 * 2**20))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is not valid JSON: {str(error)[:100]}", fix=fix) from error
+    if not isinstance(values, dict):
+        raise WeightsError(f"{path} does not contain a JSON object", fix=fix)
+    return JsonTable(path, values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawWeights:
     """Unchanged content of a weight file."""
@@ -82,15 +127,9 @@ def read_weights(
 ) -> RawWeights:
     """Read the tensors of a model; tensors in a .safetensors file are memory-mapped.
 
-    Args:
-        path: FILE, which may be the index of several, or FILE#NAME for one of several models in it.
-        allow_pickle: Whether to read pickles too (with `weights_only=True`).
-        sha256: Expected digest of the file.
-        digest: Actual digest of the file, if already computed.
-        names: Names of the model's tensors (default: those of any Vision Transformer).
-
-    Raises:
-        WeightsError: The file or its content is missing, damaged, rejected or not supported.
+    `path` is FILE, which may be the index of several, or FILE#NAME for one of several models in it.
+    `sha256` is the expected digest of the file, and `digest` the actual one, if already computed.
+    `names` are those of the model's tensors (default: those of any Vision Transformer).
     """
     file, part = file_and_part(path)
     files = [file]
@@ -98,7 +137,7 @@ def read_weights(
         names_of_files = sorted({*map(str, index.table("weight_map").values.values())})
         files = [file.parent / Path(name).name for name in names_of_files]
     for each in files:
-        check_pickle(check_weight_file(each), allowed=allow_pickle)
+        check_weight_file(each, allow_pickle=allow_pickle)
     if len(files) > 1:
         digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
     digest = digest or sha256_of(files[0])
@@ -120,9 +159,9 @@ def read_weights(
     for each in files:
         found, metadata = _read_file(each)
         every |= found
-    tensors, others, notes = one_model(every, file, part, names)
+    tensors, others, notes = _one_model(every, file, part, names)
     if any(weight_format(each) == "pickle" for each in files):
-        check_storage(tensors, file, sum(each.stat().st_size for each in files))
+        _check_storage(tensors, file, sum(each.stat().st_size for each in files))
     _check_finite(tensors, file)
     return RawWeights(
         path=path,
@@ -134,16 +173,10 @@ def read_weights(
     )
 
 
-def one_model(
+def _one_model(
     tensors: Mapping[str, Tensor], file: Path, part: str | None, names: Sequence[str] = ()
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors of one model in a file, those that are not used, and notes on the choice.
-
-    The root of the model's tensor names is removed. `part` and `names` are as in `read_weights`.
-
-    Raises:
-        WeightsError: The file has no model of this name, or several without an obvious choice.
-    """
+    """Return the tensors of one model without the root of their names, the others, and notes."""
     plain = {_WRAPPER.sub("", name): tensor for name, tensor in tensors.items()}
     tensors = plain if len(plain) == len(tensors) else tensors
     labels = _model_roots(tensors, names)
@@ -181,10 +214,7 @@ def one_model(
 
 
 def _model_roots(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, str]:
-    """Return roots of names, e.g. `state_dict:module.`, with models' names (`state_dict.module`).
-
-    For an unknown architecture, it is the root of the largest dictionary.
-    """
+    """Return roots of names, such as `state_dict:module.`, with models' names."""
     tensors = {name: tensor for name, tensor in tensors.items() if not _OPTIMISER.search(name)}
     roots = [match[1] for name in tensors if (match := ROOT.fullmatch(name))]
     if names:  # the first and the last one of a timm model
@@ -253,7 +283,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str, Tensor]:
-    """Return the tensors in nested dictionaries, by their keys joined with `:`."""
+    """Return the tensors in nested dictionaries, by their keys joined with colons."""
     if isinstance(content, Tensor):
         return {root: content}
     result: dict[str, Tensor] = {}
@@ -264,7 +294,7 @@ def _nested_tensors(content: object, seen: set[int], root: str = "") -> dict[str
     return result
 
 
-def check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> None:
+def _check_storage(tensors: Mapping[str, Tensor], path: Path, packed: int) -> None:
     """Raise an error unless the tensors are dense arrays, all within files of `packed` bytes.
 
     A pickled tensor may have no data, be sparse, or repeat a few bytes to fill a huge shape.
@@ -297,12 +327,10 @@ def _unsupported_type(path: Path, name: str, kind: str) -> WeightsError:
 
 
 def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Check that no tensor contains NaN or infinity, which would affect every prediction."""
-    for name, tensor in tensors.items():
+    for name, tensor in tensors.items():  # NaN or infinity would make the sum non-finite
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float().sum())):
-            continue  # any non-finite value would make the sum non-finite
-        number = int((~torch.isfinite(tensor.float())).sum())
-        if number:
+            continue
+        if number := int((~torch.isfinite(tensor.float())).sum()):
             raise WeightsError(
                 f"{path}: tensor {name} contains {count(number, 'non-finite value')}",
                 fix="use an earlier checkpoint, or other weights",

@@ -1,34 +1,238 @@
 """`open_pretrained`: find, fetch, read, convert and check pretrained weights.
 
 The result has vitft's tensor names and a known architecture; `adapt` adapts it to a different
-image size or class count.
+image size or class count. `load_classifier` opens trained models, of vitft and of other tools.
+
+The config.json and preprocessor_config.json next to a weight file may come from timm, from
+transformers or from an attacker. The type of every value is therefore checked, nothing is executed,
+and shapes are used only if they match the tensors.
 """
 
 import functools
+import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from vitft.data.transforms import EvalTransform
-from vitft.models.card import Provenance, timm_modules
+from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform
+from vitft.metrics.summary import Results
+from vitft.models.card import (
+    RUN_KEY,
+    Card,
+    Provenance,
+    config_beside,
+    foreign_thresholds,
+    lacks_card,
+    timm_modules,
+)
 from vitft.models.checkpoint import load_checkpoint
 from vitft.models.pretrained.adapt import PosEmbed
-from vitft.models.pretrained.catalog import CatalogEntry, entries_by_name, file_name, find_entry
-from vitft.models.pretrained.convert import Flavour, convert
-from vitft.models.pretrained.fetch import Fetched, fetch
-from vitft.models.pretrained.infer import SidecarFacts, check_fit, infer_config
-from vitft.models.pretrained.locate import file_and_part, locate
-from vitft.models.pretrained.read import RawWeights, read_weights
-from vitft.models.pretrained.sidecar import read_sidecar, timm_pool
+from vitft.models.pretrained.catalog import (
+    CatalogEntry,
+    entries_by_name,
+    file_and_part,
+    file_name,
+    find_entry,
+    locate,
+)
+from vitft.models.pretrained.convert import Flavour, SidecarFacts, convert, infer_config
+from vitft.models.pretrained.fetch import fetch
+from vitft.models.pretrained.read import JsonTable, RawWeights, read_table_file, read_weights
 from vitft.models.registry import architecture_config
-from vitft.models.vit_config import ViTConfig
+from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
-from vitft.system.text import count, distinct_names
+from vitft.system.structure import Natural, Range
+from vitft.system.text import count, distinct_names, labelled, shell_quote
+
+_Heads = Annotated[int, Range(ge=0, le=1024)]
+_PIL_FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as in transformers
+_ACTIVATION_NAMES: Mapping[str, Activation] = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_tanh", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
+    **dict.fromkeys(("quick_gelu", "quickgelu"), "quick_gelu"),
+}
+"""Mapping from the names of activation functions in timm and transformers to vitft's names."""
+_TOWER_DEFAULTS: Mapping[str, tuple[Activation, float]] = {
+    "clip_vision_model": ("quick_gelu", 1e-5),
+    "siglip_vision_model": ("gelu_tanh", 1e-6),
+    "siglip2_vision_model": ("gelu_tanh", 1e-6),
+}
+"""Activation function and epsilon of the LayerNorms in transformers, by model type. Published
+config.json files of these models omit values that equal the defaults."""
+
+
+def read_sidecar(path: Path) -> SidecarFacts:
+    """Return the facts in the files next to a weight file, or defaults without config.json."""
+    config = read_table_file(path.parent / "config.json")
+    if config is None:
+        return SidecarFacts()
+    if "vision_config" in config.values:  # CLIP and SigLIP with their text towers
+        config = config.table("vision_config")
+    is_hf = any(key in config.values for key in ("hidden_act", "num_attention_heads"))
+    if is_hf or config.get("model_type", str) in _TOWER_DEFAULTS:
+        return _hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
+    # Older files of timm have the statistics at the top level instead of in pretrained_cfg
+    cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
+    arguments = config.table("model_args")
+    pool = arguments.get("global_pool", str) or config.get("global_pool", str)
+    known, name = None, config.get("architecture", str) or ""
+    if name in timm_modules():
+        try:
+            known = architecture_config(name)
+        except UsageError as error:
+            raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
+    tag = cfg.get("tag", str)
+    return SidecarFacts(
+        **(_architecture_facts(arguments, known) if known else {}),
+        pool=pool or (timm_pool(known) if known else ""),
+        heads=arguments.get("num_heads", _Heads) or (known.heads if known else None),
+        norm_eps=known.norm_eps if known else None,
+        activation=_stated_activation(arguments, "act_layer")
+        or (known.activation if known else None),
+        image_size=arguments.size("img_size") or cfg.size("input_size"),
+        classes=_stated_classes(cfg, "label_names") or _stated_classes(config, "label_names"),
+        published=f"{name}.{tag}" if name and tag else "",
+        **_timm_pixels(cfg),
+    )
+
+
+def _architecture_facts(arguments: JsonTable, known: ViTConfig) -> dict[str, Any]:
+    """Return what no tensor shows of architecture `known`, as timm builds it."""
+    heads = arguments.get("attn_pool_num_heads", _Heads) or known.pool_heads
+    has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
+    names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
+    norms = [arguments.values[name] for name in names if name in arguments.values]
+    rope = (known.rope or RopeConfig()) if has_rope else None
+    if rope is not None:
+        base = arguments.get("rope_temperature", float)
+        offset = arguments.get("rope_grid_offset", float)
+        kind, order = (arguments.get(f"rope_{key}", str) for key in ("type", "grid_indexing"))
+        half = arguments.values.get("rope_rotate_half")
+        has_grid = "ref_feat_shape" in arguments.values
+        try:
+            rope = RopeConfig(
+                unit=rope.unit if kind is None else kind == "dinov3",
+                base=rope.base if base is None else base,
+                offset=rope.offset if offset is None else offset,
+                grid=arguments.size("ref_feat_shape") if has_grid else rope.grid,
+                x_first=rope.x_first if order is None else order == "xy",
+                halves=rope.halves if half is None else bool(half),
+            )
+        except UsageError as error:
+            raise WeightsError(f"{arguments.path}: {error.problem}", fix=error.fix) from error
+    return {
+        "is_named": True,
+        "rope": rope,
+        "pool_heads": 0 if heads == arguments.get("num_heads", _Heads) else heads,
+        "final_norm": any(norms) if norms else known.final_norm,
+    }
+
+
+def timm_pool(config: ViTConfig) -> str:
+    """Return timm's name for a model's pooling."""
+    return {"cls": "token", "mean": "avg", "map": "map"}[config.pool]
+
+
+def _timm_pixels(cfg: JsonTable) -> dict[str, Any]:
+    known = cfg.get("interpolation", Literal["", "random", *RESAMPLING])  # "random": in training
+    pixels = {
+        **_statistics(cfg, "mean", "std"),
+        "crop": cfg.get("crop_pct", float),
+        "interpolation": known if known in RESAMPLING else None,
+        "fit": CROP_MODES.get(cfg.get("crop_mode", str) or ""),
+        "grey_range": cfg.get("grey_range", tuple[float, ...]),
+    }
+    return _as_facts(pixels, cfg.path)
+
+
+def _statistics(table: JsonTable, *keys: str) -> dict[str, Any]:
+    mean, std = (table.get(key, tuple[float, ...]) for key in keys)
+    return {"mean": mean, "std": std} if mean and std else {}
+
+
+def _as_facts(pixels: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of `SidecarFacts` for a file's preprocessing; None is not stated."""
+    stated = {name: value for name, value in pixels.items() if value is not None}
+    return {"pixels": stated, "source": f"from {path}" if "mean" in stated else ""}
+
+
+def _hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
+    if processor is None and "pretrained_cfg" in config.values:
+        processor = config
+    kind, is_gated = config.get("model_type", str) or "", config.values.get("use_gated_mlp")
+    if is_gated:
+        config.get("hidden_act", Literal["silu", "swish"], is_needed=True)
+    is_rotary = kind == "dinov3_vit"
+    rope = RopeConfig(base=config.get("rope_theta", float) or 100.0) if is_rotary else None
+    activation, norm_eps = _TOWER_DEFAULTS.get(kind, (None, None))
+    return SidecarFacts(
+        is_named=True,
+        rope=rope,
+        heads=config.get("num_attention_heads", _Heads),
+        image_size=config.size("image_size"),
+        classes=_stated_classes(config, "id2label"),
+        activation=None if is_gated else _stated_activation(config, "hidden_act") or activation,
+        norm_eps=config.get("layer_norm_eps", Annotated[float, Range(gt=0, lt=1)]) or norm_eps,
+        **(_hf_pixels(processor) if processor else {}),
+    )
+
+
+def _hf_pixels(processor: JsonTable) -> dict[str, Any]:
+    """Return the preprocessing in transformers' image processor settings, as facts."""
+    if "pretrained_cfg" in processor.values:  # the processor for timm models
+        return _timm_pixels(processor.table("pretrained_cfg"))
+    statistics = _statistics(processor, "image_mean", "image_std")
+    if processor.values.get("do_normalize") is False:
+        statistics = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    number = processor.get("resample", Annotated[int, Range(ge=0, le=5)])
+    pixels: dict[str, Any] = {
+        **statistics,
+        "interpolation": _PIL_FILTERS.get(number),
+        "fit": "squash",  # transformers' ViT processor ignores the aspect ratio
+        "crop": 1.0,
+    }
+    size = processor.values.get("size")
+    if isinstance(size, dict) and "shortest_edge" in size and "crop_size" in processor.values:
+        shortest = processor.table("size").get("shortest_edge", Natural)
+        is_table = isinstance(processor.values["crop_size"], dict)
+        cut = processor.table("crop_size") if is_table else processor
+        side = cut.get("height" if is_table else "crop_size", Natural)
+        if shortest and side and side <= shortest:
+            pixels |= {"fit": "crop", "crop": side / shortest}
+    return _as_facts(pixels, processor.path)
+
+
+def _stated_classes(table: JsonTable, key: str) -> tuple[str, ...]:
+    """Return class names from a list or {"0": name, ...}, or () if `key` is absent."""
+    value = table.values.get(key)
+    if value is None:
+        return ()
+    if isinstance(value, dict):
+        value = [value.get(str(i)) for i in range(len(value))]
+    is_list = isinstance(value, list) and len(value) <= 1_000_000
+    if not is_list or not all(isinstance(item, str) for item in value):
+        raise WeightsError(
+            f"{table.path}: {key} is not a list of class names, or class names for 0, 1, 2 and so "
+            "on",
+            fix="correct or remove the file",
+        )
+    return tuple(value)
+
+
+def _stated_activation(table: JsonTable, key: str) -> Activation | None:
+    name = table.get(key, str)
+    if name is not None and name not in _ACTIVATION_NAMES:
+        raise WeightsError(
+            f"{table.path}: {key} is {name}, but vitft supports only GELU and its approximations",
+            fix="use weights trained with GELU",
+        )
+    return _ACTIVATION_NAMES[name] if name else None
+
 
 # facts about weight files that are named as published: preprocessing and ImageNet's class names ---
 
@@ -50,22 +254,20 @@ def _published_entry(name: str, config: ViTConfig) -> CatalogEntry | None:
 
 @functools.cache
 def _label_set(name: str, config: ViTConfig) -> str:
-    """Return timm's name of the label set of published weights, e.g. `imagenet-1k`, or "".
-
-    The last dataset in their name must be one of ImageNet's, with as many classes as the head.
-    """
+    """Return timm's name of the label set of published weights, e.g. `imagenet-1k`, or ""."""
     entry = _published_entry(name, config) if config.num_classes else None
     if entry is None or entry.num_classes != config.num_classes:
         return ""
     from timm.data import infer_imagenet_subset
 
     subset = infer_imagenet_subset({"num_classes": config.num_classes}) or ""
-    stated = re.findall(r"(?<![a-z])in(\d+k)", entry.name)  # e.g. 21k, 1k: augreg_in21k_ft_in1k
+    # The last dataset in their name must be ImageNet, e.g. 1k of augreg_in21k_ft_in1k
+    stated = re.findall(r"(?<![a-z])in(\d+k)", entry.name)
     return subset if stated and subset.split("-")[1:2] == stated[-1:] else ""
 
 
 @functools.cache
-def imagenet_classes(subset: str) -> tuple[str, ...]:
+def _imagenet_classes(subset: str) -> tuple[str, ...]:
     """Return a different name for each class of one of ImageNet's label sets, in timm's order.
 
     The name is the first word of the class in WordNet, e.g. `tench`, or all of them if several
@@ -119,7 +321,7 @@ class PretrainedWeights:
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names: as stated, or those of ImageNet if that is certain; otherwise empty."""
-        return imagenet_classes(self.label_set) if self.label_set else self.stated_classes
+        return _imagenet_classes(self.label_set) if self.label_set else self.stated_classes
 
 
 def open_pretrained(
@@ -140,33 +342,19 @@ def open_pretrained(
                 fix="use vitft.models.pretrained.load.load_backbone, or a name from "
                 "`vitft weights list`",
             )
-        fetched = fetch(found, allow_pickle=allow_pickle)
-        path = fetched.path
-        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=fetched.sha256)
+        path, origin = fetch(found, allow_pickle=allow_pickle)
+        digest = origin["sha256"]
+        raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=digest)
         known = read_sidecar(path) if found.is_hub_repository else _catalog_facts(found)
-        return _from_raw(raw, known, provenance_of(found, fetched))
+        return _from_raw(raw, known, origin)
     raw = read_weights(found, allow_pickle=allow_pickle, sha256=sha256)
+    name = file_name(file_and_part(found)[0])
+    origin = {"name": name, "source": str(found), "sha256": raw.sha256}
     is_checkpoint = "vitft.card" in raw.metadata
-    return _from_raw(
-        raw,
-        SidecarFacts() if is_checkpoint else read_sidecar(found),
-        {"name": file_name(file_and_part(found)[0]), "source": str(found), "sha256": raw.sha256},
-    )
-
-
-def provenance_of(entry: CatalogEntry, fetched: Fetched) -> Provenance:
-    """Return the origin of a fetched catalogue entry."""
-    return {
-        "name": entry.name,
-        "source": f"{entry.repo}/{fetched.path.name}" if entry.repo else entry.path,
-        "revision": fetched.revision,
-        "sha256": fetched.sha256,
-        "licence": entry.licence,
-    }
+    return _from_raw(raw, SidecarFacts() if is_checkpoint else read_sidecar(found), origin)
 
 
 def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
-    """Return the facts about weights that are recorded in the catalogue."""
     known: dict[str, Any] = {}
     if entry.architecture:
         config = replace(architecture_config(entry.architecture), **entry.options)
@@ -209,18 +397,8 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
             notes=facts.notes,
         )
     try:
-        converted = convert(raw.tensors)
-        if converted.may_rotate and not facts.is_named:
-            raise WeightsError(
-                "the model seems to have rotary position embeddings, but their settings are not in "
-                "the file",
-                fix="put timm's config.json next to the file, or use a name from "
-                "`vitft weights list`",
-            )
-        eps = facts.norm_eps or (1e-5 if converted.flavour == "clip" else None)
-        facts = replace(facts, heads=converted.heads or facts.heads, norm_eps=eps)
-        architecture = infer_config(converted.tensors, facts)
-        check_fit(converted.tensors, architecture)
+        flavour, tensors, facts, unused = convert(raw.tensors, facts)
+        architecture = infer_config(tensors, facts)
     except WeightsError as error:
         raise WeightsError(f"{raw.path}: {error.problem}", fix=error.fix) from error
     notes = [*raw.notes, *facts.notes]
@@ -237,10 +415,8 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
             f"the stated image size, {stated[0]}x{stated[1]}, does not match the position "
             f"embeddings, which are for {actual[0]}x{actual[1]} pixels"
         )
-    is_file = provenance["source"] == str(raw.path)
-    own_name = provenance["name"] if is_file else provenance["name"].removeprefix("hf:")
-    published = facts.published or own_name
-    facts = _with_usual_statistics(facts, architecture, converted.flavour, published)
+    published = facts.published or provenance["name"].removeprefix("hf:")
+    facts = _with_usual_statistics(facts, architecture, flavour, published)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
     if facts.classes and architecture.num_classes and not classes:
         notes.append(
@@ -248,19 +424,18 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
             f"{count(architecture.num_classes, 'output')}, so the class names are not used"
         )
     is_other = facts.pool not in ("", timm_pool(architecture))
-    unusable = f"the head expects timm's {facts.pool} pooling" if is_other else ""
     return PretrainedWeights(
-        flavour=converted.flavour,
-        tensors=converted.tensors,
+        flavour=flavour,
+        tensors=tensors,
         architecture=architecture,
         transform=_stated_transform(facts, architecture, raw.path),
         statistics_source=facts.source or UNSTATED,
         provenance=provenance,
         stated_classes=distinct_names(classes, range(len(classes))),
         published=published,
-        dropped=(*raw.dropped, *converted.dropped),
-        resampling="bilinear" if converted.is_naflex else None,
-        unusable_head=unusable,
+        dropped=(*raw.dropped, *unused),
+        resampling=facts.resampling,
+        unusable_head=f"the head expects timm's {facts.pool} pooling" if is_other else "",
         notes=tuple(notes),
     )
 
@@ -272,18 +447,17 @@ def _with_usual_statistics(
     if "mean" in facts.pixels or config.in_channels != 3:
         return facts
     if entry := _published_entry(published, config):
-        source = f"as published for {entry.name}"
-        return replace(facts, pixels=entry.pixels | {**facts.pixels}, source=source)
-    if config.layer_scale or config.distilled or flavour == "torchvision":
-        mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+        usual, source = entry.pixels, f"as published for {entry.name}"
+    elif config.layer_scale or config.distilled or flavour == "torchvision":
+        usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # ImageNet's
         kind = "of torchvision" if flavour == "torchvision" else "with LayerScale or distillation"
         source = f"as in all published models {kind}"
     elif flavour == "npz" or config.stem is not None or config.pre_logits:
-        mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+        usual = dict.fromkeys(("mean", "std"), (0.5, 0.5, 0.5))
         source = "as in all of Google's Vision Transformers"
     else:
         return facts
-    return replace(facts, pixels={**facts.pixels, "mean": mean, "std": std}, source=source)
+    return replace(facts, pixels={**usual, **facts.pixels}, source=source)
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
@@ -312,3 +486,56 @@ def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> Eva
             fix="correct the values in that file, or remove the file",
         )
     return transform
+
+
+log = logging.getLogger(__name__)
+
+
+def load_classifier(
+    path: Path, *, digest: Callable[[], str] | None = None
+) -> tuple[Mapping[str, Tensor], Card]:
+    """Return the tensors and the card of a trained model at a path from `find_model`.
+
+    Like pretrained weights, a model from another tool is described by the config.json next to it.
+    The tensors of a timm model have timm's names; all others have vitft's names. `digest` is as in
+    `load_checkpoint`.
+
+    Raises:
+        RunError: The file is missing, damaged or not supported, or has no head for known classes.
+    """
+    if not lacks_card(path):
+        return load_checkpoint(path, digest=digest)
+    try:
+        weights = open_pretrained(path)
+    except WeightsError as error:
+        raise RunError(error.problem, fix=error.fix) from error
+    unnamed = "vitft did not write it, and no config.json next to it lists the classes"
+    log_assumptions(weights)
+    if reason := weights.unusable_head if weights.classes else unnamed:
+        raise RunError(
+            f"cannot classify with {path}: {reason}",
+            fix="use it as pretrained weights: vitft finetune --data DIR --weights "
+            f"{shell_quote(str(path))}. Published weights need their name, e.g. "
+            "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+        )
+    card = Card(
+        architecture=weights.architecture,
+        transform=weights.transform,
+        classes=weights.classes,
+        weights=weights.provenance,
+        thresholds=foreign_thresholds(path),
+        run=Results.from_json(config_beside(path).get(RUN_KEY)),
+    )
+    return weights.tensors, card
+
+
+def log_assumptions(weights: PretrainedWeights) -> None:
+    """Log what was assumed, and why the classes have the names of ImageNet if they are unnamed."""
+    notes = [*weights.notes]
+    if weights.label_set:
+        notes.append(
+            f"the class names come from {weights.label_set} in timm, because the weights are "
+            f"named {weights.published} and have {len(weights.classes):,} outputs"
+        )
+    for note in notes:
+        log.info(labelled("Note", note))

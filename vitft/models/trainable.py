@@ -1,5 +1,6 @@
-"""LoRA: add low-rank adapters to linear layers, merge them into the weights, and save them.
+"""Choice of what is trained: the last layers of a model, or low-rank adapters (LoRA).
 
+The freeze boundary separates the frozen first layers of a model from the trainable last layers.
 peft implements the adapters. A saved checkpoint contains only the merged weights; on request, an
 adapter folder for peft is written as well.
 
@@ -17,9 +18,33 @@ from torch import Tensor, nn
 
 from vitft.config.sections import TrainSpec
 from vitft.models.timm_model import Model
+from vitft.models.vit_config import frozen_blocks
 from vitft.system.errors import UsageError
 from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.imports import require_extra
+
+
+def freeze_model(model: Model, layers: str) -> list[str]:
+    """Set `requires_grad` of every parameter and return the names of the trainable parameters.
+
+    Raises:
+        UsageError: The model does not have these layers, or cannot be cut before them.
+    """
+    if layers == "pre_logits" and not model.config.pre_logits:
+        raise UsageError(
+            "train.layers=pre_logits cannot be used: the model has no pre_logits layer",
+            fix="use --train head, or load weights that have this layer and add --pre-logits keep",
+        )
+    frozen = frozen_blocks(layers, len(model.blocks))
+    every = dict(model.named_parameters())
+    if frozen is None or layers == "head":
+        pattern = {"all": "", "lora": r"head|.*\.lora_", "head": "head"}[layers]
+        trained = frozenset(name for name in every if re.match(pattern, name))
+    else:
+        trained = model.trained_after(frozen)
+    for name, parameter in every.items():
+        parameter.requires_grad_(name in trained)
+    return [name for name in every if name in trained]
 
 
 def add_adapters(model: Model, spec: TrainSpec) -> None:
@@ -36,7 +61,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
 
     if spec.keep_adapter:
         model.require_vit("--keep-adapter")
-    if adapted_layers(model):
+    if _adapted_layers(model):
         return
     names = spec.lora_targets.split(",")
     targets = [
@@ -58,7 +83,7 @@ def add_adapters(model: Model, spec: TrainSpec) -> None:
     model.to(device)
 
 
-def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
+def _adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the path and module of each layer that has an adapter."""
     return [(path, m) for path, m in model.named_modules() if hasattr(m, "get_base_layer")]
 
@@ -70,7 +95,7 @@ def merge_adapters(model: nn.Module) -> dict[str, Tensor]:
     (r, inputs) and B (outputs, r), where r is the rank.
     """
     matrices: dict[str, Tensor] = {}
-    for path, layer in adapted_layers(model):
+    for path, layer in _adapted_layers(model):
         for side in ("lora_A", "lora_B"):
             (matrix,) = getattr(layer, side).values()
             matrices[f"{path}.{side}.weight"] = matrix.weight.detach().cpu().clone()
