@@ -197,5 +197,3 @@ def test_any_name_survives_the_rows_of_predict_and_no_cell_is_a_formula(
     for cell, name in zip((cells[0], cells[1], cells[3]), (path, *classes), strict=True):
         assert cell == name or cell == f"'{name}"
         assert not cell.startswith(("=", "+", "@", "\t", "\r"))
-
-
