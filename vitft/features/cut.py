@@ -124,7 +124,7 @@ class Cut(NamedTuple):
 
 
 def cut_model(model: Model, layers: str) -> Cut:
-    """Cut a model that `models.trainable.freeze_model` has frozen with the same value of `layers`."""
+    """Cut a model that `freeze_model` has frozen with the same value of `layers`."""
     frozen = frozen_blocks(layers, len(model.blocks))
     if frozen is None:
         return Cut(None, Whole(model))
