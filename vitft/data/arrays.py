@@ -433,7 +433,7 @@ def array_member(path: str) -> bytes | None:
     if found is None or found[0] != path:
         return None
     _, part, number = found
-    return encode_bmp(part.images[number])
+    return _encode_bmp(part.images[number])
 
 
 def wrong_member_reason(path: str) -> str:
@@ -459,7 +459,7 @@ def _find_member(path: str) -> tuple[str, ArrayPart, int] | None:
     return None
 
 
-def encode_bmp(image: PixelArray) -> bytes:
+def _encode_bmp(image: PixelArray) -> bytes:
     """Encode an image (H, W, 1 or 3) as a 24-bit BMP file, with its rows stored bottom-up."""
     height, width = image.shape[:2]
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)  # rows padded to 4n bytes

@@ -339,13 +339,13 @@ def _unexplained_variance(first: _Vectors, second: _Vectors) -> _Vectors:
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
     """Map the digests of duplicates to the name of their group, which is its first digest."""
-    roots = connected_components(len(digests), pairs)
+    roots = _connected_components(len(digests), pairs)
     sizes = Counter(roots)
     groups = zip(digests, roots, strict=True)
     return {digest: digests[root] for digest, root in groups if sizes[root] > 1}
 
 
-def connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:
+def _connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:
     """Return, for each of `count` nodes, the smallest node connected to it."""
     root = list(range(count))
 

@@ -81,7 +81,7 @@ class ValueFacts(NamedTuple):
     highest: float
 
 
-def to_rgb(
+def _to_rgb(
     image: Image.Image, grey_range: GreyRange = (), lower: Image.Image | None = None
 ) -> Image.Image:
     """Convert an image of any mode to RGB as described in the module docstring.
@@ -157,7 +157,7 @@ def _bits_of(image: Image.Image) -> int:
 
 
 def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFacts | None:
-    """Return an image's value statistics, or None if no value is finite (for `lower`: `to_rgb`)."""
+    """Return an image's value statistics, or None if no value is finite (`lower`: see `_to_rgb`)."""
     values = (np.asarray(image) if lower is None else _wide_colours(image, lower)).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]
@@ -235,7 +235,7 @@ DECODER_ERRORS = (
 _INTERNAL_ERRORS = (
     TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, struct.error,
 )  # fmt: skip
-ORIENTATIONS: Mapping[int, Image.Transpose] = {
+_ORIENTATIONS: Mapping[int, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -345,7 +345,7 @@ def decode(
     if decoder is None or (kind == "AVIF" and not features.check("avif")):
         reason = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
         raise ImageError(name, reason)
-    convert = convert or (lambda image, lower: to_rgb(image, grey_range, lower))
+    convert = convert or (lambda image, lower: _to_rgb(image, grey_range, lower))
     for _ in range(3):
         silence_pillow()
         try:
@@ -410,10 +410,10 @@ def _decode_as(
     if lower is None and isinstance(image, TIFF) and not is_wide(image) and _bits_of(image) > 8:
         odd.append("16-bit colour reduced to 8 bits")
     upright = convert(image, lower)
-    orientation = orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
-    if orientation in ORIENTATIONS:
-        upright = upright.transpose(ORIENTATIONS[orientation])
-    if orientation in ORIENTATIONS or rotated in ORIENTATIONS:
+    orientation = _orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
+    if orientation in _ORIENTATIONS:
+        upright = upright.transpose(_ORIENTATIONS[orientation])
+    if orientation in _ORIENTATIONS or rotated in _ORIENTATIONS:
         odd.append("rotated by EXIF")
     upright.info = {}  # GPS coordinates must not appear in reports
     return Decoded(upright, tuple(odd))
@@ -430,7 +430,7 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
         odd.append(
             "animated, first frame used" if is_animated else "several images, first one used"
         )
-    if orientation_of(image) is None:
+    if _orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
     if isinstance(image, TIFF):
         bands, used = image.tag_v2.get(SAMPLES_PER_PIXEL, 1), len(image.getbands())
@@ -466,7 +466,7 @@ def has_more_pages(data: bytes) -> bool:
         return False
 
 
-def orientation_of(image: Image.Image) -> int | None:
+def _orientation_of(image: Image.Image) -> int | None:
     """Return the EXIF or XMP orientation: 1 if there is none, None if the metadata is damaged."""
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
@@ -503,8 +503,8 @@ def upright_rgb(picture: Image.Image, name: str, grey_range: GreyRange = ()) -> 
     """Convert a PIL image to upright RGB by its EXIF data; raise an ImageError if it is damaged."""
     try:
         picture.load()
-        turn = ORIENTATIONS.get(orientation_of(picture) or 1)
-        rgb = to_rgb(picture, grey_range)
+        turn = _ORIENTATIONS.get(_orientation_of(picture) or 1)
+        rgb = _to_rgb(picture, grey_range)
         return rgb if turn is None else rgb.transpose(turn)
     except DECODER_ERRORS as error:
         raise ImageError(name, f"damaged image ({error})") from error

@@ -99,7 +99,7 @@ _Contents = tuple[dict[str, _Sample], Counter[str]]
 """Samples of a shard by key, in its order, and numbers of unused members by suffix."""
 
 
-def read_samples(shard: Path, *, shown: str) -> _Contents:
+def _read_samples(shard: Path, *, shown: str) -> _Contents:
     """Read the samples of a shard, called `shown` in messages.
 
     Raises:
@@ -381,18 +381,6 @@ _PRIVATE_FIX = (
 )
 
 
-def check_libraries(address: str) -> None:
-    """Raise a UsageError with the command to run if a library for the address is missing."""
-    scheme = scheme_of(address)
-    libraries, feature = ("fsspec", FILE_SYSTEMS[scheme]), f"reading {scheme}://"
-    try:
-        require_extra("s3" if scheme == "s3" else "sources", feature=feature, libraries=libraries)
-    except UsageError as error:
-        if scheme in ("s3", "hf"):  # for which there is an extra
-            raise
-        raise UsageError(error.problem, fix=install_command(libraries)) from error
-
-
 def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None) -> Path:
     """Return the path of a dataset (see `data_path`), after making the local copy if it has one.
 
@@ -413,8 +401,13 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
     limits = replace(
         limits or DownloadLimits(), allow_private=spec.allow_private_addresses, option=_OPTION
     )
-    if scheme_of(place.address) in FILE_SYSTEMS:
-        check_libraries(place.address)
+    if (scheme := scheme_of(place.address)) in FILE_SYSTEMS:
+        extra, libraries = "s3" if scheme == "s3" else "sources", ("fsspec", FILE_SYSTEMS[scheme])
+        try:
+            require_extra(extra, feature=f"reading {scheme}://", libraries=libraries)
+        except UsageError as error:
+            fix = error.fix if scheme in ("s3", "hf") else install_command(libraries)
+            raise UsageError(error.problem, fix=fix) from error
     _make_copy(place, limits)
     return data_path(data)
 
@@ -532,7 +525,7 @@ def _ready_shard(
             part.replace(path)
         remove_part(part)
     try:
-        contents = read_samples(path, shown=address)
+        contents = _read_samples(path, shown=address)
         state = path.stat()
     except OSError as error:
         raise DataError(
@@ -744,7 +737,7 @@ def _row_members(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the images of a row and its other columns as JSON, each with its component."""
     for place, name in enumerate(images):
-        data, path = image_bytes(row[name])
+        data, path = _image_bytes(row[name])
         if data is not None:
             suffix = _SUFFIXES.get(identify_format(data)) or suffix_of(path).lstrip(".")
             suffix = suffix if suffix in _SUFFIXES.values() else "jpg"  # is reported as unreadable
@@ -754,7 +747,7 @@ def _row_members(
     yield "json", json.dumps(fields).encode()
 
 
-def image_bytes(value: Any) -> tuple[bytes | None, str]:  # noqa: ANN401 - a cell of any type
+def _image_bytes(value: Any) -> tuple[bytes | None, str]:  # noqa: ANN401 - a cell of any type
     """Return the bytes of an image's file and its path; the bytes are None if there is no image."""
     if not isinstance(value, dict):
         return value, ""
