@@ -1,9 +1,11 @@
 """Promises that hold for every input, on inputs that Hypothesis draws; the same in every run."""
 
 import csv
+import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitft.config import (
+    DataSpec,
     config_from_table,
     flat_settings,
     merge_settings,
@@ -21,7 +24,7 @@ from vitft.config import (
     shown_value,
     to_toml,
 )
-from vitft.data import EvalTransform, Images, Row, draw
+from vitft.data import EvalTransform, Images, Row, split
 from vitft.features import key_of
 from vitft.models import (
     Card,
@@ -141,18 +144,27 @@ def test_settings_survive_toml_and_set(tmp_path: Path, key: str, value: object) 
 
 
 @few
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.floats(0.01, 0.99), st.integers(0))
+@given(
+    st.lists(st.integers(2, 60), min_size=2, max_size=6), st.floats(0.01, 0.99), st.integers(0, 99)
+)
 def test_a_split_draws_a_fixed_part_of_each_class_and_never_all(
     counts: list[int], rate: float, seed: int
 ) -> None:
-    drawn = draw(counts, rate, seed, at_least=1)
+    rows = [
+        Row(f"{label}/{i}", label, sha256=hashlib.sha256(f"{label} {i}".encode()).hexdigest())
+        for label, n in enumerate(counts)
+        for i in range(n)
+    ]
+    spec = DataSpec(split="random", val_rate=rate, seed=seed)
+    classes = tuple(str(label) for label in range(len(counts)))
 
-    assert drawn == draw(counts, rate, seed, at_least=1)
-    for n, indices in zip(counts, drawn, strict=True):
-        assert len({*indices}) == len(indices)
-        assert {*indices} <= {*range(n)}
-        assert len(indices) == max(int(n * rate), min(1, max(0, n - 1)))
-        assert not n or len(indices) < n
+    manifest = split(Images(Path("d"), classes, rows), spec)
+
+    assert manifest.digest == split(Images(Path("d"), classes, rows), spec).digest
+    drawn = Counter(row.label for row in manifest.val)
+    assert [drawn[label] for label in range(len(counts))] == [
+        min(n - 1, max(int(n * rate), 1)) for n in counts
+    ]
 
 
 @few

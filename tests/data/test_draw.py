@@ -1,33 +1,40 @@
-"""The draw of validation images: whole groups, and the split of an earlier run."""
+"""The draw of validation images by whole groups: which bring the numbers closer to the targets."""
 
-from collections.abc import Mapping
+import hashlib
+from pathlib import Path
 
 import pytest
 
 from tests.data.test_split import good
 from vitft.config import DataSpec
-from vitft.data import Part, Row, draw_groups
-
-Members = list[list[Row]]
+from vitft.data import Images, Row, split
 
 
-def groups_of(*names: str, parts: Mapping[int, Part] | None = None) -> Members:
-    """Groups of images; "aab" is a group of two images of class a and one of class b.
+def in_order(number: int) -> list[str]:
+    """Names of groups in the order in which the default split of seed 0 considers them."""
 
-    `parts` are the subsets to which groups are assigned already.
-    """
-    return [
-        [
-            good(Row(f"{name}/{i}-{j}.jpg", "abc".index(name), (parts or {}).get(i, "")))
-            for j, name in enumerate(group)
-        ]
-        for i, group in enumerate(names)
+    def place(name: str) -> bytes:
+        digest = hashlib.sha256(f"group {name}".encode()).hexdigest()
+        return hashlib.sha256(f"0 {digest}".encode()).digest()
+
+    return sorted((f"g{i}" for i in range(number)), key=place)
+
+
+def held_out(groups: list[str], **settings: object) -> set[int]:
+    """Numbers of the groups held out; "aab" is a group of two images of class a and one of b."""
+    names = in_order(len(groups))
+    classes = tuple(sorted({*"".join(groups)}))
+    rows = [
+        good(Row(f"{name}/{i}-{j}.jpg", classes.index(name), group=names[i]))
+        for i, group in enumerate(groups)
+        for j, name in enumerate(group)
     ]
+    manifest = split(Images(Path("d"), classes, rows), DataSpec(**settings))  # type: ignore[arg-type]
+    return {names.index(row.group) for row in manifest.val}
 
 
-def numbers(paths: set[str]) -> set[int]:
-    """The numbers of the groups to which images belong."""
-    return {int(path.split("/")[1].split("-")[0]) for path in paths}
+OTHERS = [*"cccccccccc"]
+"""Groups of another class, because a split needs two."""
 
 
 @pytest.mark.parametrize(
@@ -46,18 +53,16 @@ def numbers(paths: set[str]) -> set[int]:
 def test_groups_are_drawn_while_they_bring_the_numbers_closer(
     groups: list[str], rate: float, drawn: set[int]
 ) -> None:
-    spec = DataSpec(split="content", val_rate=rate)
+    found = held_out([*groups, *OTHERS], val_rate=rate)
 
-    assert numbers(draw_groups(groups_of(*groups), spec)) == drawn
+    assert {number for number in found if number < len(groups)} == drawn
 
 
 def test_a_random_draw_of_groups_is_shuffled_with_the_seed() -> None:
-    members = groups_of(*"a" * 40)
-
     drawn = [
-        numbers(draw_groups(members, DataSpec(split="random", seed=seed, val_rate=0.2)))
+        held_out([*"a" * 40, *"b" * 40], split="random", seed=seed, val_rate=0.2)
         for seed in (0, 0, 1)
     ]
 
     assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0] != numbers(draw_groups(members, DataSpec(val_rate=0.2)))
+    assert drawn[0] != held_out([*"a" * 40, *"b" * 40], val_rate=0.2)

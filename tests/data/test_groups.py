@@ -9,7 +9,7 @@ import pytest
 from tests.data.test_folder import touch
 from tests.data.test_split import DRAWN, Mode, good
 from vitft.config import DataSpec
-from vitft.data import Images, Row, joined_groups, scan, split
+from vitft.data import Images, Row, scan, split
 
 
 def inspected(groups: dict[str, list[str]]) -> Images:
@@ -24,7 +24,7 @@ def inspected(groups: dict[str, list[str]]) -> Images:
 
 def split_it(found: Images, seed: int = 0, rate: float = 0.2, mode: Mode = "content") -> Images:
     spec = DataSpec(split=mode, seed=seed, val_rate=rate)
-    return split(found, spec, groups=joined_groups(found.rows, {}))
+    return split(found, spec)
 
 
 def sides(found: Images, manifest: Images) -> dict[str, set[str]]:
@@ -64,18 +64,19 @@ def test_the_fraction_held_out_is_within_half_a_group(seed: int, mode: Mode) -> 
     assert len(set(map(tuple, sides(found, manifest).values()))) == 2
 
 
-def test_copies_and_groups_are_joined() -> None:
-    found = inspected({"a": ["g1", "g2", "", "", "g3"], "b": ["g4", "g5", "g6", "g7", ""]})
-    first, second, third, fourth = found.rows[:4]
-    same = third._replace(sha256=first.sha256)  # an image without a group is a copy of one in g1
-    found = replace(found, rows=(first, second, same, fourth, *found.rows[4:]))
-    copies = {second.sha256: "x", fourth.sha256: "x"}
+@pytest.mark.parametrize("seed", range(10))
+def test_copies_and_groups_are_joined(seed: int) -> None:
+    groups = [f"g{i // 2}" for i in range(12)]
+    found = inspected({"a": groups, "b": ["", *groups[1:]]})
+    rows = [*found.rows]
+    rows[12] = rows[12]._replace(sha256=rows[0].sha256)  # without a group, a copy of one in g0
+    copies = {rows[2].sha256: "x", rows[17].sha256: "x"}  # near-duplicates in g1 and g2
 
-    groups = joined_groups(found.rows, copies)
+    manifest = split(replace(found, rows=rows), DataSpec(seed=seed), duplicates=copies)
 
-    assert groups.get(same.sha256, same.sha256) == groups.get(first.sha256, first.sha256)
-    assert groups[second.sha256] == groups[fourth.sha256]
-    assert groups.get(first.sha256, first.sha256) != groups[second.sha256]
+    parts = [row.split for row in manifest.rows]
+    assert parts[12] == parts[0] == parts[1]
+    assert len({parts[i] for i in (2, 3, 4, 5, 14, 15, 16, 17)}) == 1
 
 
 def folder_of_videos(root: Path, *parts: str) -> Path:

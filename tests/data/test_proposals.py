@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitft.data import identical_file_fixes, propose_fixes
+from vitft.data import propose_fixes
 from vitft.metrics import AuditResults, CopyGroup, CopyMember
 
 
@@ -34,7 +34,7 @@ def audit(**found: object) -> AuditResults:
     ],
 )  # fmt: skip
 def test_one_of_identical_files_is_kept(paths: list[tuple[str, str]], kept: str) -> None:
-    fixes = identical_file_fixes([member(*one) for one in paths], {})
+    fixes = propose_fixes(audit(duplicates=[group("exact", *(member(*one) for one in paths))]))
 
     assert [fix.path for fix in fixes] == [path for path, _ in paths if path != kept]
     assert {(fix.action, fix.kind, fix.confidence) for fix in fixes} == {("drop", "exact", 1.0)}
@@ -44,20 +44,22 @@ def test_one_of_identical_files_is_kept(paths: list[tuple[str, str]], kept: str)
 def test_files_with_an_improbable_label_are_dropped_with_the_probability() -> None:
     members = [member("cat/1.jpg"), member("cat/2.jpg"), member("dog/1.jpg"), member("dog/2.jpg")]
 
-    fixes = identical_file_fixes(members, {"cat": 0.01, "dog": 0.9})
+    known = {**group("exact", *members), "probabilities": {"cat": 0.01, "dog": 0.9}}
 
-    assert sorted((fix.path, fix.action, fix.kind, fix.confidence) for fix in fixes) == [
+    fixes = propose_fixes(audit(duplicates=[known]))
+
+    assert [(fix.path, fix.action, fix.kind, fix.confidence) for fix in fixes] == [
+        ("dog/2.jpg", "drop", "exact", 1.0),
         ("cat/1.jpg", "drop", "two labels", 0.9),
         ("cat/2.jpg", "drop", "two labels", 0.9),
-        ("dog/2.jpg", "drop", "exact", 1.0),
     ]
-    assert fixes[0].reason == "identical to dog/1.jpg, whose label is more probable"
+    assert fixes[-1].reason == "identical to dog/1.jpg, whose label is more probable"
 
 
 def test_files_with_two_labels_are_left_to_the_user() -> None:
-    fixes = identical_file_fixes(
-        [member("cat/1.jpg"), member("dog/1.jpg"), member("ape/1.jpg")], {}
-    )
+    copies = group("exact", member("cat/1.jpg"), member("dog/1.jpg"), member("ape/1.jpg"))
+
+    fixes = propose_fixes(audit(duplicates=[copies]))
 
     assert {fix.label: fix.reason for fix in fixes} == {
         "ape": "identical to a file with another label (cat, dog): drop all but one",

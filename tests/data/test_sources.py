@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitft.data import STDIN, sources
+from vitft.data import sources
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"rest of a picture"
 
@@ -97,7 +97,7 @@ def test_names_may_be_delivered_in_any_pieces(most: int) -> None:
     expected = [f"photos/{i:05}.jpg" for i in range(2000 if most > 100 else 20)]
     data = "\n".join(expected).encode()
 
-    found = sources([STDIN], stdin=Piped(data, most))  # type: ignore[arg-type]
+    found = sources(["-"], stdin=Piped(data, most))  # type: ignore[arg-type]
 
     assert [source.name for source in found] == expected
 
@@ -106,15 +106,15 @@ def test_4096_bytes_decide_whether_standard_input_is_an_image_or_a_list() -> Non
     name = "a/" * 2500
     piped = Piped(name.encode(), 1000)
 
-    found = sources([STDIN], stdin=piped)  # type: ignore[arg-type]
+    found = sources(["-"], stdin=piped)  # type: ignore[arg-type]
 
     assert piped.asked == [4096, 3096, 2096, 1096, 96]
     assert [source.name for source in found] == [name]
     assert piped.asked[5:] == [io.DEFAULT_BUFFER_SIZE] * 2
     long = b"a/" * 2048 + b"\0\0"  # zeros as in an image, after the first 4096 bytes
-    assert [s.data for s in sources([STDIN], stdin=io.BytesIO(long))] == [None]
-    assert [s.data for s in sources([STDIN], stdin=io.BytesIO(long[2:]))] == [long[2:]]
+    assert [s.data for s in sources(["-"], stdin=io.BytesIO(long))] == [None]
+    assert [s.data for s in sources(["-"], stdin=io.BytesIO(long[2:]))] == [long[2:]]
 
 
 def test_a_name_with_a_line_break_survives_print0() -> None:
-    assert names(STDIN, stdin=b"a\nb.jpg\0c.jpg\0") == ["a\nb.jpg", "c.jpg"]
+    assert names("-", stdin=b"a\nb.jpg\0c.jpg\0") == ["a\nb.jpg", "c.jpg"]

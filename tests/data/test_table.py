@@ -4,28 +4,23 @@ import io
 import re
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vitft.data import TableReader
+from tests.data.test_folder import touch
+from vitft.data import scan
 from vitft.system import DataError
 
 
-def reader(path: Path, content: bytes | str, **options: Any) -> TableReader:
-    """A reader of a table with this content."""
+def problem(path: Path, content: bytes | str) -> str:
+    """What is wrong with a table with this content."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return TableReader(path, missing="-", fix="the usual fix", **options)
-
-
-def parquet(path: Path, columns: dict[str, Any]) -> TableReader:
-    """A reader of a table in Parquet."""
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet as format_
-
-    format_.write_table(pa.table(columns), path)
-    return TableReader(path, missing="-", fix="-")
+    with pytest.raises(DataError) as caught:
+        scan(path)
+    return caught.value.problem
 
 
 @pytest.mark.parametrize(
@@ -39,11 +34,9 @@ def parquet(path: Path, columns: dict[str, Any]) -> TableReader:
 def test_broken_json_is_an_error_with_line_and_column(
     tmp_path: Path, line: str, place: str
 ) -> None:
-    with pytest.raises(DataError) as caught:
-        list(reader(tmp_path / "t.jsonl", f'{{"a": 1}}\n\n{line}\n'))
+    found = problem(tmp_path / "t.jsonl", f'{{"a": 1}}\n\n{line}\n')
 
-    assert f"t.jsonl, {place}" in caught.value.problem
-    assert caught.value.fix == "the usual fix"
+    assert f"t.jsonl, {place}" in found
 
 
 @pytest.mark.parametrize(
@@ -55,34 +48,41 @@ def test_a_damaged_binary_table_is_an_error_with_the_first_line_of_the_reason(
     pytest.importorskip("pyarrow")
     pytest.importorskip("openpyxl")
 
-    with pytest.raises(DataError) as error:
-        list(reader(tmp_path / name, b"PAR1 damaged PAR1"))
+    text = problem(tmp_path / name, b"PAR1 damaged PAR1")
 
-    found = re.fullmatch(rf".*/{name}.*: the file is not {kind} \((.*)\)", error.value.problem)
+    found = re.fullmatch(rf".*/{name}.*: the file is not {kind} \((.*)\)", text)
     assert found is not None
     assert len(found[1]) > 10
 
 
-def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        pytest.param(lambda pa: pa.array(["a", "b"]).dictionary_encode(), "a b", id="named"),
+        pytest.param(lambda pa: pa.array([3.0, 4.0]), "3 4", id="whole"),
+        pytest.param(lambda pa: pa.array([True, False]), "false true", id="flags"),
+        pytest.param(lambda pa: pa.array([b"x", b"y"]), "", id="bytes"),
+        pytest.param(lambda pa: pa.array([b"x", b"y"], pa.large_binary()), "", id="many"),
+        pytest.param(lambda pa: pa.array([b"x", b"y"], pa.binary_view()), "", id="view"),
+        pytest.param(lambda pa: pa.array([b"xy", b"yz"], pa.binary(2)), "", id="fixed"),
+        pytest.param(lambda pa: pa.array([{"bytes": b"x"}, {"bytes": b"y"}]), "", id="nested"),
+    ],
+)
+def test_values_of_parquet_become_text_unless_they_are_nested_or_binary(
+    tmp_path: Path, labels: Callable[[Any], Any], classes: str
+) -> None:
     pa = pytest.importorskip("pyarrow")
-    columns = {
-        "text": pa.array(["a"]),
-        "named": pa.array(["b"]).dictionary_encode(),
-        "whole": pa.array([3.0]),
-        "is": pa.array([True]),
-        "bytes": pa.array([b"x"]),
-        "many": pa.array([b"x"], pa.large_binary()),
-        "view": pa.array([b"x"], pa.binary_view()),
-        "fixed": pa.array([b"xy"], pa.binary(2)),
-        "nested": pa.array([{"bytes": b"x"}]),
-        "list": pa.array([[1]]),
-    }
+    from pyarrow import parquet
 
-    header, row = parquet(tmp_path / "t.parquet", columns)
+    touch(tmp_path, "1.png", "2.png")
+    columns = {"path": ["1.png", "2.png"], "label": labels(pa), "box": [[[1]], [[2]]]}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
 
-    assert header == [*columns]
-    assert row[:4] == ["a", "b", "3", "true"]
-    assert str not in {type(cell) for cell in row[4:]}
+    if classes:
+        assert scan(tmp_path / "t.parquet").classes == tuple(classes.split())
+        return
+    with pytest.raises(DataError, match="the value is not text"):
+        scan(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(2**30, False), (2**30 + 1, True)])
@@ -96,10 +96,9 @@ def test_a_sheet_of_more_than_1_gib_once_unpacked_is_refused(
     content = bytearray(stream.getvalue())
     struct.pack_into("<I", content, content.index(b"PK\1\2") + 24, size)  # in the directory
 
-    with pytest.raises(DataError) as caught:
-        list(reader(tmp_path / "t.xlsx", bytes(content)))
+    found = problem(tmp_path / "t.xlsx", bytes(content))
 
-    assert ("too large once it is unpacked" in caught.value.problem) == is_refused
+    assert ("too large once it is unpacked" in found) == is_refused
 
 
 def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:
@@ -107,6 +106,7 @@ def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:
     book = openpyxl.Workbook()
     book.active.append(["path", "label"])
     book.active.append(["a.png", '=CONCATENATE("ro","se")'])
+    book.active.append(["b.png", "tulip"])
     book.save(tmp_path / "formula.xlsx")
     with (
         zipfile.ZipFile(tmp_path / "formula.xlsx") as plain,
@@ -120,6 +120,5 @@ def test_the_saved_results_of_formulas_are_read(tmp_path: Path) -> None:
                 assert b"<v>rose</v>" in text
             calculated.writestr(name, text)
 
-    rows = list(TableReader(tmp_path / "t.xlsx", missing="-", fix="-"))
-
-    assert rows[-1] == ["a.png", "rose"]
+    touch(tmp_path, "a.png", "b.png")
+    assert scan(tmp_path / "t.xlsx").classes == ("rose", "tulip")

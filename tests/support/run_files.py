@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import save
 
 from vitft.config import config_from_table, to_toml
-from vitft.data import EvalTransform, Images, Row, write_class_indices
+from vitft.data import EvalTransform, Images, Row
 from vitft.metrics import classification_metrics
 from vitft.models import Card, ViTConfig
 from vitft.predict import read_split, thumb_name
@@ -80,7 +81,7 @@ def make_run(
     settings = {"data": {"path": "photos/flowers"}, "weights": {"name": "demo"}}
     run.write("config.toml", to_toml(config_from_table(settings)))
     Images(path, tuple(classes), tuple(rows)).write(run.split)
-    write_class_indices(run.class_indices, tuple(classes))
+    run.write("class_indices.json", json.dumps(dict(enumerate(classes))))
     np.savez(path / "validation.npz", logits=logits)
     run.write_json("eval.json", figures(logits, truth, classes))
     run.write_json("environment.json", ENVIRONMENT)

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from vitft.data import EvalTransform, Images, Part, Row, View
+from vitft.data import EvalTransform, Images, Row, View
 from vitft.features import Cut
 from vitft.training import Dataset, ProcessGroup, StageInputs
 
@@ -24,7 +24,9 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def row(name: str, label: int, split: Part = "train", **more: Any) -> Row:
+def row(
+    name: str, label: int, split: Literal["train", "val", "test"] = "train", **more: Any
+) -> Row:
     """Return a row of the image `name`; two rows with the same `sha256` are identical images."""
     return Row(name, label, split, **{"sha256": digest(name), **more})
 

@@ -17,7 +17,6 @@ from vitft.data import (
     inspect_folder,
     scan,
     split,
-    write_class_indices,
 )
 from vitft.models import VisionTransformer
 from vitft.predict import (
@@ -35,7 +34,7 @@ def finished(tmp_path: Path, folder: Path, *, wrong: int = 3) -> tuple[RunDir, I
     run = RunDir(tmp_path / "run")
     run.path.mkdir(parents=True)
     manifest.write(run.split)
-    write_class_indices(run.class_indices, manifest.classes)
+    run.write("class_indices.json", json.dumps(dict(enumerate(manifest.classes))))
     logits = np.zeros((len(manifest.val), 3), np.float32)
     for i, one in enumerate(manifest.val):
         logits[i, (one.label + (i < wrong)) % 3] = 1 + i

@@ -22,17 +22,15 @@ from vitft.data.duplicates import IndexPair, quality_remarks
 from vitft.data.fixes import (
     Fix,
     apply_fixes,
-    not_yet_decided,
+    merge_fixes,
     propose_fixes,
     read_fixes,
-    with_former,
 )
-from vitft.data.folder import empty_classes_error
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange
 from vitft.data.inspection import describe_counts, measure_grey_range
 from vitft.data.parts import Part
-from vitft.data.scan import scan
+from vitft.data.scan import empty_classes_error, scan
 from vitft.data.split import check_folder_classes, joined_groups
 from vitft.data.transforms import EvalTransform, eval_view, measure_view
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
@@ -69,7 +67,7 @@ class CheckResult:
     @property
     def fixes(self) -> Sequence[Fix]:
         """Rows of the new table: the earlier fixes and the proposals, if there are any."""
-        return with_former(self.former, self.proposed) if self.proposed else ()
+        return merge_fixes(self.former, self.proposed)[0] if self.proposed else ()
 
     @property
     def counts(self) -> str:
@@ -170,7 +168,7 @@ def check_folder(
     )
     return CheckResult(
         audit=audit,
-        proposed=[] if folder.labels else not_yet_decided(former, propose_fixes(audit)),
+        proposed=[] if folder.labels else merge_fixes(former, propose_fixes(audit))[1],
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
@@ -185,7 +183,7 @@ def _score_labels(
     from vitft.features.label_errors import check_labels
 
     good, classes = inspected.rows, inspected.classes
-    together = joined_groups(good, groups)
+    together = joined_groups(inspected, groups)
     distinct = Counter(label for label, _ in {(file.label, file.sha256) for file in good})
     used = sorted(label for label, images in distinct.items() if images > 1)
     if not inspected.labels and len(used) < len(classes):  # a class of one image is never right

@@ -56,7 +56,7 @@ def _check_command(args: argparse.Namespace) -> int:
     from vitft.check.page import write_check_page
     from vitft.data.arrays import find_arrays
     from vitft.data.fixes import paths_settled_by, write_fixes
-    from vitft.data.folder import check_is_folder
+    from vitft.data.mistaken import check_is_folder
     from vitft.data.remote.copies import prepare_data
 
     config, split = read_run_settings(args.run) if args.run else (Config(), None)

@@ -11,7 +11,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.cli.serve import browser_address, check_port, run_server
 from vitft.config.sections import TrainSpec
-from vitft.data.folder import check_is_folder
+from vitft.data.mistaken import check_is_folder
 from vitft.data.table import leads_outside, path_in
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import check_weights_name

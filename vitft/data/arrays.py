@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from vitft.data.label_sets import JOINER, join_labels, label_names
+from vitft.data.image_table import JOINER, join_labels, label_names
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError, VitftError
 from vitft.system.npz import check_expansion, check_unpacked_size

@@ -11,15 +11,15 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from vitft.config.sections import DataSpec
-from vitft.data.folder import empty_classes_error
 from vitft.data.image_table import Images
 from vitft.data.inspection import readable_now
 from vitft.data.label_table import number_in
+from vitft.data.scan import empty_classes_error
 from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember
 from vitft.system.errors import DataError
@@ -31,19 +31,16 @@ from vitft.system.text import count, escape_formula, listing, shell_quote
 log = logging.getLogger(__name__)
 
 
-FIX_COLUMNS = ("path", "action", "label", "new_label", "reason", "kind", "confidence")
 UNDECIDED = "undecided"  # action of an image that nobody has decided on; it is used as it is
 _ACTIONS = (UNDECIDED, "keep", "move", "drop")  # actions, the strongest last
 _MOST_MISSING_NAMED = 3  # maximum number of missing files named in the warning
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """An action for one image."""
+class Fix(NamedTuple):
+    """An action for one image: a row of the table."""
 
     path: str  # path relative to the data folder, with slashes
     action: str  # one of `_ACTIONS`; `move` means to `new_label`
-    _: KW_ONLY
     label: str = ""
     new_label: str = ""  # new class. Unless the action is `move`, it is only a suggestion.
     reason: str = ""
@@ -52,10 +49,11 @@ class Fix:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        confidence = "" if self.confidence is None else f"{self.confidence:.3f}"
-        return (
-            self.path, self.action, self.label, self.new_label, self.reason, self.kind, confidence,
-        )  # fmt: skip
+        *texts, confidence = self
+        return (*map(str, texts), "" if confidence is None else f"{confidence:.3f}")
+
+
+FIX_COLUMNS = Fix._fields
 
 
 def write_fixes(path: Path, fixes: Iterable[Fix]) -> None:
@@ -78,9 +76,7 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         return folder, spec
     path = Path(spec.fixes).expanduser()
     table, digest = open_table(path, spec.fixes_digest)
-    known = {file.path: folder.classes[file.label] for file in folder.rows}
-    known |= {name: "" for name, _ in folder.bad}
-    found = read_decisions(table, known, folder.classes)
+    found = read_decisions(table, folder, folder.classes)
     # An empty class folder is explained if the table moves or drops the images that it contained
     unexplained = []
     for name in folder.empty:
@@ -88,7 +84,7 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         unexplained += [name] * (not gone or not gone <= {"move", "drop"})
     if unexplained:
         raise empty_classes_error(folder, unexplained)
-    later = _later_table(path, known)
+    later = _later_table(path, folder)
     if found.rows and len(found.missing) == found.rows and not folder.empty:
         create = f"run `vitft check {shell_quote(str(folder.source))}` to create a table for this "
         raise DataError(
@@ -112,16 +108,30 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
             f"{path}: drops {those} readable now: {listing(names, _MOST_MISSING_NAMED)}. To use "
             "them, remove these lines or set the action to keep"
         )
-    return _with_fixes(folder, found), replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+    fixed = folder.relabelled(found.names)
+    empty = [name for name in folder.classes if name not in fixed.classes]
+    if len(fixed.classes) < 2:
+        raise DataError(
+            f"the fixes leave images in only {count(len(fixed.classes), 'class', 'classes')} of "
+            f"{folder.source}: all images of {listing(empty)} are moved or left out",
+            fix="remove lines from the table so that at least 2 classes still have images",
+        )
+    notes = [*folder.notes, f"fixes applied: {found.summary}"]
+    if empty:
+        left_out = count(len(empty), "class", "classes")
+        notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
+    fixed = replace(fixed.by_class(), bad=found.bad, notes=tuple(notes))
+    return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
 
 
-def _later_table(path: Path, known: Container[str]) -> Path | None:
-    """Return the newest table that `vitft check` wrote beside `path` later, for `known` paths."""
+def _later_table(path: Path, folder: Images) -> Path | None:
+    """Return the newest table that `vitft check` wrote beside `path` later, for the same images."""
     numbered = re.compile(re.escape(re.sub(r"-\d+$", "", path.stem)) + r"-\d+")
     with contextlib.suppress(OSError, DataError):
         tables = [one for one in path.parent.glob("*.csv") if numbered.fullmatch(one.stem)]
         newest = max([path, *tables], key=lambda one: one.stat().st_mtime_ns)
-        if newest != path and any(fix.path in known for fix in read_fixes(newest, "")):
+        known = {*folder.column("path")} if newest != path else ()
+        if any(fix.path in known for fix in read_fixes(newest, "")):
             return newest
     return None
 
@@ -146,15 +156,10 @@ def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
 
 def _fixes_in(table: TableReader) -> Iterator[Fix]:
     """Yield the rows of a table, of which `table` tells the line; formulas stay escaped."""
-    lines = iter(table)
-    header = [cell.strip() for cell in next(lines, [])]
-    if lacking := [name for name in ("path", "action") if name not in header]:
-        raise table.error(f"the header has no {' or '.join(lacking)} column")
-    for cells in filter(any, lines):
-        row = dict.fromkeys(FIX_COLUMNS, "") | dict(zip(header, cells, strict=False))
-        path, action, *texts, confidence = (row[name] for name in FIX_COLUMNS)
-        more = dict(zip(FIX_COLUMNS[2:], texts, strict=False))
-        yield Fix(path, action.strip().lower(), **more, confidence=number_in(confidence))
+    for cells in table.records("path", "action", ragged=True):
+        path, action, *texts, confidence = (cells.get(name, "") for name in FIX_COLUMNS)
+        label, new, reason, kind = texts
+        yield Fix(path, action.strip().lower(), label, new, reason, kind, number_in(confidence))
 
 
 def read_fixes(path: Path, digest: str) -> list[Fix]:
@@ -177,89 +182,74 @@ def paths_settled_by(fixes: Iterable[Fix]) -> set[str]:
     return {*kept, *(path[1:] for path in kept if path.startswith("'"))}
 
 
-def with_former(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes of an earlier table, replaced and followed by proposals (see `replaces`).
+def merge_fixes(former: Iterable[Fix], proposed: Iterable[Fix]) -> tuple[list[Fix], list[Fix]]:
+    """Return the fixes of an earlier table, replaced and followed by proposals, and the open ones.
 
     The page of `vitft check` merges in the same way (`report/templates/decisions.js`).
     """
-    rows = {escape_formula(fix.path): fix for fix in former}
+    rows, still_open = {escape_formula(fix.path): fix for fix in former}, []
     for fix in proposed:
-        earlier = rows.get(escape_formula(fix.path))
-        if earlier is None or replaces(fix, earlier.action):
-            rows[escape_formula(fix.path)] = fix
-    return [*rows.values()]
-
-
-def not_yet_decided(former: Iterable[Fix], proposed: Iterable[Fix]) -> list[Fix]:
-    """Return the proposals that an earlier table does not decide, as `with_former` merges them."""
-    actions = {escape_formula(fix.path): fix.action for fix in former}
-    pairs = ((fix, actions.get(escape_formula(fix.path), UNDECIDED)) for fix in proposed)
-    return [fix for fix, earlier in pairs if earlier == UNDECIDED or replaces(fix, earlier)]
-
-
-def replaces(proposed: Fix, earlier: str) -> bool:
-    """Return whether a proposal replaces a fix whose action is `earlier`, of the same file."""
-    return proposed.action != UNDECIDED and earlier != "keep"
+        path = escape_formula(fix.path)
+        earlier = rows[path].action if path in rows else ""
+        is_stronger = fix.action != UNDECIDED and earlier != "keep"
+        if is_stronger or not earlier:
+            rows[path] = fix
+        if is_stronger or earlier in ("", UNDECIDED):
+            still_open.append(fix)
+    return [*rows.values()], still_open
 
 
 class Decisions(NamedTuple):
-    """Decisions read from a table."""
+    """Decisions of a table on images."""
 
-    changes: Mapping[str, str | None]
-    """Mapping from the path of an image to its new class name, or to None if it is dropped."""
-    missing: Mapping[str, str]
-    """Mapping from paths in the table that are missing from the folder to their actions."""
+    names: Sequence[str | None]  # class name of each image, or None if it is dropped
+    bad: tuple[tuple[str, str], ...]  # unreadable files that are not dropped, with the reasons
+    summary: str  # such as `1 image left out, 2 relabelled, 3 kept`
     rows: int
-    kept: int = 0  # number of files in the folder that someone has decided to keep
-    undecided: int = 0  # number of files in the folder that are listed but undecided
-    unreadable: Collection[str] = ()
+    missing: Mapping[str, str]
+    """Mapping from paths in the table that are missing from the images to their actions."""
+    unreadable: Collection[str]
     """Paths that the table drops because the files could not be read when it was written."""
 
-    @property
-    def without_effect(self) -> str:
-        """Numbers of listed images that stay as they are, such as `, 3 kept, 4 undecided`."""
-        undecided = f", {self.undecided:,} undecided (used as they are)" * (self.undecided > 0)
-        return f"{f', {self.kept:,} kept' * (self.kept > 0)}{undecided}"
 
-
-def read_decisions(
-    table: TableReader, known: Mapping[str, str], classes: tuple[str, ...]
-) -> Decisions:
-    """Read the decisions from a table.
-
-    `known` maps each path in the folder to its class name; empty if it is not a regular file.
-
-    Raises:
-        DataError: The header or a row is invalid; the message names the line.
-    """
-    fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-    seen: dict[str, str] = {}  # action for each path
-    paths, labels = EquivalentNames(known), EquivalentNames(classes)
+def read_decisions(table: TableReader, images: Images, classes: Collection[str]) -> Decisions:
+    """Read the decisions from a table; a DataError names the line of an invalid row."""
+    given = [images.classes[label] for label in images.column("label")]
+    known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
+    actions: dict[str, str] = {}
     changes: dict[str, str | None] = {}
     unreadable = set[str]()
+    paths, labels = EquivalentNames(known), EquivalentNames(classes)
     for row in _fixes_in(table):
         name, action = paths.find(_unescaped(row.path, known)), row.action
         new = labels.find(_unescaped(row.new_label, classes))
         unknown = [name] * (name not in known) + [new] * (action == "move" and new not in classes)
         if not all(map(is_utf8, unknown)):  # existing names may be any bytes
+            fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
             raise table.error("the text is not UTF-8", fix=fix)
         if problem := _fix_problem(name, action, new, known, classes):
             raise table.error(problem)
-        if name in seen:
+        if name in actions:
             raise table.error(f"{name!r} is listed twice")
-        seen[name] = action
+        actions[name] = action
         if action == "drop" and row.kind.strip() == "bad":
             unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
-    missing = {name: action for name, action in seen.items() if name not in known}
-    actions = Counter(action for name, action in seen.items() if name in known)
+    names = [
+        changes.get(path, name) for path, name in zip(images.column("path"), given, strict=True)
+    ]
+    moved = sum(name not in (None, before) for before, name in zip(given, names, strict=True))
+    uses = Counter(action for name, action in actions.items() if name in known)
+    summary = f"{count(names.count(None), 'image')} left out, {moved:,} relabelled"
+    summary += f", {uses['keep']:,} kept" * (uses["keep"] > 0)
+    summary += f", {uses[UNDECIDED]:,} undecided (used as they are)" * (uses[UNDECIDED] > 0)
     return Decisions(
-        changes={n: c for n, c in changes.items() if n in known},
-        missing=missing,
-        rows=len(seen),
-        kept=actions["keep"],
-        undecided=actions[UNDECIDED],
+        names=names,
+        bad=tuple(entry for entry in images.bad if entry[0] not in changes),
+        summary=summary,
+        rows=len(actions),
+        missing={name: action for name, action in actions.items() if name not in known},
         unreadable=unreadable,
     )
 
@@ -270,7 +260,7 @@ def _unescaped(cell: str, known: Container[str]) -> str:
 
 
 def _fix_problem(
-    name: str, action: str, new: str, known: Mapping[str, str], classes: tuple[str, ...]
+    name: str, action: str, new: str, known: Mapping[str, str], classes: Collection[str]
 ) -> str:
     if action not in _ACTIONS:
         return f"action is {action!r}, but must be 'keep', 'move', 'drop' or 'undecided'"
@@ -283,32 +273,8 @@ def _fix_problem(
     return f"new_label is {new!r}, which is not a class of the data folder: {which} {listing(near)}"
 
 
-def _with_fixes(folder: Images, decisions: Decisions) -> Images:
-    """Return the folder with the decisions applied to its list of files, without empty classes."""
-    old, decided = folder.classes, decisions.changes
-    given = [old[row.label] for row in folder.rows]
-    new = [decided.get(row.path, name) for row, name in zip(folder.rows, given, strict=True)]
-    fixed = folder.relabelled(new)
-    empty = [name for name in old if name not in fixed.classes]
-    if len(fixed.classes) < 2:
-        raise DataError(
-            f"the fixes leave images in only {count(len(fixed.classes), 'class', 'classes')} of "
-            f"{folder.source}: all images of {listing(empty)} are moved or left out",
-            fix="remove lines from the table so that at least 2 classes still have images",
-        )
-    moved = sum(name not in (before, None) for before, name in zip(given, new, strict=True))
-    note = f"fixes applied: {count(new.count(None), 'image')} left out, {moved:,} relabelled"
-    notes = [*folder.notes, note + decisions.without_effect]
-    if empty:
-        left_out = count(len(empty), "class", "classes")
-        notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
-    bad = tuple(entry for entry in folder.bad if entry[0] not in decided)
-    return replace(fixed.by_class(), bad=bad, notes=tuple(notes))
-
-
 # fixes proposed for the findings about labelled images, for the user to accept or change ----------
 
-_ClassProbabilities = Mapping[str, float]
 _KIND_ORDER = ("bad", "exact", "two labels", "mislabel", "near", "odd")
 """Kinds of fixes, in the order in which the table lists fixes with the same action."""
 _COPY_MARK = re.compile(
@@ -341,13 +307,13 @@ def is_leak(group: CopyGroup) -> bool:
 def propose_fixes(audit: AuditResults) -> list[Fix]:
     """Return the proposed fixes, at most one per file, those that change something first."""
     fixes = [
-        Fix(path=entry["path"], action="drop", reason=entry["reason"], kind="bad", confidence=1.0)
+        Fix(entry["path"], "drop", reason=entry["reason"], kind="bad", confidence=1.0)
         for entry in audit["bad"]
         if not missing_library_command(entry["reason"])  # the file itself may be intact
     ]
     for group in audit["duplicates"]:
         if group["kind"] == "exact":
-            fixes += identical_file_fixes(group["members"], group.get("probabilities", {}))
+            fixes += _identical_file_fixes(group["members"], group.get("probabilities", {}))
         else:
             first, *others = group["members"]
             for member in others:
@@ -355,29 +321,22 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
                 details += [_PARTS[first["split"]]] * (member["split"] != first["split"])
                 reason = f"nearly identical to {first['path']}"
                 reason += f" ({', '.join(details)})" * bool(details)
-                path, label = member["path"], member["label"]
-                fixes.append(Fix(path, UNDECIDED, label=label, reason=reason, kind="near"))
-    fixes += [
-        Fix(
-            entry["path"],
-            UNDECIDED,
-            label=entry["label"],
-            new_label=entry["suggested"],
-            reason=f"probably {entry['suggested']}: set the action to move, keep or drop",
-            kind="mislabel",
-            confidence=entry["suggested_probability"],
-        )
-        for entry in audit["mislabels"]
-    ]
-    for entry in audit["odd"]:
-        path, label, reason = entry["path"], entry.get("label", ""), entry["reason"]
-        fixes.append(Fix(path, UNDECIDED, label=label, reason=reason, kind="odd"))
+                fix = Fix(member["path"], UNDECIDED, member["label"], reason=reason, kind="near")
+                fixes.append(fix)
+    for item in audit["mislabels"]:
+        path, label, new = item["path"], item["label"], item["suggested"]
+        reason = f"probably {new}: set the action to move, keep or drop"
+        probability = item["suggested_probability"]
+        fixes.append(Fix(path, UNDECIDED, label, new, reason, "mislabel", probability))
+    for odd in audit["odd"]:
+        label, reason = odd.get("label", ""), odd["reason"]
+        fixes.append(Fix(odd["path"], UNDECIDED, label, reason=reason, kind="odd"))
 
     def order(fix: Fix) -> tuple[int, int, float, str]:
-        rest = (-(fix.confidence or 0), fix.path)
+        strength, kind = -_ACTIONS.index(fix.action), _KIND_ORDER.index(fix.kind)
         if fix.kind == "mislabel":  # in the order of the audit
-            rest = 0.0, ""
-        return -_ACTIONS.index(fix.action), _KIND_ORDER.index(fix.kind), *rest
+            return strength, kind, 0, ""
+        return strength, kind, -(fix.confidence or 0), fix.path
 
     # One fix per path, with the strongest action and all reasons for that path
     by_path: dict[str, list[Fix]] = {}
@@ -388,11 +347,11 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
         strongest = max(same, key=lambda f: (_ACTIONS.index(f.action), -_KIND_ORDER.index(f.kind)))
         reasons = [strongest.reason, *(fix.reason for fix in same if fix is not strongest)]
         label = next((fix.label for fix in same if fix.label), "")
-        merged.append(replace(strongest, label=label, reason="; ".join(reasons)))
+        merged.append(strongest._replace(label=label, reason="; ".join(reasons)))
     return sorted(merged, key=order)
 
 
-def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabilities) -> list[Fix]:
+def _identical_file_fixes(members: Sequence[CopyMember], known: Mapping[str, float]) -> list[Fix]:
     """Return fixes that keep one file per label in a group of identical files.
 
     If one label is the most probable class and 30 times as probable as the others, only one file is
@@ -416,15 +375,15 @@ def identical_file_fixes(members: Sequence[CopyMember], known: _ClassProbabiliti
     fixes = []
     for member in ordered:
         label, kept = member["label"], first[member["label"]]
-        drop = Fix(path=member["path"], action="drop", label=label, kind="exact", confidence=1.0)
+        drop = Fix(member["path"], "drop", label, kind="exact", confidence=1.0)
         if right and label != right:
             reason = f"identical to {first[right]['path']}, whose label is more probable"
-            fixes.append(replace(drop, reason=reason, kind="two labels", confidence=known[right]))
+            fixes.append(drop._replace(reason=reason, kind="two labels", confidence=known[right]))
         elif member is not kept:
-            fixes.append(replace(drop, reason=f"identical to {kept['path']}"))
+            fixes.append(drop._replace(reason=f"identical to {kept['path']}"))
         elif len(first) > 1 and not right:
             others = ", ".join(sorted({*first} - {label}))
             reason = f"identical to a file with another label ({others}): drop all but one"
-            doubt = replace(drop, action=UNDECIDED, kind="two labels", confidence=None)
-            fixes.append(replace(doubt, reason=reason))
+            doubt = Fix(member["path"], UNDECIDED, label, reason=reason, kind="two labels")
+            fixes.append(doubt)
     return fixes

@@ -10,13 +10,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast, overload
 
 import numpy as np
 
-from vitft.data.label_sets import label_names, split_labels
 from vitft.data.parts import PART_NAMES, Part
 from vitft.data.remote.places import short_name
 from vitft.data.table import TableReader, encode_table
@@ -47,23 +45,24 @@ _RECORD = np.dtype([
     ("height", "i4"), ("odd", "O"), ("group", "O"),
 ])  # fmt: skip
 _NO_DIGEST = bytes(32)
-_BLOCK = 1024  # number of records that are converted to rows at a time
+_BLOCK = 1024  # number of rows that are built at a time
 
 _Array = np.ndarray[Any, Any]
 
 
 class _Rows(Sequence[Row]):
-    """Rows of a table of records, which several of them share: 80 bytes an image, and its path."""
+    """Rows at some places of columns, which several share: 80 bytes an image, and its path."""
 
-    def __init__(self, table: _Array, places: _Array) -> None:
-        self.table, self.places = table, places
+    def __init__(self, columns: Mapping[str, _Array], places: _Array) -> None:
+        self.columns, self.places = columns, places
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __iter__(self) -> Iterator[Row]:
         for start in range(0, len(self), _BLOCK):
-            yield from starmap(_row, self.table[self.places[start : start + _BLOCK]].tolist())
+            places = self.places[start : start + _BLOCK]
+            yield from map(_row, *(column[places].tolist() for column in self.columns.values()))
 
     @overload
     def __getitem__(self, place: int) -> Row: ...
@@ -71,8 +70,8 @@ class _Rows(Sequence[Row]):
     def __getitem__(self, place: slice) -> Sequence[Row]: ...
     def __getitem__(self, place: int | slice) -> Row | Sequence[Row]:
         if isinstance(place, slice):
-            return _Rows(self.table, self.places[place])
-        return _row(*self.table[self.places[place]].item())
+            return _Rows(self.columns, self.places[place])
+        return _row(*(column.item(self.places[place]) for column in self.columns.values()))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]
@@ -85,16 +84,16 @@ def _row(path: str, label: int, split: Part, digest: bytes, *more: Any) -> Row: 
 
 
 def pack(rows: Iterable[Row]) -> Sequence[Row]:
-    """Store rows in a table, without holding all of them in memory at any time."""
-    shared = dict[Any, Any]()
-    share = shared.setdefault
+    """Store rows as columns, without holding all of them in memory at any time."""
+    share = dict[Any, Any]().setdefault
     records = (
         (path, label, share(split, split), bytes.fromhex(sha256), width, height,
          share(odd, odd), share(group, group))
         for path, label, split, sha256, width, height, odd, group in rows
     )  # fmt: skip
     table = np.fromiter(records, _RECORD)
-    return _Rows(table, np.arange(len(table), dtype=np.int32))
+    columns = {name: table[name] for name in Row._fields}
+    return _Rows(columns, np.arange(len(table), dtype=np.int32))
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Images:
     root: Path  # folder to which the paths are relative
     classes: tuple[str, ...]
     """Class names in the order of their indices, i.e. sorted as strings. For multi-label data,
-    these are the label sets that occur (see `data.label_sets`)."""
+    these are the label sets that occur, which are treated like classes (see `join_labels`)."""
     rows: Sequence[Row]  # images sorted by class, then by path as a string; stored as columns
     labels: tuple[str, ...] = ()
     """Sorted labels of multi-label data; empty if each image has exactly one class."""
@@ -141,7 +140,7 @@ class Images:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Subsets that have images, in the order train, val, test."""
-        present = {row.split for row in self.rows}
+        present = {*self.column("split")}
         return tuple(part for part, _ in PART_NAMES if part in present)
 
     @property
@@ -167,8 +166,19 @@ class Images:
 
     def _subset(self, part: Part) -> Sequence[Row]:
         rows = cast("_Rows", self.rows)
-        places = rows.places[rows.table["split"][rows.places] == part]
-        return _Rows(rows.table, places)
+        return _Rows(rows.columns, rows.places[self.column("split") == part])
+
+    def column(self, name: str) -> _Array:
+        """Return one value of each row, such as `label` (n,); digests are 32 bytes each."""
+        rows = cast("_Rows", self.rows)
+        return rows.columns[name][rows.places]
+
+    def with_split(self, parts: Sequence[Part]) -> Self:
+        """Return the images assigned to subsets, one for each row."""
+        rows = cast("_Rows", self.rows)
+        column = rows.columns["split"].copy()
+        column[rows.places] = np.array(parts, dtype=object)
+        return replace(self, rows=_Rows({**rows.columns, "split": column}, rows.places))
 
     @property
     def digest(self) -> str:
@@ -208,7 +218,7 @@ class Images:
     def to_csv(self) -> bytes:
         """Return the table as `split.csv`."""
         columns: Sequence[str] = _SETS_COLUMNS if self.labels else SPLIT_COLUMNS
-        if any(row.group for row in self.rows):
+        if any(self.column("group")):
             columns = (*columns, GROUP_COLUMN)
         rows = (
             (row.path, self.classes[row.label], row.split, row.sha256, row.group)[: len(columns)]
@@ -254,6 +264,26 @@ class Images:
         ]
         labels = label_names(classes) if header[1] == "labels" else ()
         return cls(root, tuple(classes), rows, labels)
+
+
+# label sets: all labels of an image in multi-label data, as text such as `a|b` --------------------
+
+JOINER = "|"  # separator between the labels of a set; no label contains this character
+
+
+def join_labels(labels: Iterable[str]) -> str:
+    """Join the sorted labels of a set; the result is empty for an image without labels."""
+    return JOINER.join(sorted({*labels}))
+
+
+def split_labels(text: str) -> tuple[str, ...]:
+    """Return the labels of a set, given its text."""
+    return tuple(text.split(JOINER)) if text else ()
+
+
+def label_names(sets: Iterable[str]) -> tuple[str, ...]:
+    """Return the labels that occur in any of the sets, sorted as strings."""
+    return tuple(sorted({label for text in sets for label in split_labels(text)}))
 
 
 def membership(sets: Sequence[str], labels: Sequence[str]) -> Flags:

@@ -7,6 +7,7 @@ data, any number of labels.
 
 import contextlib
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,8 @@ from typing import Any, NamedTuple
 
 from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
-from vitft.data.image_table import Images, Row
-from vitft.data.label_sets import JOINER, join_labels, label_names, normal_form
-from vitft.data.missing import same_names_below
+from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
+from vitft.data.listed_files import same_names_below
 from vitft.data.parts import (
     CHOSEN,
     CHOSEN_PARTS,
@@ -29,7 +29,7 @@ from vitft.data.parts import (
 )
 from vitft.data.remote.copies import IndexReader, copy_of_table
 from vitft.data.signatures import FORMAT_BY_SUFFIX
-from vitft.data.table import PATH_COLUMNS, TableReader, base_folder, path_in
+from vitft.data.table import PATH_COLUMNS, RowError, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.structure import parse_json
 from vitft.system.text import count, listing, shell_quote
@@ -49,14 +49,6 @@ OTHER_GROUP = re.compile(
 _WEIGHT_COLUMNS = ("weight", "sample_weight")
 _YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
 _NO = ("0", "0,0", "-1", "false", "f", "no", "n", "-", "negative", "neg", "absent")
-_SEPARATOR_NAMES: Mapping[str, str] = {
-    ",": "commas",
-    ";": "semicolons",
-    "/": "slashes",
-    "&": "ampersands",
-    "+": "plus signs",
-    " ": "blanks",
-}
 _SPLIT = re.compile(
     "usage|phase|(.*_)?(split|subset)(_.*)?|(k_?)?folds?|(is_?)?(train|val|valid|test)",
     re.IGNORECASE,
@@ -79,35 +71,6 @@ class _Line(NamedTuple):
     number: int
     cells: tuple[str, ...]  # cells of the label columns
     chosen: str  # how `vitft label` chose the image (see `data.parts`)
-
-
-def _label_places(
-    reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
-) -> tuple[int, ...]:
-    """Return the indices of the label columns; for `*`, of those that may be one by their name."""
-    if not is_several(spec.label):
-        return (roles["label"],)
-    names, used = [cell.strip() for cell in header], {*roles.values()}
-    if spec.label == "*":
-        others = (*_SPLIT_COLUMNS, *_WEIGHT_COLUMNS)
-        return tuple(
-            place
-            for place, name in enumerate(names)
-            if place not in used
-            and not (_SPLIT.fullmatch(name) or _BOX.search(name) or name.lower() in others)
-            and not GROUP.fullmatch(bare_name(name))
-        )
-    found: list[int] = []
-    for wanted in (part.strip() for part in spec.label.split(",")):
-        if names.count(wanted) != 1 or names.index(wanted) in {*used, *found}:
-            shown = listing((name[:40] for name in names), most=12) or "nothing"
-            raise reader.error(
-                f"no usable column named {wanted} (data.label={spec.label}). Columns found: "
-                f"{shown}",
-                fix="list each label column once, and omit columns with another role",
-            )
-        found.append(names.index(wanted))
-    return tuple(found)
 
 
 def _is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
@@ -231,7 +194,10 @@ class _LabelParser:
         found = {
             cell: [column.name] * bool(flag)
             if has_name and column.is_flag
-            else [normal_form(prefix + label) for label in self.labels_in(column, cell)]
+            else [
+                unicodedata.normalize("NFC", prefix + label)
+                for label in self.labels_in(column, cell)
+            ]
             for cell, flag in column.values.items()
         }
         for labels, cell in zip(self.sets, column.cells, strict=True):
@@ -313,16 +279,14 @@ def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
 
     Blanks also separate the words of a class name, so all words must occur in several cells.
     """
-    for separator, name in _SEPARATOR_NAMES.items():
+    for separator in ",;/&+ ":
         parts = {cell: {*map(str.strip, cell.split(separator))} for cell in cells}
         uses = Counter(part for own in parts.values() for part in own)
         few = several or separator != " " or min(uses.values(), default=0) > 1
         for cell, own in parts.items():
             if len(own) > 1 and all(part in parts or (few and uses[part] > 1) for part in own):
                 setting = shell_quote(f"data.separator={separator}")
-                return [
-                    f"{cell[:40]!r} is read as one label (to split at {name}, use --set {setting})"
-                ]
+                return [f"{cell[:40]!r} is read as one label (to split it, use --set {setting})"]
     return []
 
 
@@ -350,21 +314,10 @@ _FIX = (
 )
 
 
-class LabelTable(NamedTuple):
-    """The images that a table lists, with their own subsets, and where it lists each of them."""
+def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
+    """Return the images in a table of labels, and a function that returns errors for its rows.
 
-    images: Images
-    reader: TableReader
-    columns: Mapping[str, str]  # mapping from roles to column names
-    lines: Sequence[int]  # number of the line of each image
-
-    def error(self, problem: str, row: int, role: str, *, fix: str = "") -> DataError | RunError:
-        """Return the error for a problem of an image, in the column with the given role."""
-        return self.reader.error(problem, line=self.lines[row], column=self.columns[role], fix=fix)
-
-
-def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
-    """Read a table of labels; rows that repeat an earlier row are left out.
+    Rows that repeat an earlier row are left out.
 
     Raises:
         DataError: The table cannot be read, has no images, or has an invalid header or row; the
@@ -384,20 +337,21 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
             f"--fixes {shell_quote(str(source))}",
         )
     roles = _find_columns(reader, header, spec)
+    places = _label_columns(reader, header, roles, spec)
     columns = {role: header[place] for role, place in roles.items()}
-    path = columns["path"]
-    root, places = base_folder(source, spec.root), _label_places(reader, header, roles, spec)
+    root = base_folder(source, spec.root)
     rows = _RowParser(
         reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec
     )
+    is_id = not (spec.path_column or copy) and columns["path"].strip().lower() in _ID_COLUMNS
     for cells in filter(any, lines):
-        if not (rows.by_path or spec.path_column or copy) and path.strip().lower() in _ID_COLUMNS:
+        if is_id and not rows.by_path:
             pairs = zip(header, cells, strict=False)
             suffixes = {name: Path(cell.strip()).suffix.lower() for name, cell in pairs}
             files = [name for name, suffix in suffixes.items() if suffix in FORMAT_BY_SUFFIX]
-            if files and path not in files:
+            if files and columns["path"] not in files:
                 raise reader.error(
-                    f"several columns may contain the path: {listing([path, *files])}",
+                    f"several columns may contain the path: {listing([columns['path'], *files])}",
                     fix="choose one with --set data.path_column=NAME",
                 )
         rows.add(cells)
@@ -432,18 +386,49 @@ def read_label_table(source: Path, spec: DataSpec) -> LabelTable:
         shown=copy.data if copy else "",
         predicted=_is_predicted(header, places),
     )
-    table = LabelTable(images, reader, columns, [line.number for line in listed])
+
+    def error(problem: str, row: int, role: str, fix: str) -> DataError | RunError:
+        return reader.error(problem, line=listed[row].number, column=columns[role], fix=fix)
+
     fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
     check_one_name_each(source, sorted(rows.splits), "name in the split", fix)
     unassigned = [i for i, line in enumerate(listed) if not line.part]
     if unassigned and len(unassigned) < len(listed):
-        raise table.error(
-            "the split is empty, although other rows specify one",
-            unassigned[0],
-            "split",
-            fix="fill in the cell, or ignore the column with --set data.split_column=none",
-        )
-    return table
+        problem = "the split is empty, although other rows specify one"
+        fix = "fill in the cell, or ignore the column with --set data.split_column=none"
+        raise error(problem, unassigned[0], "split", fix)
+    return images, error
+
+
+def _column_named(reader: TableReader, header: Sequence[str], name: str, setting: str) -> int:
+    titles = [cell.strip() for cell in header]
+    given = [i for i, title in enumerate(titles) if title == name]
+    given = given or [i for i, title in enumerate(titles) if title.lower() == name.lower()]
+    if len(given) != 1:
+        many = "more than one column named" if given else "no column named"
+        problem = f"{many} {name} ({setting}). Columns found: {_shown(header)}"
+        raise reader.error(problem, fix="choose one of these columns")
+    return given[0]
+
+
+def _shown(header: Sequence[str]) -> str:
+    return listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
+
+
+def _usual_columns(names: Sequence[str], role: str) -> list[int]:
+    """Return the indices of the columns that may have a role by their names in lower case."""
+    usual = _USUAL_NAMES[role]
+    places = [i for i, name in enumerate(names) if name in usual]
+    if role == "group":
+        places = [i for i, name in enumerate(names) if GROUP.fullmatch(bare_name(name))]
+    elif role == "path" and not places:
+        places = [names.index(name) for name in _ID_COLUMNS if name in names][:1]
+    elif role == "label" and not places:
+        places = [i for i, name in enumerate(names) if name in _SEVERAL_NAMES]
+        shard = (name for name in ("cls", "txt") if name in names)  # as WebDataset names it
+        places = places or [names.index(name) for name in shard][:1]
+    best = [i for i in places if names[i] == usual[0]]
+    return best if len(best) == 1 else places
 
 
 def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
@@ -454,30 +439,14 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
         "split": spec.split_column,
         "group": "none" if spec.group_by else spec.group,
     }
+    names = [cell.strip().lower() for cell in header]
+    found: dict[str, int] = {}
     if is_several(spec.label):
         del wanted["label"]
-    names = [cell.strip().lower() for cell in header]
-    shown = listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
-    found: dict[str, int] = {}
     for role, name in wanted.items():
-        setting, usual = SETTING_OF[role], _USUAL_NAMES[role]
-        given = [i for i, cell in enumerate(header) if cell.strip() == name]
-        given = given or [i for i, cell in enumerate(names) if cell == name.lower()]
-        if name and name != "none" and len(given) != 1:
-            many = "more than one column named" if given else "no column named"
-            fix = "choose one of these columns"
-            raise reader.error(f"{many} {name} ({setting}). Columns found: {shown}", fix=fix)
-        places = given if name else [i for i, cell in enumerate(names) if cell in usual]
-        if role == "group" and not name:
-            places = [i for i, cell in enumerate(names) if GROUP.fullmatch(bare_name(cell))]
-        if role == "path" and not places and not name:
-            places = [names.index(cell) for cell in _ID_COLUMNS if cell in names][:1]
-        if role == "label" and not places and not name:
-            places = [i for i, cell in enumerate(names) if cell in _SEVERAL_NAMES]
-            shard = (cell for cell in ("cls", "txt") if cell in names)  # as WebDataset names it
-            places = places or [names.index(cell) for cell in shard][:1]
-        best = [i for i in places if names[i] == usual[0]]
-        places = best if len(best) == 1 else places
+        setting, places = SETTING_OF[role], [] if name else _usual_columns(names, role)
+        if name and name != "none":
+            places = [_column_named(reader, header, name, setting)]
         if len(places) > 1:
             several = listing(header[i].strip() for i in places)
             raise reader.error(
@@ -490,13 +459,37 @@ def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) ->
             sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
             every = f", or one column per label with --set {shell_quote('data.label=*')}"
             raise reader.error(
-                f"no {role} column{sheet}. Columns found: {shown}",
+                f"no {role} column{sheet}. Columns found: {_shown(header)}",
                 fix=f"write the name {role} above the column, in the first {reader.unit}, or "
                 f"choose the column with --set {setting}=NAME" + every * (role == "label"),
             )
         if places:
             found[role] = places[0]
     return found
+
+
+def _label_columns(
+    reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
+) -> tuple[int, ...]:
+    """Return the indices of the label columns; for `*`, of those that may be one by their name."""
+    if not is_several(spec.label):
+        return (roles["label"],)
+    used, others = {*roles.values()}, (*_SPLIT_COLUMNS, *_WEIGHT_COLUMNS)
+    if spec.label == "*":
+        titles = ((i, cell.strip()) for i, cell in enumerate(header) if i not in used)
+        return tuple(
+            i
+            for i, title in titles
+            if not (_SPLIT.fullmatch(title) or _BOX.search(title) or title.lower() in others)
+            and not GROUP.fullmatch(bare_name(title))
+        )
+    names = (name.strip() for name in spec.label.split(","))
+    labels = tuple(_column_named(reader, header, name, "data.label") for name in names)
+    if len({*labels} - used) < len(labels):
+        problem = f"data.label={spec.label} names a column twice, or one with another role"
+        fix = "list each label column once, and omit columns with another role"
+        raise reader.error(problem, fix=fix)
+    return labels
 
 
 @dataclass(slots=True, kw_only=True)
@@ -515,7 +508,12 @@ class _RowParser:
 
     def add(self, cells: Sequence[str]) -> None:
         self.reader.check_width(cells, self.header)
-        path = path_in(self.root, self.cell(cells, "path"))
+        texts = {
+            role: self.reader.checked(cells[i], self.header[i], is_path=role == "path")
+            for role, i in self.roles.items()
+            if role != "label"
+        }
+        path, group = path_in(self.root, texts["path"]), texts.get("group", "").strip()
         labels = tuple(
             self.reader.checked(cells[i], self.header[i], is_label=True) for i in self.labels
         )
@@ -524,6 +522,9 @@ class _RowParser:
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
+        split = texts.get("split", "").strip()
+        part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
+        self.splits.add(split.lower())
         reason = "" if label else self.cell_named("error", cells)
         if path and reason and _is_predicted(self.header, self.labels):
             raise self.reader.error(
@@ -532,20 +533,13 @@ class _RowParser:
                 fix="remove the lines with an error (column error), or repair the files and run "
                 "vitft predict again",
             )
-        if not path:
-            raise self.error(
-                "the path is empty", "path", fix="fill in the cell, or remove the line"
-            )
-        split = self.cell(cells, "split").strip()
-        part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
-        self.splits.add(split.lower())
-        if split and not part:
-            raise self.error(
-                f"the split is {split[:40]!r} instead of train, val or test",
-                "split",
-                fix="correct the cell, or ignore the column with --set data.split_column=none",
-            )
-        group = self.cell(cells, "group").strip()
+        if not path or (split and not part):
+            problem = f"the split is {split[:40]!r} instead of train, val or test"
+            fix = "correct the cell, or ignore the column with --set data.split_column=none"
+            if not path:
+                problem, fix = "the path is empty", "fill in the cell, or remove the line"
+            place = self.roles["split" if path else "path"]
+            raise self.reader.error(problem, column=self.header[place], fix=fix)
         row = _Line(path, label, part, group, self.reader.line, labels, chosen)
         first = self.by_path.setdefault(path, row)
         if first is not row:
@@ -562,23 +556,21 @@ class _RowParser:
     def check_same(self, first: _Line, row: _Line) -> None:
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
-            if old != new and (role != "label" or self.spec.labels != "several"):
-                place = self.labels[0] if role == "label" else self.roles[role]
-                ways = ["keep one of the two lines"]
-                if role == "label":
-                    ways.append("give the image both labels with --set data.labels=several")
-                if role == "label" and _box_columns(self.header):
-                    ways.append("crop each box to an image of its own")
-                if len(found := same_names_below(self.root, row.path)) > 1:  # of different files
-                    ways = [
-                        f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"
-                    ]
-                raise self.reader.error(
-                    f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
-                    f"{first.number}) and {new or 'nothing'} (here)",
-                    column=self.header[place],
-                    fix=", or ".join(ways),
-                )
+            if old == new or (role == "label" and self.spec.labels == "several"):
+                continue
+            ways, place = ["keep one of the two lines"], self.roles.get(role, self.labels[0])
+            if role == "label":
+                ways.append("give the image both labels with --set data.labels=several")
+            if role == "label" and _box_columns(self.header):
+                ways.append("crop each box to an image of its own")
+            if len(found := same_names_below(self.root, row.path)) > 1:  # of different files
+                ways = [f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"]
+            raise self.reader.error(
+                f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
+                f"{first.number}) and {new or 'nothing'} (here)",
+                column=self.header[place],
+                fix=", or ".join(ways),
+            )
 
     def leave_out_unlabelled(self) -> list[str]:
         """Leave out the test part if none of its images has a label, and return a note on it."""
@@ -590,59 +582,50 @@ class _RowParser:
         self.by_path = {path: row for path, row in self.by_path.items() if path not in test}
         return [f"not used: the test part ({count(len(test), 'image')} without a label)"]
 
-    def cell(self, cells: Sequence[str], role: str) -> str:
-        if role not in self.roles:
-            return ""
-        place = self.roles[role]
-        return self.reader.checked(cells[place], self.header[place], is_path=role == "path")
-
-    def error(self, problem: str, role: str, *, fix: str = "") -> DataError | RunError:
-        return self.reader.error(problem, column=self.header[self.roles[role]], fix=fix)
-
 
 def _notes_on_table(
     rows: _RowParser, columns: Mapping[str, str], labels: Sequence[str]
 ) -> list[str]:
     """Return notes on groups, and on rows and columns left out; `labels` names label columns."""
-    notes = []
-    if groups := len({row.group for row in rows.by_path.values() if row.group}):
-        notes.append(f"{count(groups, 'group')} of images in the column {columns['group'].strip()}")
-    if rows.repeated:
-        notes.append(f"{count(rows.repeated, 'repeated line')} of the table left out")
-    if united := len({row.path for row in rows.listed if row is not rows.by_path[row.path]}):
-        notes.append(f"{count(united, 'image')} with labels from more than one line")
-    if rows.skipped:
-        notes.append(f"not used: {count(rows.skipped, 'image')} skipped in vitft label")
-    if "split" not in columns and (
-        note := note_on_chosen([(row.label, row.chosen) for row in rows.listed])
-    ):
-        notes.append(note)
-    # Columns that are not used
+    groups = {row.group for row in rows.by_path.values()} - {""}
+    united = {row.path for row in rows.listed if row is not rows.by_path[row.path]}
     spec, header = rows.spec, [cell.strip() for cell in rows.header]
+    notes = [
+        f"{count(len(groups), 'group')} of images in the column {columns.get('group', '').strip()}"
+    ]
+    notes *= bool(groups)
+    notes += [f"{count(rows.repeated, 'repeated line')} of the table left out"] * (
+        rows.repeated > 0
+    )
+    notes += [f"{count(len(united), 'image')} with labels from more than one line"] * bool(united)
+    skipped = f"not used: {count(rows.skipped, 'image')} skipped in vitft label"
+    notes += [skipped] * (rows.skipped > 0)
+    if "split" not in columns:
+        notes += filter(None, [note_on_chosen([(row.label, row.chosen) for row in rows.listed])])
+    # Columns that are not used
     used = {*(header[place] for place in rows.roles.values()), *labels}
     rest = [name for name in header if name and name not in used]
     if spec.label == "*" and rest:
         notes.append(
             f"not read as labels: {listing(rest)} (to use other columns, list all in data.label)"
         )
-    if "split" not in rows.roles and spec.split_column != "none":
-        notes += [
-            f"not used: the column {name} (to split by it, use train, val or test in its cells, "
-            f"and --set {shell_quote(f'data.split_column={name}')})"
-            for name in rest
-            if _SPLIT.fullmatch(name)
-        ]
-    if not rows.spec.group_by and "group" not in rows.roles and spec.group != "none":
-        notes += [
-            f"not used: the column {name} (if the images of one belong together, use --set "
-            f"{shell_quote(f'data.group={name}')})"
-            for name in rest
-            if OTHER_GROUP.fullmatch(bare_name(name))
-        ]
+    has_groups = bool(spec.group_by or "group" in rows.roles or spec.group == "none")
+    for name in rest:
+        setting, why = "", ""
+        if _SPLIT.fullmatch(name) and "split" not in rows.roles and spec.split_column != "none":
+            setting, why = (
+                "split_column",
+                "to split by it, use train, val or test in its cells, and",
+            )
+        elif name.lower() in _WEIGHT_COLUMNS:
+            why = "sample weights are not supported"
+        elif OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
+            setting, why = "group", "if the images of one belong together, use"
+        if why:
+            option = f" --set {shell_quote(f'data.{setting}={name}')}" * bool(setting)
+            notes.append(f"not used: the column {name} ({why}{option})")
     if (boxes := _box_columns(header)) and {*boxes} <= {*rest}:
         notes.append(
             f"not used: the boxes in {listing(boxes)} (vitft classifies whole images: crop first)"
         )
-    weights = (name for name in rest if name.lower() in _WEIGHT_COLUMNS)
-    notes += [f"not used: the column {name} (sample weights are not supported)" for name in weights]
     return notes

@@ -1,42 +1,48 @@
-"""The files that a table lists, including those whose paths are not quite right.
+"""Paths of images that are missing or not quite right, in tables, lists and on the command line.
 
-A path may begin in another folder, lack folders or the suffix, or be spelled differently. It is
-completed if only one image can be meant.
+A listed path may begin in another folder, lack folders or the suffix, or be spelled differently. It
+is completed if only one image can be meant.
 """
 
+import contextlib
+import errno
+import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitft.data.signatures import FORMAT_BY_SUFFIX
-from vitft.data.table import is_utf8, leads_outside, path_in
-from vitft.data.walk import Walk
-from vitft.system.suggest import folded
-from vitft.system.text import count, describe_os_error, shell_quote
+from vitft.data.table import RowError, is_utf8, leads_outside, path_in
+from vitft.data.walk import Walk, is_surely_no_image
+from vitft.data.web import is_url
+from vitft.system.console import visible
+from vitft.system.errors import DataError, ImageError
+from vitft.system.suggest import folded, namesakes, near_paths
+from vitft.system.text import count, describe_os_error, listing, redacted, shell_quote
 
-if TYPE_CHECKING:  # these import numpy
+if TYPE_CHECKING:  # it imports numpy
     from vitft.data.image_table import Images
-    from vitft.data.label_table import LabelTable
+
+log = logging.getLogger(__name__)
 
 FilesByKey = Mapping[str, Sequence[str]]
 """Mapping from the keys of names (see `_split_path`) to the paths of the images below a folder."""
 
 
-def find_files(table: "LabelTable", *, allow_bad: bool) -> tuple["Images", Mapping[str, str]]:
-    """Return the images with the paths of their files, and why others are missing.
+def find_files(
+    images: "Images", error: RowError, *, allow_bad: bool
+) -> tuple["Images", Mapping[str, str]]:
+    """Return the images of a table with the paths of their files, and why others are missing.
 
-    Paths that can mean only one image are completed.
-
-    Raises:
-        DataError: All files are missing or, unless `allow_bad` is set, any file; or one is listed
-            twice.
+    Paths that can mean only one image are completed. A DataError is raised if all files are missing
+    or, unless `allow_bad` is set, any file, and if one is listed twice.
     """
-    images = _with_common_root(table)
+    images = _with_common_root(images, error)
     root = os.fspath(images.root)
     if images.shown:  # a local copy, which is complete
         return images, {}
@@ -59,21 +65,18 @@ def find_files(table: "LabelTable", *, allow_bad: bool) -> tuple["Images", Mappi
         if not is_utf8(path):
             problem = "the path is not UTF-8 and does not lead to a file"
             fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-            raise table.error(problem, i, "path", fix=fix)
+            raise error(problem, i, "path", fix)
     alone = len(lost) < len(images.rows)
     if lost and not (allow_bad and alone):
         first, path = lost[0]
         fix = _missing_fix(images.root, missing, below, alone=alone)
-        reason, place = missing[path], str(images.root / path)
+        fix += ", or skip missing files with --set data.allow_bad=true" * alone
+        problem = f"{missing[path]}: {images.root / path}"
         if "://" in path:
-            reason, place = "images are not fetched for training", path
+            problem = f"images are not fetched for training: {path}"
         are = "is" if len(lost) == 1 else "are"
-        raise table.error(
-            f"{reason}: {place} ({len(lost):,} of {len(images.rows):,} files {are} missing)",
-            first,
-            "path",
-            fix=fix + ", or skip missing files with --set data.allow_bad=true" * alone,
-        )
+        problem += f" ({len(lost):,} of {len(images.rows):,} files {are} missing)"
+        raise error(problem, first, "path", fix)
     return images, missing
 
 
@@ -81,14 +84,13 @@ def images_below(root: str) -> FilesByKey:
     """Return the images in and below a folder; none if it is missing or a whole disk."""
     images: dict[str, list[str]] = {}
     if os.path.isdir(root) and len(Path(root).absolute().parts) > 1:  # noqa: PTH112
-        for path in Walk(root).images_in(""):
+        for path in Walk(root).images():
             images.setdefault(_split_path(path)[2], []).append(path)
     return images
 
 
-def _with_common_root(table: "LabelTable") -> "Images":
+def _with_common_root(images: "Images", error: RowError) -> "Images":
     """Return the images, relative to another folder if existing images are outside their own."""
-    images = table.images
     outside = [leads_outside(row.path) for row in images.rows]
     if not any(outside):  # the usual case
         return images
@@ -103,7 +105,7 @@ def _with_common_root(table: "LabelTable") -> "Images":
     for i, path in enumerate(moved):
         if path in seen:
             problem = f"{images.rows[i].path} is listed twice"
-            raise table.error(problem, i, "path", fix="keep one of the two lines")
+            raise error(problem, i, "path", "keep one of the two lines")
         seen.add(path)
     rows = [row._replace(path=path) for row, path in zip(images.rows, moved, strict=True)]
     note = f"the images are outside {images.root}: their paths are relative to {root}"
@@ -123,13 +125,11 @@ def _split_path(path: str) -> tuple[list[str], str, str]:
     return [folded(folder) for folder in folders[::-1]], name, key
 
 
-def compare(
-    path: str, images: FilesByKey
-) -> Iterator[tuple[str, int, bool, tuple[int, bool, int]]]:
-    """Yield each image that has the key of a path, with three values.
+def _compare(path: str, images: FilesByKey) -> Iterator[tuple[str, bool, tuple[int, bool, int]]]:
+    """Yield each image that has the key of a path, with two values.
 
-    These are the number of last folders that both share, whether these are all folders of one of
-    them, and how closely the image resembles the path in three respects.
+    These are whether all folders of one of them are the last ones of the other, and how closely
+    the image resembles the path, first by the number of last folders that both share.
     """
     folders, name, key = _split_path(path)
     for image in images.get(key, ()):
@@ -138,7 +138,7 @@ def compare(
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         stem = other.rpartition(".")[0] in (name, name.rpartition(".")[0])
         alike = (shared, len(folders) == len(others), stem + (name == other))
-        yield image, shared, shared == min(len(folders), len(others)), alike
+        yield image, shared == min(len(folders), len(others)), alike
 
 
 def only_fit(path: str, images: FilesByKey) -> str:
@@ -146,7 +146,7 @@ def only_fit(path: str, images: FilesByKey) -> str:
 
     Of several images, one must resemble the path at least as much as the others in every respect.
     """
-    ranks = {image: alike for image, _, fits, alike in compare(path, images) if fits}
+    ranks = {image: alike for image, fits, alike in _compare(path, images) if fits}
     best = tuple(map(max, zip(*ranks.values(), strict=True)))
     found = [image for image, rank in ranks.items() if rank == best]
     return found[0] if len(found) == 1 else ""
@@ -159,7 +159,7 @@ def _missing_fix(root: Path, missing: Mapping[str, str], images: FilesByKey, *, 
         return "use --set data.root=. (the paths are relative to the current folder)"
     places = Counter[str]()
     for path in () if alone else missing:
-        near = [(image.split("/")[: -1 - n], r[2]) for image, n, _, r in compare(path, images)]
+        near = [(image.split("/")[: -1 - r[0]], r[2]) for image, _, r in _compare(path, images)]
         best = max((rank for _, rank in near), default=0)
         here = Counter("/".join(folders) for folders, rank in near if rank == best)
         places.update(place for place, number in here.items() if place and number == 1)
@@ -167,7 +167,7 @@ def _missing_fix(root: Path, missing: Mapping[str, str], images: FilesByKey, *, 
     if roots:
         ways = [f"--set {shell_quote(f'data.root={root / place}')}" for place in roots]
         return f"use {' or '.join(ways)} if the right images are there"
-    if names := [image for image, _, fits, _ in compare(first, images) if fits or not alone][:3]:
+    if names := [image for image, fits, _ in _compare(first, images) if fits or not alone][:3]:
         return f"write paths below {root}, e.g. {' or '.join(names)} in place of {first}"
     if "://" in first:
         return "download the images, and choose their folder with --set data.root=DIR"
@@ -186,3 +186,68 @@ def _reason_missing(path: str) -> str:
     except OSError as error:
         return describe_os_error(error)
     return "" if is_regular else "not a regular file"
+
+
+# warnings and errors about paths that do not exist -----------------------------------------------
+
+_MOST_WARNED = 3  # maximum number of misspelt paths for which a path is suggested
+
+
+def warn_of_misspelt(names: Iterable[str]) -> None:
+    """Log, for the first paths that do not exist, the paths that were probably meant, if any."""
+    warned = 0
+    for name in names:
+        if near := _probably_meant(name):
+            log.warning(f"{visible(name)} not found: did you mean {visible(' or '.join(near))}?")
+            warned += 1
+        if warned == _MOST_WARNED:
+            return
+
+
+def is_missing(name: str) -> bool:
+    """Return whether a path is neither a file or folder nor an image inside an array dataset."""
+    if os.path.lexists(name):
+        return False
+    from vitft.data.images import OPEN_ERRORS, read_bytes  # imports numpy
+
+    try:
+        read_bytes(name)
+    except ImageError as error:
+        return error.reason == OPEN_ERRORS[errno.ENOENT]
+    return False
+
+
+def check_some_exist(names: Sequence[str]) -> None:
+    """Warn of missing paths (see `warn_of_misspelt`); raise a DataError if all are missing."""
+    if not names or not all(map(is_missing, names)):
+        return warn_of_misspelt(names)
+    if is_url(names[0]):
+        problem = f"{redacted(names[0])} is a web address, but this command reads local images"
+        fix = "download the image first, or use `vitft predict`, which also reads web addresses"
+        raise DataError(problem, fix=fix)
+    near = " or ".join(_probably_meant(names[0]))
+    several = len(names) > 1
+    fix = f"check the path{'s' * several}{f': did you mean {near}?' if near else ''}"
+    raise DataError(f"{listing(names, most=2)} {'do' if several else 'does'} not exist", fix=fix)
+
+
+def _probably_meant(name: str) -> list[str]:
+    """Return the existing paths that a path of an image or folder probably meant, if missing."""
+    if not name or os.path.lexists(name):
+        return []
+    with contextlib.suppress(OSError, ValueError):  # impossible names, closed folders
+        near = near_paths(
+            Path(name), lambda entry: entry.is_dir() or not is_surely_no_image(entry.name)
+        )
+        wants_file = bool(Path(name).suffix)
+        return [str(path) for path in near if path.is_file() or not wants_file]
+    return []
+
+
+def same_names_below(root: Path, name: str) -> list[str]:
+    """Return the relative paths of files of a name in the subfolders of a folder, at most three."""
+    if os.sep in name:
+        return []
+    found = namesakes(root, folded(name), os.DirEntry.is_file)
+    inside = (path for path in found if path.is_relative_to(root) and os.pardir not in path.parts)
+    return [str(path.relative_to(root)) for path in inside]

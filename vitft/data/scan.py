@@ -1,37 +1,47 @@
 """Scan of a data folder, a table or an array dataset: classes, image files and groups.
 
-Image files are not opened.
+A data folder has one folder per class, or a train folder alongside a val folder, a test folder or
+both, each containing one folder per class. Image files are not opened, and nothing is written.
 """
 
+import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import ArraySet, find_arrays
-from vitft.data.class_changes import change_classes
-from vitft.data.folder import (
-    check_are_classes,
-    check_is_folder,
-    empty_classes_error,
-    scan_folder,
-    split_folders,
+from vitft.data.class_changes import (
+    change_classes,
+    class_table,
+    key_of,
     twins_among,
     warnings_on_names,
-    way_out,
 )
 from vitft.data.image_table import Images, Row
 from vitft.data.label_table import GROUP, OTHER_GROUP, bare_name, read_label_table
 from vitft.data.listed_files import find_files
-from vitft.data.parts import Part, part_named
+from vitft.data.mistaken import check_is_folder
+from vitft.data.parts import (
+    PART_NAMES,
+    Part,
+    are_parts,
+    check_one_name_each,
+    part_and_class,
+    part_named,
+    rest_of,
+    words_of,
+)
 from vitft.data.table import is_table
-from vitft.data.walk import Walk
-from vitft.system.errors import DataError, UsageError
-from vitft.system.text import count, listing
+from vitft.data.walk import Walk, by_suffix, unused_files
+from vitft.system.errors import DataError, UsageError, VitftError
+from vitft.system.suggest import entries_of
+from vitft.system.text import count, listing, shell_quote
 
 
 def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False) -> Images:
@@ -47,18 +57,14 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     """
     spec = spec or DataSpec()
     reference = spec.split == "reference"
-    arrays = find_arrays(data)
-    if arrays is not None:
+    if arrays := find_arrays(data):
         folder = _array_images(data, arrays)
     elif is_table(data):
         folder = _scan_table(data, spec)
     else:
         check_is_folder(data)
-        may_be_empty = allow_empty or bool(spec.fixes or spec.classes)
-        folder = scan_folder(
-            data, reference=reference, allow_empty=may_be_empty, any_names=bool(spec.classes)
-        )
-    if arrays is not None or folder.table:
+        folder = _scan_folder(data, spec)
+    if arrays or folder.table:
         if reference:
             raise DataError(
                 f"{folder.source} is not a folder of images, but the reference split needs one",
@@ -67,15 +73,15 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         _refuse_measured(folder)
     if spec.classes:
         folder = change_classes(folder, Path(spec.classes).expanduser())
-        if folder.empty and not (spec.fixes or allow_empty):
-            raise empty_classes_error(folder, folder.empty)
+    if folder.empty and not (allow_empty or spec.fixes):
+        raise empty_classes_error(folder, folder.empty)
     if spec.group_by:
         folder = _with_groups(folder, spec.group_by)
-    elif not (reference or spec.group or any(file.group for file in folder.rows)):
+    elif not (reference or spec.group or any(folder.column("group"))):
         notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
         folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
-    twins = map(listing, twins_among(sorted({file.group for file in folder.rows})))
+    twins = map(listing, twins_among(sorted({*folder.column("group")})))
     doubts = (f"{same} may be one group: if so, write it the same way everywhere" for same in twins)
     return replace(folder, warnings=(*folder.warnings, *doubts))
 
@@ -99,12 +105,12 @@ def find_labelled(
         images = _array_images(source, arrays)
         parts = images.parts
     elif is_table(source):
-        images, _ = find_files(read_label_table(source, spec), allow_bad=True)
+        images, _ = find_files(*read_label_table(source, spec), allow_bad=True)
         parts = images.parts
     else:
         check_is_folder(source)
         walk = Walk(os.fspath(source))
-        folders = split_folders(walk, walk.folders_of("")[0])
+        folders = _split_folders(walk, walk.folders_of("")[0])
         parts = [*folders]
         folder = folders.get(_chosen_part(parts, subset, source), "")
         where = source / folder
@@ -112,23 +118,22 @@ def find_labelled(
         rows = [
             Row(path, label, part_named(folder))
             for label, name in enumerate(classes)
-            for path in walk.images_in(f"{folder}/{name}".lstrip("/"))
+            for path in walk.images(f"{folder}/{name}".lstrip("/"))
         ]
         walk.raise_if_refused()
         if not rows and not walk.bad:
             content = count(len(classes), "empty class folder") if classes else "no class folders"
             content += f", {count(loose, 'image')} outside class folders" if loose else ""
-            raise DataError(f"no labelled images in {where}: {content}", fix=way_out(where))
+            raise DataError(f"no labelled images in {where}: {content}", fix=_way_out(where))
         if not spec.classes:
-            check_are_classes(where, classes, {row.label for row in rows})
+            _check_are_classes(where, classes, {row.label for row in rows})
         images = Images(
             source, tuple(classes), rows, bad=tuple(walk.bad), notes=tuple(walk.notes())
         )
     if subset is not None and len(parts) < 2:
-        raise UsageError(
-            f"cannot use --subset {subset}: {source} is not divided into subsets",
-            fix="omit --subset",
-        )
+        problem = f"cannot use --subset {subset}: {source} is not divided into subsets"
+        fix = "omit --subset"
+        raise UsageError(problem, fix=fix)
     if len(parts) > 1:
         part = _chosen_part(parts, subset, source)
         rows, notes = [row for row in images.rows if row.split == part], images.notes
@@ -143,10 +148,9 @@ def _chosen_part(present: Collection[str], subset: str | None, source: Path) -> 
     """Return the subset to evaluate: `subset` or, by default, val if it exists, otherwise test."""
     chosen = subset or ("val" if "val" in present else "test")
     if len(present) > 1 and chosen not in present:
-        raise UsageError(
-            f"{source} has no {chosen} subset. Subsets found: {', '.join(present)}",
-            fix=f"use --subset {next(part for part in present if part != 'train')}",
-        )
+        problem = f"{source} has no {chosen} subset. Subsets found: {', '.join(present)}"
+        fix = f"use --subset {next(part for part in present if part != 'train')}"
+        raise UsageError(problem, fix=fix)
     return cast("Part", chosen)
 
 
@@ -167,10 +171,9 @@ def _refuse_measured(folder: Images) -> None:
     names, images = folder.classes, len(folder.rows)
     if not all(re.fullmatch(r"[+-]?\d+([.,]\d+)?(e-?\d+)?", name) for name in names):
         if folder.table and len(names) == images > 4 and {*folder.outputs} == {*names}:
-            raise DataError(
-                f"{folder.source}: each image has its own label, such as {names[0][:40]!r}",
-                fix="choose a column of classes, not of captions, with --set data.label=NAME",
-            )
+            problem = f"{folder.source}: each image has its own label, such as {names[0][:40]!r}"
+            fix = "choose a column of classes, not of captions, with --set data.label=NAME"
+            raise DataError(problem, fix=fix)
         return
     if folder.labels:
         return
@@ -190,21 +193,18 @@ def _refuse_measured(folder: Images) -> None:
 
 
 def _scan_table(source: Path, spec: DataSpec) -> Images:
-    table = read_label_table(source, spec)
-    images, classes, parts = table.images, table.images.classes, table.images.parts
+    images, error = read_label_table(source, spec)
+    classes, parts = images.classes, images.parts
     if len(classes) < 2:
         several = "every image has the same labels"
         problem = several if images.labels else "need at least 2 classes, found 1"
         fix = "add images of other classes"
-        raise table.error(f"{problem} ({classes[0]})", 0, "label", fix=fix)
+        raise error(f"{problem} ({classes[0]})", 0, "label", fix)
     if parts and "train" not in parts:
-        raise table.error(
-            f"no line is assigned to train, only to {' and '.join(parts)}",
-            0,
-            "split",
-            fix="assign lines to train, or ignore the column with --set data.split_column=none",
-        )
-    images, missing = find_files(table, allow_bad=spec.allow_bad)
+        problem = f"no line is assigned to train, only to {' and '.join(parts)}"
+        fix = "assign lines to train, or ignore the column with --set data.split_column=none"
+        raise error(problem, 0, "split", fix)
+    images, missing = find_files(images, error, allow_bad=spec.allow_bad)
     rows = [row for row in images.rows if row.path not in missing]
     if len(parts) == 1:
         rows = [row._replace(split="") for row in rows]
@@ -219,16 +219,342 @@ def _scan_table(source: Path, spec: DataSpec) -> Images:
     return replace(images, rows=rows, bad=bad, warnings=doubts).by_class()
 
 
+def assign_parts(folder: Images, val_from: Literal["auto", "test"]) -> Images:
+    """Return the folder with its files assigned to the subsets that a run or a study uses.
+
+    With `auto`, test images are kept for a final evaluation; validation images may be drawn later.
+    With `test`, test images are used for validation if there are no others, and otherwise left out.
+    """
+    parts = folder.column("split").tolist()
+    if "test" not in parts or ("val" in parts and val_from == "auto"):
+        return folder
+    if "val" in parts:
+        return replace(folder, rows=[row for row in folder.rows if row.split != "test"])
+    if val_from == "test":
+        folder = folder.with_split(["val" if part == "test" else part for part in parts])
+        note = "no validation set: the test images are used for validation (data.val_from=test)"
+    else:
+        folder = folder.with_split(["" if part == "train" else part for part in parts])
+        folder = replace(folder, layout="classes")
+        note = "validation images are drawn from the training images. The test images are used "
+        note += "only once, at the end"
+    return replace(folder, notes=(*folder.notes, note))
+
+
+# layout of a data folder: classes, subsets, and ways out of other layouts -------------------------
+
+
+def _scan_folder(root: Path, spec: DataSpec) -> Images:
+    walk = Walk(os.fspath(root), reference=spec.split == "reference")
+    names, _ = walk.folders_of("")
+    walk.raise_if_refused()
+    parts = _split_folders(walk, names)
+    if parts and walk.reference:
+        raise DataError(
+            f"{root} has its own split ({' and '.join(f'{name}/' for name in parts.values())}), "
+            "so the reference split cannot be drawn",
+            fix=f"omit --split reference, or use --data {shell_quote(str(root / parts['train']))}",
+        )
+    images = _scan_classes(walk, root, parts or {"": ""})
+    if not spec.classes:
+        filled = {*images.column("label").tolist()}
+        _check_are_classes(root / parts.get("train", ""), images.classes, filled)
+    doubts = (*warnings_on_names(images.classes), *_warnings_on_files(images))
+    return replace(
+        images, reference=walk.reference, warnings=doubts, notes=(*images.notes, *walk.notes())
+    )
+
+
+def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
+    """Return the images in the class folders of all subsets (`""`: no split)."""
+    names = {part: walk.folders_of(folder)[0] for part, folder in parts.items()}
+    walk.raise_if_refused()
+    main: Part = "train" if "train" in parts else ""
+    classes = names[main]
+    used = {part: folder for part, folder in parts.items() if {*names[part]} == {*classes}}
+    needed: Part = "val" if "val" in parts else "test" if main else ""
+    if needed not in used:
+        raise _unlike_classes(walk, root, {parts[main]: classes, parts[needed]: names[needed]})
+    where, loose = root / parts[main], walk.folders_of(parts[main])[1]
+    if len(classes) < 2:
+        inside = count(loose, "image") if loose else "no images"
+        problem = f"no class folders in {where}, which contains {inside}"
+        if classes:
+            problem = f"need at least 2 classes, found 1 ({classes[0]}) in {where}"
+        raise DataError(problem, fix=_way_out(where, None if main else _parent_of_class(root)))
+    notes = []
+    if "test" in parts.keys() - used.keys():
+        notes.append(
+            f"{parts['test']}/ is not used for testing: its classes differ from those of the "
+            "training images"
+        )
+    unused = [name for name in walk.folders_of("")[0] if main and name not in parts.values()]
+    if unused:
+        notes.append(f"not used for training or validation: {listing(unused)}")
+    places = {
+        (part, n): f"{folder}/{n}".lstrip("/") for n in classes for part, folder in used.items()
+    }
+    found = {place: [*walk.images(path)] for place, path in places.items()}
+    walk.raise_if_refused()
+    rows = [
+        Row(path, label, part)
+        for label, name in enumerate(classes)
+        for part in used
+        for path in found[part, name]
+    ]
+    empty = {
+        path: by_suffix(unused_files(walk.unused(path)))
+        for place, path in places.items()
+        if place[0] != "test" and not found[place]
+    }
+    return Images(
+        root,
+        tuple(classes),
+        rows,
+        layout="split" if main else "classes",
+        bad=tuple(walk.bad),
+        unused=walk.unused(),
+        notes=tuple(notes),
+        empty=empty,
+    )
+
+
+def _unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
+    """Return the error for two folders with different classes; `names` maps folders to classes."""
+    (one, first), (other, second) = names.items()
+    missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
+    empty = [
+        f"{part}/{name}"
+        for part, only in missing.items()
+        for name in only
+        if not any(walk.images(f"{part}/{name}"))
+    ]
+    lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
+    without = f", no images in {listing(empty)}" if empty else ""
+    twins = {key_of(name): f"{other}/{name}" for name in missing[one]}
+    new = [f"{other}/{n} to {twins[key_of(n)]}" for n in missing[other] if key_of(n) in twins]
+    fix = f"use the same class folders in {one}/ and {other}/"
+    fix = f"rename {listing(new)}" if new else fix
+    for part, own in names.items():
+        if inner := root / part if len(own) > 1 else _class_folder_in(root / part):
+            fix += f", or use {part}/ only, with --data {shell_quote(str(inner))}"
+            break
+    problem = f"{root}: the classes of {one}/ and {other}/ differ ({lists}{without})"
+    fix = f"remove the empty {listing(empty)}, or {fix}" if empty else fix
+    return DataError(problem, fix=fix)
+
+
+def _split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
+    """Return the folder name of each subset, or an empty dict if the data has no split of its own.
+
+    A split consists of a train folder and a val or test folder, each with images in subfolders.
+    """
+    parts: dict[Part, str] = {}
+    for part, known in PART_NAMES:
+        own = Walk(walk.root, walk.reference)  # does not count anything twice
+        fitting = [
+            folder
+            for folder in names
+            if folder.lower() in known
+            and any(any(own.images(f"{folder}/{n}")) for n in walk.folders_of(folder)[0])
+        ]
+        fix = "keep one of them and move the others elsewhere"
+        check_one_name_each(walk.root, fitting, "folder", fix)
+        if fitting:
+            parts[part] = fitting[0]
+    return parts if "train" in parts and len(parts) > 1 else {}
+
+
+def empty_classes_error(images: Images, paths: Collection[str]) -> DataError:
+    """Return the error for class folders without images, given the paths of some of them."""
+    names = [f"{path} ({images.empty[path]})" if images.empty[path] else path for path in paths]
+    left_out = dict.fromkeys((path.rpartition("/")[2], "") for path in paths)
+    fix = "add images (jpg, png, webp, bmp, gif, tif, avif, heic), or remove these folders"
+    filled = {(row.split, images.classes[row.label]) for row in images.rows if row.split != "test"}
+    if len({name for _, name in filled} - {name for name, _ in left_out}) >= 2:
+        fix += f", or leave the classes out with {class_table(left_out)}"
+    elif inner := _class_folder_in(images.root):
+        fix += f", or use --data {shell_quote(str(inner))}: its subfolders look like the classes"
+    total = len(filled) + len(images.empty)
+    return DataError(
+        f"{images.root}: no images in {len(names)} of {total} class folders: {listing(names)}",
+        fix=fix,
+    )
+
+
+def _check_are_classes(folder: Path, names: Sequence[str], filled: Collection[int]) -> None:
+    """Raise a DataError if subfolders, of which some are `filled`, look like subsets of images."""
+    used = [names[i] for i in sorted(filled)]
+    if are_parts(used):
+        problem = f"{folder}: the folders {listing(used)} do not look like classes"
+    elif len(used) == 1 and are_parts(names):
+        problem = f"{folder}: only {used[0]}/ contains images, and it does not look like a class"
+    else:
+        return
+    fix = _way_out(folder)
+    if len(used) > 1:
+        fix += f". If they are classes, use {class_table((name, name) for name in used)}"
+    pairs = {name: part_and_class(name) for name in used}
+    only = [(name, own if part == "train" else "") for name, (part, own) in pairs.items()]
+    if len({own for _, own in only if own}) > 1 and ("", "") not in pairs.values():
+        moved = listing(f"{name} to {part}/{own}" for name, (part, own) in pairs.items())
+        fix = f"rename {moved}, or train without the others with {class_table(only)}"
+    raise DataError(problem, fix=fix)
+
+
+def _way_out(folder: Path, parent: Path | None = None) -> str:
+    """Return how to use a folder without class folders; it may be a class in `parent`."""
+    if inner := _class_folder_in(folder):
+        return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
+    inside = _folders_in(folder)
+    above = folder / os.pardir if str(folder) == os.curdir else folder.parent
+    tables, roots = _tables_in([folder, *inside]), (folder, *inside)
+    for table in (*tables, *_tables_in([above])):
+        if (options := _options_for(table, roots)) is not None:
+            return f"use --data {shell_quote(str(table))}{options}, a table that lists the images"
+    if parent:
+        return f"use {parent}: {folder.absolute().name} seems to be one of its classes"
+    images = {path: [*Walk(str(path)).images()] for path in (*inside, folder)}
+    best = next((path for path in inside if images[path] and not _rank(path)), folder)
+    fix = f"put each class in its own folder, e.g. {best}/cat/001.jpg and {best}/dog/001.jpg"
+    names = (path.rpartition("/")[2] for path in images[best])
+    begin = Counter(m[1] for name in names if (m := re.match(r"([^\W\d_]+)[\W\d_]", name)))
+    if 1 < len(begin) <= len(images[best]) / 4:
+        fix += f" (the file names begin with {listing(sorted(begin))}, which may be the classes)"
+    for table in tables[:1]:
+        fix += f", or use --data {shell_quote(str(table))} if this table lists the images"
+    if images[best] and (best != folder or not inside):
+        fix += f", or label the images with `vitft label {shell_quote(str(best))}`"
+    return fix
+
+
+_MOST_FOLDERS = 20  # maximum number of subfolders or tables that are searched for classes
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return at most `_MOST_FOLDERS` folders in a folder, those of training images first."""
+    names = Walk(os.fspath(folder)).folders_of("")[0]
+    return sorted((folder / name for name in names[:_MOST_FOLDERS]), key=_rank)
+
+
+def _rank(path: Path) -> int:
+    """Return 0 for a folder or table of training images, 2 for other images, and 1 if unclear."""
+    words = {part_named(word) or word for word in words_of(path.stem)}
+    if words & {"test", "val", "pred", "predictions", "submission", "augmented"}:
+        return 2
+    return int(not words & {"train", "image", "images", "img", "imgs", "photos", "jpeg"})
+
+
+def _class_folder_in(folder: Path, depth: int = 3) -> Path | None:
+    """Return the first folder below `folder` that contains class folders or subsets, or None."""
+    for path in (inside := _folders_in(folder)):
+        walk = Walk(os.fspath(path))
+        names = walk.folders_of("")[0]
+        filled = [name for name in names if any(walk.images(name))]
+        if _split_folders(walk, names) or (len(filled) > 1 and not are_parts(filled)):
+            return path
+    deeper = (_class_folder_in(path, depth - 1) for path in inside if depth > 1)
+    return next(filter(None, deeper), None)
+
+
+def _tables_in(folders: Iterable[Path]) -> list[Path]:
+    """Return the tables in some folders, those of training images first, without those of tests."""
+    found = (p / entry.name for p in folders for entry in entries_of(p, os.DirEntry.is_file))
+    tables = [p for p in found if is_table(p) and 2 not in (_rank(p), _rank(p.parent))]
+    return sorted(tables[:_MOST_FOLDERS], key=_rank)
+
+
+def _options_for(table: Path, roots: Iterable[Path]) -> str | None:
+    """Return the options for a table of labels of images in one of the roots; None if it is not."""
+    for label, root in product(("", "*"), dict.fromkeys((table.parent, *roots))):
+        with contextlib.suppress(VitftError):
+            found, _ = read_label_table(table, DataSpec(root=str(root), label=label))
+            if found.predicted:
+                return None
+            if any((root / row.path).exists() for row in found.rows[:20]):
+                options = " --set 'data.label=*'" * bool(label)
+                return options + f" --set data.root={shell_quote(str(root))}" * (
+                    root != table.parent
+                )
+    return None
+
+
+def _parent_of_class(root: Path) -> Path | None:
+    """Return the parent of a folder if it is an unusual one with other folders of images."""
+    full = root.absolute()
+    if ".." in full.parts or full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
+        return None
+    walk = Walk(str(full.parent))
+    if not any(walk.images(full.name)):
+        return None
+    names = walk.folders_of("")[0]
+    others = [name for name in names if name != full.name and walk.folders_of(name)[1]]
+    if not others or are_parts([full.name, *others]):
+        return None
+    return root.parent if root.name else full.parent
+
+
+_MASK = re.compile(
+    r"(.*?)[ _-]*(mask|seg|segmentation|label|gt|ground_?truth|annotation|overlay|depth)s?"
+    r"[ _-]*\d*",
+    re.IGNORECASE,
+)
+"""Stem of the name of a mask, or name of a folder of masks, beside the images."""
+
+
+def _warnings_on_files(images: Images) -> Iterator[str]:
+    """Yield warnings about masks of other files, and subfolders named like classes or subsets."""
+    classes, files = images.classes, images.rows
+    folders = {  # the innermost subfolder of the class, if any
+        f.path: f.path.split("/")[-2] if f.path.count("/") > 1 + bool(f.split) else ""
+        for f in files
+    }
+    inside: dict[str, set[str]] = {}
+    for file in files:
+        if folders[file.path] and file.split in ("", "train"):
+            inside.setdefault(classes[file.label], set()).add(folders[file.path])
+    same: dict[frozenset[str], list[str]] = {}
+    for own, names in inside.items():
+        same.setdefault(frozenset(names), []).append(own)
+        if others := sorted(names & {*classes} - {own}):
+            yield (
+                f"the class {own} has subfolders named like other classes: {listing(others)}. If "
+                f"it is not a class, leave it out with {class_table([(own, '')])}"
+            )
+    for shared, owners in same.items():
+        others = [name for name in shared if not _MASK.fullmatch(name)]
+        if len(owners) > 1 and (len(others) > 1 or any(map(rest_of, others))):
+            yield (
+                f"the subfolders of {listing(owners)} have the same names, which are ignored: "
+                f"{listing(sorted(shared))}. If they are classes or subsets, move them up a level"
+            )
+    # Masks of other files: x_mask.png or masks/x.png
+    stems = {file.path.rpartition(".")[0]: file.path for file in files}
+    pairs = ((path, _MASK.fullmatch(stem)) for stem, path in stems.items())
+    found = [(path, stems[m[1]]) for path, m in pairs if m and m[1] in stems]
+    inner = {path for path, folder in folders.items() if _MASK.fullmatch(folder or ".")}
+    beside = {file.label: file.path for file in files if file.path not in inner}
+    found += [(f.path, beside[f.label]) for f in files if f.path in inner and f.label in beside]
+    if found:
+        first, other = found[0]
+        yield (
+            f"names like those of masks or depth maps: {count(len(found), 'file')}, e.g. {first} "
+            f"beside {other}. If they are, move them out of the class folders"
+        )
+
+
+# groups of images, such as those of a patient or a video -----------------------------------------
+
+
 def _with_groups(folder: Images, pattern: str) -> Images:
     """Return the folder with each file's group, which the first group of `pattern` captures."""
     matches = ((row, re.search(pattern, row.path)) for row in folder.rows)
     rows = [row._replace(group=(match[1] or "") if match else "") for row, match in matches]
     groups, without = {row.group for row in rows} - {""}, sum(not row.group for row in rows)
     if not groups:
-        raise DataError(
-            f"data.group_by={pattern} matches none of the paths, e.g. {rows[0].path}",
-            fix="correct the regular expression, which is applied to paths relative to the folder",
-        )
+        problem = f"data.group_by={pattern} matches none of the paths, e.g. {rows[0].path}"
+        fix = "correct the regular expression, which is applied to paths relative to the folder"
+        raise DataError(problem, fix=fix)
     note = f"{count(len(groups), 'group')} of images found by data.group_by"
     note += f", {count(without, 'image')} without a group" if without else ""
     return replace(folder, rows=rows, notes=(*folder.notes, note))

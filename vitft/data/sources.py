@@ -10,7 +10,7 @@ import glob
 import io
 import logging
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,21 +18,18 @@ from itertools import chain, starmap
 from pathlib import Path
 from typing import BinaryIO
 
-from vitft.data.listed_files import FilesByKey, images_below, only_fit
-from vitft.data.missing import check_some_exist, is_missing, warn_of_misspelt
+from vitft.data.listed_files import (
+    FilesByKey,
+    check_some_exist,
+    images_below,
+    is_missing,
+    only_fit,
+    warn_of_misspelt,
+)
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import NOT_UTF_16, PATH_COLUMNS, TABLE_SUFFIXES, TableReader, open_text
-from vitft.data.walk import (
-    HIDDEN,
-    Walk,
-    by_suffix,
-    is_folder,
-    is_surely_no_image,
-    literal_folders,
-    suffix_of,
-    unused_files,
-)
+from vitft.data.walk import Walk, by_suffix, unused_files
 from vitft.data.web import WebLimits, fetch_image, is_url
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError, UsageError
@@ -99,7 +96,11 @@ def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Itera
     if os.path.isdir(name):  # noqa: PTH112 - Path would raise on odd names
         return _folder_images(name)
     if glob.has_magic(name) and not os.path.lexists(name):
-        found = sorted(glob.glob(literal_folders(name), recursive=True))  # noqa: PTH207 - keeps names as typed
+        literal = os.path.dirname(name)  # noqa: PTH120 - the first folders, if they exist as typed
+        while glob.has_magic(literal) and not os.path.isdir(literal):  # noqa: PTH112
+            literal = os.path.dirname(literal)  # noqa: PTH120
+        pattern = glob.escape(literal) + name[len(literal) :]
+        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - keeps names as typed
         if not found:
             raise DataError(f"no files match {name}", fix="check the pattern and the folder")
         return (source for match in found for source in _named_sources(match, match))
@@ -140,46 +141,20 @@ def _folder_images(root: str) -> Iterator[ImageSource]:
 
 
 def _walk_and_log(walk: Walk) -> Iterator[ImageSource]:
-    """Yield the images in and below the walk's folder, then log notes on the unused entries."""
-    is_empty = True
-    for source in _walk_images(walk, "", frozenset()):
+    """Yield all files in and below the walk's folder that may be images, then log on the others.
+
+    A folder without read permission becomes one error row, and circular links are not followed.
+    """
+    paths, is_empty = walk.images(any_suffix=True), True
+    while (path := next(paths, "")) or walk.refused:
         is_empty = False
-        yield source
+        while walk.refused:
+            yield ImageSource(walk.refused.pop(0), error="permission denied")
+        if path:
+            yield ImageSource(walk.full(path), walk.full(path))
     if not is_empty:
         for note in walk.notes():
             log.info(f"{walk.root}: {note}")
-
-
-def _walk_images(walk: Walk, folder: str, above: frozenset[object]) -> Iterator[ImageSource]:
-    """Yield all files in and below a folder that may be images, sorted by path as a string.
-
-    A folder without read permission becomes one error row, and circular links are not followed.
-    Only the names in the current folder and in the folders above it are held in memory.
-    """
-    identity = walk.identity(walk.full(folder))
-    if identity in above:
-        return
-    names: list[str] = []
-    left_out = walk.left_out.setdefault("", Counter())
-    for entry in walk.entries(folder):
-        if walk.is_hidden(entry.name):
-            left_out[HIDDEN] += 1
-        elif is_folder(entry):
-            names.append(entry.name + "/")  # so that names sort like whole paths
-        elif walk.has_image_name(entry.name) or not is_surely_no_image(entry.name):
-            names.append(entry.name)
-        else:
-            left_out[suffix_of(entry.name)] += 1
-    for refused in walk.refused:
-        yield ImageSource(refused, error="permission denied")
-    walk.refused.clear()
-    names.sort()
-    for name in names:
-        path = f"{folder}/{name}" if folder else name
-        if name.endswith("/"):
-            yield from _walk_images(walk, path[:-1], above | {identity})
-        else:
-            yield ImageSource(walk.full(path), walk.full(path))
 
 
 def _named_sources(name: str, path: str) -> Iterable[ImageSource]:

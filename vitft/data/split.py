@@ -5,33 +5,38 @@ reference split, at least one image of each class with two or more images is hel
 images are kept on the same side of the split. No images are read.
 """
 
+import contextlib
 import hashlib
-import json
+import logging
 import os
 import random
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import replace
+from itertools import chain, pairwise, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
+from vitft.data.class_changes import class_table
 from vitft.data.duplicates import group_names
-from vitft.data.folder import class_table
-from vitft.data.image_table import Images, Row, membership, pack
-from vitft.data.label_sets import split_labels
+from vitft.data.image_table import Images, Row, membership, split_labels
 from vitft.data.parts import CHOSEN, Part
 from vitft.data.remote.places import INDEX, place_of
 from vitft.data.table import base_folder
-from vitft.system.errors import DataError
-from vitft.system.files import write_atomically
+from vitft.system.console import visible
+from vitft.system.errors import DataError, RunError
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.suggest import misspelt_name
-from vitft.system.text import count, listing
+from vitft.system.text import count, labelled, listing, shortened
+
+log = logging.getLogger(__name__)
+
+_Array = np.ndarray[Any, Any]
 
 # choice of the validation images: by content, at random, or as in the reference script ------------
 
@@ -51,40 +56,42 @@ def draw(
     ]
 
 
-def _draw_paths(files: Sequence[Row], spec: DataSpec, *, at_least: int) -> set[str]:
-    """Draw individual files of each class for validation (see `draw`), and return their paths."""
-    by_class: dict[int, list[str]] = {}
-    for file in files:
-        by_class.setdefault(file.label, []).append(file.path)
-    paths = [by_class[label] for label in sorted(by_class)]
-    drawn = draw(list(map(len, paths)), spec.val_rate, spec.seed, at_least=at_least)
-    return {own[i] for own, picks in zip(paths, drawn, strict=True) for i in picks}
+def _draw_each(labels: _Array, spec: DataSpec, *, at_least: int) -> _Array:
+    """Return whether each image is drawn for validation (see `draw`), given the classes (n,)."""
+    drawn, order = np.zeros(len(labels), dtype=bool), np.argsort(labels, kind="stable")
+    counts = np.unique(labels, return_counts=True)[1]
+    picks = draw(counts.tolist(), spec.val_rate, spec.seed, at_least=at_least)
+    for own, chosen in zip(np.split(order, np.cumsum(counts)[:-1]), picks, strict=True):
+        drawn[own[chosen]] = True
+    return drawn
 
 
-def joined_groups(files: Sequence[Row], duplicates: Mapping[str, str]) -> Mapping[str, str]:
+def joined_groups(images: Images, duplicates: Mapping[str, str]) -> Mapping[str, str]:
     """Map digests to groups that must not be divided: the user's groups and duplicates.
 
     Groups that share an image are joined. `duplicates` maps digests to groups of near-duplicates.
     The result may omit digests without a group.
     """
-    if not any(file.group for file in files):
+    if not any(images.column("group")):
         return duplicates
-    digests = list(dict.fromkeys(file.sha256 for file in files))
-    place = {digest: i for i, digest in enumerate(digests)}
+    place: dict[str, int] = {}
     first: dict[tuple[str, str], int] = {}
-    keys = [(("user", file.group), file.sha256) for file in files if file.group]
-    keys += [(("copies", name), digest) for digest, name in duplicates.items() if digest in place]
-    pairs = [(first.setdefault(key, place[digest]), place[digest]) for key, digest in keys]
-    return group_names(digests, pairs)
+    pairs = []
+    for row in images.rows:
+        own = place.setdefault(row.sha256, len(place))
+        if row.group:
+            pairs.append((first.setdefault(("user", row.group), own), own))
+    for digest, name in duplicates.items():
+        if digest in place:
+            own = place[digest]
+            pairs.append((first.setdefault(("copies", name), own), own))
+    return group_names([*place], pairs)
 
 
-def joined_note(
-    files: Sequence[Row], groups: Mapping[str, str], duplicates: Mapping[str, str]
-) -> str:
+def joined_note(images: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]) -> str:
     """Return a note if copies join groups of the user, if any; `groups` as from `joined_groups`."""
-    drawn = [file for file in files if file.group and not file.split]
-    own = {file.group for file in drawn}
-    left = {groups.get(file.sha256, file.sha256) for file in drawn}
+    drawn = {(row.group, row.sha256) for row in images.rows if row.group and not row.split}
+    own, left = {group for group, _ in drawn}, {groups.get(digest, digest) for _, digest in drawn}
     if len(left) >= len(own):
         return ""
     copies = "identical images or near-duplicates" if duplicates else "identical images"
@@ -95,89 +102,104 @@ def joined_note(
     )
 
 
-def _ordered_groups(
-    files: Sequence[Row], groups: Mapping[str, str], spec: DataSpec
-) -> list[list[Row]]:
-    """Return the files of each group; identical files are always in one group.
+def _units(images: Images, groups: Mapping[str, str]) -> _Array:
+    """Return the number of the unit of each image: identical files and groups are not divided."""
+    digests, inverse = np.unique(images.column("sha256").view("S32"), return_inverse=True)
+    known = np.array([bytes.fromhex(digest) for digest in groups], "S32")
+    unit, first = np.arange(len(digests)), dict[str, int]()
+    places = np.searchsorted(digests, known).tolist()
+    for place, digest, name in zip(places, known, groups.values(), strict=True):
+        if place < len(digests) and digests[place] == digest:
+            unit[place] = first.setdefault(name, place)
+    return unit[inverse]
 
-    If `spec.split` is `content`, groups are ordered by a hash of the seed and one name per group,
-    so that the size of a group does not affect its position.
+
+def _in_units(
+    images: Images, places: _Array, units: _Array, spec: DataSpec
+) -> tuple[_Array, _Array]:
+    """Return the places of images in the order of their units, and the size of each unit.
+
+    If `spec.split` is `content`, units are ordered by a hash of the seed and one name per unit, so
+    that the size of a unit does not affect its position, and otherwise by their first images.
     """
-    members: dict[str, list[Row]] = {}
-    for file in files:
-        members.setdefault(groups.get(file.sha256, file.sha256), []).append(file)
-    if spec.split != "content":
-        return list(members.values())
+    _, keys, inverse = np.unique(units[places], return_index=True, return_inverse=True)
+    if spec.split == "content":
+        digests, groups = images.column("sha256"), images.column("group")
+        ordered = places[np.argsort(inverse, kind="stable")]
+        ends = np.cumsum(np.bincount(inverse)).tolist()
 
-    def place(group: Sequence[Row]) -> bytes:
-        names = {_hash_of(f"group {f.group}").hex() if f.group else f.sha256 for f in group}
-        return _hash_of(f"{spec.seed} {min(names)}")
+        def key(start: int, end: int) -> bytes:
+            names = (
+                _hash_of(f"group {groups[i]}").hex() if groups[i] else digests.item(i).hex()
+                for i in ordered[start:end]
+            )
+            return _hash_of(f"{spec.seed} {min(names)}")
 
-    return sorted(members.values(), key=place)
+        keys = np.fromiter(starmap(key, pairwise([0, *ends])), "S32", len(ends))
+    rank = np.argsort(np.argsort(keys, kind="stable"))[inverse]
+    return places[np.argsort(rank, kind="stable")], np.bincount(rank)
 
 
 def _hash_of(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-def draw_groups(members: Sequence[Sequence[Row]], spec: DataSpec) -> set[str]:
-    """Draw whole groups for validation, and return the paths of their images.
+def _draw_units(
+    units: Sequence[Sequence[int]], parts: Sequence[Part], spec: DataSpec
+) -> list[bool]:
+    """Draw whole units for validation, and return whether each is drawn.
 
-    The groups are considered in the given order, which is shuffled with the seed if `spec.split` is
-    `random`. A group is drawn if this brings the numbers of validation images closer to their
-    targets, summed over the classes: `spec.val_rate` of the images of a class, but at least one, or
-    none if all are in one group. Groups already assigned to `val` or `train` remain there.
+    The units, given as the classes of their images, are considered in order, which is shuffled with
+    the seed if `spec.split` is `random`. A unit is drawn if this brings the numbers of validation
+    images closer to their targets, summed over the classes: `spec.val_rate` of the images of a
+    class, but at least one, or none if all are in one unit. Units in `val` or `train` remain there.
     """
-    counts, alone = Counter(file.label for group in members for file in group), _undivided(members)
+    alone, counts = _undivided(units), Counter(chain.from_iterable(units))
     lacking = {n: max(1, int(i * spec.val_rate)) * (n not in alone) for n, i in counts.items()}
-    order = list(members)
+    order, drawn = list(range(len(units))), [False] * len(units)
     if spec.split == "random":
         random.Random(spec.seed).shuffle(order)
-    order.sort(key=lambda group: group[0].split != "val")
-    drawn: set[str] = set()
-    for group in order:
-        own = Counter(file.label for file in group)
+    order.sort(key=lambda number: parts[number] != "val")
+    for number in order:
+        own, part = Counter(units[number]), parts[number]
         change = sum(abs(lacking[label] - n) - abs(lacking[label]) for label, n in own.items())
-        is_free = group[0].split != "train" and not alone & own.keys()
-        if group[0].split == "val" or (change < 0 and is_free):
-            drawn.update(file.path for file in group)
+        if part == "val" or (change < 0 and part != "train" and not alone & own.keys()):
+            drawn[number] = True
             for label, n in own.items():
                 lacking[label] -= n
     return drawn
 
 
-def _undivided(members: Sequence[Sequence[Row]]) -> Set[int]:
-    """Return the classes whose images are all in one group, which is never drawn."""
-    found = Counter(label for group in members for label in {file.label for file in group})
-    return {label for label, groups in found.items() if groups == 1}
+def _undivided(units: Sequence[Sequence[int]]) -> frozenset[int]:
+    """Return the classes whose images are all in one unit, which is never drawn."""
+    found = Counter(label for unit in units for label in {*unit})
+    return frozenset(label for label, number in found.items() if number == 1)
 
 
-def _keep_groups_together(members: Sequence[Sequence[Row]], drawn: Set[str]) -> set[str]:
-    """Move each group to the side of its first image, and return the validation paths.
+def _with_both_sides(
+    units: Sequence[Sequence[int]], parts: Sequence[Part], drawn: Sequence[bool]
+) -> list[bool]:
+    """Return which units are used for validation, given those that were drawn.
 
-    A group with all images of a class is used for training. If all images of a class are then on
-    one side, the first group that the side can spare is moved to the other.
+    A unit with all images of a class is used for training. If all images of a class are then on
+    one side, the first unit that the side can spare is moved to the other.
     """
-    alone = _undivided(members)
+    alone = _undivided(units)
     side = [  # True: validation
-        group[0].path in drawn
-        and (group[0].split == "val" or not any(file.label in alone for file in group))
-        for group in members
+        is_val and (part == "val" or alone.isdisjoint(unit))
+        for unit, part, is_val in zip(units, parts, drawn, strict=True)
     ]
-    sided = list(zip(members, side, strict=True))
-    have = Counter((file.label, is_val) for group, is_val in sided for file in group)
-    labels = {file.label for group in members for file in group}
-    for label, wanted in sorted((label, wanted) for label in labels for wanted in (True, False)):
-        for i, group in enumerate(members) if not have[label, wanted] else ():
-            counts = Counter(file.label for file in group)
+    have = Counter((n, is_val) for unit, is_val in zip(units, side, strict=True) for n in unit)
+    for label, wanted in ((n, w) for n in sorted({n for n, _ in have}) for w in (False, True)):
+        for i, unit in enumerate(units) if not have[label, wanted] else ():
+            counts = Counter(unit)
             spared = all(have[other, not wanted] > n for other, n in counts.items())
-            is_free = side[i] != wanted and group[0].split != "val"
-            if label in counts and is_free and spared:
+            if label in counts and side[i] != wanted and parts[i] != "val" and spared:
                 side[i] = wanted
                 have.update({(other, wanted): n for other, n in counts.items()})
                 have.subtract({(other, not wanted): n for other, n in counts.items()})
                 break
-    return {f.path for group, is_val in zip(members, side, strict=True) if is_val for f in group}
+    return side
 
 
 def first_part(found: Collection[Part]) -> Part:
@@ -186,40 +208,36 @@ def first_part(found: Collection[Part]) -> Part:
     return next((part for part in order if part in found), "")
 
 
-def _as_before(images: Images, groups: Mapping[str, str], former: Mapping[str, Part]) -> list[Row]:
-    """Return the rows, assigned to the subsets of an earlier run; whole groups are.
+def _as_before(images: Images, units: _Array, former: Mapping[str, Part]) -> list[Part]:
+    """Return the subset of each image in an earlier run; whole units are assigned.
 
     Of data already divided into subsets, only training images that were held out are reassigned.
     """
-    members: dict[str, set[Part]] = {}
-    for row in images.rows:
+    before: dict[int, Part] = {}
+    for row, unit in zip(images.rows, units.tolist(), strict=True):
         if row.split != "test":
-            found = members.setdefault(groups.get(row.sha256, row.sha256), set())
-            found.add(former.get(row.sha256, ""))
-    parts = {name: first_part(found) for name, found in members.items()}
-    assigned = []
-    for row in images.rows:
-        part = "" if row.split == "test" else parts[groups.get(row.sha256, row.sha256)]
+            before[unit] = first_part((former.get(row.sha256, ""), before.get(unit, "")))
+    parts: list[Part] = []
+    for row, unit in zip(images.rows, units.tolist(), strict=True):
+        part = "" if row.split == "test" else before[unit]
         if images.layout == "split" and (row.split != "train" or part == "train"):
             part = ""
-        assigned.append(row._replace(split=part) if part else row)
-    return assigned
+        parts.append(part or row.split)
+    return parts
 
 
 # iterative stratification: division of multi-label data into subsets, label by label --------------
 
-_Counts = np.ndarray[Any, np.dtype[np.int64]]
-
 
 def stratify(
-    counts: _Counts,
-    sizes: _Counts,
+    counts: _Array,
+    sizes: _Array,
     fractions: Sequence[float],
     *,
     seed: int | None,
     at_least: int = 0,
-    fixed: _Counts | None = None,
-) -> _Counts:
+    fixed: _Array | None = None,
+) -> _Array:
     """Return the index of the subset to which each unit is assigned: (U,).
 
     The rarest label is divided first: each of its units is assigned to the subset that lacks the
@@ -309,7 +327,7 @@ def split(
     checked: Images,
     spec: DataSpec,
     *,
-    groups: Mapping[str, str] | None = None,
+    duplicates: Mapping[str, str] | None = None,
     former: Mapping[str, Part] | None = None,
     listed: Sequence[Row] = (),
 ) -> Images:
@@ -322,58 +340,59 @@ def split(
     The reference split draws from all files, as the reference script does, and drops the unreadable
     files afterwards.
 
-    `groups` comes from `joined_groups`. `former` maps digests to their subsets in an earlier run:
-    they stay there, unless a class would then have no validation images. `listed` are all files,
-    for the reference split, if some are unreadable.
+    `duplicates` maps digests to groups of near-duplicates, and `former` to their subsets in an
+    earlier run: they stay there, unless a class would then have no validation images. `listed` are
+    all files, for the reference split, if some are unreadable.
 
     Raises:
         DataError: A class has no training images, or fewer than two classes have validation images.
             For the reference split, validation images of a single class are enough.
     """
-    groups = groups or {}
     assert checked.reference == (spec.split == "reference"), (
         "the folder was scanned for a different kind of split"
     )
-    files: Sequence[Row] = checked.rows
+    parts, labels = checked.column("split"), checked.column("label")
+    numbers = _units(checked, joined_groups(checked, duplicates or {}))
     if former is not None:
-        files = _as_before(checked, groups, former)
-    undecided = [file for file in files if file.split != "test"]
-    if checked.layout == "split":
-        held_back = {file.path for file in files if file.split == "val"}
-    elif checked.reference:
-        held_back = _draw_paths(listed or files, spec, at_least=0)
-    else:
-        members = _ordered_groups(undecided, groups, spec)
+        parts = np.array(_as_before(checked, numbers, former), dtype=object)
+    undecided, is_val = np.flatnonzero(parts != "test"), parts == "val"
+    if checked.reference:
+        files = listed or checked.rows
+        drawn = _draw_each(np.array([file.label for file in files]), spec, at_least=0)
+        paths = {file.path for file, is_drawn in zip(files, drawn, strict=True) if is_drawn}
+        is_val = np.array([path in paths for path in checked.column("path")], dtype=bool)
+    elif checked.layout == "classes":
+        places, sizes = _in_units(checked, undecided, numbers, spec)
+        ends, ordered = np.cumsum(sizes).tolist(), labels[places].tolist()
+        units = [ordered[start:end] for start, end in pairwise([0, *ends])]
+        firsts = places[np.cumsum(sizes) - sizes]
         if checked.labels:
             has = membership(checked.classes, checked.labels).astype(np.int64)
-            assigned = {"val": 0, "train": 1}
             subset = stratify(
-                np.stack([has[[file.label for file in unit]].sum(axis=0) for unit in members]),
-                np.array([len(unit) for unit in members]),
+                np.stack([has[unit].sum(axis=0) for unit in units]),
+                sizes,
                 (spec.val_rate, 1 - spec.val_rate),
                 seed=None if spec.split == "content" else spec.seed,
                 at_least=1,
-                fixed=np.array([assigned.get(unit[0].split, -1) for unit in members]),
+                fixed=np.array([{"val": 0, "train": 1}.get(part, -1) for part in parts[firsts]]),
             )
-            drawn = zip(members, subset, strict=True)
-            held_back = {file.path for unit, own in drawn if own == 0 for file in unit}
-        elif spec.split == "content" or any(file.group for file in undecided):
-            held_back = _keep_groups_together(members, draw_groups(members, spec))
+            side = (subset == 0).tolist()
         else:
-            held_back = _keep_groups_together(members, _draw_paths(undecided, spec, at_least=1))
-    rows = (
-        row._replace(
-            split="test" if row.split == "test" else "val" if row.path in held_back else "train"
-        )
-        for row in files
-    )
-    images = replace(checked, rows=pack(rows))
-    have = Counter[tuple[str, str]](
-        (name, row.split) for row in images.rows for name in images.names(row)
-    )
-    if lacking := _lacking_classes(have, checked):
+            assigned = parts[firsts].tolist()
+            if spec.split == "content" or any(checked.column("group")[undecided]):
+                side = _draw_units(units, assigned, spec)
+            else:
+                drawn = np.zeros(len(parts), dtype=bool)
+                drawn[undecided] = _draw_each(labels[undecided], spec, at_least=1)
+                side = drawn[firsts].tolist()
+            side = _with_both_sides(units, assigned, side)
+        is_val = np.zeros(len(parts), dtype=bool)
+        is_val[places[np.repeat(side, sizes)]] = True
+    drawn_parts = np.array(["train", "val"], dtype=object)[is_val.astype(int)]
+    images = checked.with_split(np.where(parts == "test", parts, drawn_parts).tolist())
+    if lacking := _lacking_classes(_class_counts(images), checked):
         unread = ""
-        if checked.layout == "classes" and any(file.group for file in checked.rows):
+        if checked.layout == "classes" and any(checked.column("group")):
             unread = " (all images of a group must be on the same side of the split)"
         if checked.bad:
             examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
@@ -399,7 +418,12 @@ def check_folder_classes(folder: Images) -> str:
             have[name, part] += 1
     if lacking := _lacking_classes(have, folder):
         raise _lacking_images(lacking, folder)
-    return trained_only_note(have, folder.outputs)
+    return _trained_only_note(have, folder.outputs)
+
+
+def _class_counts(images: Images) -> Mapping[tuple[str, str], int]:
+    """Return the number of images of each class or label in each subset."""
+    return Counter((name, row.split) for row in images.rows for name in images.names(row))
 
 
 def _lacking_classes(have: Mapping[tuple[str, str], int], folder: Images) -> list[str]:
@@ -417,7 +441,7 @@ def _lacking_classes(have: Mapping[tuple[str, str], int], folder: Images) -> lis
     return [f"{n} ({t + v:,})" for n, (t, v) in numbers.items() if not (t and (v or enough))]
 
 
-def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]) -> str:
+def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]) -> str:
     """Return a note on the classes without validation images, or an empty string."""
     only = [name for name in names if not have[name, "val"]]
     if not only:
@@ -433,16 +457,15 @@ def trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str])
 def _lacking_images(names: Sequence[str], folder: Images, unread: str = "") -> DataError:
     fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
     column = folder.split_column
-    where = f" in the column {column}" if column else ""
     if folder.layout == "split":
-        fix = f"give every class a training and a validation image{where}, or remove these classes"
-    if column == CHOSEN:
-        fix = f"give every class a training and a validation image{where}: answer more "
-        fix += (
-            "randomly drawn pictures (key m) in `vitft label`, or leave out --set data.split_column"
-        )
-    elif column:
-        fix += ". --set data.split_column=none ignores the column"
+        where = f" in the column {column}" if column else ""
+        fix = f"give every class a training and a validation image{where}"
+        if column == CHOSEN:
+            fix += ": answer more randomly drawn pictures (key m) in `vitft label`, or leave out "
+            fix += "--set data.split_column"
+        else:
+            fix += ", or remove these classes"
+            fix += ". --set data.split_column=none ignores the column" * bool(column)
     return DataError(
         f"too few readable images for training and validation in {len(names)} of "
         f"{len(folder.outputs)} classes: {listing(names)}{unread}",
@@ -450,16 +473,87 @@ def _lacking_images(names: Sequence[str], folder: Images, unread: str = "") -> D
     )
 
 
-def leaks(manifest: Images) -> tuple[list[list[str]], list[list[str]]]:
+def _leaks(manifest: Images) -> tuple[list[list[str]], list[list[str]]]:
     """Return the paths of identical files in several subsets, and of those with several labels."""
+    found = np.unique(
+        manifest.column("sha256").view("S32"), return_inverse=True, return_counts=True
+    )
     by_digest: dict[str, list[Row]] = {}
-    for row in manifest.rows:
-        by_digest.setdefault(row.sha256, []).append(row)
+    for row, copies in zip(manifest.rows, found[2][found[1]], strict=True):
+        if copies > 1:
+            by_digest.setdefault(row.sha256, []).append(row)
     groups = by_digest.values()
     across = [[row.path for row in g] for g in groups if len({row.split for row in g}) > 1]
     return across, [[row.path for row in g] for g in groups if len({row.label for row in g}) > 1]
 
 
-def write_class_indices(path: Path, classes: Sequence[str]) -> None:
-    """Write class_indices.json as the reference script does: {"0": "daisy", ...}, indent 4."""
-    write_atomically(path, json.dumps(dict(enumerate(classes)), indent=4))
+# images on which weights were trained, if they come from a run on this machine -------------------
+
+
+def run_of_weights(weights: str) -> Path:
+    """Return the folder of the run from which the weights (a folder or a file) come, if any."""
+    path = Path(weights).expanduser()
+    return path.parent if path.is_file() else path
+
+
+def images_of_weights(weights: str) -> Set[str]:
+    """Return the digests of the images on which the backbone of a run was trained.
+
+    The images of the run from whose weights it started are included. The result is empty if the
+    weights are not a run's, or if the split of the run cannot be read.
+    """
+    found, visited = set[str](), set[Path]()
+    with contextlib.suppress(RunError):
+        while weights and (run := run_of_weights(weights)) not in visited:
+            visited.add(run)
+            if (manifest := run_manifest(run)) is None:
+                break
+            config = read_run_config(run)  # after --budget, it has the settings that were chosen
+            if config.get("train", {}).get("layers", "head") != "head":
+                found |= {row.sha256 for row in manifest.train}
+            name = config.get("weights", {}).get("name")
+            weights = name if isinstance(name, str) else ""
+    return found
+
+
+# log messages about a split: a chart of the images per class, and warnings about leaks ------------
+
+_MOST_CLASSES, _FEWEST_CLASSES = 20, 5
+"""Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
+_UNEVEN = 3  # ratio of the largest to the smallest class from which their sizes are shown
+_MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the chart
+
+
+def log_split(manifest: Images) -> None:
+    """Log the number of images of each part, and warn about the groups found by `_leaks`.
+
+    With -v, chart the images per class (only the smallest classes if there are many).
+    """
+    have, names = _class_counts(manifest), manifest.outputs
+    size = {name: have[name, "train"] + have[name, "val"] for name in names}
+    parts = [f"{len(manifest.train):,} for training", f"{len(manifest.val):,} for validation"]
+    across = "in both training and validation"
+    if manifest.test:
+        parts.append(f"{len(manifest.test):,} for the final test")
+        across = "in more than one of training, validation and test"
+    fewest, most = min(size.values()), max(size.values())
+    range_ = f", {fewest:,} to {most:,} images a class" * (most >= _UNEVEN * fewest)
+    log.info(labelled("Split", f"{listing(parts)}{range_}"))
+    shown = list(names)
+    if len(shown) > _MOST_CLASSES:
+        shown = sorted(sorted(shown, key=size.__getitem__)[:_FEWEST_CLASSES])
+        log.debug(f"the {len(shown)} of {len(names):,} classes with the fewest images:")
+    largest = max(size[name] for name in shown)
+    titles = [shortened(visible(name), _MAX_CLASS_NAME) for name in shown]
+    widest = max(map(cell_len, titles))
+    for name, title in zip(shown, titles, strict=True):
+        train, val = have[name, "train"], have[name, "val"]
+        bar = "█" * round(30 * train / largest) + "░" * round(30 * val / largest)
+        log.debug(f"  {title}{' ' * (widest - cell_len(title))}  {bar} {train:,} + {val:,}")
+    if note := _trained_only_note(have, names):
+        log.warning(note)
+    kinds = zip((across, "with different labels (one counts)"), _leaks(manifest), strict=True)
+    for kind, groups in kinds:
+        if groups:
+            example = " and ".join(groups[0][:2])
+            log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")

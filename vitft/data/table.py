@@ -11,7 +11,7 @@ import re
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +20,7 @@ from vitft.system.errors import DataError, RunError, VitftError
 from vitft.system.files import read_regular
 from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
-from vitft.system.text import count, describe_os_error
+from vitft.system.text import count, describe_os_error, listing
 
 _MAX_TABLE_BYTES = 2**32
 _MAX_EXCEL_BYTES = 2**30  # maximum size of an Excel file once it is unpacked
@@ -39,6 +39,10 @@ _COMMENT = re.compile(r"#(?![\t;,|])|\s*$")
 PATH_COLUMNS = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img",
 )  # fmt: skip
+
+
+RowError = Callable[[str, int, str, str], DataError | RunError]
+"""Function from a problem, an image of a table, a role and a fix to the error with the line."""
 
 
 def encode_table(
@@ -64,11 +68,7 @@ def is_table(path: Path) -> bool:
 
 def is_utf8(text: str) -> bool:
     """Return whether a cell contains no bytes that are invalid in UTF-8 (see `TableReader`)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return re.search("[\ud800-\udfff]", text) is None
 
 
 def base_folder(data: Path, root: str) -> Path:
@@ -248,6 +248,23 @@ class TableReader:
             reason = (str(error) or type(error).__name__).partition("\n")[0][:200]
             raise self.error(f"the file is not a valid Excel file ({reason})") from error
 
+    def records(self, *needed: str, ragged: bool = False) -> Iterator[dict[str, str]]:
+        """Yield each row as a mapping from the names of the columns, which include `needed`.
+
+        Unless `ragged` is set, each row must have as many cells as the header.
+        """
+        header = [cell.strip() for cell in next(self.rows, [])]
+        names = [cell.lower() for cell in header]
+        for name in needed:
+            if names.count(name) != 1:
+                many = "more than one column named" if name in names else "no column named"
+                found = listing(header) or "nothing"
+                raise self.error(f"{many} {name}. Columns found: {found}")
+        for cells in filter(any, self.rows):
+            if not ragged:
+                self.check_width(cells, header)
+            yield dict(zip(names, cells, strict=False))
+
     def check_width(self, cells: Sequence[str], header: Sequence[str]) -> None:
         """Raise an error if the row read last has more or fewer cells than the header."""
         if len(cells) != len(header):
@@ -258,23 +275,22 @@ class TableReader:
     def checked(
         self, cell: str, column: str, *, is_path: bool = False, is_label: bool = False
     ) -> str:
-        """Return a cell of the row read last; raise a DataError if it is not text or not UTF-8.
+        """Return a cell of the row read last; raise a DataError if it is not text in UTF-8.
 
         A path may be in any encoding, and labels may be a list, which becomes JSON.
         """
-        if type(cell) is str and cell.isascii() and "\0" not in cell:
-            return cell
         if isinstance(cell, _NotText) and cell.labels and is_label:
             return self.checked(cell.labels, column)
+        problem, fix = "", ""
         if isinstance(cell, _NotText):
-            raise self.error(f"the value is not text (its type is {cell})", column=column)
-        if "\0" in cell:
-            raise self.error("the text contains a NUL character", column=column)
-        try:
-            cell.encode("utf-8", "surrogateescape" if is_path else "strict")
-        except UnicodeEncodeError as error:
+            problem = f"the value is not text (its type is {cell})"
+        elif "\0" in cell:
+            problem = "the text contains a NUL character"
+        elif re.search("[\ud800-\udc7f\udd00-\udfff]" if is_path else "[\ud800-\udfff]", cell):
+            problem = "the text is not UTF-8"
             fix = "save the table in UTF-8 (in Excel: CSV UTF-8)"
-            raise self.error("the text is not UTF-8", column=column, fix=fix) from error
+        if problem:
+            raise self.error(problem, column=column, fix=fix)
         return cell
 
     def error(

@@ -3,10 +3,9 @@
 Only the names and types of entries are used, and no file is opened.
 """
 
-import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def by_suffix(entries: Iterable[UnusedFiles]) -> str:
 # listing of a data folder: image files, entries that are not regular files, and unused entries ----
 
 _REFERENCE_SUFFIXES = frozenset({".jpg", ".JPG", ".png", ".PNG"})
-HIDDEN, FOLDER, IMAGE = "hidden", "folder", "image"
+_HIDDEN, _FOLDER, _IMAGE = "hidden", "folder", "image"
 """Kinds of entries that are unused for a reason other than their suffix."""
 SYSTEM_FILES = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"})
 
@@ -110,9 +109,9 @@ class Walk:
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Paths with an image suffix that are not regular files, with the reasons."""
     left_out: dict[str, Counter[str]] = field(default_factory=dict)
-    """Number of unused entries in each folder, by suffix or by kind, e.g. `HIDDEN`."""
-    nested: dict[str, int] = field(default_factory=dict)
-    """Number of images in subfolders, for each folder that has any."""
+    """Number of unused entries in each folder, by suffix or by kind, e.g. `_HIDDEN`."""
+    nested: Counter[str] = field(default_factory=Counter)
+    """Number of images in subfolders of each folder."""
     loops: int = 0  # number of links back to a folder already visited
     refused: list[str] = field(default_factory=list)  # folders without read permission
     listings: dict[str, tuple[list[str], int]] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class Walk:
         if folder not in self.listings:
             names, loose, left_out = list[str](), 0, Counter[str]()
             for entry in self.entries(folder):
-                if is_folder(entry) and not self.is_hidden(entry.name):
+                if _leads(entry.is_dir) and not self.is_hidden(entry.name):
                     if entry.is_symlink() and self.identity(entry.path) == self.identity(self.root):
                         self.loops += 1
                     else:
@@ -134,57 +133,59 @@ class Walk:
             self.listings[folder] = sorted(names), loose
         return self.listings[folder]
 
-    def images_in(self, folder: str) -> list[str]:
-        """Return the sorted relative paths of the image files in `folder` and, usually, below."""
-        found: list[str] = []
-        start, left_out = folder, Counter[str]()
-        seen = {self.identity(self.root)} if folder else set()
-        waiting = [folder]
+    def images(self, start: str = "", *, any_suffix: bool = False) -> Iterator[str]:
+        """Yield the sorted relative paths of the image files in a folder and, usually, below.
+
+        With `any_suffix`, all files that may be images are included, also pipes and broken links.
+        Only the names in the current folder and in the folders above it are held in memory.
+        """
+        left_out = self.left_out[start] = Counter[str]()
+        seen = {self.identity(self.root)} if start else set()
+        waiting = [f"{start}/".lstrip("/")]  # the first is last, and folders end in a slash
         while waiting:
             folder = waiting.pop()
-            identity = self.identity(self.full(folder))
+            if folder and not folder.endswith("/"):
+                self.nested[start] += folder.count("/") > start.count("/") + 1
+                yield folder
+                continue
+            identity = self.identity(self.full(folder[:-1]))
             if identity in seen:
                 self.loops += 1
                 continue
             seen.add(identity)
-            for entry in self.entries(folder):
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                is_image = self.has_image_name(entry.name)
-                is_used = not self.reference and not self.is_hidden(entry.name)
-                if is_image and (self.reference or (is_used and _is_file(entry))):
+            found: list[str] = []
+            for entry in self.entries(folder[:-1]):
+                path, kind = f"{folder}{entry.name}", self.kind_of(entry, any_suffix=any_suffix)
+                if kind == _FOLDER and not self.reference:
+                    found.append(f"{path}/")  # so that names sort like whole paths
+                elif kind == _IMAGE and (any_suffix or self.reference or _leads(entry.is_file)):
                     found.append(path)
-                elif is_used and is_folder(entry):
-                    waiting.append(path)
-                elif is_image and is_used:
-                    link = entry.is_symlink()
-                    self.bad.append(
-                        (path, "dangling symbolic link" if link else "not a regular file")
-                    )
+                elif kind == _IMAGE:
+                    link = "dangling symbolic link" if entry.is_symlink() else "not a regular file"
+                    self.bad.append((path, link))
                 else:
-                    left_out[self.kind_of(entry)] += 1
-        self.left_out[start] = left_out
-        depth = start.count("/") + 1
-        if nested := sum(path.count("/") > depth for path in found):
-            self.nested[start] = nested
-        return sorted(found)
+                    left_out[kind] += 1
+            waiting += sorted(found, reverse=True)
 
-    def kind_of(self, entry: os.DirEntry[str]) -> str:
-        """Return the suffix of an unused entry, or `HIDDEN`, `FOLDER` or `IMAGE`."""
+    def kind_of(self, entry: os.DirEntry[str], *, any_suffix: bool = False) -> str:
+        """Return `_HIDDEN`, `_FOLDER`, `_IMAGE`, or the suffix of any other entry."""
+        is_image = self.has_image_name(entry.name)
         if self.is_hidden(entry.name):
-            return HIDDEN
-        if is_folder(entry):
-            return FOLDER
-        return IMAGE if self.has_image_name(entry.name) else suffix_of(entry.name)
+            return _HIDDEN
+        if _leads(entry.is_dir) and not (self.reference and is_image):
+            return _FOLDER
+        is_image = is_image or (any_suffix and not is_surely_no_image(entry.name))
+        return _IMAGE if is_image else suffix_of(entry.name)
 
     def total(self) -> Counter[str]:
         return sum(self.left_out.values(), Counter[str]())
 
     def unused(self, folder: str | None = None) -> Counter[str]:
         total = self.left_out.get(folder, Counter()) if folder is not None else self.total()
-        return Counter({k: n for k, n in total.items() if k not in (HIDDEN, FOLDER, IMAGE)})
+        return Counter({k: n for k, n in total.items() if k not in (_HIDDEN, _FOLDER, _IMAGE)})
 
     def hidden(self) -> str:
-        number = self.total()[HIDDEN]
+        number = self.total()[_HIDDEN]
         return count(number, "hidden entry", "hidden entries") if number else ""
 
     def notes(self) -> list[str]:
@@ -192,14 +193,14 @@ class Walk:
         notes = unused_notes(self.unused())
         if hidden := self.hidden():
             notes.append(f"not used: {hidden}")
-        if number := total[FOLDER]:
+        if number := total[_FOLDER]:
             notes.append(f"not used: {count(number, 'subfolder')} (as in the reference script)")
-        if number := total[IMAGE]:
+        if number := total[_IMAGE]:
             fix = "move them into a class folder to use them"
             notes.append(f"not used: {count(number, 'image')} outside the class folders ({fix})")
-        if self.nested:
-            found = [f"{count(n, 'image')} in subfolders of {m}" for m, n in self.nested.items()]
-            verb = "is" if sum(self.nested.values()) == 1 else "are"
+        if nested := {name: n for name, n in self.nested.items() if name and n}:
+            found = [f"{count(n, 'image')} in subfolders of {m}" for m, n in nested.items()]
+            verb = "is" if sum(nested.values()) == 1 else "are"
             notes.append(f"{listing(found, _MOST_KINDS)} {verb} used")
         if self.loops:
             notes.append(f"{count(self.loops, 'circular link')} not followed")
@@ -224,10 +225,9 @@ class Walk:
             self.refused.append(self.full(folder))
             return []
         except OSError as error:
-            raise DataError(
-                f"cannot read the folder {self.full(folder)}: {describe_os_error(error)}",
-                fix="check the disk or the network share",
-            ) from error
+            problem = f"cannot read the folder {self.full(folder)}: {describe_os_error(error)}"
+            fix = "check the disk or the network share"
+            raise DataError(problem, fix=fix) from error
 
     def identity(self, path: str) -> tuple[int, int] | None:
         """Return the device and inode of a folder, or None if they cannot be read."""
@@ -247,27 +247,9 @@ class Walk:
             raise DataError(f"permission denied: {self.refused[0]}{more}", fix=fix)
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a regular file or a link to one (False for circular links)."""
+def _leads(kind: Callable[[], bool]) -> bool:
+    """Return whether an entry is of a kind or a link to one (False for circular links)."""
     try:
-        return entry.is_file()
+        return kind()
     except OSError:
         return False
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or a link to one (False for circular links)."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def literal_folders(pattern: str) -> str:
-    """Escape the first folders of a pattern if they exist as typed, e.g. `shoes [old]/*.jpg`."""
-    folder = os.path.dirname(pattern)  # noqa: PTH120
-    while glob.has_magic(folder):
-        if os.path.isdir(folder):  # noqa: PTH112 - Path would raise on odd names
-            return glob.escape(folder) + pattern[len(folder) :]
-        folder = os.path.dirname(folder)  # noqa: PTH120
-    return pattern

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from vitft.data.mistaken import MistakenData, mistaken_data
+from vitft.data.mistaken import mistaken_data
 from vitft.models.pretrained.catalog import canonical_name, entries_by_name, parse_hub_name
 from vitft.models.pretrained.fetch import fetch
 from vitft.system.errors import RunError
@@ -134,10 +134,10 @@ def _missing_model(run: str, path: Path, *, graphs: bool, spell: Spelling) -> Ru
     return RunError(f"no model in {run}", fix=fix)
 
 
-def _no_model_but_data(run: str, data: MistakenData, spell: Spelling) -> RunError:
-    near = suggest_runs(run, otherwise="", spell=spell)
-    fix = "; ".join(filter(None, (near, data.use)))
-    return RunError(f"{run} is {data.what}, not a trained model", fix=fix)
+def _no_model_but_data(run: str, data: tuple[str, str], spell: Spelling) -> RunError:
+    near, (what, use) = suggest_runs(run, otherwise="", spell=spell), data
+    fix = "; ".join(filter(None, (near, use)))
+    return RunError(f"{run} is {what}, not a trained model", fix=fix)
 
 
 def _inner_models(path: Path, *, graphs: bool) -> list[Path]:

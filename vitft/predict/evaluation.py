@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.data.image_table import GROUP_COLUMN, Images
+from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, split_labels
 from vitft.data.images import read_bytes
-from vitft.data.label_sets import JOINER, split_labels
 from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,

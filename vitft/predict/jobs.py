@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from vitft.data.missing import check_some_exist, is_missing
+from vitft.data.listed_files import check_some_exist, is_missing
 from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
-from vitft.data.label_sets import join_labels
+from vitft.data.image_table import join_labels
 from vitft.system.console import visible
 from vitft.system.text import csv_line, json_line, percent
 

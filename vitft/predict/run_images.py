@@ -27,7 +27,6 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError
 from vitft.system.rundir import RunDir
-from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -186,32 +185,21 @@ def as_in_run(data: Images, folder: Path, known: Sequence[str]) -> Images:
             data = changed
     if not config.data.fixes or not _is_own_data(data, config, folder):
         return data
-    labels = {row.path: data.classes[row.label] for row in data.rows}
-    labels |= dict.fromkeys((path for path, _ in data.bad), "")
     classes = tuple(dict.fromkeys([*known, *data.classes]))
     try:
         table, _ = open_table(Path(config.data.fixes), config.data.fixes_digest)
-        found = read_decisions(table, labels, classes)
+        found = read_decisions(table, data, classes)
     except DataError as error:
         log.warning(f"the fixes of the run are not applied: {error.problem}")
         return data
-    changes = found.changes
-    new = [changes.get(row.path, labels[row.path]) for row in data.rows]
-    left = {name for name in new if name is not None}
+    left = {name for name in found.names if name is not None}
     if not left:
         raise DataError(
             f"the fixes of the run leave out all images in {data.source}",
             fix="evaluate other images",
         )
-    pairs = zip(data.rows, new, strict=True)
-    moved = sum(name not in (None, labels[row.path]) for row, name in pairs)
-    dropped = new.count(None)
-    log.info(
-        f"applied the fixes of the run ({config.data.fixes}): {count(dropped, 'image')} left out, "
-        f"{moved:,} relabelled{found.without_effect}"
-    )
-    bad = tuple(entry for entry in data.bad if entry[0] not in changes)
-    return replace(data.relabelled(new, {*data.classes} & {*known} | left), bad=bad)
+    log.info(f"applied the fixes of the run ({config.data.fixes}): {found.summary}")
+    return replace(data.relabelled(found.names, {*data.classes} & {*known} | left), bad=found.bad)
 
 
 def _is_own_data(data: Images, config: Config, folder: Path) -> bool:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
-from vitft.data.folder import assign_parts
 from vitft.data.image_table import Images
 from vitft.data.remote.copies import prepare_data
-from vitft.data.scan import scan
+from vitft.data.scan import assign_parts, scan
 from vitft.models.pretrained.catalog import RANDOM, check_weights_name, weights_name
 from vitft.system.errors import DataError, UsageError
 from vitft.system.files import free_name

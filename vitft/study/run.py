@@ -23,8 +23,8 @@ from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, open_image
 from vitft.data.inspection import Pixels, in_order, log_inspection, measure_grey_range
+from vitft.data.split import images_of_weights
 from vitft.data.transforms import EvalTransform, eval_view
-from vitft.data.weights_images import images_of_weights
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import vanished_error
 from vitft.features.folds import CV_FOLDS

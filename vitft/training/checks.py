@@ -20,13 +20,12 @@ from vitft.config.sections import DataSpec
 from vitft.data.demo import DEMO_FOLDER
 from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import assign_parts
 from vitft.data.image_table import Images
 from vitft.data.label_table import SETTING_OF
 from vitft.data.parts import Part
 from vitft.data.remote.copies import prepare_data
 from vitft.data.remote.places import place_of, short_name
-from vitft.data.scan import scan
+from vitft.data.scan import assign_parts, scan
 from vitft.data.split import check_folder_classes, first_part, run_manifest
 from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder

@@ -1,13 +1,13 @@
 """What a run records about itself: its directory and first files, its status, and its end."""
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from vitft.config.run import flat_settings, to_toml
-from vitft.data.split import write_class_indices
 from vitft.system.device import describe_device, peak_memory, vector_instructions
 from vitft.system.errors import ResourceError, Stopped
 from vitft.system.malloc import freed_memory_kept
@@ -67,7 +67,8 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
             if group.is_main:
                 run.write("config.toml", to_toml(config))
                 manifest.write(run.split)
-                write_class_indices(run.class_indices, manifest.outputs)
+                names = json.dumps(dict(enumerate(manifest.outputs)), indent=4)  # as the reference
+                run.write(run.class_indices.name, names)
                 write_for_resume(run, WEIGHTS_FILE, start.report.provenance)
                 if start.trials:
                     found = untried(config.train.budget_s, start.trials)

@@ -18,7 +18,6 @@ from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
-from vitft.data.folder import assign_parts
 from vitft.data.image_table import Images, Row
 from vitft.data.inspection import (
     describe_counts,
@@ -28,12 +27,19 @@ from vitft.data.inspection import (
 )
 from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
-from vitft.data.scan import scan
-from vitft.data.split import check_folder_classes, draw, joined_groups, joined_note, split
-from vitft.data.split_chart import log_split
+from vitft.data.scan import assign_parts, scan
+from vitft.data.split import (
+    check_folder_classes,
+    draw,
+    images_of_weights,
+    joined_groups,
+    joined_note,
+    log_split,
+    run_of_weights,
+    split,
+)
 from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import View, eval_view
-from vitft.data.weights_images import images_of_weights, run_of_weights
 from vitft.features.cache import default_folder, key_of, prune
 from vitft.features.cut import cut_model
 from vitft.features.extract import Extractor, vanished_error
@@ -245,13 +251,13 @@ def split_images(
         duplicates = group.main_only(fingerprints.duplicate_groups)
         copies = count(len(duplicates), "image")
         log.info(f"near-duplicates: {copies}. Each group is kept on one side of the split")
-    groups = joined_groups(images.rows, duplicates)
-    if note := joined_note(images.rows, groups, duplicates):
+    groups = joined_groups(images, duplicates)
+    if note := joined_note(images, groups, duplicates):
         log.warning(note)
     if fingerprints is not None and spec.like:
         former = group.main_only(lambda: former_split(spec, images, fingerprints))
         check_matches(spec.like, former, images)
-    manifest = split(images, spec, groups=groups, former=former, listed=listed)
+    manifest = split(images, spec, duplicates=duplicates, former=former, listed=listed)
     log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))

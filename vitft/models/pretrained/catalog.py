@@ -389,6 +389,7 @@ _FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
 """Suffixes that identify a string as a path rather than a name, even if no such file exists."""
 _BLOCK = re.compile(r"(?:blocks|encoder\.layer|vit\.encoder\.layer)\.(\d+)\.")
 """Beginning of the name of a tensor of a block, in files of vitft and timm or transformers."""
+_CHOOSE_WEIGHTS = ", and choose weights from `vitft weights list`"
 RANDOM = "random:"  # `random:NAME` has NAME's architecture and random weights
 
 
@@ -486,7 +487,7 @@ def _weights_in_folder(path: Path) -> Path:
             fix="use it with --run or vitft.load, or export the run with --safetensors",
         )
     if data := mistaken_data(path):
-        raise WeightsError(f"{path} is {data.what}, not weights", fix=data.weights_fix)
+        raise WeightsError(f"{path} is {data[0]}, not weights", fix=data[1] + _CHOOSE_WEIGHTS)
     raise WeightsError(
         f"{path} contains no weight file ({listing(entries) if entries else 'it is empty'})",
         fix="pass a weight file, a run directory or a folder exported by vitft",
@@ -574,7 +575,8 @@ def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:
             fix=f"use {other}" if other.is_file() else "use the weight file to which it belongs",
         )
     if data := mistaken_data(file):
-        raise WeightsError(f"{file} is {data.what}, not a weight file", fix=data.weights_fix)
+        problem = f"{file} is {data[0]}, not a weight file"
+        raise WeightsError(problem, fix=data[1] + _CHOOSE_WEIGHTS)
     kind = weight_format(file)
     if not kind:
         suffix = f"the suffix {file.suffix}" if file.suffix else "no suffix"

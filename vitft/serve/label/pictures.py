@@ -4,8 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from vitft.data.folder import check_is_folder
 from vitft.data.image_table import Images, Row
+from vitft.data.mistaken import check_is_folder
 from vitft.data.walk import Walk, by_suffix, unused_files, unused_notes
 from vitft.system.errors import DataError
 from vitft.system.text import count
@@ -22,7 +22,7 @@ def find_pictures(root: Path) -> Images:
     """
     check_is_folder(root)
     walk = Walk(os.fspath(root))
-    paths = walk.images_in("")
+    paths = [*walk.images()]
     walk.raise_if_refused()
     if not paths:
         content = by_suffix(unused_files(walk.unused()))
