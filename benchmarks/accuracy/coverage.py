@@ -35,6 +35,7 @@ from vitft.features.head import solve_head
 from vitft.metrics.calibration import (
     ScoredSet,
     bin_by_confidence,
+    binned_error,
     calibrate_temperature,
     confidence_and_correctness,
 )
@@ -102,9 +103,9 @@ def truths(logits: Tensor, labels: Tensor, prior: np.ndarray[Any, Any]) -> dict[
         "recall": rates.diagonal(),
         "precision": hit / np.maximum(mass.sum(axis=0), 1e-12),
         "F1": 2 * hit / (mass.sum(axis=0) + mass.sum(axis=1)),
-        "calibration error": bin_by_confidence(
-            *confidence_and_correctness(logits.double().numpy(), labels.numpy())
-        ).gap,
+        "calibration error": binned_error(
+            bin_by_confidence(*confidence_and_correctness(logits.double().numpy(), labels.numpy()))
+        ),
         "log-loss": F.cross_entropy(logits, labels).item(),
     }
 
@@ -134,7 +135,7 @@ def bootstrap(
         "precision": percentile(hits / np.maximum(columns, 1)),
         "F1": percentile(2 * hits / (rows + columns)),
         "calibration error": percentile(
-            np.array([bin_by_confidence(conf[i], right[i]).gap for i in picks])
+            np.array([binned_error(bin_by_confidence(conf[i], right[i])) for i in picks])
         ),
         "log-loss": percentile(loss[many].mean(axis=1)),
     }
@@ -194,9 +195,11 @@ def simulate(world: World, splits: int, slow: int) -> None:
                 inside = (low <= truth[name]) & (truth[name] <= high)
                 kept[name] += np.atleast_1d(inside).tolist()
                 rough[name] += np.atleast_1d(high - low).tolist()
-            before = bin_by_confidence(
-                *confidence_and_correctness(raw.double().numpy(), fresh_y.numpy())
-            ).gap
+            before = binned_error(
+                bin_by_confidence(
+                    *confidence_and_correctness(raw.double().numpy(), fresh_y.numpy())
+                )
+            )
             calibration = figures["calibration"]
             errors["true, before"].append(before)
             errors["estimated, before"].append(calibration["ece_before"])
@@ -238,7 +241,9 @@ def real(data: Path, weights: Path, seeds: int, into: Path) -> None:
             rows["upper end after"].append(100 * calibration["ece_interval"][1])
             rows["plain sum, before"].append(
                 100
-                * bin_by_confidence(*confidence_and_correctness(logits.numpy(), labels.numpy())).gap
+                * binned_error(
+                    bin_by_confidence(*confidence_and_correctness(logits.numpy(), labels.numpy()))
+                )
             )
             rows["plain sum, after"].append(100 * calibration["ece_binned"])
             rows["loss before"].append(F.cross_entropy(logits, labels).item())

@@ -30,7 +30,12 @@ from PIL import Image, ImageEnhance, ImageOps
 from benchmarks.accuracy.blocks_read import extract
 from benchmarks.folders import merge_splits
 from vitft.features.head import cross_validate, solve_head
-from vitft.metrics.calibration import bin_by_confidence, confidence_and_correctness, log_losses
+from vitft.metrics.calibration import (
+    bin_by_confidence,
+    binned_error,
+    confidence_and_correctness,
+    log_losses,
+)
 from vitft.metrics.classification import classification_metrics, probability_metrics
 from vitft.metrics.intervals import PairedDifference, accuracy_interval, mean_interval
 
@@ -144,9 +149,9 @@ def true_values(rng: np.random.Generator, spread: float) -> dict[str, Any]:
         "accuracy of kept": [right[kept].mean()],
         "difference of two models": [0.0],
         "log-loss": [log_losses(logits, labels).mean()],
-        "calibration error, small": [bin_by_confidence(conf, right).gap],
+        "calibration error, small": [binned_error(bin_by_confidence(conf, right))],
         "calibration error, large": [
-            bin_by_confidence(*confidence_and_correctness(SHARPER * logits, labels)).gap
+            binned_error(bin_by_confidence(*confidence_and_correctness(SHARPER * logits, labels)))
         ],
         "all labels right": [many["top1"]],
         "average precision of a label": [r["ap"] for r in of_labels["per_label"].values()],

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 import vitft
 from vitft.data.split import run_manifest
-from vitft.features.folds import stratified_subset
+from vitft.features.folds import Folded, stratified_subset
+from vitft.features.head import choose_penalty
 from vitft.features.logistic import Standardizer, linear_logits, solve_logistic
-from vitft.features.penalty import choose_penalty
 
 WAYS = ("as chosen", "/ root of the ratio", "/ ratio", "chosen on all")
 
@@ -42,8 +42,9 @@ def compare_ways(x: Tensor, y: Tensor, classes: int, *, ratio: int, seed: int) -
     x, y, held_out, truth = scale(x[train]), y[train], scale(x[rest]), y[rest]
     one = torch.ones(1, len(y))
     rows = stratified_subset(y, len(y) // ratio, seed)
-    chosen, _ = choose_penalty(x[rows], y[rows], one[:, rows], classes=classes, seed=seed)
-    best, _ = choose_penalty(x, y, one, classes=classes, seed=seed)
+    data = Folded(x=x, y=y, sample_weight=one[0], classes=classes, seed=seed)
+    chosen, _ = choose_penalty(data.some(rows))
+    best, _ = choose_penalty(data)
     assert isinstance(chosen, float)
     found, actual = [], len(y) / len(rows)
     for l2 in (chosen, chosen / actual**0.5, chosen / actual, best):

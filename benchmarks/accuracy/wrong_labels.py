@@ -93,10 +93,10 @@ def main() -> None:
                     y[i] = random.choice(len(classes), p=chances[y[i]])
             given, bad = torch.from_numpy(y), y != truth
             logits = out_of_fold_logits(x, given, own, classes=len(classes), seed=0)
-            scores = score_given_labels(logits, x, given, own)
+            found, wrong = score_given_labels(logits, x, given, own)
             reports = {
-                "vitft": (scores.wrong > 0.5).numpy(),
-                "cleanlab": cleanlab_issues(y, scores.probabilities),
+                "vitft": (wrong > 0.5).numpy(),
+                "cleanlab": cleanlab_issues(y, found),
             }
             for tool, report in reports.items():
                 if report is not None:

@@ -33,7 +33,7 @@ from vitft.export import (
     scores,
     store_model,
 )
-from vitft.features import ClassStatistics, Reference
+from vitft.features import Reference
 from vitft.models import Card, NumpyModel, VisionTransformer, normalise
 from vitft.report import digest_source
 from vitft.system import visible
@@ -117,7 +117,7 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
     width, blocks = config.width, config.depth - config.read_blocks
     if blocks:
         more = np.random.default_rng(2).normal(size=(3, width, width)).astype(np.float32)
-        intermediate = ClassStatistics(centre=more[0, 0], means=more[1, :4], within=more[2])
+        intermediate = Reference(centre=more[0, 0], means=more[1, :4], within=more[2])
         reference = replace(reference, intermediate_blocks=blocks, intermediate=intermediate)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     content = store_model(weights, reference, bits)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.features.test_head import blobs
+from tests.features.test_head import blobs, unfolded
 from vitft.features import (
     HeadMethod,
     choose_penalty,
@@ -81,13 +81,13 @@ def test_every_image_is_scored_by_a_head_that_was_not_fitted_to_it() -> None:
     )
 
     assert found is not None
-    told, held_out = found
+    told, (rows, logits) = found
     assert told["images"] == 120
     assert told["top1"] < 0.5  # noise: a third by chance, all of it if judged on what was seen
     assert told["top1_interval"][0] < 1 / 3 < told["top1_interval"][1] or told["top1"] < 1 / 3
     assert [point["images"] for point in told["curve"]] == [12, 24, 48, 96]
     assert len(told["weak_spots"]) == 3
-    right = (held_out.logits.argmax(dim=-1) == y[held_out.rows]).float().mean().item()
+    right = (logits.argmax(dim=-1) == y[rows]).float().mean().item()
     assert right == pytest.approx(told["top1"])
 
 
@@ -121,9 +121,7 @@ def test_balanced_classes_count_the_same_in_cross_validation() -> None:
 
     assert plain is not None
     assert fair is not None
-    recalls = [
-        (found[1].logits.argmax(dim=-1)[y == 1] == 1).float().mean() for found in (plain, fair)
-    ]
+    recalls = [(found[1][1].argmax(dim=-1)[y == 1] == 1).float().mean() for found in (plain, fair)]
     assert recalls[0] < 0.2 < 0.5 < recalls[1]
     assert [point["images"] for point in fair[0]["curve"]] == [
         point["images"] for point in plain[0]["curve"]
@@ -147,18 +145,18 @@ def test_no_head_is_fitted_to_images_that_are_apart() -> None:
     assert near[0] == far[0]
     assert near[0]["images"] == near[0]["of"] == 48
     assert near[0]["curve"][-1]["images"] == pytest.approx(0.8 * 48, abs=1)
-    assert torch.equal(near[1].logits[~apart], far[1].logits[~apart])
-    assert near[1].rows.tolist() == list(range(60))  # all images have logits
+    assert torch.equal(near[1][1][~apart], far[1][1][~apart])
+    assert near[1][0].tolist() == list(range(60))  # all images have logits
 
 
 def test_a_penalty_is_tried_for_each_half_power_of_ten_while_the_loss_falls() -> None:
     y = torch.arange(2).repeat(1000)
     x = 100 * (2 * y[:, None] - 1).float()  # the weaker the penalty, the more certain
 
-    _, path = choose_penalty(x / 100, y, torch.ones(1, 2000), classes=2, seed=0)
+    _, path = choose_penalty(unfolded(x / 100, y, classes=2))
 
     half_powers = [10 ** (-i / 2) for i in range(9)]  # from 1 to 0.0001
-    assert [score.l2 for score in path] == pytest.approx(half_powers, rel=0.06)
+    assert [score["l2"] for score in path] == pytest.approx(half_powers, rel=0.06)
 
 
 def test_copies_of_an_image_are_held_out_together() -> None:
@@ -172,7 +170,7 @@ def test_copies_of_an_image_are_held_out_together() -> None:
     )
 
     assert torch.equal(held[: len(y)], held[len(y) :])
-    assert max(tried.top1 for tried in solved.path) < 0.5  # a third is chance
+    assert max(tried["cv_top1"] for tried in solved.path) < 0.5  # a third is chance
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -215,8 +213,8 @@ def test_a_class_in_one_group_is_known_to_every_head_but_not_counted() -> None:
     )
 
     assert scores is not None
-    results, held_out = scores
+    results, (rows, logits) = scores
     assert (results["images"], results["of"], results["top1"]) == (40, 43, 1.0)
-    assert held_out.rows.tolist() == [*range(40)]
-    assert held_out.logits[:, 2].isfinite().all()
+    assert rows.tolist() == [*range(40)]
+    assert logits[:, 2].isfinite().all()
     assert {weak["class"] for weak in results["weak_spots"]} == {"a", "b"}

@@ -1,7 +1,5 @@
 """Folds for cross-validation and samples of images."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -9,35 +7,10 @@ import torch
 from vitft.features import (
     CV_FOLDS,
     Folded,
-    rows_of_views,
     sample_classes,
-    spread_classes,
     stratified_folds,
     stratified_subset,
 )
-
-
-@pytest.mark.parametrize(
-    ("labels", "group", "fold", "count", "expected"),
-    [
-        pytest.param([0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 0, 1], 2, [0, 1, 0, 1], id="last group"),
-        pytest.param([0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 0, 1], 3, [0, 2, 0, 1], id="empty fold"),
-        pytest.param([0, 0, 1, 1], [0, 0, 1, 2], [2, 2, 0, 2], 3, [1, 1, 0, 1], id="one group"),
-        pytest.param([0, 0, 1, 1], [0, 1, 1, 2], [0, 0, 0, 0], 2, [0, 1, 1, 0], id="shared group"),
-        pytest.param([5, 5, 9, 9], [7, 7, 8, 8], [1, 1, 1, 1], 2, [0, 0, 0, 0], id="one fold"),
-        pytest.param([], [], [], 2, [], id="no images"),
-    ],
-)
-def test_a_class_with_several_groups_is_in_two_folds(
-    labels: Sequence[int],
-    group: Sequence[int],
-    fold: Sequence[int],
-    count: int,
-    expected: Sequence[int],
-) -> None:
-    fold_id, classes, groups = (np.array(v, dtype=np.int64) for v in (fold, labels, group))
-
-    assert spread_classes(fold_id, classes, groups, count).tolist() == expected
 
 
 def test_groups_of_one_image_change_no_fold() -> None:
@@ -69,16 +42,29 @@ def test_a_subset_has_at_most_so_many_images_in_proportion(most: int, sizes: lis
 def test_rows_that_a_fold_holds_out_have_no_weight_in_any_view() -> None:
     weight = torch.arange(1.0, 13.0)
 
-    data = Folded.of(torch.zeros(12, 1), torch.zeros(12).long(), weight, classes=1, seed=0, views=2)
+    data = Folded(
+        x=torch.zeros(12, 1),
+        y=torch.zeros(12).long(),
+        sample_weight=weight,
+        classes=1,
+        seed=0,
+        views=2,
+    )
 
     held = torch.stack([data.fold_id == k for k in range(CV_FOLDS)]).repeat(1, 2)
     assert held.sum() == 12
     assert torch.equal(data.weights, torch.where(held, 0, weight))
 
 
-def test_the_views_of_an_image_are_so_many_rows_apart() -> None:
-    assert rows_of_views(torch.tensor([1, 3]), 5, 3).tolist() == [1, 3, 6, 8, 11, 13]
-    assert rows_of_views(torch.tensor([1, 3]), 5, 1).tolist() == [1, 3]
+def test_the_views_of_an_image_are_chosen_together() -> None:
+    rows = torch.arange(15)
+    data = Folded(x=rows[:, None], y=rows, sample_weight=rows, classes=1, seed=0, views=3)
+
+    some = data.some(torch.tensor([1, 3]))
+
+    for found in (some.x[:, 0], some.y, some.sample_weight):
+        assert found.tolist() == [1, 3, 6, 8, 11, 13]
+    assert some.truth.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -96,40 +82,43 @@ def test_classes_are_left_out_if_too_few_images_of_each_would_remain(
 ) -> None:
     y = torch.arange(20) % 4
 
-    found = sample_classes(y, 4, most=most, most_logits=most_logits, per_class=per_class, seed=0)
+    rows, targets, count = sample_classes(
+        y, 4, most=most, most_logits=most_logits, per_class=per_class, seed=0
+    )
 
-    assert found.classes == classes
-    assert len(found.images) == images
-    assert sorted({*found.y.tolist()}) == [*range(classes)]
-    kept = sorted({*y[found.images].tolist()})
-    assert y[found.images].tolist() == [kept[i] for i in found.y]
+    assert count == classes
+    assert len(rows) == images
+    assert sorted({*targets.tolist()}) == [*range(classes)]
+    kept = sorted({*y[rows].tolist()})
+    assert y[rows].tolist() == [kept[i] for i in targets]
 
 
 @pytest.mark.parametrize(("classes", "most_logits"), [(200, 4000), (400, 20_000), (400, 1000)])
 def test_a_sample_of_classes_keeps_to_the_number_of_logits(classes: int, most_logits: int) -> None:
     y = torch.arange(classes).repeat_interleave(12)
 
-    found = sample_classes(y, classes, most=1000, most_logits=most_logits, per_class=5, seed=0)
+    rows, _, count = sample_classes(
+        y, classes, most=1000, most_logits=most_logits, per_class=5, seed=0
+    )
 
-    assert 0.6 * most_logits <= len(found.images) * found.classes <= 3 * most_logits
-    assert len(found.images) >= 5 * found.classes
+    assert 0.6 * most_logits <= len(rows) * count <= 3 * most_logits
+    assert len(rows) >= 5 * count
 
 
 def test_a_class_with_a_single_image_is_left_out_first() -> None:
     y = torch.tensor([0] * 6 + [1] + [2] * 6 + [3])
 
     for seed in range(6):
-        found = sample_classes(y, 4, most=6, most_logits=100, per_class=3, seed=seed)
-        assert {*y[found.images].tolist()} == {0, 2}
-    alone = sample_classes(torch.arange(8), 8, most=4, most_logits=100, per_class=2, seed=0)
-    assert alone.classes == 2
+        rows, _, _ = sample_classes(y, 4, most=6, most_logits=100, per_class=3, seed=seed)
+        assert {*y[rows].tolist()} == {0, 2}
+    _, _, count = sample_classes(torch.arange(8), 8, most=4, most_logits=100, per_class=2, seed=0)
+    assert count == 2
 
 
 def test_labels_of_a_sample_are_kept_whole() -> None:
     y = torch.eye(4, dtype=torch.int64).repeat(5, 1)
 
-    found = sample_classes(y, 4, most=10, most_logits=1000, per_class=9, seed=0)
+    rows, targets, count = sample_classes(y, 4, most=10, most_logits=1000, per_class=9, seed=0)
 
-    assert found.classes == 4
-    assert len(found.images) == 10
-    assert torch.equal(found.y, y[found.images])
+    assert (count, len(rows)) == (4, 10)
+    assert torch.equal(targets, y[rows])

@@ -7,12 +7,10 @@ from scipy.optimize import minimize
 
 from vitft.data import Row
 from vitft.features import (
-    LabelScores,
     check_labels,
     find_mislabels,
     fit_powers,
     out_of_fold_logits,
-    probably_wrong,
     score_given_labels,
     votes_outside_group,
 )
@@ -34,7 +32,7 @@ def test_swapped_labels_are_found_and_correct_ones_are_not() -> None:
 
     logits = out_of_fold_logits(x, y, alone, classes=3, seed=0)
     paths = [[str(row)] for row in range(len(y))]
-    found = find_mislabels(score_given_labels(logits, x, y, alone), y, paths, "012")
+    found = find_mislabels(*score_given_labels(logits, x, y, alone), y, paths, "012")
 
     assert sorted(int(suspect["path"]) for suspect in found) == swapped
     assert all(int(s["suggested"]) == truth[int(s["path"])] for s in found)
@@ -80,23 +78,15 @@ def test_an_image_with_weight_zero_is_not_fitted_but_scored() -> None:
 def test_a_label_is_reported_if_it_is_more_probably_wrong_than_right() -> None:
     given = torch.tensor([0.5, 0.2, 0.0301, 0.0299, 0.001])
     probabilities = torch.stack([given, 1 - given], dim=1)
-    scores = LabelScores(probabilities, probably_wrong(given, 0.03, others=1))
+    odds = 0.03 / 0.97 * (1 - given) / given  # by Bayes' theorem, if 3% of the labels are wrong
+    y = torch.zeros(5, dtype=torch.long)
 
-    found = find_mislabels(scores, torch.zeros(5, dtype=torch.long), "abcde", ["cat", "dog"])
+    found = find_mislabels(probabilities, odds / (1 + odds), y, "abcde", ["cat", "dog"])
 
     assert [mislabel["path"] for mislabel in found] == ["e", "d"]
     assert found[1]["given_probability"] == pytest.approx(0.0299)
     assert found[1]["suggested_probability"] == pytest.approx(0.9701)
     assert (found[1]["label"], found[1]["suggested"]) == ("cat", "dog")
-
-
-def test_the_probability_of_a_wrong_label_follows_bayes_theorem() -> None:
-    # A class that 2 of 100 images have. Of 1,000 labels, 100 are wrong, 25 of each other class.
-    expected = 0.1 * 0.98 / 4 / (0.1 * 0.98 / 4 + 0.9 * 0.02)
-
-    found = probably_wrong(torch.tensor([0.02, 0.0, 1.0]), 0.1, others=4)
-
-    assert found.tolist() == pytest.approx([expected, 1.0, 0.0])
 
 
 def hard_labels(count: int, *, wrong: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -115,10 +105,10 @@ def test_correct_labels_of_a_difficult_dataset_are_not_reported(sharper: float) 
     assert (logits.argmax(dim=-1) == y).float().mean() < 0.8
     x = torch.ones(len(y), 1)  # all images have the same neighbours, so these say nothing
 
-    scores = score_given_labels(sharper * logits, x, y, range(len(y)))
+    _, wrong = score_given_labels(sharper * logits, x, y, range(len(y)))
 
     overconfident = (sharper * logits).softmax(dim=-1).gather(1, y[:, None])[:, 0]
-    assert (scores.wrong > 0.5).sum() <= 15
+    assert (wrong > 0.5).sum() <= 15
     assert sharper < 2 or (overconfident < 1 / 31).sum() > 60
 
 
@@ -179,9 +169,9 @@ def test_the_powers_and_the_fraction_of_wrong_labels_are_the_most_probable_ones(
 
 def test_wrong_and_missing_labels_are_sorted_by_the_probability_of_what_is_given() -> None:
     probabilities = torch.tensor([[0.3, 0.9], [0.05, 0.8]])
-    scores = LabelScores(probabilities, torch.ones(2, 2))
+    y, paths = torch.tensor([[1, 0], [1, 1]]), [["x", "x2"], ["y"]]
 
-    found = find_mislabels(scores, torch.tensor([[1, 0], [1, 1]]), [["x", "x2"], ["y"]], "ab")
+    found = find_mislabels(probabilities, torch.ones(2, 2), y, paths, "ab")
 
     assert [(m["path"], m["label"], m["suggested"]) for m in found] == [
         ("y", "a", "not a"),
@@ -201,14 +191,14 @@ def test_the_probability_of_a_label_multiplies_those_of_the_head_and_of_the_vote
     logits = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
     votes = votes_outside_group(x, y, torch.arange(12), classes=3)
 
-    found = score_given_labels(logits, x, y, range(12))
+    chances, found = score_given_labels(logits, x, y, range(12))
 
     head = logits.sigmoid()
     has, lacks = head * (votes + 0.05), (1 - head) * (1 - votes + 0.05)
-    torch.testing.assert_close(found.probabilities, has / (has + lacks))
-    right = torch.where(y.bool(), found.probabilities, 1 - found.probabilities)
+    torch.testing.assert_close(chances, has / (has + lacks))
+    right = torch.where(y.bool(), chances, 1 - chances)
     wrong = 0.03 * (1 - right)  # 3% of the labels are taken to be wrong
-    torch.testing.assert_close(found.wrong, wrong / (wrong + 0.97 * right))
+    torch.testing.assert_close(found, wrong / (wrong + 0.97 * right))
 
 
 def confusable_labels() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -229,8 +219,8 @@ def test_wrong_labels_of_similar_classes_are_found() -> None:
     alone = torch.arange(len(y))
 
     logits = out_of_fold_logits(x, y, alone, classes=24, seed=0)
-    scores = score_given_labels(logits, x, y, alone)
-    found = torch.nonzero(scores.wrong > 0.5).flatten().tolist()
+    _, wrong = score_given_labels(logits, x, y, alone)
+    found = torch.nonzero(wrong > 0.5).flatten().tolist()
 
     hits = len({*found} & {*swapped})
     assert hits >= 25  # of 36; none if each of the 23 other classes were equally probable

@@ -69,8 +69,8 @@ def test_cross_validation_scores_every_image_by_heads_not_fitted_to_it() -> None
         x, y, ("a", "b", "c"), method=HeadMethod(l2=(0.1, 0.1, 0.1), read=8), balanced=False, seed=0
     )
 
-    results, held_out = found
-    assert held_out.logits.shape == (300, 3)
+    results, (_, logits) = found
+    assert logits.shape == (300, 3)
     assert results["top1"] == pytest.approx(
-        ((held_out.logits >= 0) == y.bool()).all(dim=1).float().mean().item()
+        ((logits >= 0) == y.bool()).all(dim=1).float().mean().item()
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.features import CurvatureHistory, minimise
+from vitft.features import minimise
 
 
 def bowls() -> tuple[Tensor, Tensor, Tensor]:
@@ -44,31 +44,6 @@ def test_few_evaluations_lead_to_the_bottom_of_a_bowl() -> None:
     assert visited[1].norm(dim=1)[1:].tolist() == pytest.approx([1, 1])  # no curvature is known
     torch.testing.assert_close(visited[1][0], slope[0])  # a gradient shorter than one
     assert len(visited) < 120
-
-
-@pytest.mark.parametrize("upwards", [8, 12])
-def test_the_direction_is_that_of_dense_bfgs_with_the_last_ten_steps(upwards: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    matrix = bowls()[0][1]
-    memory = CurvatureHistory([], [], [])
-    steps = torch.randn(13, 12, generator=generator, dtype=torch.float64)
-    steps[11] = 0  # has no curvature and is left out
-    changes = steps @ matrix
-    changes[upwards] *= -1  # has a negative curvature and is left out, too
-    for step, change in zip(steps, changes, strict=True):
-        memory.add(step[None], change[None])
-    gradient = torch.randn(12, generator=generator, dtype=torch.float64)
-
-    found = memory.downhill(gradient[None])[0]
-
-    one = torch.eye(12, dtype=torch.float64)
-    last = changes[-1]
-    inverse = one.clone() if upwards == 12 else one * (steps[-1] @ last) / (last @ last)
-    for step, change in zip(steps[3:], changes[3:], strict=True):
-        if (along := step @ change) > 0:
-            left = one - torch.outer(step, change) / along
-            inverse = left @ inverse @ left.T + torch.outer(step, step) / along
-    torch.testing.assert_close(found, -inverse @ gradient)
 
 
 def test_a_function_that_is_done_stays_where_it_is() -> None:

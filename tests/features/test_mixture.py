@@ -13,15 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.features import (
-    Candidate,
     Folded,
     HeadMethod,
     SolvedHead,
     choose_candidate,
     choose_head_method,
-    choose_shrinkage,
     cross_validate,
-    is_lower,
     linear_logits,
     mixture_weights,
     solve_discriminant,
@@ -108,11 +105,9 @@ def test_cross_validation_scores_the_head_that_reads_several_blocks() -> None:
 
     assert found is not None
     assert last is not None
-    told, held_out = found
+    told, (rows, logits) = found
     assert told["top1"] > last[0]["top1"] + 0.2
-    assert told["top1"] == pytest.approx(
-        (held_out.logits.argmax(dim=-1) == y[held_out.rows]).float().mean().item()
-    )
+    assert told["top1"] == pytest.approx((logits.argmax(dim=-1) == y[rows]).float().mean().item())
 
 
 def test_the_weights_of_a_mixture_leave_the_prior_only_with_evidence() -> None:
@@ -127,12 +122,12 @@ def test_the_weights_of_a_mixture_leave_the_prior_only_with_evidence() -> None:
     assert better[1] > 1
 
 
-def candidate(name: str, right: int, confidence: float, *, images: int = 100) -> Candidate:
+def scores(right: int, confidence: float, *, images: int = 100) -> Tensor:
     """Scores of `images` images of class 0, of which `right` are correct with one confidence."""
     odds = torch.tensor([confidence, 1 - confidence]).log()
-    scores = odds.expand(images, 2).clone()
-    scores[right:] = scores[right:].flip(dims=(1,))
-    return Candidate(HeadMethod(l2=0.1, read=1, name=name), scores)
+    found = odds.expand(images, 2).clone()
+    found[right:] = found[right:].flip(dims=(1,))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -151,31 +146,32 @@ def candidate(name: str, right: int, confidence: float, *, images: int = 100) ->
 def test_the_last_block_is_left_only_for_a_loss_lower_by_a_standard_error(
     today: tuple[int, float], several: tuple[int, float], mixture: tuple[int, float], chosen: str
 ) -> None:
-    y = torch.zeros(100, dtype=torch.long)
+    pairs = {LAST_BLOCK: today, SEVERAL_BLOCKS: several, MIXTURE: mixture}
 
-    found = choose_candidate(
-        candidate(LAST_BLOCK, *today),
-        candidate(SEVERAL_BLOCKS, *several),
-        candidate(MIXTURE, *mixture),
-        y,
+    name, candidates = choose_candidate(
+        {name: scores(*pair) for name, pair in pairs.items()}, torch.zeros(100, dtype=torch.long)
     )
 
-    assert found.method.name == chosen
+    assert name == chosen
+    assert [one["cv_top1"] for one in candidates] == [pair[0] / 100 for pair in pairs.values()]
 
 
 def test_a_lower_loss_is_lower_by_a_standard_error_of_the_differences() -> None:
     y = torch.zeros(100, dtype=torch.long)
-    other, ratios = candidate(LAST_BLOCK, 85, 0.86), []
+    today, ratios = scores(85, 0.86), []
     for confidence in np.linspace(0.55, 0.95, 400):
-        one = candidate(MIXTURE, 90, float(confidence))
-        gain = (other.losses(y) - one.losses(y)).numpy()
+        one = scores(90, float(confidence))
+        losses = [F.cross_entropy(each, y, reduction="none") for each in (today, one)]
+        gain = (losses[0] - losses[1]).numpy()
         ratios.append(gain.mean() / sem(gain))
+        every = {LAST_BLOCK: today, SEVERAL_BLOCKS: scores(0, 0.9), MIXTURE: one}
 
-        assert is_lower(one, other, y) == (ratios[-1] > 1)
-        described = one.described(y, other)
-        assert described.get("cv_gain") == pytest.approx(gain.mean(), abs=1e-6)
-        assert described.get("cv_gain_error") == pytest.approx(sem(gain), abs=1e-6)
-    assert "cv_gain" not in other.described(y)
+        name, candidates = choose_candidate(every, y)
+
+        assert (name == MIXTURE) == (ratios[-1] > 1)
+        assert candidates[2].get("cv_gain") == pytest.approx(gain.mean(), abs=1e-6)
+        assert candidates[2].get("cv_gain_error") == pytest.approx(sem(gain), abs=1e-6)
+        assert "cv_gain" not in candidates[0]
     assert any(1 < ratio < 1.1 for ratio in ratios)
     assert any(0.9 < ratio < 1 for ratio in ratios)
 
@@ -202,11 +198,14 @@ def test_the_weights_of_a_mixture_minimise_the_losses_and_a_penalty(images: int)
     assert np.log(found) == pytest.approx(expected, abs=1e-4)
 
 
+def folded(x: Tensor, y: Tensor) -> Folded:
+    return Folded(x=x, y=y, sample_weight=torch.ones(len(y)), classes=3, seed=0)
+
+
 @pytest.mark.parametrize(("more", "seed"), [(10, 0), (200, 1), (60, 2)])
 def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> None:
-    x, y = blocks(60, last=1.0, earlier=1.0, more=more, seed=seed)
-    data = Folded.of(x, y, torch.ones(60), classes=3, seed=0)
-    losses = {}
+    x, y = blocks(60, last=0.0, earlier=3.0, more=more, seed=seed)
+    data, losses = folded(x, y), {}
     for shrinkage in (0.02, 0.1, 0.3, 0.6, 0.9):
         logits = torch.empty(60, 3)
         for k in range(5):
@@ -214,11 +213,10 @@ def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> Non
             logits[data.fold_id == k] = linear_logits(x[data.fold_id == k], head).float()
         losses[shrinkage] = F.cross_entropy(tempered(logits, y)[1], y).item()
 
-    found, factor, scores = choose_shrinkage(data)
+    method, candidates = choose_head_method(data, l2=0.03, read=READ)
 
-    assert found == min(losses, key=losses.__getitem__)
-    assert F.cross_entropy(scores, y).item() == pytest.approx(losses[found], abs=1e-5)
-    assert factor > 0
+    assert method.shrinkage == min(losses, key=losses.__getitem__)
+    assert candidates[1]["cv_loss"] == pytest.approx(losses[method.shrinkage], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -229,15 +227,15 @@ def test_the_chosen_method_has_the_cross_validated_loss_of_its_candidate(
     last: float, earlier: float, more: int, name: str
 ) -> None:
     x, y = blocks(120, last=last, earlier=earlier, more=more)
-    data = Folded.of(x, y, torch.ones(120), classes=3, seed=0)
+    data = folded(x, y)
 
     method, candidates = choose_head_method(data, l2=0.03, read=READ)
 
-    scores = data.held_out(method.fit(x, y, data.weights, classes=3))
+    found = data.held_out(method.fit(x, y, data.weights, classes=3))
     (chosen,) = (one for one in candidates if one["reads"] == name)
     assert method.name == name
-    assert F.cross_entropy(scores, y).item() == pytest.approx(chosen["cv_loss"], rel=1e-3)
-    assert (scores.argmax(dim=-1) == y).float().mean().item() == pytest.approx(chosen["cv_top1"])
+    assert F.cross_entropy(found, y).item() == pytest.approx(chosen["cv_loss"], rel=1e-3)
+    assert (found.argmax(dim=-1) == y).float().mean().item() == pytest.approx(chosen["cv_top1"])
     plain = HeadMethod(l2=0.03, read=READ).fit(x, y, data.weights, classes=3)
     alone = data.held_out(plain) * method.alone
     assert F.cross_entropy(alone, y).item() == pytest.approx(candidates[0]["cv_loss"], rel=1e-3)

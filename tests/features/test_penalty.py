@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.features.test_head import unfolded
 from vitft.features import (
     PENALTIES,
     choose_penalty,
@@ -12,7 +13,6 @@ from vitft.features import (
     logistic,
     out_of_fold_logits,
     rough_fit,
-    sample_classes,
     solve_logistic,
 )
 
@@ -32,31 +32,15 @@ def accuracy(logits: Tensor, y: Tensor) -> float:
     return (logits.argmax(dim=1) == y).float().mean().item()
 
 
-def sampled(y: Tensor, classes: int, **limits: int) -> tuple[Tensor, Tensor, int]:
-    """Draw a sample of at most 100 images and 1,000 logits if no other limits are given."""
-    usual = {"most": 100, "most_logits": 1000, "per_class": 5, "seed": 0}
-    return sample_classes(y, classes, **(usual | limits))
-
-
-def test_all_images_are_used_within_the_limits() -> None:
-    y = torch.arange(10).repeat(10)
-
-    images, targets, classes = sampled(y, 10)
-
-    assert torch.equal(images, torch.arange(100))
-    assert torch.equal(targets, y)
-    assert classes == 10
-
-
 def test_penalties_fall_with_the_number_of_classes_beyond_a_hundred() -> None:
     x, y = many_classes(200, 2, width=3, noise=3.0)
-    few, some = y < 100, torch.ones(1, len(y))
+    few = y < 100
 
-    _, of_200 = choose_penalty(x, y, some, classes=200, seed=0)
-    _, of_100 = choose_penalty(x[few], y[few], some[:, few], classes=100, seed=0)
+    _, of_200 = choose_penalty(unfolded(x, y, classes=200))
+    _, of_100 = choose_penalty(unfolded(x[few], y[few], classes=100))
 
-    assert [score.l2 for score in of_100] == list(PENALTIES[: len(of_100)])
-    assert [2 * score.l2 for score in of_200] == list(PENALTIES[: len(of_200)])
+    assert [score["l2"] for score in of_100] == list(PENALTIES[: len(of_100)])
+    assert [2 * score["l2"] for score in of_200] == list(PENALTIES[: len(of_200)])
 
 
 def test_heads_of_many_classes_are_fitted_to_their_optimum() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.features.test_ood import drawn
-from vitft.features import REFERENCE_FILE, Reference, combined, fit_reference, read_reference
+from vitft.features import REFERENCE_FILE, Reference, fit_reference, read_reference
 from vitft.models import TimmConfig, ViTConfig
 from vitft.system import RunError
 
@@ -112,12 +112,6 @@ def test_a_reference_that_cannot_be_read_is_refused(reference: Reference, tmp_pa
         read_reference(tmp_path, 12, MODEL)
     (tmp_path / "file").touch()
     assert read_reference(tmp_path / "file", 12, MODEL) is None
-
-
-def test_the_cube_roots_of_both_distances_are_added() -> None:
-    found = combined([np.array([8.0, 0.0, 1.0]), np.array([27.0, 1.0, 0.0])])
-
-    assert found.tolist() == pytest.approx([125.0, 1.0, 1.0])
 
 
 def test_the_score_is_that_of_both_features(both: Reference, reference: Reference) -> None:

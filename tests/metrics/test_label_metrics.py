@@ -10,8 +10,6 @@ from vitft.metrics import (
     ScoredSet,
     TrainingLoss,
     are_right,
-    average_precision,
-    best_threshold,
     calibrate_temperature,
     calibrated_metrics,
     classification_metrics,
@@ -21,7 +19,6 @@ from vitft.metrics import (
     label_results,
     log_losses,
     logit_of,
-    losses,
     mean_fraction_interval,
     mean_loss,
     probability_metrics,
@@ -40,31 +37,11 @@ def scored(images: int = 200, labels: int = 3, seed: int = 0) -> tuple[Array, Ar
     return logits, (random.random((images, labels)) < sigmoid(logits)).astype(np.int64)
 
 
-def test_average_precision_is_that_of_scikit_learn_also_for_equal_scores() -> None:
+@pytest.mark.parametrize("digits", [0, 9])  # with 0, many scores are equal
+def test_the_metrics_are_those_of_scikit_learn(digits: int) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     logits, truth = scored()
-    scores = logits[:, 0].round()  # many are equal
-
-    found, _ = average_precision(scores, truth[:, 0] == 1)
-
-    assert found == pytest.approx(sklearn.average_precision_score(truth[:, 0], scores))
-
-
-def test_the_part_of_an_image_in_an_average_precision_is_about_what_is_lost_without_it() -> None:
-    logits, truth = scored(images=400)
-    flags = truth[:, 0] == 1
-    kept = [np.arange(400) != i for i in range(400)]
-
-    value, parts = average_precision(logits[:, 0], flags)
-
-    lost = [value - average_precision(logits[k, 0], flags[k])[0] for k in kept]
-    assert parts.sum() == pytest.approx(0, abs=1e-12)
-    assert parts == pytest.approx(np.array(lost), abs=1e-4)
-
-
-def test_the_metrics_are_those_of_scikit_learn() -> None:
-    sklearn = pytest.importorskip("sklearn.metrics")
-    logits, truth = scored()
+    logits = logits.round(digits)
 
     found = classification_metrics(
         torch.from_numpy(logits), torch.from_numpy(truth), ("a", "b", "c")
@@ -178,8 +155,8 @@ def test_the_loss_is_the_negative_log_likelihood_of_all_labels() -> None:
     assert np.allclose(log_losses(logits, truth), -np.log(chance))
     assert mean_loss(x, y).item() == pytest.approx(-np.log(chance).mean())
     assert TrainingLoss(several=True).total(x, y).item() == pytest.approx(-np.log(chance).sum())
-    smooth = losses(x, y, label_smoothing=1.0)  # every target becomes one half
-    assert torch.allclose(smooth, losses(x, torch.full_like(x, 0.5)))
+    smooth = TrainingLoss(several=True).total(x, y, label_smoothing=1.0)  # every target is one half
+    assert smooth.item() == pytest.approx(mean_loss(x, torch.full_like(x, 0.5)).item() * 200)
 
 
 def test_each_label_gets_its_own_temperature() -> None:
@@ -202,6 +179,12 @@ def test_every_label_of_every_image_counts_for_the_calibration_error() -> None:
     assert abs(confidence.mean() - right.mean()) < 0.03
     assert metrics["calibration"] is not None
     assert metrics["calibration"]["ece"] < 0.04
+
+
+def best_threshold(logits: Array, has_label: Array) -> float:
+    """Return the threshold of one label that is chosen on all images."""
+    values, _ = fit_thresholds(ScoredSet(logits[:, None], has_label[:, None]))
+    return float(values[0])
 
 
 def test_the_best_threshold_is_that_of_an_exhaustive_search() -> None:
@@ -236,11 +219,11 @@ def test_a_threshold_is_halfway_between_two_logits(has_label: list[int], thresho
 def test_thresholds_of_validation_images_are_chosen_without_them() -> None:
     logits, truth = scored(40, 2)
 
-    found = fit_thresholds(ScoredSet(logits, truth))
+    values, held_out = fit_thresholds(ScoredSet(logits, truth))
 
-    assert found.value.shape == (2,)
-    assert found.held_out.shape == (40, 2)
-    assert len(np.unique(found.held_out[:, 0])) > 1
+    assert values.shape == (2,)
+    assert held_out.shape == (40, 2)
+    assert len(np.unique(held_out[:, 0])) > 1
     assert best_threshold(logits[:, 0], np.zeros(40, np.int64)) == 0.0
 
 

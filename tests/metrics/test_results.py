@@ -2,15 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.support.run_files import make_run
-from vitft.metrics import Interval, Loss, Positive, RunResults, check_confusion, read_results
+from vitft.metrics import Interval, Loss, Positive, read_results
 from vitft.system import RunError, StructureError, structured
-
-PATH = Path("run/eval.json")
 
 
 @pytest.mark.parametrize(
@@ -38,43 +36,60 @@ def test_implausible_numbers_in_results_are_refused(
             structured(value, kind)
 
 
-def two_classes(confusion: list[list[int]], **more: Any) -> RunResults:
-    """Return results of the classes a and b with a confusion matrix."""
-    found = {"per_class": {"a": {}, "b": {}}, "confusion": confusion, **more}
-    return cast("RunResults", found)
+@pytest.fixture
+def eval_json(tmp_path: Path) -> Path:
+    """Results of the classes a and b."""
+    return make_run(tmp_path / "run", ["a", "b"]) / "eval.json"
+
+
+LABELS: dict[str, Any] = {
+    "map": 0.5,
+    "map_interval": None,
+    "chance_map": 0.5,
+    "micro_f1": 0.5,
+    "per_label": {},
+}
+LABELS |= {"micro_f1_interval": None, "macro_f1": 0.5, "macro_f1_interval": None}
 
 
 @pytest.mark.parametrize(
-    "found",
+    "changes",
     [
-        pytest.param(two_classes([[1, 0], [0, 2]]), id="a matrix"),
-        pytest.param(two_classes([], confused_pairs=[(0, 1, 2)]), id="pairs"),
-        pytest.param(two_classes([], confused_pairs=[]), id="no pairs"),
-        pytest.param(two_classes([], labels={}), id="several labels"),
-        pytest.param(two_classes([], confused_pairs=[], per_class={"a": {}}), id="one class"),
-        pytest.param(two_classes([], confused_pairs=[], per_class={}), id="no classes"),
+        pytest.param({"confusion": [[1, 0], [0, 2]]}, id="a matrix"),
+        pytest.param({"confusion": [], "confused_pairs": [(0, 1, 2)]}, id="pairs"),
+        pytest.param({"confusion": [], "confused_pairs": []}, id="no pairs"),
+        pytest.param({"confusion": [], "labels": LABELS}, id="several labels"),
+        pytest.param({"confusion": [], "confused_pairs": [], "per_class": {}}, id="no classes"),
     ],
 )
-def test_a_confusion_matrix_of_the_classes_is_accepted(found: RunResults) -> None:
-    check_confusion(PATH, found)
+def test_a_confusion_matrix_of_the_classes_is_accepted(
+    eval_json: Path, changes: dict[str, Any]
+) -> None:
+    eval_json.write_text(json.dumps({**json.loads(eval_json.read_text()), **changes}))
+
+    assert read_results(eval_json) is not None
 
 
 @pytest.mark.parametrize(
-    "found",
+    "changes",
     [
-        pytest.param(two_classes([]), id="no matrix"),
-        pytest.param(two_classes([[1, 0]]), id="a missing row"),
-        pytest.param(two_classes([[1, 0], [2]]), id="a short row"),
-        pytest.param(two_classes([[1, 0, 0], [0, 2, 0]]), id="long rows"),
-        pytest.param(two_classes([[1]], confused_pairs=[(0, 1, 2)]), id="a small matrix"),
-        pytest.param(two_classes([], confused_pairs=[(0, 1, 2), (2, 0, 1)]), id="no such class"),
-        pytest.param(two_classes([], confused_pairs=[(0, 2, 1)]), id="no such prediction"),
-        pytest.param(two_classes([], confused_pairs=[(2, 0, 1)], labels={}), id="of labels"),
+        pytest.param({"confusion": []}, id="no matrix"),
+        pytest.param({"confusion": [[1, 0]]}, id="a missing row"),
+        pytest.param({"confusion": [[1, 0], [2]]}, id="a short row"),
+        pytest.param({"confusion": [[1, 0, 0], [0, 2, 0]]}, id="long rows"),
+        pytest.param({"confusion": [[1]], "confused_pairs": [(0, 1, 2)]}, id="a small matrix"),
+        pytest.param({"confusion": [], "confused_pairs": [(0, 1, 2), (2, 0, 1)]}, id="no class"),
+        pytest.param({"confusion": [], "confused_pairs": [(0, 2, 1)]}, id="no prediction"),
+        pytest.param({"confused_pairs": [(2, 0, 1)], "labels": LABELS}, id="of labels"),
     ],
 )
-def test_a_confusion_matrix_of_other_classes_is_refused(found: RunResults) -> None:
+def test_a_confusion_matrix_of_other_classes_is_refused(
+    eval_json: Path, changes: dict[str, Any]
+) -> None:
+    eval_json.write_text(json.dumps({**json.loads(eval_json.read_text()), **changes}))
+
     with pytest.raises(RunError, match=r"run/eval\.json"):
-        check_confusion(PATH, found)
+        read_results(eval_json)
 
 
 def test_results_are_read_with_their_checks(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from vitft.metrics import (
     PairedDifference,
     holm,
     mcnemar,
-    paired_interval,
     sample_size,
     score_interval,
     sign_flip,
@@ -101,7 +100,7 @@ def test_the_interval_of_a_difference_covers_it_in_95_of_100_draws() -> None:
     inside = [
         low <= 0.1 <= high
         for one, other, _ in draws.tolist()
-        for low, high in [paired_interval(one, other, 80)]
+        for low, high in [PairedDifference(one, other, 80, mcnemar(one, other)).interval()]
     ]
 
     assert 0.94 <= sum(inside) / len(inside) <= 0.975
@@ -111,9 +110,12 @@ def test_the_interval_of_a_difference_is_the_adjusted_wald_interval() -> None:
     # One image is added to each kind of difference: 4 and 2 of 10 differ.
     half_width = 1.959964 * np.sqrt((0.4 + 0.2 - 0.2**2) / 10)
 
-    assert paired_interval(3, 1, 8) == pytest.approx((0.2 - half_width, 0.2 + half_width))
-    assert paired_interval(4, 0, 4)[1] == 1
-    assert paired_interval(0, 4, 4)[0] == -1
+    def interval(one: int, other: int, images: int) -> tuple[float, float]:
+        return PairedDifference(one, other, images, mcnemar(one, other)).interval()
+
+    assert interval(3, 1, 8) == pytest.approx((0.2 - half_width, 0.2 + half_width))
+    assert interval(4, 0, 4)[1] == 1
+    assert interval(0, 4, 4)[0] == -1
 
 
 def test_few_images_are_enough_for_a_wide_interval() -> None:

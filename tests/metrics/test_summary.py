@@ -10,7 +10,7 @@ import pytest
 from tests.metrics.test_chance import results
 from tests.metrics.test_verdict import crossed
 from tests.support.run_files import make_run
-from vitft.metrics import Results, most_frequent, read_results
+from vitft.metrics import Results, read_results
 
 
 @pytest.fixture
@@ -93,14 +93,14 @@ def test_growth_is_never_below_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "name"),
+    ("row", "name"),
     [
-        pytest.param({"rose": 1, "tulip": 3, "daisy": 2}, "tulip", id="the highest count"),
-        pytest.param({"rose": 3, "tulip": 3, "daisy": 2}, "rose or tulip", id="two with as many"),
-        pytest.param({"rose": 1, "tulip": 1, "daisy": 1}, None, id="more than two"),
-        pytest.param({"rose": 0, "tulip": 0}, None, id="no mistakes"),
-        pytest.param({}, None, id="no classes"),
+        pytest.param([6, 1, 3, 2], "c", id="the highest count"),
+        pytest.param([6, 3, 3, 2], "b or c", id="two with as many"),
+        pytest.param([6, 1, 1, 1], "", id="more than two"),
     ],
 )
-def test_the_most_frequent_name_is_one_or_two(counts: dict[str, int], name: str | None) -> None:
-    assert most_frequent(counts) == name
+def test_a_class_is_mostly_taken_for_one_or_two_others(row: list[int], name: str) -> None:
+    read = Results.of(results([row, [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]]))
+
+    assert [one.taken_for for one in read.weakest] == [name]

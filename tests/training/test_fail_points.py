@@ -15,7 +15,7 @@ from tests.support.fail_points import ERRORS, KILL, FailPoints, Killed
 from tests.training.test_state import facts_of_step
 from vitft.cli.main import main
 from vitft.data import EvalTransform
-from vitft.features import Store, key_of, open_store
+from vitft.features import Store, key_of
 from vitft.models import Card, VisionTransformer, save_checkpoint
 from vitft.system import ResourceError, RunDir, RunError, atomic_folder, write_atomically
 from vitft.training import (
@@ -149,7 +149,7 @@ def test_the_cache_has_a_row_or_computes_it_again(tmp_path: Path, how: str) -> N
     row, key = np.arange(3, dtype=np.float32), key_of("a")
 
     def opened(home: Path) -> Store:
-        return open_store(home / "cache", {"weights": "w"}, (3,), "float32")
+        return Store(home / "cache", {"weights": "w"}, (3,), "float32")
 
     def write(home: Path) -> None:
         store = opened(home)

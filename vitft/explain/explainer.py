@@ -36,7 +36,7 @@ from vitft.explain.heatmaps import (
     png_bytes,
     with_legend,
 )
-from vitft.features.reference import Reference, read_reference
+from vitft.features.ood import Reference, read_reference
 from vitft.metrics.summary import Results
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.find import find_model

@@ -22,7 +22,7 @@ from vitft.export.facts import catalog_origin, class_figures, pretrained_licence
 from vitft.export.formats.timm import timm_obstacle
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
 from vitft.export.trained import TrainedRun, unchanged_images
-from vitft.features.reference import REFERENCE_FILE
+from vitft.features.ood import REFERENCE_FILE
 from vitft.messages.results import (
     TOP5,
     accuracy_text,

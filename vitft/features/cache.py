@@ -19,7 +19,7 @@ import time
 import uuid
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from vitft.system.cores import cache_folder
-from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import open_regular, read_regular, write_atomically, writing
 from vitft.system.structure import parse_json, structured
 
@@ -35,11 +34,11 @@ CachedRows = np.ndarray[Any, np.dtype[Any]]
 _SHARD_MAGIC = b"vitftrow"
 KEY_BYTES = 32
 _ALIGN = 64
-MANY_SHARDS, SMALL_SHARD = 64, 2**24
 _MAPPED_SHARDS = 64
 """Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
 process to 256 open files."""
 LIMIT_GB = 20.0  # total cache size in GB above which the least recently used spaces are removed
+_OPTION = "--cache DIR, or use --cache none"
 
 
 def default_folder() -> Path:
@@ -52,27 +51,6 @@ def key_of(*parts: str) -> bytes:
     return hashlib.sha256("\n".join(parts).encode()).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """A file that consists of a header, keys, checksums and rows."""
-
-    path: Path
-    keys: bytes  # 32 bytes per row
-    sums: CachedRows  # (n,) uint32, in memory
-    start: int  # offset of the first row in bytes
-    shape: tuple[int, ...]  # (n, ...)
-    dtype: np.dtype[Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Total size of the rows in bytes."""
-        return self.dtype.itemsize * int(np.prod(self.shape))
-
-    def map(self) -> CachedRows:
-        """Map the rows (n, ...) into memory."""
-        return np.memmap(self.path, self.dtype, mode="r", offset=self.start, shape=self.shape)
-
-
 class Store:
     """Cached rows of one space (all rows computed with the same settings), looked up by key.
 
@@ -82,37 +60,25 @@ class Store:
     def __init__(
         self, root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str
     ) -> None:
+        """Open a space, creating it if needed; errors name the option `--cache`."""
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         settings = {**space, "shape": str(list(shape)), "dtype": dtype}
         self.text = json.dumps(settings, sort_keys=True, indent=1)
         self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
         self.places: dict[bytes, tuple[int, int]] = {}
-        self.shards: list[_Shard] = []
+        self.shards: list[tuple[Path, int, CachedRows]] = []  # offset and checksums of the rows
         self.mapped: OrderedDict[int, CachedRows] = OrderedDict()  # of the shards used last
         self.lock = threading.RLock()
         self.damaged = 0  # number of damaged rows and files found since the store was opened
         self.waiting: dict[bytes, CachedRows] = {}
         self.flushed = time.monotonic()
         self.pause_s = 1.0
-        self.make_folder()
+        with writing(root, option=_OPTION):
+            self.make_folder()
         with contextlib.suppress(OSError):  # read-only shared cache
             os.utime(self.folder)  # record the last use for `prune`
         for path in sorted(self.folder.glob("*.rows")):
             self.open_shard(path)
-        if len(self.shards) <= MANY_SHARDS:
-            return
-        # Merge the small shards into one, because each mapped shard needs a file descriptor
-        small = [i for i, shard in enumerate(self.shards) if shard.num_bytes < SMALL_SHARD]
-        rows = {
-            key: np.array(row)
-            for key, place in list(self.places.items())
-            if place[0] in small and (row := self.get(key)) is not None
-        }
-        if rows:
-            with contextlib.suppress(RunError, ResourceError):  # read-only: keep the small files
-                self.write_shard(rows)
-                for i in small:
-                    self.shards[i].path.unlink(missing_ok=True)
 
     def make_folder(self) -> None:
         """Create the folder and its description if missing, and remove stale temporary files."""
@@ -135,20 +101,23 @@ class Store:
             with contextlib.suppress(OSError):
                 path.unlink()
             return
+        keys, sums, start = shard
         with self.lock:
             number = len(self.shards)
-            self.shards.append(shard)
+            self.shards.append((path, start, sums))
             if number < _MAPPED_SHARDS:  # map now, so that its rows outlast the file
                 self.rows_of(number)
-            for row in range(shard.shape[0]):
-                self.places[shard.keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
+            for row in range(len(sums)):
+                self.places[keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
 
     def rows_of(self, number: int) -> CachedRows | None:
         """Return the mapped rows of a shard, or None if its file was deleted or truncated."""
         with self.lock:
             if number not in self.mapped:
+                path, start, sums = self.shards[number]
+                shape = (len(sums), *self.shape)
                 try:
-                    self.mapped[number] = self.shards[number].map()
+                    self.mapped[number] = np.memmap(path, self.dtype, "r", start, shape)
                 except (OSError, ValueError):  # deleted or truncated
                     return None
             self.mapped.move_to_end(number)
@@ -159,7 +128,7 @@ class Store:
     def find_new_shards(self) -> None:
         """Add shards that other processes have created."""
         with self.lock:
-            known = {shard.path for shard in self.shards}
+            known = {path for path, _, _ in self.shards}
             for path in sorted({*self.folder.glob("*.rows")} - known):
                 self.open_shard(path)
 
@@ -179,7 +148,7 @@ class Store:
             self.find_new_shards()
             return self.get(key)
         row = rows[place[1]]
-        if _checksum(key, row) != int(self.shards[place[0]].sums[place[1]]):
+        if _checksum(key, row) != int(self.shards[place[0]][2][place[1]]):
             self.damaged += 1
             del self.places[key]
             return None
@@ -219,7 +188,7 @@ class Store:
         header = json.dumps(fields | {"index": zlib.crc32(sums, zlib.crc32(keys))}).encode()
         head = _SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
         padding = b"\0" * (-len(head) % _ALIGN)
-        with writing(path, option="--cache DIR, or use --cache none"):
+        with writing(path, option=_OPTION):
             write_atomically(
                 path, b"".join([head, padding, *(row.tobytes() for row in rows.values())])
             )
@@ -241,8 +210,7 @@ class JoinedStore:
 
     def add(self, rows: Mapping[bytes, CachedRows]) -> None:
         size = self.leading.shape[0]
-        new = {key: row[:size] for key, row in rows.items() if self.leading.get(key) is None}
-        self.leading.add(new)
+        self.leading.add({k: row[:size] for k, row in rows.items() if self.leading.get(k) is None})
         self.rest.add({key: row[size:] for key, row in rows.items()})
 
     def find_new_shards(self) -> None:
@@ -255,33 +223,33 @@ class JoinedStore:
 
 
 def _checksum(key: bytes, row: CachedRows) -> int:
-    """Return the CRC-32 of a row and its key; including the key detects misplaced rows."""
+    """Return the CRC-32 of a row and its key, which detects misplaced rows."""
     return zlib.crc32(np.ascontiguousarray(row).view(np.uint8).data, zlib.crc32(key))
 
 
-def _read_shard(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Shard | None:
-    """Read the index of a shard, or return None if its header, index or length is wrong."""
+def _read_shard(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[bytes, CachedRows, int] | None:
+    """Return keys, checksums and the offset of the rows, or None if a part of a shard is wrong."""
+    size = path.stat().st_size
     try:
         with open(path, "rb", opener=open_regular) as file:
-            if file.read(8) != _SHARD_MAGIC:
-                return None
-            length = int.from_bytes(file.read(8), "little")
+            magic, length = file.read(8), int.from_bytes(file.read(8), "little")
             header = parse_json(file.read(min(length, 4096)))
             count, index = header["count"], header["index"]
-            if (header["shape"], header["dtype"]) != (list(shape), str(dtype)):
-                return None
-            if not isinstance(count, int) or not 0 < count <= path.stat().st_size // KEY_BYTES:
+            is_same = (header["shape"], header["dtype"]) == (list(shape), str(dtype))
+            if not isinstance(count, int) or not 0 < count <= size // KEY_BYTES:
                 return None
             keys, sums = file.read(count * KEY_BYTES), file.read(count * 4)
     except (ValueError, KeyError, TypeError):
         return None
-    if zlib.crc32(sums, zlib.crc32(keys)) != index:
-        return None
     start = 16 + length + count * (KEY_BYTES + 4)
     start += -start % _ALIGN
-    if path.stat().st_size != start + count * dtype.itemsize * int(np.prod(shape)):
+    is_whole = size == start + count * dtype.itemsize * math.prod(shape)
+    is_intact = magic == _SHARD_MAGIC and zlib.crc32(sums, zlib.crc32(keys)) == index
+    if not (is_same and is_whole and is_intact):
         return None
-    return _Shard(path, keys, np.frombuffer(sums, dtype="<u4"), start, (count, *shape), dtype)
+    return keys, np.frombuffer(sums, dtype="<u4"), start
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +259,6 @@ class _Space:
     folder: Path
     settings: Mapping[str, str]
     size: int  # bytes on disk
-    shards: int
     used: float  # time of last use in seconds since the epoch
 
 
@@ -304,17 +271,8 @@ def spaces(root: Path) -> list[_Space]:
             settings = structured(parse_json(data), dict[str, str])
             files = [path.stat().st_size for path in folder.iterdir()]
             used = folder.stat().st_mtime
-            found.append(_Space(folder, settings, sum(files), len(files) - 1, used))
+            found.append(_Space(folder, settings, sum(files), used))
     return sorted(found, key=lambda space: -space.used)
-
-
-def remove_spaces(chosen: Iterable[_Space]) -> int:
-    """Delete spaces and return the number of bytes freed."""
-    freed = 0
-    for space in chosen:
-        shutil.rmtree(space.folder, ignore_errors=True)
-        freed += space.size
-    return freed
 
 
 def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int:
@@ -322,16 +280,10 @@ def prune(root: Path, limit_gb: float = LIMIT_GB, *, idle_s: float = 0.0) -> int
 
     Spaces used within the last `idle_s` seconds are kept.
     """
-    kept = 0.0
-    removable = []
+    total = freed = 0
     for space in spaces(root):
-        kept += space.size
-        if kept > limit_gb * 1e9 and time.time() - space.used >= idle_s:
-            removable.append(space)
-    return remove_spaces(removable)
-
-
-def open_store(root: Path, space: Mapping[str, str], shape: Sequence[int], dtype: str) -> Store:
-    """Return the store of a space, creating it if needed; errors name the option `--cache`."""
-    with writing(root, option="--cache DIR, or use --cache none"):
-        return Store(root, space, shape, dtype)
+        total += space.size
+        if total > limit_gb * 1e9 and time.time() - space.used >= idle_s:
+            shutil.rmtree(space.folder, ignore_errors=True)
+            freed += space.size
+    return freed

@@ -1,19 +1,22 @@
 """Feature extraction: the frozen prefix runs once per image and view, and its output is cached.
 
 On a CPU, each worker processes whole batches: it reads, hashes and decodes the files and runs the
-prefix. With a GPU, workers decode small groups of files, which are collected into batches; a batch
-is computed while the next one is decoded and the previous one is written (`overlap`). A second pass
-over the same images only reads and hashes their bytes.
+prefix. With a GPU, workers decode small groups of files, which are collected into batches in memory
+that is copied without waiting; a batch is computed while the next one is decoded and the previous
+one is written. What is lost is the time to decode the first batch and to compute the last one, so
+batches are small in a short pass. A second pass over the same images only reads and hashes their
+bytes.
 """
 
 import contextlib
 import copy
 import functools
+import itertools
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +27,19 @@ import torch
 from torch import Tensor
 
 from vitft.data.image_table import Images, Row
-from vitft.data.inspection import OpenedImage, Pixels, can_resize, collect, inspect_file, resized
+from vitft.data.inspection import (
+    OpenedImage,
+    Pixels,
+    can_resize,
+    collect,
+    in_chunks,
+    in_order,
+    inspect_file,
+    overlapped,
+    resized,
+)
 from vitft.data.transforms import View
-from vitft.features.cache import CachedRows, JoinedStore, Store, key_of, open_store
+from vitft.features.cache import CachedRows, JoinedStore, Store, key_of
 from vitft.features.cut import Prefix, run_prefix
 from vitft.features.fingerprints import (
     FACTS_BYTES,
@@ -36,7 +49,6 @@ from vitft.features.fingerprints import (
     encode_facts,
     facts_key,
 )
-from vitft.features.overlap import PixelBatch, computed_batches
 from vitft.system.device import BatchLimit, start_reading, to_device
 from vitft.system.errors import DataError, DivergedError, ImageError
 
@@ -45,6 +57,11 @@ _FEATURES_VERSION = "1"  # incremented when the computation of features changes
 _BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
 help (benchmarks/notebook/speed.md)."""
+_SMALLEST_BATCH, _BATCHES = 16, 16
+"""Number of images per batch of a GPU at least, and number of larger batches in a pass at least."""
+_LARGEST_CHUNK, _CHUNKS = 16, 32
+"""Maximum number of files that a worker decodes at a time for a GPU, and minimum number of such
+chunks for each worker in a pass."""
 _IN_MEMORY_BYTES = 2**31
 _AnyStore = Store | JoinedStore
 Claim = Callable[[bytes], bool]
@@ -109,7 +126,7 @@ class Extractor:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
         space = {"vitft": _FEATURES_VERSION, "what": "facts of images"}
-        self.facts = open_store(folder, space, (FACTS_BYTES,), "uint8")
+        self.facts = Store(folder, space, (FACTS_BYTES,), "uint8")
         self.stores: dict[str, _AnyStore] = {}
         self.computed = 0  # number of rows not found in the cache
 
@@ -119,11 +136,11 @@ class Extractor:
             space, shape = {**self.space, "view": view.settings}, self.prefix.shape
             dtype = "uint16" if self.precision == "bf16" else "float32"
             leading, more = self.prefix.leading, shape[-1] - self.prefix.leading
-            last = open_store(self.folder, space, (leading,) if more else shape, dtype)
+            last = Store(self.folder, space, (leading,) if more else shape, dtype)
             self.stores[view.settings] = last
             if more:
                 space["cut"] = f"{more} values of the blocks before the last"
-                rest = open_store(self.folder, space, (more,), dtype)
+                rest = Store(self.folder, space, (more,), dtype)
                 self.stores[view.settings] = JoinedStore(last, rest)
         return self.stores[view.settings]
 
@@ -211,18 +228,13 @@ class Extractor:
             found = map(inspect, chunk)
             return [_ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
 
-        batches = computed_batches(
-            files,
-            decode,
-            functools.partial(self.start, view=view),
-            lambda batch: self.save(batch, view, store, fingerprints),
-            size=self.limit.images,
-            workers=self.workers,
-            device=self.device,
-        )
+        def save(images: list[_ExtractedImage]) -> list[_ExtractedImage]:
+            self.save(images, view, store, fingerprints)
+            return images
+
         before = torch.get_num_threads()
         try:
-            with contextlib.closing(batches):
+            with contextlib.closing(self.batches(files, decode, view, save)) as batches:
                 for batch in batches:
                     yield from batch
         finally:
@@ -231,6 +243,43 @@ class Extractor:
             self.facts.flush()
             if fingerprints is not None:
                 fingerprints.flush()
+
+    def batches(
+        self,
+        files: Sequence[Row],
+        decode: Callable[[Sequence[Row]], list[_ExtractedImage]],
+        view: View,
+        save: Callable[[list[_ExtractedImage]], list[_ExtractedImage]],
+    ) -> Generator[list[_ExtractedImage], None, None]:
+        """Yield the images of files in order, in batches that have been computed and saved.
+
+        The sizes depend only on the number of files, so a repeated pass computes the same batches.
+        """
+        size, workers = self.limit.images, self.workers
+        if self.device.type == "cpu":
+            computed = in_order(
+                lambda chunk: self.start(decode(chunk), view)(),
+                in_chunks(files, size),
+                workers=workers,
+                ahead=2 * workers,
+            )
+            with contextlib.closing(computed):
+                yield from map(save, computed)
+            return
+
+        def start(images: list[_ExtractedImage]) -> Callable[[], list[_ExtractedImage]]:
+            finish = self.start(images, view)
+            return lambda: save(finish())
+
+        most = _SMALLEST_BATCH
+        while most * 2 <= len(files) // _BATCHES:
+            most *= 2
+        size = min(most, size)
+        each = max(1, min(_LARGEST_CHUNK, len(files) // (_CHUNKS * max(1, workers))))
+        chunks, ahead = in_chunks(files, each), 2 * (workers + size // each)
+        with contextlib.closing(in_order(decode, chunks, workers=workers, ahead=ahead)) as decoded:
+            images = itertools.chain.from_iterable(decoded)
+            yield from overlapped(in_chunks(images, size), start)
 
     def load(
         self,
@@ -256,11 +305,19 @@ class Extractor:
             )
         return result
 
-    def start(self, batch: PixelBatch[_ExtractedImage], view: View) -> Callable[[], None]:
-        """Start the prefix on images that have no output yet; return a function that waits."""
-        pixels, missing = batch.pixels, batch.missing
-        if pixels is None:
-            return lambda: None
+    def start(
+        self, images: list[_ExtractedImage], view: View
+    ) -> Callable[[], list[_ExtractedImage]]:
+        """Start the prefix on images with pixels; return a function that waits for their output."""
+        missing = [(image, image.pixels) for image in images if image.pixels is not None]
+        if not missing:
+            return lambda: images
+        shape, is_gpu = (len(missing), *missing[0][1].shape), self.device.type == "cuda"
+        pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=is_gpu)  # copied without waiting
+        np.stack([own for _, own in missing], out=pixels.numpy())
+        waiting = [image for image, _ in missing]
+        for image in waiting:
+            image.pixels = None
 
         def compute(part: slice) -> Tensor:
             inputs = view.transform.normalise(to_device(pixels[part], self.device))
@@ -270,7 +327,7 @@ class Extractor:
         are_usable = (outputs.abs() < _LARGEST_FEATURE).all()  # false for NaN too
         read = start_reading([outputs, are_usable])
 
-        def finish() -> None:
+        def finish() -> list[_ExtractedImage]:
             found, usable = read()
             if not bool(usable):
                 raise DivergedError(
@@ -279,8 +336,9 @@ class Extractor:
                     fix="use other weights. These are damaged or come from a run that diverged",
                 )
             bits = found.view(torch.uint16) if self.precision == "bf16" else found
-            for image, row in zip(missing, bits.numpy(), strict=True):
-                image.row, image.pixels = row, None
+            for image, row in zip(waiting, bits.numpy(), strict=True):
+                image.row = row
+            return images
 
         return finish
 

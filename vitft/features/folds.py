@@ -4,8 +4,9 @@ Notation: n images, C labels; the targets `y` are class indices (n,) or, for mul
 1 for each label (n, C).
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
     """Return, for each image, the index of the fold that holds it out: (n,).
 
     The folds are stratified by class. Images that share a number in `groups` (n,) form a group and
-    are in the same fold. A class with several groups is in at least two folds (see
-    `spread_classes`). For multi-label data, the folds are approximately stratified by label.
+    are in the same fold. A class with several groups is in at least two folds. For multi-label
+    data, the folds are approximately stratified by label.
     """
     own = np.arange(len(y)) if groups is None else groups.numpy()
     _, group = np.unique(own, return_inverse=True)
@@ -47,7 +48,7 @@ def stratified_folds(y: Tensor, count: int, seed: int, groups: Tensor | None = N
         fold_id[rows] = (turns + offset) % count
         offset += len(rows)  # do not always put the remainder of a class in the first folds
     if groups is not None:
-        fold_id = spread_classes(fold_id, labels, group, count)
+        fold_id = _spread_classes(fold_id, labels, group, count)
     return torch.from_numpy(fold_id)
 
 
@@ -91,75 +92,81 @@ def stratified_subset(y: Tensor, most: int, seed: int) -> Tensor:
     return torch.nonzero(fold_id == 0).flatten()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Folded:
-    """Standardised features and targets in folds, and the weights of the heads fitted to them.
+    """Features and targets of images in folds, and the weights of the heads fitted to them.
 
-    The rows form blocks, one for each view of the same images. Only the first view is scored.
+    The rows form blocks, one for each of `views` of the same images. Only the first view is scored.
+    All views of an image and of its near-duplicates, which share a number in `groups` (n,), are
+    held out together.
     """
 
     x: Tensor  # (rows, D)
     y: Tensor  # (rows,) or (rows, C)
+    sample_weight: Tensor  # (rows,)
     classes: int
-    fold_id: Tensor  # fold that holds out each image with its views, (n,)
-    weights: Tensor  # (K, rows), zero for the rows that each fold holds out
+    seed: int
+    views: int = 1
+    groups: Tensor | None = None
 
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        y: Tensor,
-        sample_weight: Tensor,
-        *,
-        classes: int,
-        seed: int,
-        views: int = 1,
-        groups: Tensor | None = None,
-    ) -> Self:
-        """Draw the folds, which keep images together that share a number in `groups` (n,)."""
-        fold_id = stratified_folds(y[: len(y) // views], CV_FOLDS, seed, groups)
-        kept = torch.stack([fold_id != k for k in range(CV_FOLDS)]).repeat(1, views)
-        return cls(x, y, classes, fold_id, kept * sample_weight)
+    @functools.cached_property
+    def fold_id(self) -> Tensor:
+        """Fold that holds out each image with its views, (n,)."""
+        return stratified_folds(self.truth, CV_FOLDS, self.seed, self.groups)
+
+    @functools.cached_property
+    def weights(self) -> Tensor:
+        """Weights of the rows in the fits (K, rows), zero for the rows that each fold holds out."""
+        kept = torch.stack([self.fold_id != k for k in range(CV_FOLDS)]).repeat(1, self.views)
+        return kept * self.sample_weight
 
     @property
     def truth(self) -> Tensor:
         """Targets of the images, (n,) or (n, C)."""
-        return self.y[: len(self.fold_id)]
+        return self.y[: len(self.y) // self.views]
+
+    def some(self, images: Tensor) -> "Folded":
+        """Return all views of some images, in folds of their own."""
+        total, views, groups = len(self.truth), self.views, self.groups
+        rows = torch.cat([images + v * total for v in range(views)])
+        x, y, weight = self.x[rows], self.y[rows], self.sample_weight[rows]
+        groups = None if groups is None else groups[images]
+        return replace(self, x=x, y=y, sample_weight=weight, groups=groups)
 
     def held_out(self, heads: Tensor) -> Tensor:
-        """Return each image's logits (n, C) from the head of the fold that held it out.
-
-        The heads (K, C, read + 1) may read the leading features only. The logits of an image that
-        no fold holds out are undefined.
-        """
-        first = self.x[: len(self.fold_id), : heads.shape[2] - 1]
-        logits = torch.empty(len(first), heads.shape[1])
-        for k, head in enumerate(heads):
-            rows = self.fold_id == k
-            logits[rows] = linear_logits(first[rows], head).float()
-        return logits
+        """Return `held_out_logits` of the images, given the heads of the folds."""
+        return held_out_logits(self.x[: len(self.fold_id)], self.fold_id, heads)
 
 
-class _SampledClasses(NamedTuple):
-    """Indices of some images, and their targets among the classes of the sample."""
+def held_out_logits(x: Tensor, fold_id: Tensor, heads: Tensor) -> Tensor:
+    """Return each image's logits (n, C) from the head of the fold that held it out.
 
-    images: Tensor  # sorted, (m,)
-    y: Tensor  # (m,) or, for multi-label data, (m, C)
-    classes: int
+    The heads (K, C, read + 1) may read the leading features only. The logits of an image that no
+    fold holds out are undefined.
+    """
+    logits = torch.empty(len(x), heads.shape[1])
+    for k, head in enumerate(heads):
+        rows = fold_id == k
+        logits[rows] = linear_logits(x[rows, : head.shape[1] - 1], head).float()
+    return logits
 
 
 def sample_classes(
     y: Tensor, classes: int, *, most: int, most_logits: int, per_class: int, seed: int
-) -> _SampledClasses:
+) -> tuple[Tensor, Tensor, int]:
     """Draw a sample of at most about `most` images and `most_logits` logits (images x classes).
 
     The images are stratified by class. If fewer than `per_class` images per class would remain on
     average, classes are left out instead of further images. Classes with a single image are then
     left out first, because such an image and its class cannot be in different folds.
+
+    Returns:
+        Sorted indices (m,) of the images, their targets among the classes of the sample, and the
+        number of these.
     """
     total, rows = len(y), stratified_subset(y, max(1, min(most, most_logits // classes)), seed)
     if y.ndim == 2 or len(rows) >= min(total, per_class * classes):
-        return _SampledClasses(rows, y[rows], classes)
+        return rows, y[rows], classes
     random = np.random.default_rng([seed, classes])
     counts = np.bincount(y.numpy(), minlength=classes)
     usable = random.permutation(np.flatnonzero(counts >= min(2, counts.max())))
@@ -167,19 +174,13 @@ def sample_classes(
     kept = np.sort(usable[: max(2, int(min(most / each, (most_logits / each) ** 0.5)))])
     images = torch.nonzero(torch.from_numpy(np.isin(y.numpy(), kept))).flatten()
     images = images[stratified_subset(y[images], most, seed)]
-    return _SampledClasses(images, torch.searchsorted(torch.from_numpy(kept), y[images]), len(kept))
+    return images, torch.searchsorted(torch.from_numpy(kept), y[images]), len(kept)
 
 
-def rows_of_views(images: Tensor, total: int, views: int) -> Tensor:
-    """Return the rows of some images in a matrix of `views` blocks of `total` rows."""
-    return torch.cat([images + v * total for v in range(views)])
-
-
-def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:
+def _spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int) -> Indices:
     """Return folds (n,) in which every class with several groups is in at least two folds.
 
-    With few groups, all images of a class may be in one fold by chance. One of the class's groups
-    is then moved to the smallest of the `count` folds. Empty folds are removed.
+    One of the groups of any other class is moved to the smallest fold. Empty folds are removed.
     """
     _, label = np.unique(labels, return_inverse=True)
     if not len(label):
@@ -193,7 +194,7 @@ def spread_classes(fold_id: Indices, labels: Indices, group: Indices, count: int
 
 
 def _spread(values: Indices, label: Indices) -> Indices:
-    """Return the range (largest minus smallest) of the values for each label."""
+    """Return the largest minus the smallest of the values of each label."""
     low = np.full(label.max() + 1, values.max())
     high = np.full(label.max() + 1, values.min())
     np.minimum.at(low, label, values)

@@ -1,58 +1,416 @@
-"""Linear heads on fixed features, and their cross-validation.
+"""Linear heads on fixed features: their penalty, the blocks that they read, and how good they are.
+
+Cross-validation on the training images chooses the L2 penalty and one of three candidates: logistic
+regression on the features of the last block, linear discriminant analysis on the features of
+several blocks, or a mixture of the two. The mixture is a weighted sum of their log-probabilities.
+Their normalisers are the same for all classes and can be omitted, so every candidate is a single
+linear layer. The choice does not use validation images.
 
 Notation: n images, D feature dimensions, C classes or labels, K folds; the features `x` are (n, D),
 and the targets `y` are class indices (n,) or, for multi-label data, 0 or 1 for each label (n, C).
+The leading columns of `x` are the features of the last block.
 """
 
 import functools
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.features.folds import (
     CV_FOLDS,
     CV_IMAGES,
     Folded,
     Indices,
+    held_out_logits,
     in_one_group,
-    rows_of_views,
+    sample_classes,
     stratified_folds,
     stratified_subset,
 )
 from vitft.features.logistic import (
+    Penalty,
     Sharing,
     Standardizer,
     class_balanced_weights,
     is_large,
+    minimise,
     rough_fit,
     sample_weights,
     solve_logistic,
 )
-from vitft.features.mixture import HeadMethod, choose_head_method, solve_discriminant
-from vitft.features.penalty import PenaltyScore, choose_penalty
-from vitft.metrics.classification import classification_metrics
-from vitft.metrics.intervals import RESAMPLES, Flags, Groups, accuracy_interval, p_of_guessing
+from vitft.metrics.classification import (
+    are_right,
+    classification_metrics,
+    fraction_right,
+    label_losses,
+    mean_loss,
+)
+from vitft.metrics.intervals import (
+    RESAMPLES,
+    Flags,
+    Groups,
+    accuracy_interval,
+    mean_error,
+    p_of_guessing,
+)
 from vitft.metrics.results import (
+    LAST_BLOCK,
+    MIXTURE,
+    SEVERAL_BLOCKS,
     CrossValidation,
     HeadCandidate,
     Interval,
     LearningCurvePoint,
+    LogLine,
     Metrics,
     WeakClass,
     mostly_taken_for,
 )
-from vitft.metrics.targets import are_right, fraction_right
+from vitft.system.device import one_thread
 
 log = logging.getLogger(__name__)
 
 LinearHead = tuple[Tensor, Tensor]
 """Weight (C, D) and bias (C,) of a linear head on raw features, in float32."""
+HeldOutLogits = tuple[Tensor, Tensor]
+"""Sorted indices (m,) of images, and their logits (m, C) from heads not fitted to them."""
+
+# choice of the L2 penalty by cross-validation -----------------------------------------------------
+
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""L2 penalties to try, from strong to weak; each fit starts from the previous solution.
+
+For more than `_PENALTY_CLASSES` classes, they are divided by the number of classes in proportion:
+the loss is a mean over the images, so that of a class weighs 1 / C, and its penalty has to as well.
+"""
+_PENALTY_CLASSES = 100
+_PENALTY_LOGITS = 10_000_000
+"""Maximum number of logits (images x classes) of a cross-validation that chooses the penalty. If it
+is exceeded, the penalty is chosen for some of the images, then for some of the classes."""
+_CALIBRATED_LOGITS = 2_000_000  # logits that estimate the calibrated loss of a penalty, at most
+_DEFAULT_L2 = 0.1  # of up to `_DEFAULT_CLASSES` classes without cross-validation
+_DEFAULT_CLASSES = 10
+
+
+def default_penalty(y: Tensor, classes: int) -> float:
+    """Return the L2 penalty for targets (n,) or (n, C) where cross-validation does not choose one.
+
+    See `PENALTIES` for the dependence on the number of classes. Labels have a loss each.
+    """
+    return _DEFAULT_L2 * (min(1.0, _DEFAULT_CLASSES / classes) if y.ndim == 1 else 1.0)
+
+
+def choose_penalty(
+    data: Folded, standardizer: Standardizer | None = None
+) -> tuple[Penalty, list[LogLine]]:
+    """Choose the penalty with the lowest cross-validated loss of calibrated logits.
+
+    It differs less by chance than the accuracy (benchmarks/accuracy/README.md). `PENALTIES` are
+    tried from strong to weak until the loss has risen twice in a row, on a sample if there are many
+    images. `standardizer` is applied to features that are not standardised yet.
+
+    Returns:
+        The penalty, or that of each label of multi-label data, and the scores of all tried.
+    """
+    images, y, classes = sample_classes(
+        data.truth,
+        data.classes,
+        most=CV_IMAGES,
+        most_logits=_PENALTY_LOGITS,
+        per_class=CV_FOLDS,
+        seed=data.seed,
+    )
+    if y.ndim == 2 and len(images) < min(len(data.truth), CV_FOLDS * classes):
+        log.debug(
+            f"using the default penalty {_DEFAULT_L2:g}: too few images per class to choose one by "
+            "cross-validation"
+        )
+        return _DEFAULT_L2, []
+    some = replace(data.some(images), y=torch.cat([y] * data.views), classes=classes)
+    if standardizer is not None:
+        some = replace(some, x=standardizer(some.x))
+    l2, path = _follow_path(some)
+    if classes == data.classes:
+        return l2, path
+    ratio = classes / data.classes  # see `PENALTIES`
+    assert isinstance(l2, float)
+    log.debug(f"the penalty was chosen for {classes:,} of {data.classes:,} classes")
+    for score in path:
+        score["l2"] *= ratio
+        score["cv_classes"] = classes
+    return l2 * ratio, path
+
+
+def _follow_path(data: Folded) -> tuple[Penalty, list[LogLine]]:
+    """Try the penalties on images in folds, and return the same as `choose_penalty`."""
+    y, path, by_label = data.truth, list[LogLine](), list[Tensor]()  # loss of each label
+    start, scale = None, min(1.0, _PENALTY_CLASSES / data.classes) if y.ndim == 1 else 1.0
+    for relative in PENALTIES:
+        l2 = relative * scale
+        start = rough_fit(data.x, data.y, data.weights, classes=data.classes, l2=l2, start=start)
+        logits = data.held_out(start)
+        top1 = fraction_right(are_right(logits, y))
+        if y.ndim == 2:
+            loss = mean_loss(logits, y).item()
+            by_label.append(label_losses(logits, y))
+        else:
+            some = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
+            loss = F.nll_loss(tempered(logits[some], y[some])[1], y[some]).item()
+        path.append({"l2": l2, "cv_loss": loss, "cv_top1": top1})
+        losses = [score["cv_loss"] for score in path[-3:]]
+        if len(losses) > 2 and losses[2] > losses[1] > losses[0]:
+            break  # the loss is nearly convex along the path, so it would keep rising
+    if by_label:
+        lowest = torch.stack(by_label).argmin(dim=0).tolist()
+        return tuple(path[i]["l2"] for i in lowest), path
+    return min(path, key=lambda score: score["cv_loss"])["l2"], path
+
+
+# linear discriminant analysis with a shrunken covariance, in closed form --------------------------
+
+_SINGLE_THREAD_VALUES = 10**7  # in a feature matrix, below which one thread is fast enough
+_SMALLEST_VARIANCE = 1e-6  # of a class, on average; identical images would have 0
+
+
+def solve_discriminant(
+    x: Tensor, y: Tensor, sample_weight: Tensor, *, classes: int, shrinkages: Sequence[float]
+) -> Tensor:
+    """Fit a linear discriminant analysis for each of several values of the shrinkage in (0, 1].
+
+    Each class is a Gaussian, and its prior is its fraction of the total `sample_weight` (n,). The
+    logit of a class without images is log(0.5 / number of rows used) for every image.
+
+    Returns:
+        The heads (S, C, D + 1), float64: weights and, in the last column, biases.
+    """
+    with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES):
+        used = sample_weight > 0
+        x, y, weight = x[used].double(), y[used], sample_weight[used].double()
+        weight = weight / weight.sum()
+        membership = F.one_hot(y, classes).double() * weight[:, None]  # (n, C)
+        prior = membership.sum(dim=0)  # (C,)
+        means = membership.T @ x / prior.clamp(min=torch.finfo(prior.dtype).tiny)[:, None]  # (C, D)
+        unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
+        residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
+        variance = max(residual.square().sum().item() / x.shape[1], _SMALLEST_VARIANCE)
+        weights = _inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
+        floor = 0.5 / len(y)  # an unseen class is rarer than 1 in n images
+        bias = prior.clamp(min=floor).log() - 0.5 * (weights * means).sum(dim=-1)  # (S, C)
+        return torch.cat([weights, bias[..., None]], dim=-1)
+
+
+def _inverse_products(
+    residual: Tensor, vectors: Tensor, variance: float, shrinkages: Sequence[float]
+) -> Tensor:
+    """Return inverse((1 - s) R^T R + s * variance * I) @ vectors (S, D, C) for shrinkages s.
+
+    The residual R is (n, D), and the vectors are (D, C).
+    """
+    found = []
+    is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
+    rows = residual.float()  # twice as fast; rounding errors are far below the ridge
+    gram = (rows @ rows.T if is_dual else rows.T @ rows).double()
+    identity = torch.eye(len(gram), dtype=gram.dtype)
+    projected = residual @ vectors if is_dual else vectors
+    for shrinkage in shrinkages:
+        ridge, kept = shrinkage * variance, 1 - shrinkage
+        factor = torch.linalg.cholesky(kept * gram + ridge * identity)
+        solved = torch.cholesky_solve(projected, factor)
+        if is_dual:
+            solved = (vectors - kept * residual.T @ solved) / ridge
+        found.append(solved)
+    return torch.stack(found)
+
+
+# cross-validated choice between linear heads that read one block and heads that read several ------
+
+_SHRINKAGES = (0.02, 0.1, 0.3, 0.6, 0.9)
+_MIN_IMAGES = 20  # for several blocks; with fewer, the evidence is too weak
+_PRIOR = (0.0, -2.5)  # means of log weights; a priori, the second head has little weight
+_PRIOR_STRENGTH = 3.0  # penalty per squared deviation, in losses of one image
+
+_FACTOR_EXPONENTS = (-4.0, 2.0)  # base-10 logarithms of factors that calibrate logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMethod:
+    """Method for fitting a linear head to standardised features."""
+
+    l2: Penalty  # of the logistic regression, or of each label's
+    read: int  # number of leading features that the logistic regression reads
+    logistic: float = 1.0  # factor applied to the logits of the logistic regression
+    discriminant: float = 0.0  # factor of the discriminant analysis; 0 if unused
+    shrinkage: float = 0.0
+    name: str = LAST_BLOCK
+    alone: float = 1.0  # calibrates the logistic regression if used alone
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether the head reads more than the leading features."""
+        return self.discriminant > 0
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        sample_weight: Tensor,
+        *,
+        classes: int,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Return one approximate head for each of K sets of sample weights (K, n).
+
+        The heads are (K, C, D + 1), or (K, C, read + 1) if they read only the leading features. In
+        this case, the optimisation starts from the heads `start`.
+        """
+        leading = x[:, : self.read]
+        if not self.reads_several:
+            return rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2, start=start)
+        logistic = rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2)
+        discriminant = [
+            solve_discriminant(x, y, one, classes=classes, shrinkages=[self.shrinkage])[0]
+            for one in sample_weight
+        ]
+        return self.combine(logistic, torch.stack(discriminant))
+
+    def combine(self, logistic: Tensor, discriminant: Tensor) -> Tensor:
+        """Return the weighted sums of heads (..., C, read + 1) and (..., C, D + 1)."""
+        total = self.discriminant * discriminant
+        total[..., : self.read] += self.logistic * logistic[..., :-1]
+        total[..., -1] += self.logistic * logistic[..., -1]
+        return total
+
+
+def choose_head_method(
+    data: Folded, *, l2: Penalty, read: int
+) -> tuple[HeadMethod, list[HeadCandidate]]:
+    """Choose the method for fitting the head, and return it with the scores of all candidates.
+
+    `l2` is the penalty of the logistic regression, and `read` the number of leading features that
+    belong to the last block. Standard errors count groups.
+    """
+    truth, groups = data.truth, None if data.groups is None else data.groups.numpy()
+    plain = HeadMethod(l2=l2, read=read)
+    heads = plain.fit(data.x, data.y, data.weights, classes=data.classes)
+    sharpness, scores = tempered(data.held_out(heads), truth)
+    if len(truth) < _MIN_IMAGES:
+        return plain, choose_candidate({LAST_BLOCK: scores}, truth, groups)[1]
+    # The shrinkage of the discriminant analysis that has the lowest calibrated loss
+    found = [
+        solve_discriminant(data.x, data.y, one, classes=data.classes, shrinkages=_SHRINKAGES)
+        for one in data.weights
+    ]
+    tried = [tempered(data.held_out(heads), truth) for heads in torch.stack(found, dim=1)]
+    losses = [F.cross_entropy(scores, truth).item() for _, scores in tried]
+    best = losses.index(min(losses))
+    factor, several = tried[best]
+    alone = HeadMethod(
+        l2=l2,
+        read=read,
+        logistic=0.0,
+        discriminant=factor,
+        shrinkage=_SHRINKAGES[best],
+        name=SEVERAL_BLOCKS,
+        alone=sharpness,
+    )
+    one, other = mixture_weights(scores, several, truth)
+    both = replace(alone, logistic=one * sharpness, discriminant=other * factor, name=MIXTURE)
+    summed = (one * scores + other * several).log_softmax(dim=-1)
+    every = {LAST_BLOCK: scores, SEVERAL_BLOCKS: several, MIXTURE: summed}
+    name, candidates = choose_candidate(every, truth, groups)
+    return {LAST_BLOCK: plain, SEVERAL_BLOCKS: alone, MIXTURE: both}[name], candidates
+
+
+def choose_candidate(
+    scores: Mapping[str, Tensor], y: Tensor, groups: Groups | None = None
+) -> tuple[str, list[HeadCandidate]]:
+    """Return the name of the candidate to use, given log-probabilities (n, C), and all results.
+
+    Discriminant analysis alone is preferred to the mixture if its loss is lower by more than one
+    standard error and its accuracy is not lower. The preferred candidate is used only if its loss
+    is lower than that of the head on the last block, too, by more than one standard error.
+    """
+    losses = {name: F.cross_entropy(one, y, reduction="none") for name, one in scores.items()}
+    top1 = {name: fraction_right(are_right(one, y)) for name, one in scores.items()}
+
+    def gain_and_error(one: str, other: str) -> tuple[float, float]:
+        """Return how much lower the loss of `one` is than that of `other`, and its error."""
+        gain = (losses[other] - losses[one]).double().numpy()
+        return float(gain.mean()), mean_error(gain, groups)
+
+    def is_lower(one: str, other: str) -> bool:
+        gain, error = gain_and_error(one, other)
+        return gain > error
+
+    found = list[HeadCandidate]()
+    for name, loss in losses.items():
+        found.append({"reads": name, "cv_loss": loss.mean().item(), "cv_top1": top1[name]})
+        if name != LAST_BLOCK:
+            found[-1]["cv_gain"], found[-1]["cv_gain_error"] = gain_and_error(name, LAST_BLOCK)
+    if MIXTURE not in scores:
+        return LAST_BLOCK, found
+    better = MIXTURE
+    if is_lower(SEVERAL_BLOCKS, MIXTURE) and top1[SEVERAL_BLOCKS] >= top1[MIXTURE]:
+        better = SEVERAL_BLOCKS
+    return better if is_lower(better, LAST_BLOCK) else LAST_BLOCK, found
+
+
+def tempered(logits: Tensor, y: Tensor) -> tuple[float, Tensor]:
+    """Return a factor that calibrates logits (n, C), and the calibrated log-probabilities (n, C).
+
+    The factor minimises a loss in which each label is replaced by a random one with probability
+    1 / n. Otherwise, if all images are classified correctly, the loss would fall without end.
+    """
+    images, classes = logits.shape
+    target = F.one_hot(y, classes) * (1 - 1 / images) + 1 / (images * classes)
+
+    def loss(exponent: float) -> float:
+        log_probabilities = (10**exponent * logits).log_softmax(dim=-1)
+        return -(target * log_probabilities).sum().item()
+
+    # Golden-section search for the only minimum
+    (low, high), ratio = _FACTOR_EXPONENTS, (5**0.5 - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = loss(a), loss(b)
+    while high - low > 1e-3:
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = loss(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = loss(b)
+    factor = 10 ** ((low + high) / 2)
+    return factor, (factor * logits).log_softmax(dim=-1)
+
+
+def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float]:
+    """Return weights of two log-probabilities (n, C) with the lowest loss, near `_PRIOR`."""
+    prior, strength = torch.tensor(_PRIOR, dtype=torch.float64), _PRIOR_STRENGTH / len(y)
+    parts = torch.stack([one, other]).double()  # (2, n, C)
+
+    def value_and_gradient(point: Tensor) -> tuple[Tensor, Tensor]:  # (1, 2) -> (1,), (1, 2)
+        weights = point[0].exp()
+        logits = torch.einsum("m,mnc->nc", weights, parts)
+        probabilities = logits.softmax(dim=-1)
+        error = probabilities - F.one_hot(y, logits.shape[1])
+        slope = weights * torch.einsum("nc,mnc->m", error, parts) / len(y)
+        offset = point[0] - prior
+        loss = F.cross_entropy(logits, y) + strength * offset.square().sum()
+        return loss[None], (slope + 2 * strength * offset)[None]
+
+    found = minimise(value_and_gradient, prior[None], steps=60, tolerance=1e-6)[0].exp()
+    return found[0].item(), found[1].item()
+
+
+# fit and cross-validation of a head ---------------------------------------------------------------
 
 _CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Fractions of the training images at which the learning curve is measured."""
@@ -64,20 +422,16 @@ mistakes. With labels in random order, the variance of its statistic was 1.2 to 
 independent images (benchmarks/notebook/intervals.md)."""
 _METHOD_IMAGES = 8_000
 """Maximum number of images used to decide whether the head reads one block or several."""
-_FLOAT64_VALUES = 10**7
-"""Maximum number of values in a feature matrix for which the head is fitted in float64."""
-_FLOAT64_LOGITS = 2 * 10**7
-"""Maximum number of logits (images x classes) for which the head is fitted in float64."""
+_FLOAT64_VALUES, _FLOAT64_LOGITS = 10**7, 2 * 10**7
+"""Maximum numbers of feature values and logits for which the head is fitted in float64."""
 
 
 def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> Tensor | None:
     """Return the sorted indices of at most `most` images to cross-validate, or None.
 
     There are fewer if they would have more than `_CV_LOGITS` logits. The result is None if there
-    are too few images for a meaningful accuracy. If all images are used, there must be at least as
-    many images outside each fold as there are classes. If only a subset is used, it must have at
-    least
-    `CV_FOLDS` images per class on average.
+    are fewer images outside each fold than classes or, of a subset, fewer than `CV_FOLDS` images
+    per class on average.
     """
     rows = stratified_subset(y, max(1, min(most, _CV_LOGITS // classes)), seed)
     least = classes * (CV_FOLDS if len(rows) < len(y) else CV_FOLDS / (CV_FOLDS - 1))
@@ -88,13 +442,6 @@ def cross_validation_rows(y: Tensor, classes: int, seed: int, *, most: int) -> T
         f"(of {len(y):,} in total) are too few for {classes:,} classes"
     )
     return None
-
-
-class HeldOutLogits(NamedTuple):
-    """Sorted indices (m,) of images, and their logits (m, C) from heads not fitted to them."""
-
-    rows: Tensor
-    logits: Tensor
 
 
 def cross_validate(
@@ -152,7 +499,7 @@ def cross_validate(
         if balanced:
             kept = kept * class_balanced_weights(y, classes)
         heads = method.fit(scaled, y, kept, classes=classes, start=heads)
-        logits = Folded(scaled, y, classes, fold_id, kept).held_out(heads)
+        logits = held_out_logits(scaled, fold_id, heads)
         right.append(are_right(logits, y)[counted])
         images, top1 = round(float((kept > 0).sum(dim=1).float().mean())), fraction_right(right[-1])
         bounds = accuracy_interval(right[-1].numpy(), units, effect=effect)
@@ -175,7 +522,7 @@ def cross_validate(
         "curve": curve,
         "gain_from_twice": gain[0] if gain else None,
         "gain_interval": gain[1] if gain else None,
-        "weak_spots": weakest_classes(measured),
+        "weak_spots": _weakest_classes(measured),
     }
     if y.ndim == 1:
         results["p_guessing"] = p_of_guessing(
@@ -184,7 +531,7 @@ def cross_validate(
     if units is not None:
         results["groups"] = len(np.unique(units))
     held = fold_id >= 0
-    return results, HeldOutLogits(rows[held], logits[held])
+    return results, (rows[held], logits[held])
 
 
 def _cross_validation_effect(images: int) -> float:
@@ -253,7 +600,7 @@ def gain_from_twice(
     return (float(gains[0]), (low, high)) if high > 0 else None
 
 
-def weakest_classes(found: Metrics) -> list[WeakClass]:
+def _weakest_classes(found: Metrics) -> list[WeakClass]:
     """Return the three classes with the lowest recall, each with its most frequent confusion.
 
     For multi-label data, which is scored here without its thresholds, the result is empty.
@@ -279,11 +626,9 @@ class SolvedHead:
 
     weight: Tensor  # (C, D), or (C, read) if the head reads only the leading features; float32
     bias: Tensor  # (C,), float32
-    last: tuple[
-        Tensor, Tensor
-    ]  # weight (C, read) and bias (C,) of the head on the leading features
+    last: LinearHead  # on the leading features
     method: HeadMethod
-    path: Sequence[PenaltyScore]  # empty if the penalty was given
+    path: Sequence[LogLine]  # penalties tried with their scores; empty if the penalty was given
     candidates: Sequence[HeadCandidate]  # empty if cross-validation did not choose the blocks
 
     @property
@@ -301,7 +646,7 @@ def solve_head(  # noqa: PLR0913 - independent keyword-only options
     y: Tensor,
     *,
     classes: int,
-    l2: "float | tuple[float, ...]" = 0.0,
+    l2: Penalty = 0.0,
     balanced: bool,
     seed: int,
     views: int = 1,
@@ -321,41 +666,35 @@ def solve_head(  # noqa: PLR0913 - independent keyword-only options
     columns, cross-validation also chooses which blocks the head reads; with too few images per
     class, it reads only the last block. With a `method`, nothing is chosen.
     """
-    weights = sample_weights(y, classes, balanced=balanced)[None]
+    weights = sample_weights(y, classes, balanced=balanced)
     standardizer, read = Standardizer.fit(x), read or x.shape[1]
-    path, candidates = list[PenaltyScore](), list[HeadCandidate]()
+    data = Folded(
+        x=x, y=y, sample_weight=weights, classes=classes, seed=seed, views=views, groups=groups
+    )
+    path, candidates = list[LogLine](), list[HeadCandidate]()
     if method is None and l2 == 0:
-        l2, path = choose_penalty(
-            x[:, :read],
-            y,
-            weights,
-            classes=classes,
-            seed=seed,
-            views=views,
-            groups=groups,
-            standardizer=standardizer.leading(read),
-        )
-    images = len(y) // views
-    some = stratified_subset(y[:images], min(_METHOD_IMAGES, CV_IMAGES), seed)
-    if method is None and read < x.shape[1] and len(some) >= min(images, CV_FOLDS * classes):
-        rows = rows_of_views(some, images, views)
-        own = None if groups is None else groups[some]
-        scaled, chosen = standardizer(x[rows]), weights[:, rows]
-        data = Folded.of(
-            scaled, y[rows], chosen, classes=classes, seed=seed, views=views, groups=own
-        )
-        method, candidates = choose_head_method(
-            data, l2=l2, read=read, groups=None if own is None else own.numpy()
-        )
+        l2, path = choose_penalty(replace(data, x=x[:, :read]), standardizer.leading(read))
+    some = stratified_subset(data.truth, min(_METHOD_IMAGES, CV_IMAGES), seed)
+    is_enough = len(some) >= min(len(data.truth), CV_FOLDS * classes)
+    if method is None and read < x.shape[1] and is_enough:
+        chosen = data.some(some)
+        chosen = replace(chosen, x=standardizer(chosen.x))
+        method, candidates = choose_head_method(chosen, l2=l2, read=read)
     method = method or HeadMethod(l2=l2, read=read)
     leading = standardizer.leading(method.read)
     logistic = _fit_logistic(
-        x[:, : method.read], y, weights, leading, classes=classes, l2=method.l2, sharing=sharing
+        x[:, : method.read],
+        y,
+        weights[None],
+        leading,
+        classes=classes,
+        l2=method.l2,
+        sharing=sharing,
     )
     head = last = leading.unscale_head(logistic)
     if method.reads_several:
         discriminant = solve_discriminant(
-            standardizer(x), y, weights[0], classes=classes, shrinkages=[method.shrinkage]
+            standardizer(x), y, weights, classes=classes, shrinkages=[method.shrinkage]
         )[0]
         head = standardizer.unscale_head(method.combine(logistic, discriminant))
     return SolvedHead(
@@ -370,7 +709,7 @@ def _fit_logistic(
     standardizer: Standardizer,
     *,
     classes: int,
-    l2: "float | tuple[float, ...]",
+    l2: Penalty,
     sharing: Sharing | None = None,
 ) -> Tensor:
     """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D).

@@ -4,11 +4,11 @@ For each image, the probabilities from a linear head that was not fitted to the 
 by the votes of the nearest neighbours. The product ranks wrong labels better than either factor
 alone, and better than the thresholds of confident learning (benchmarks/notebook/label_errors.md).
 
-Both factors are raised to powers that calibrate the product: of the classes with a probability of
-1%, 1% are the true ones. The powers are fitted to the given labels together with the fraction of
-labels that are wrong. A label is reported if, by Bayes' theorem, it is more probably wrong than
-right. Without the powers, an overconfident head reports many correct labels of a difficult dataset.
-A wrong label is assumed to be one of the few classes that resemble the true one.
+Both factors are raised to powers that calibrate the product, and that are fitted to the given
+labels together with the fraction of labels that are wrong: otherwise, an overconfident head reports
+many correct labels of a difficult dataset. A label is reported if, by Bayes' theorem, it is more
+probably wrong than right. A wrong label is assumed to be one of the few classes that resemble the
+true one.
 
 For multi-label data, each label is checked separately for each image, including the labels that the
 image does not have, without a fit.
@@ -18,34 +18,24 @@ Notation: n images, C classes, D feature dimensions; the features `x` are (n, D)
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitft.data.image_table import Row, membership
 from vitft.features.folds import CV_IMAGES, Folded, stratified_subset
-from vitft.features.logistic import Standardizer, minimise, solve_logistic
+from vitft.features.head import choose_penalty
+from vitft.features.logistic import Penalty, Standardizer, minimise, solve_logistic
 from vitft.features.neighbours import votes_outside_group
-from vitft.features.penalty import choose_penalty
 from vitft.metrics.results import MAX_DENSE_CLASSES, Mislabel
 
-MIN_WRONG, MAX_WRONG = 0.03, 0.5
+_MIN_WRONG, _MAX_WRONG = 0.03, 0.5
 """Bounds on the assumed fraction of wrong labels. The lower one is the mean of ten published test
 sets (3.3%, Northcutt et al. 2021, "Pervasive Label Errors in Test Sets Destabilize Machine Learning
 Benchmarks", https://arxiv.org/abs/2103.14749). With a smaller one, a single wrong label would not
 be reported."""
 _WRONG_PRIOR = (1.5, 49.0)  # beta prior on the fraction of wrong labels between the bounds
 _POWER_SPREAD = 0.7  # spread of the normal prior on the logarithms of the powers, which has mean 0
-
-
-class LabelScores(NamedTuple):
-    """Probabilities of the classes of n images, and of their given labels to be wrong."""
-
-    probabilities: Tensor  # class probabilities (n, C)
-    wrong: Tensor
-    """Probability that the given label is wrong (n,) or, for multi-label data, that each label is
-    wrong or missing (n, C)."""
 
 
 def check_labels(
@@ -62,11 +52,7 @@ def check_labels(
     Images with identical copies under other labels are neither used for fitting nor reported.
     `groups` maps the digests of near-duplicates to the name of their group, and `features` returns
     the features (n, D) of digests. For multi-label data, `labels` are label names, and `classes`
-    label sets.
-
-    Returns:
-        The label errors, and the class probabilities by name for the path of each file that has an
-        identical copy.
+    label sets. Class probabilities follow, by the path of each file that has an identical copy.
     """
     by_digest: dict[str, list[Row]] = {}
     for file in files:
@@ -82,18 +68,18 @@ def check_labels(
     logits = out_of_fold_logits(
         x, y, group_ids, classes=len(classes), seed=seed, sample_weight=weight
     )
-    scores = score_given_labels(logits, x, y, group_ids)
+    chances, wrong = score_given_labels(logits, x, y, group_ids)
     paths = [
         [file.path for file in same] if is_fitted else []
         for same, is_fitted in zip(copies, has_one_label, strict=True)
     ]
     by_path = {
         file.path: dict(zip(classes, row.tolist(), strict=True))
-        for same, row in zip(copies, scores.probabilities, strict=True)
+        for same, row in zip(copies, chances, strict=True)
         for file in same
         if len(same) > 1
     }
-    return find_mislabels(scores, y, paths, classes), by_path
+    return find_mislabels(chances, wrong, y, paths, classes), by_path
 
 
 def number_groups(names: Iterable[str]) -> Tensor:
@@ -103,16 +89,20 @@ def number_groups(names: Iterable[str]) -> Tensor:
 
 
 def find_mislabels(
-    scores: LabelScores, y: Tensor, paths: Sequence[Sequence[str]], classes: Sequence[str]
+    probabilities: Tensor,
+    wrong: Tensor,
+    y: Tensor,
+    paths: Sequence[Sequence[str]],
+    classes: Sequence[str],
 ) -> list[Mislabel]:
     """Return the files whose label is more probably wrong than right, the most probable first.
 
-    For multi-label data, the suggestion is to add or remove a label. `paths` lists the files of
-    each image to report.
+    The first two arguments come from `score_given_labels`. For multi-label data, the suggestion is
+    to add or remove a label. `paths` lists the files of each image to report.
     """
-    found: list[tuple[tuple[float, ...], list[Mislabel]]] = []
-    for row, *column in torch.nonzero(scores.wrong > 0.5).tolist():
-        chances = scores.probabilities[row]
+    found: list[tuple[tuple[float, ...], Mislabel]] = []
+    for row, *column in torch.nonzero(wrong > 0.5).tolist():
+        chances, order = probabilities[row], tuple[float, ...]()
         if y.ndim == 2:
             (i,), has = column, bool(y[row, column[0]])
             label, other = (classes[i], f"not {classes[i]}")[:: 1 if has else -1]
@@ -122,42 +112,41 @@ def find_mislabels(
             own, best = int(y[row]), int(chances.argmax())
             label, other = classes[own], classes[best]
             given, suggested = float(chances[own]), float(chances[best])
-            order = (-float(scores.wrong[row]), given, row)
-        same = [
-            Mislabel(
+            order = (-float(wrong[row]), given, row)
+        for path in paths[row]:
+            mislabel = Mislabel(
                 path=path,
                 label=label,
                 suggested=other,
                 given_probability=given,
                 suggested_probability=suggested,
             )
-            for path in paths[row]
-        ]
-        found.append((order, same))
-    return [one for _, same in sorted(found, key=lambda each: each[0]) for one in same]
+            found.append((order, mislabel))
+    return [mislabel for _, mislabel in sorted(found, key=lambda each: each[0])]
 
 
 def score_given_labels(
     logits: Tensor, x: Tensor, y: Tensor, groups: Sequence[int] | Tensor
-) -> LabelScores:
-    """Return class probabilities, and the probability that each given label is wrong.
+) -> tuple[Tensor, Tensor]:
+    """Return class probabilities (n, C), and the probability that each given label is wrong.
 
-    Each row of `logits` (n, C) must come from a head that was not fitted to that image.
-    Near-duplicates, which share a number in `groups` (n,), do not vote for each other.
+    The latter are (n,) or, for multi-label data, (n, C), where a label may also be missing. Each
+    row of `logits` (n, C) must come from a head that was not fitted to that image. Near-duplicates,
+    which share a number in `groups` (n,), do not vote for each other.
     """
     votes = votes_outside_group(x, y, torch.as_tensor(groups), classes=logits.shape[1])
     if y.ndim == 2:
         has, lacks = logits.sigmoid() * (votes + 0.05), (-logits).sigmoid() * (1.05 - votes)
         probabilities = has / (has + lacks)
         given = torch.where(y.bool(), probabilities, 1 - probabilities)
-        return LabelScores(probabilities, probably_wrong(given, MIN_WRONG, others=1))
+        return probabilities, _probably_wrong(given, _MIN_WRONG, others=1)
     # 20 neighbours cannot rule out a class, hence the constant
     factors = torch.stack([logits.log_softmax(dim=-1), (votes + 0.05).log()])  # (2, n, C)
     rows = stratified_subset(y, CV_IMAGES, 0)
     powers, wrong, others = fit_powers(factors[:, rows].double(), y[rows])
     probabilities = torch.einsum("f,fnc->nc", powers.to(factors), factors).softmax(dim=-1)
     given = probabilities.gather(1, y[:, None])[:, 0]
-    return LabelScores(probabilities, probably_wrong(given, wrong, others=others))
+    return probabilities, _probably_wrong(given, wrong, others=others)
 
 
 def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
@@ -166,7 +155,7 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
     The first two are the most probable ones, given the priors and the labels `y` (n,). `factors`
     (2, n, C) are logarithms in float64. A wrong label is assumed to be one of `others` classes with
     equal probability: first any other class, then the effective number of classes with which this
-    fit confuses the true one. With C - 1 instead, few errors between similar classes are reported.
+    fit confuses the true one.
     """
     others = max(1.0, factors.shape[2] - 1)
     powers, _ = _fit_given_others(factors, y, others)
@@ -181,7 +170,6 @@ def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
 
 
 def _fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor, float]:
-    """Return the powers and the fraction of wrong labels (see `fit_powers`)."""
 
     def values(free: Tensor) -> tuple[Tensor, Tensor]:
         return free[:2].exp(), free[2].sigmoid()
@@ -190,7 +178,7 @@ def _fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor
         with torch.enable_grad():
             free = point[0].clone().requires_grad_()
             powers, share = values(free)
-            wrong = MIN_WRONG + (MAX_WRONG - MIN_WRONG) * share
+            wrong = _MIN_WRONG + (_MAX_WRONG - _MIN_WRONG) * share
             chances = torch.einsum("f,fnc->nc", powers, factors).softmax(dim=-1)
             given = chances.gather(1, y[:, None])[:, 0]
             likelihood = (1 - wrong) * given + wrong * (1 - given) / others
@@ -206,14 +194,13 @@ def _fit_given_others(factors: Tensor, y: Tensor, others: float) -> tuple[Tensor
 
     start = torch.tensor([[0.0, 0.0, -3.5]], dtype=torch.float64)
     powers, share = values(minimise(negative_log_posterior, start, steps=100, tolerance=1e-6)[0])
-    return powers, MIN_WRONG + (MAX_WRONG - MIN_WRONG) * float(share)
+    return powers, _MIN_WRONG + (_MAX_WRONG - _MIN_WRONG) * float(share)
 
 
-def probably_wrong(given: Tensor, wrong: float, *, others: float) -> Tensor:
-    """Return the probability that each label is wrong, in the shape of `given`.
+def _probably_wrong(given: Tensor, wrong: float, *, others: float) -> Tensor:
+    """Return the probability that each label is wrong, given its calibrated probability.
 
-    `given` are the calibrated probabilities of the given labels, `wrong` the fraction of wrong
-    labels, and `others` the number of classes that a wrong label may be.
+    `wrong` is the fraction of wrong labels, and `others` the number of classes that one may be.
     """
     if_wrong = wrong * (1 - given) / others
     return if_wrong / (if_wrong + (1 - wrong) * given)
@@ -227,28 +214,23 @@ def out_of_fold_logits(
     classes: int,
     seed: int,
     sample_weight: Tensor | None = None,
-    l2: "float | tuple[float, ...] | None" = None,
+    l2: Penalty | None = None,
 ) -> Tensor:
     """Return each image's logits (n, C) from a head fitted without it or its near-duplicates.
 
-    Near-duplicates share a number in `groups` (n,). If `sample_weight` (n,) is None, all weights
-    are 1; if the penalty `l2` is None, cross-validation chooses the penalty.
+    Near-duplicates share a number in `groups` (n,). The default `sample_weight` (n,) is 1; if the
+    penalty `l2` is None, cross-validation chooses it.
     """
-    sample_weight = torch.ones(len(y)) if sample_weight is None else sample_weight
-    standardizer = Standardizer.fit(x)
-    if l2 is None:
-        l2, _ = choose_penalty(
-            x,
-            y,
-            sample_weight[None],
-            classes=classes,
-            seed=seed,
-            groups=groups,
-            standardizer=standardizer,
-        )
-    data = Folded.of(
-        standardizer(x), y, sample_weight[None], classes=classes, seed=seed, groups=groups
+    data = Folded(
+        x=Standardizer.fit(x)(x),
+        y=y,
+        sample_weight=torch.ones(len(y)) if sample_weight is None else sample_weight,
+        classes=classes,
+        seed=seed,
+        groups=groups,
     )
+    if l2 is None:
+        l2, _ = choose_penalty(data)
     heads = solve_logistic(
         data.x, y, data.weights, classes=classes, l2=l2, steps=60, tolerance=3e-4
     )

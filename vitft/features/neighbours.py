@@ -14,9 +14,7 @@ from vitft.features.folds import CV_IMAGES, stratified_subset
 
 _SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
 NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07  # as in Caron et al. 2021 (DINO, 2104.14294)
-_MAX_VOTERS = 50_000
-"""Maximum number of images that vote. In larger datasets, a fixed sample stratified by class votes,
-so the time grows with the number of images, not with its square."""
+_MAX_VOTERS = 50_000  # of more images, a fixed sample stratified by class votes
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, queries: Tensor, *, classes: int) -> Tensor:
@@ -39,8 +37,7 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
     The votes for an image sum to 1, or to 0 if there is only one group.
     """
     voters, known, found = _voting_images(y), F.normalize(x, dim=-1), []
-    candidates, theirs = known[voters], groups[voters]
-    rows = _rows_at_once(len(voters))
+    candidates, theirs, rows = known[voters], groups[voters], _rows_at_once(len(voters))
     for part, own in zip(known.split(rows), groups.split(rows), strict=True):
         similarity = part @ candidates.T  # (m, voters)
         similarity[own[:, None] == theirs[None]] = -torch.inf
@@ -52,7 +49,7 @@ def votes_outside_group(x: Tensor, y: Tensor, groups: Tensor, *, classes: int) -
 
 
 def _voting_images(y: Tensor) -> Tensor:
-    """Return the ascending indices of the images that vote, given the targets (n,) or (n, C)."""
+    """Return the ascending indices of the images that vote."""
     if len(y) <= _MAX_VOTERS:
         return torch.arange(len(y))
     if y.ndim == 2:

@@ -18,22 +18,29 @@ https://arxiv.org/abs/1807.03888, which also combines the distances in several l
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from vitft.features.reference import ClassStatistics, Distances, Features, Reference, combined
-from vitft.metrics.results import OodResults
-from vitft.system.text import percent
+from vitft.metrics.results import Interval, OodResults
+from vitft.models.card import AnyConfig
+from vitft.models.vit_config import ViTConfig
+from vitft.system.errors import RunError
+from vitft.system.npz import read_npz
+from vitft.system.text import describe_os_error, percent
 
+Features = np.ndarray[Any, np.dtype[np.float32]]
+_Distances = np.ndarray[Any, np.dtype[np.float64]]
 _ClassIndices = np.ndarray[Any, np.dtype[np.int64]]
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-_MAX_DIMENSIONS = 1_024
-"""Maximum number of dimensions of each kind of feature; if there are more, only the leading ones
-are used. This limits the size of the file to 4 MB for each kind, plus 4 kB for each class."""
+REFERENCE_FILE = "reference.npz"
+_STATISTICS = ("centre", "means", "within")  # fields of `Reference` for each kind of feature
+_MAX_DIMENSIONS = 1_024  # of each kind of feature; of more, the leading ones are used
 _IN_DISTRIBUTION = 0.98  # fraction of held-out images to classify as in distribution
 _ENOUGH_DISTANCES = 200  # whose quantile is the limit, without a fitted distribution
 _MIN_HELD_OUT = 20  # minimum number of held-out images from which to estimate the limit
@@ -46,6 +53,7 @@ _CLASSES_LEFT_OUT = 10  # maximum number of classes to leave out, one at a time
 _MIN_SPREAD = 1e-3
 """Minimum standard deviation of cube roots of squared distances; that of normally distributed
 features is above 0.1, so only that of constant features is lower."""
+_USUALLY_NOT = 0.2  # up to this flagged fraction, images of a class usually go unnoticed
 TOO_HIGH = "may be too high, because the features were trained on these classes"
 """What is said of the rates for left-out classes if the features were trained on them."""
 
@@ -57,6 +65,156 @@ def alarms_text(results: OodResults) -> str:
     """
     trained = results["features_trained"]
     return "at least " * trained + percent(results["false_alarms"] or 0, 0)
+
+
+def power_text(by_class: Interval) -> str:
+    """Return how many images of similar classes are flagged as unlike the training images.
+
+    `by_class` has the lowest and the highest fraction of a class that was left out.
+    """
+    share = " to ".join(dict.fromkeys(percent(bound, 0) for bound in by_class))
+    if by_class[1] < _USUALLY_NOT:
+        return f"images of similar classes usually go unnoticed ({share} are flagged)"
+    return f"of images of similar classes, {share} are flagged, depending on the class"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Means and scatter of a run's features by class; classes without images are omitted.
+
+    With an intermediate feature, squared distances are in units in which the cube roots of those of
+    held-out images have a standard deviation of one, so that both kinds of features count equally.
+    """
+
+    centre: Features  # mean of all features, (D,)
+    means: Features  # class means minus the centre, whitened by the within-class scatter: (C, D)
+    within: Features
+    """Whitening matrix (D, D), which gives centred features equal scatter in all directions within
+    classes."""
+    limit: float = math.inf  # score above which an image is out of distribution
+    unknown: Interval | None = None
+    """Lowest and highest fraction of a left-out class whose images have scores above `limit`; None
+    if not measured, or if the features were trained on these classes."""
+    intermediate_blocks: int = 0  # before the intermediate feature; 0 if it is not used
+    intermediate: "Reference | None" = None  # statistics of the intermediate feature, if used
+
+    def distances(self, features: Features) -> _Distances:
+        """Return the squared distance (n,) of each feature from the nearest class mean.
+
+        Only as many leading dimensions of the features (n, D) are used as there are here.
+        """
+        x = features[:, : len(self.centre)] - self.centre
+        z = x.astype(np.float64) @ self.within
+        means = self.means.astype(np.float64)
+        squares = (z**2).sum(1)[:, None] - 2 * z @ means.T + (means**2).sum(1)
+        return np.asarray(np.maximum(squares.min(axis=1), 0))
+
+    def scores(self, features: Features, intermediate: Features | None = None) -> _Distances:
+        """Return the score (n,) of each image, a squared distance if it has only one feature."""
+        if self.intermediate is None:
+            return self.distances(features)
+        assert intermediate is not None, "the intermediate features are missing"
+        return _combined([self.distances(features), self.intermediate.distances(intermediate)])
+
+    def are_unlike(self, features: Features, intermediate: Features | None = None) -> list[bool]:
+        """Return, for each image, whether it is out of distribution."""
+        return [bool(score > self.limit) for score in self.scores(features, intermediate)]
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the fields as arrays for `RunDir.write_arrays`."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in (*_STATISTICS, "limit")}
+        if self.unknown is not None:
+            values["unknown_range"] = self.unknown
+        if (more := self.intermediate) is not None:
+            values["intermediate_blocks"] = self.intermediate_blocks
+            values |= {f"intermediate_{name}": getattr(more, name) for name in _STATISTICS}
+        return {name: np.asarray(value, np.float32) for name, value in values.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
+        """Create a reference from the output of `arrays`."""
+        by_class = arrays.get("unknown_range")
+        intermediate, blocks = None, int(arrays.get("intermediate_blocks", 0))
+        if blocks:
+            intermediate = cls(**{name: arrays[f"intermediate_{name}"] for name in _STATISTICS})
+        return cls(
+            **{name: arrays[name] for name in _STATISTICS},
+            limit=float(arrays["limit"]),
+            unknown=(float(by_class[0]), float(by_class[1])) if by_class is not None else None,
+            intermediate_blocks=blocks,
+            intermediate=intermediate,
+        )
+
+    def power(self) -> str:
+        """Return how many images of unknown classes are noticed, or "" if it was not measured."""
+        return "" if self.unknown is None else power_text(self.unknown)
+
+
+def _combined(distances: Sequence[_Distances]) -> _Distances:
+    """Combine scaled squared distances of P kinds of features, each (n,), to one score (n,).
+
+    The cube root of a squared distance is nearly normal (see `limit_of`). The cube root of the
+    score is the sum of these roots.
+    """
+    return np.asarray(sum(np.cbrt(squares) for squares in distances) ** 3)
+
+
+def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None:
+    """Return the reference of a run directory, or None if there is no such file.
+
+    Raises:
+        RunError: The file is damaged, or does not fit features of `width` dimensions of the model.
+    """
+    path = run / REFERENCE_FILE
+    try:
+        arrays = read_npz(path)
+        if not _are_statistics(arrays):
+            raise ValueError("it does not contain feature statistics")
+        found = Reference.from_arrays(arrays)
+        if not _fits_width(found, width):
+            raise ValueError(f"it does not match {width}-dimensional features")
+        if found.intermediate is not None and not (
+            isinstance(config, ViTConfig)
+            and found.intermediate_blocks <= config.depth - config.read_blocks
+            and _fits_width(found.intermediate, config.width)
+        ):
+            raise ValueError("its intermediate feature does not match the model")
+        return found
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise RunError(
+            f"damaged run: {path} ({reason})",
+            fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
+        ) from error
+
+
+def _fits_width(found: Reference, width: int) -> bool:
+    """Return whether statistics have consistent shapes, and at most `width` dimensions."""
+    shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
+    size = min(width, found.centre.size)  # less than `width` if the head reads several blocks
+    return shapes == ((size,), (size, size), (size,)) and len(found.means) > 0
+
+
+def _are_statistics(arrays: Mapping[str, Features]) -> bool:
+    """Return whether the arrays have the names, types, ranks and value ranges of a reference."""
+    ranks = {"centre": 1, "means": 2, "within": 2, "limit": 0}
+    if "intermediate_blocks" in arrays:
+        more = (*_STATISTICS, "blocks")
+        ranks |= {f"intermediate_{name}": ranks.get(name, 0) for name in more}
+    known = ranks | {"unknown_range": 1}
+    by_class = arrays.get("unknown_range", np.zeros(2))
+    blocks = arrays.get("intermediate_blocks", np.ones(()))
+    return (
+        ranks.keys() <= arrays.keys() <= known.keys()
+        and all(a.ndim == known[n] and a.dtype == np.float32 for n, a in arrays.items())
+        and all(bool(np.isfinite(array).all()) for array in arrays.values())
+        and by_class.shape == (2,)
+        and bool(((by_class >= 0) & (by_class <= 1)).all())
+        and float(blocks) >= 1
+        and float(blocks).is_integer()
+    )
 
 
 def fit_reference(
@@ -101,9 +259,9 @@ def fit_reference(
     results["false_alarms"] = expected_false_alarms(len(rows))
     distances = folds.distances()
     units = _units_of(distances)
-    fits = [_fit_classes(x, labels).scaled(unit) for x, unit in zip(used, units, strict=True)]
-    found = Reference(
-        **fits[0].arrays(),
+    fits = [_fit_classes(x, labels, unit) for x, unit in zip(used, units, strict=True)]
+    found = replace(
+        fits[0],
         limit=limit_of(_scores_of(distances, units)),
         unknown=None if trained else results["unknown_class_range"],  # may be too high
         intermediate_blocks=intermediate_blocks,
@@ -112,17 +270,17 @@ def fit_reference(
     return found, results
 
 
-def _units_of(distances: Distances) -> list[float]:
-    """Return the units of P kinds of squared distances (P, n), as in `Reference`."""
+def _units_of(distances: _Distances) -> list[float]:
+    """Return the units of squared distances (P, n), as in `Reference`."""
     if len(distances) == 1:
         return [1.0]
     spreads = np.cbrt(distances).std(axis=1, ddof=1)
     return [max(float(spread), _MIN_SPREAD) ** 3 for spread in spreads]
 
 
-def _scores_of(distances: Distances, units: Sequence[float]) -> Distances:
-    """Return the scores (n,) of P kinds of squared distances (P, n), given their units (P,)."""
-    return combined(distances / np.array(units)[:, None]) if len(units) > 1 else distances[0]
+def _scores_of(distances: _Distances, units: Sequence[float]) -> _Distances:
+    """Return the scores (n,) of squared distances (P, n), given their units (P,)."""
+    return _combined(distances / np.array(units)[:, None]) if len(units) > 1 else distances[0]
 
 
 def no_reference(
@@ -165,7 +323,7 @@ class _Folds:
 
     def fit_without(
         self, fold: int, label: int | None = None
-    ) -> tuple[list[ClassStatistics], Distances]:
+    ) -> tuple[list[Reference], _Distances]:
         """Fit outside a fold and class; return fits, and squared distances (P, k) in the fold."""
         tested = self.rows[self.fold_id == fold]
         kept = ~np.isin(self.group, self.group[tested]) & (self.labels != label)
@@ -173,12 +331,12 @@ class _Folds:
         fits = [_fit_classes(x[some], self.labels[some]) for x in self.features]
         return fits, self.squares(fits, tested[self.labels[tested] != label])
 
-    def squares(self, fits: Sequence[ClassStatistics], rows: _ClassIndices) -> Distances:
+    def squares(self, fits: Sequence[Reference], rows: _ClassIndices) -> _Distances:
         """Return the squared distances (P, k) of rows from the fits to each kind of features."""
         pairs = zip(fits, self.features, strict=True)
         return np.stack([fit.distances(x[rows]) for fit, x in pairs])
 
-    def distances(self) -> Distances:
+    def distances(self) -> _Distances:
         """Return the squared distances (P, m) of held-out rows, by fold, from fits to others."""
         return np.concatenate([self.fit_without(fold)[1] for fold in range(_FOLDS)], axis=1)
 
@@ -204,7 +362,7 @@ class _Folds:
         return fractions
 
 
-def limit_of(distances: Distances) -> float:
+def limit_of(distances: _Distances) -> float:
     """Return the limit that a fraction `_IN_DISTRIBUTION` of new images is expected not to exceed.
 
     With `_ENOUGH_DISTANCES` or more squared distances or scores (n,), this is their quantile. With
@@ -233,21 +391,22 @@ def expected_false_alarms(distances: int) -> float:
     return 1 - _IN_DISTRIBUTION + 0.18 * max(0.0, 1 / distances - 1 / _ENOUGH_DISTANCES)
 
 
-def _fit_classes(features: Features, labels: _ClassIndices) -> ClassStatistics:
-    """Fit means and scatter to features (n, D) and class indices (n,)."""
+def _fit_classes(features: Features, labels: _ClassIndices, unit: float = 1.0) -> Reference:
+    """Fit means and scatter; all squared distances are divided by `unit`."""
     kinds = np.unique(labels)
     centre = features.mean(axis=0, dtype=np.float64)
     x = features - centre.astype(np.float32)
     means = np.stack([x[labels == kind].mean(axis=0, dtype=np.float64) for kind in kinds])  # (C, D)
     within = whitener(x - means.astype(np.float32)[np.searchsorted(kinds, labels)])
-    return ClassStatistics(
+    factor = np.float32(unit**-0.5)
+    return Reference(
         centre=centre.astype(np.float32),
-        means=(means @ within).astype(np.float32),
-        within=within.astype(np.float32),
+        means=(means @ within).astype(np.float32) * factor,
+        within=within.astype(np.float32) * factor,
     )
 
 
-def whitener(x: Features) -> Distances:
+def whitener(x: Features) -> _Distances:
     """Return the whitening matrix (D, D) that gives centred rows (n, D) unit scatter.
 
     The scatter is shrunk towards a sphere by the amount that minimises the expected error (oracle

@@ -1,7 +1,7 @@
 """Sentences about numbers and findings, for every screen, page and file.
 
 `results` is about a run, an evaluation or an export, `training` about epochs, layers and trials,
-`comparison` about several runs or a study, and `pages` about what only a run's page shows.
+and `comparison` about several runs or a study.
 """
 
 import lazy_loader

@@ -14,8 +14,8 @@ Notation: n images, C classes, K bins, R simulations, L trial values; `logits` i
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,45 +30,31 @@ _BINS = 15
 """Maximum number of bins, as in Guo et al. 2017. Unlike in that paper, all bins contain about the
 same number of images: most bins of equal width would be empty if most confidences were close to
 1."""
-_MIN_IMAGES_PER_BIN = 15
-"""Minimum number of images per bin, which limits the number of bins for small datasets. There is
-always at least one bin."""
+_MIN_IMAGES_PER_BIN = 15  # except in a single bin
 _FOLDS = 10
 TEMPERATURES = (0.001, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected. A head
 that begins at zero and is trained for few steps needs 0.02 or less."""
-_SCANNED = 12
-"""Number of temperatures at which the search begins, evenly spaced on a logarithmic scale."""
+_SCANNED = 12  # temperatures at which the search begins
 PRIOR_SPREADS = (0.3, 0.5)
 """Spreads of the prior on the logarithm of the temperature, which has mean 0: normal within one
 spread, exponential beyond (the density of Huber's loss). The first is used for validation images
-alone, the second if cross-validated training images are added. Models from the training loop need
-temperatures near 1, heads fitted by L-BFGS need 0.3 to 1.5, and models trained for few steps far
-smaller ones, which a normal prior would prevent (benchmarks/notebook/calibration.md). With 150
-images, the prior has hardly any effect.
+alone, the second if cross-validated training images are added. Models trained for few steps need
+temperatures far below 1, which a normal prior would prevent (benchmarks/notebook/calibration.md).
 """
-_MAX_DIFFERENCE = 4.0
-"""Maximum number of standard errors by which the mean losses of two comparable sets may differ."""
-SIMULATIONS, TRIALS = 1000, 48
+_MAX_DIFFERENCE = 4.0  # standard errors by which mean losses of comparable sets may differ
+_SIMULATIONS, _TRIALS = 1000, 48
 MAX_LOGITS = 2**25
 """Maximum number of logits to which a temperature is fitted (128 MiB in float32); of more images,
-evenly spaced ones are used. With 1,000 classes, these are 33,554 images, which determine the
-temperature to a fraction of a percent."""
+evenly spaced ones are used."""
 
 
 class ScoredSet(NamedTuple):
-    """Logits (n, C) and targets of images that the model was not fitted to.
-
-    The targets are true class indices (n,), or 0 or 1 for each label (n, C).
-    """
+    """Logits (n, C) and targets, (n,) or (n, C), of images that the model was not fitted to."""
 
     logits: Floats
     labels: Ints
-    groups: Groups | None = None
-    """Group of each image, if images are not independent."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    groups: Groups | None = None  # of each image, if images are not independent
 
     def pooled(self, other: "ScoredSet | None") -> tuple[Floats, Ints]:
         """Return the logits and labels of both sets."""
@@ -89,13 +75,9 @@ class ScoredSet(NamedTuple):
 class FittedTemperature:
     """A temperature and, for each validation image, a temperature fitted without that image."""
 
-    value: "float | Floats"
-    """Divisor of the logits, or of the logits of each label (C,); 1 if none was fitted."""
-    held_out: Floats
-    """Temperatures for unbiased metrics: for each validation image, the temperature fitted without
-    it (n,) or, for multi-label data, one temperature for each label (n, C)."""
-    cross_validated: int = 0
-    """Number of training images whose cross-validated logits were also used to fit `value`."""
+    value: "float | Floats"  # divisor of the logits, or of those of each label (C,); 1 if unfitted
+    held_out: Floats  # for unbiased metrics: fitted without each image, (n,) or (n, C)
+    cross_validated: int = 0  # training images to whose cross-validated logits it was also fitted
     note: str = ""  # reason why none was fitted; empty if one was
 
 
@@ -114,9 +96,18 @@ def calibrate_temperature(
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, section 4.2.
     """
-    if validation.labels.ndim == 2:
-        return _calibrate_labels(validation, training)
-    images, (logits, labels) = len(validation), validation.pooled(training)
+    images, (logits, labels) = len(validation.labels), validation.pooled(training)
+    if labels.ndim == 2:
+        others = [None] * labels.shape[1] if training is None else training.of_each_label()
+        pairs = zip(validation.of_each_label(), others, strict=True)
+        each = [calibrate_temperature(one, other) for one, other in pairs]
+        notes = [one.note for one in each if one.note]
+        return FittedTemperature(
+            value=np.array([one.value for one in each]),
+            held_out=np.stack([one.held_out for one in each], axis=1),
+            cross_validated=len(labels) - images,
+            note=f"{len(notes)} of {len(each)} labels: {notes[0]}" if notes else "",
+        )
     fit = functools.partial(fit_temperature, spread=PRIOR_SPREADS[training is not None])
     fitted = fit(logits, labels)
     if fitted is None:
@@ -131,28 +122,11 @@ def calibrate_temperature(
 
 
 def folds(images: int, total: int) -> Iterator[tuple[Flags, Flags]]:
-    """Yield, for each fold of the first `images` of `total` images, itself and all other images.
-
-    The former are flags (images,), the latter (total,).
-    """
+    """Yield flags of each fold of the first `images` of `total` images, and of all other images."""
     fold_id = np.full(total, -1)
     fold_id[:images] = np.random.default_rng(0).permutation(images) % min(_FOLDS, images)
     for k in range(fold_id.max() + 1):
         yield fold_id[:images] == k, fold_id != k
-
-
-def _calibrate_labels(validation: ScoredSet, training: ScoredSet | None) -> FittedTemperature:
-    """Fit a temperature to each label of multi-label data (see `calibrate_temperature`)."""
-    others = [None] * validation.labels.shape[1] if training is None else training.of_each_label()
-    pairs = zip(validation.of_each_label(), others, strict=True)
-    fitted = [calibrate_temperature(one, other) for one, other in pairs]
-    notes = [one.note for one in fitted if one.note]
-    return FittedTemperature(
-        value=np.array([one.value for one in fitted]),
-        held_out=np.stack([one.held_out for one in fitted], axis=1),
-        cross_validated=0 if training is None else len(training),
-        note=f"{len(notes)} of {len(fitted)} labels: {notes[0]}" if notes else "",
-    )
 
 
 def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
@@ -167,9 +141,9 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
         return all(are_comparable(one, other) for one, other in pairs)
     logits, labels = first.pooled(second)
     losses = log_losses(logits / (fit_temperature(logits, labels) or 1.0), labels)
-    one, other = losses[: len(first)], losses[len(first) :]
-    variance = variance_ratio(one - one.mean(), first.groups) / len(first)
-    variance += variance_ratio(other - other.mean(), second.groups) / len(second)
+    one, other = np.split(losses, [len(first.labels)])
+    variance = variance_ratio(one - one.mean(), first.groups) / len(one)
+    variance += variance_ratio(other - other.mean(), second.groups) / len(other)
     error = float(losses.std()) * variance**0.5
     return abs(float(one.mean() - other.mean())) <= _MAX_DIFFERENCE * error
 
@@ -181,10 +155,9 @@ def fit_temperature(
 
     T minimises the summed log loss plus the prior term: Huber's loss of `log(T) / spread`, which is
     quadratic up to 1 and linear beyond. At a minimum, the derivative with respect to log(1 / T)
-    changes sign; this root is found to a relative precision of 1e-4, far below the statistical
-    uncertainty. With few images there may be two minima, one near T = 1, of which the lower one is
-    returned. If `near` is given, the search starts near this temperature, which saves time; the
-    precision is the same.
+    changes sign; this root is found to a relative precision of 1e-4. With few images there may be
+    two minima, one near T = 1, of which the lower one is returned. If `near` is given, the search
+    starts near this temperature, which saves time.
 
     Source of Huber's loss: Huber 1964, "Robust estimation of a location parameter".
     """
@@ -212,20 +185,18 @@ def fit_temperature(
     if near is not None:
         low, high = max(least, 0.7 / near), min(most, 1.4 / near)
         if slope(low) < 0 < slope(high):
-            return 1 / find_root(slope, low, high)
+            return 1 / _find_root(slope, low, high)
     scanned = np.geomspace(least, most, _SCANNED).tolist()
     brackets = [(low, high) for low, high in pairwise(scanned) if slope(low) < 0 <= slope(high)]
-    minima = [find_root(slope, low, high) for low, high in brackets]
+    minima = [_find_root(slope, low, high) for low, high in brackets]
     return 1 / min(minima, key=objective) if minima else None
 
 
-def find_root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root of a function between `low` and `high`, to a relative precision of 1e-4.
+def _find_root(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Return the root of a rising function between two positive numbers (regula falsi).
 
-    The function must be negative below the root and positive above it; `low` must be positive.
-
-    Method: regula falsi. If one end of the interval stays in place twice in a row, its function
-    value is halved ("Illinois", Dowell & Jarratt 1971).
+    If one end of the interval stays in place twice in a row, its function value is halved
+    ("Illinois", Dowell & Jarratt 1971).
     """
     below, above, last = rising(low), rising(high), 0
     while high - low > 1e-4 * low:
@@ -243,10 +214,7 @@ def find_root(rising: Callable[[float], float], low: float, high: float) -> floa
 
 
 def _logsumexp(logits: Floats) -> Floats:
-    """Return the log-sum-exp of each image's logits: (n, C) to (n,).
-
-    The exponentials of at most `MAX_LOGITS` logits are in memory at a time.
-    """
+    """Return the log-sum-exp of each image's logits (n,), with few exponentials in memory."""
     best, rows = logits.max(axis=1), max(1, MAX_LOGITS // max(1, logits.shape[1]))
     parts = [slice(begin, begin + rows) for begin in range(0, max(1, len(logits)), rows)]
     sums = [np.exp(logits[part] - best[part, None]).sum(axis=1) for part in parts]
@@ -274,42 +242,29 @@ def confidence_and_correctness(logits: Floats, labels: Ints) -> tuple[Floats, Fl
     return best, right.astype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bins:
-    """Statistics of images in K bins of increasing confidence; bin sizes differ by at most one."""
-
-    low: Floats  # (K,): halfway to the bin below; the smallest confidence for the first
-    high: Floats
-    images: Ints
-    confidence: Floats  # mean over the images in the bin
-    accuracy: Floats
-
-    @property
-    def gap(self) -> float:
-        """Standard expected calibration error without bias correction (see `_binned_error`)."""
-        return float(_binned_error(self.images, self.confidence, self.accuracy))
-
-    def rows(self) -> list[CalibrationBin]:
-        """Return the bins in the form stored in eval.json."""
-        columns = (self.low, self.high, self.images, self.confidence, self.accuracy)
-        return [
-            CalibrationBin(low=low, high=high, images=images, confidence=mean, accuracy=accuracy)
-            for low, high, images, mean, accuracy in zip(
-                *map(np.ndarray.tolist, columns), strict=True
-            )
-        ]
+def binned_error(bins: Sequence[CalibrationBin]) -> float:
+    """Return the standard expected calibration error, without a correction for its bias."""
+    return float(_mean_gap(*_columns(bins)))
 
 
-def _binned_error(images: Ints, confidence: Floats, accuracy: Floats) -> Floats:
-    """Return the mean of |accuracy - confidence| over bins, weighted by the number of images.
+def _columns(bins: Sequence[CalibrationBin]) -> tuple[Floats, Floats, Floats]:
+    """Return the numbers of images, mean confidences and accuracies of bins, (K,) each."""
+    images, confidence, accuracy = np.array(
+        [(one["images"], one["confidence"], one["accuracy"]) for one in bins]
+    ).T
+    return images, confidence, accuracy
 
-    `images` and `confidence` are (K,), `accuracy` is (..., K), and the result is (...).
-    """
+
+def _mean_gap(images: Floats, confidence: Floats, accuracy: Floats) -> Floats:
+    """Return the mean of |accuracy - confidence| over bins (..., K), weighted by `images` (K,)."""
     return np.asarray((images * np.abs(accuracy - confidence)).sum(axis=-1) / images.sum())
 
 
-def bin_by_confidence(confidence: Floats, right: Floats) -> _Bins:
-    """Sort images by confidence and divide them into at most `_BINS` bins."""
+def bin_by_confidence(confidence: Floats, right: Floats) -> list[CalibrationBin]:
+    """Sort images by confidence and divide them into at most `_BINS` bins of about equal size.
+
+    Between two bins, the limit is halfway between their images.
+    """
     total = len(confidence)
     count = min(_BINS, max(1, total // _MIN_IMAGES_PER_BIN))
     order = np.argsort(confidence, kind="stable")
@@ -317,48 +272,62 @@ def bin_by_confidence(confidence: Floats, right: Floats) -> _Bins:
     images = np.diff(ends)
     ranked = confidence[order]
     between = (ranked[ends[1:-1] - 1] + ranked[ends[1:-1]]) / 2
-    return _Bins(
-        low=np.concatenate([ranked[:1], between]),
-        high=np.concatenate([between, ranked[-1:]]),
-        images=images,
-        confidence=np.add.reduceat(ranked, ends[:-1]) / images,
-        accuracy=np.add.reduceat(right[order], ends[:-1]) / images,
+    columns = (
+        np.concatenate([ranked[:1], between]),
+        np.concatenate([between, ranked[-1:]]),
+        images,
+        np.add.reduceat(ranked, ends[:-1]) / images,
+        np.add.reduceat(right[order], ends[:-1]) / images,
     )
+    return [
+        {"low": low, "high": high, "images": number, "confidence": mean, "accuracy": accuracy}
+        for low, high, number, mean, accuracy in zip(*map(np.ndarray.tolist, columns), strict=True)
+    ]
 
 
-def calibration_error(bins: _Bins, effect: float = 1.0) -> tuple[float, Interval]:
+def calibration_error(
+    bins: Sequence[CalibrationBin], effect: float = 1.0
+) -> tuple[float, Interval]:
     """Return the expected calibration error, corrected for bias, and its 95% interval.
 
     `effect` is the design effect of the images (`intervals.design_effect`).
 
-    The plug-in estimate (`Bins.gap`) is biased: for a perfectly calibrated model and 240 images, it
-    is about 4%, and resampling images adds the same bias again. The true error is therefore
-    estimated by simulation: for each trial error, the numbers of correct predictions in all bins
-    are drawn many times. The interval consists of the trial errors for which the observed estimate
-    is neither among the smallest 2.5% of the simulated estimates nor among the largest 2.5%. Small
-    true errors are in 97 to 100% of the intervals, because these do not end below 0. The point
-    estimate is the trial error for which the observed estimate is the simulated median.
+    The plug-in estimate (`binned_error`) is biased: for a perfectly calibrated model and 240
+    images, it is about 4%, and resampling images adds the same bias again. The true error is
+    therefore estimated by simulation: for each trial error, the numbers of correct predictions in
+    all bins are drawn many times. The interval consists of the trial errors for which the observed
+    estimate is neither among the smallest 2.5% of the simulated estimates nor among the largest
+    2.5%. Small true errors are in 97 to 100% of the intervals, because these do not end below 0.
+    The point estimate is the trial error for which the observed estimate is the simulated median.
 
     In the trials, the accuracy of every bin deviates from the confidence with the observed sign.
     Half of the deviation is proportional to the observed one, and half is the same in all bins. For
     the upper limit, an observed estimate below the median for perfect calibration is raised to that
     median (Cowan et al. 2011, "Power-constrained limits", https://arxiv.org/abs/1105.3166).
     """
-    observed = bins.gap
-    bins = replace(bins, images=np.maximum(1, np.round(bins.images / effect)).astype(np.int64))
-    random = np.random.default_rng(0)
-    chance = float(np.median(_simulate_errors(bins, bins.confidence[None], random)))
-    deviation = bins.accuracy - bins.confidence
+    counts, confidence, accuracy = _columns(bins)
+    observed = float(_mean_gap(counts, confidence, accuracy))
+    images, random = np.maximum(1, np.round(counts / effect)), np.random.default_rng(0)
+
+    def simulate(truth: Floats) -> Floats:
+        """Return simulated plug-in estimates (L, R) for bins with true accuracies (L, K)."""
+        chances = np.broadcast_to(truth[:, None], (len(truth), _SIMULATIONS, len(images)))
+        return _mean_gap(
+            images, confidence, random.binomial(images.astype(np.int64), chances) / images
+        )
+
+    chance = float(np.median(simulate(confidence[None])))
+    deviation = accuracy - confidence
     shape = np.sign(deviation) * (np.abs(deviation) + observed)
-    size = float(_binned_error(bins.images, 0 * shape, shape))
+    size = float(_mean_gap(images, 0 * shape, shape))
     if size == 0:
-        shape, size = np.where(bins.confidence < 0.5, 1.0, -1.0), 1.0
-    reach = min(1.0, 2.5 * max(observed, chance) + 0.5 / float(np.sqrt(bins.images.sum())))
-    trials = reach * np.linspace(0, 1, TRIALS) ** 1.5  # finer near zero
-    truth = np.clip(bins.confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)
-    errors = _binned_error(bins.images, bins.confidence, truth)
+        shape, size = np.where(confidence < 0.5, 1.0, -1.0), 1.0
+    reach = min(1.0, 2.5 * max(observed, chance) + 0.5 / float(np.sqrt(images.sum())))
+    trials = reach * np.linspace(0, 1, _TRIALS) ** 1.5  # finer near zero
+    truth = np.clip(confidence + trials[:, None] * shape / size, 0, 1)  # (L, K)
+    errors = _mean_gap(images, confidence, truth)
     errors = np.maximum.accumulate(errors)  # clipping makes some of them smaller
-    sums = _simulate_errors(bins, truth, random)  # (L, R)
+    sums = simulate(truth)
 
     def error_at(quantile: float, estimate: float) -> float:
         """Return the trial error for which `estimate` is the given quantile of the simulations."""
@@ -369,13 +338,6 @@ def calibration_error(bins: _Bins, effect: float = 1.0) -> tuple[float, Interval
 
     upper = error_at(0.025, max(observed, chance))
     return error_at(0.5, observed), (error_at(0.975, observed), upper)
-
-
-def _simulate_errors(bins: _Bins, truth: Floats, random: np.random.Generator) -> Floats:
-    """Return simulated plug-in estimates (L, R) for bins with true accuracies `truth` (L, K)."""
-    chances = np.broadcast_to(truth[:, None], (len(truth), SIMULATIONS, len(bins.images)))
-    drawn = random.binomial(bins.images, chances) / bins.images  # (L, R, K)
-    return _binned_error(bins.images, bins.confidence, drawn)
 
 
 def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

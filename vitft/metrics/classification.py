@@ -1,22 +1,37 @@
-"""Metrics from logits and labels: accuracy, per-class metrics, confusion matrix and calibration.
+"""Losses, correctness and metrics of logits for both kinds of targets.
 
-Notation: n images, C classes; `logits` is (n, C), and `labels` are class indices (n,) or, for
-multi-label data, 0 or 1 for each label (n, C).
+If every image has exactly one class, targets are class indices (n,), and the probabilities of the
+classes sum to 1 (softmax). For multi-label data, targets are 0 or 1 for each label (n, C), and each
+label has its own probability (sigmoid). The loss of an image is the negative log-likelihood of its
+target or, for multi-label data, the sum over all labels.
+
+Notation: n images, C classes or labels; `logits` and `scores` are (n, C).
 """
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.metrics.calibration import (
     FittedTemperature,
+    Ints,
+    ScoredSet,
     bin_by_confidence,
+    binned_error,
     calibration_error,
     confidence_and_correctness,
+    folds,
     log_losses,
+    logit_of,
 )
 from vitft.metrics.intervals import (
+    PRIOR_IMAGES,
     Flags,
     Floats,
     Groups,
@@ -26,12 +41,85 @@ from vitft.metrics.intervals import (
     mean_fraction_interval,
     mean_interval,
     p_of_guessing,
+    score_interval,
     too_few,
     wilson_interval,
 )
-from vitft.metrics.label_metrics import label_results
-from vitft.metrics.results import MAX_DENSE_CLASSES, ClassMetrics, Metrics, ProbabilityMetrics
-from vitft.metrics.targets import are_right, chosen, mean_loss
+from vitft.metrics.results import (
+    MAX_DENSE_CLASSES,
+    ClassMetrics,
+    Interval,
+    LabelMetrics,
+    LabelResults,
+    Metrics,
+    ProbabilityMetrics,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLoss:
+    """Training loss for one kind of target."""
+
+    class_weights: Tensor | None = None
+    """Loss factors of the classes (C,), with mean 1 over the images; None if all are 1."""
+    several: bool = False
+    """Whether the targets are multi-label: 0 or 1 for each label."""
+
+    def total(self, logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Return the total loss of the images in nats; targets may also be class probabilities.
+
+        With label smoothing s, a multi-label target y becomes y (1 - s) + s / 2.
+        """
+        if self.several:
+            smooth = targets.to(logits) * (1 - label_smoothing) + label_smoothing / 2
+            return _every_loss(logits, smooth).sum(dim=1).sum()
+        weights = self.class_weights
+        return F.cross_entropy(
+            logits, targets, weights, label_smoothing=label_smoothing, reduction="sum"
+        )
+
+
+DEFAULT_LOSS = TrainingLoss()
+
+
+def _every_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none")
+
+
+def label_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of each label in nats (C,), given multi-label targets (n, C)."""
+    return _every_loss(logits, targets).mean(dim=0)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of the images in nats, for either kind of target."""
+    if targets.ndim == 1:
+        return F.cross_entropy(logits, targets)
+    return _every_loss(logits, targets).sum(dim=1).mean()
+
+
+def are_right(logits: Tensor, targets: Tensor, thresholds: Floats | float = 0.5) -> Tensor:
+    """Return whether the prediction for each image is correct (n,), for either kind of target.
+
+    A multi-label prediction is correct if exactly the image's labels reach their thresholds, which
+    are probabilities: a number, or an array (C,) or (n, C).
+    """
+    if targets.ndim == 1:
+        return logits.argmax(dim=-1) == targets
+    return (_reached(logits, thresholds) == targets.bool()).all(dim=-1)
+
+
+def _reached(logits: Tensor, thresholds: Floats | float) -> Tensor:
+    """Return whether each label reaches its threshold (n, C)."""
+    return logits.double() >= torch.as_tensor(logit_of(thresholds))
+
+
+def fraction_right(right: Tensor) -> float:
+    """Return the accuracy, given which predictions are right (n,), computed in float64.
+
+    Every place then rounds it in the same way: in float32, 71 of 80 is less than 0.8875.
+    """
+    return int(right.sum()) / len(right)
 
 
 def classification_metrics(
@@ -46,16 +134,15 @@ def classification_metrics(
     """Return all metrics except those that take much longer to compute.
 
     `loss_interval` and `calibration` are None; `probability_metrics` computes them. `thresholds`
-    apply only to multi-label data: the minimum probabilities at which labels are assigned, as a
-    number or an array (C,) or (n, C). The intervals count `groups` (n,), if there are any.
-    `effect` is a further design effect of the metrics of classes and of the balanced accuracy, but
-    not of multi-label data.
+    apply only to multi-label data (see `are_right`). The intervals count `groups` (n,), if there
+    are any. `effect` is a further design effect of the metrics of classes and of the balanced
+    accuracy, but not of multi-label data.
     """
     total, several = len(labels), labels.ndim == 2
     right, given, truth = are_right(logits, labels, thresholds).numpy(), None, labels.numpy()
     if several:  # both (n, C)
         effect = 1.0
-        given, truth = chosen(logits, thresholds).numpy(), truth.astype(bool)
+        given, truth = _reached(logits, thresholds).numpy(), truth.astype(bool)
         hits, images = (given & truth).sum(axis=0), truth.sum(axis=0)
         of_class = np.maximum(1, images)
         deviations = (truth * (given - hits / of_class) / of_class).sum(axis=1)
@@ -113,30 +200,23 @@ def classification_metrics(
 def _class_metrics(
     own: Flags, given: Flags, groups: Groups | None, effect: float = 1.0
 ) -> ClassMetrics:
-    """Return the metrics of a class.
+    """Return the metrics of a class, given which images (n,) belong to it and are predicted as it.
 
-    `own` and `given` (n,) state whether each image belongs to the class and is predicted as it.
+    A metric without images is None.
     """
-    hits, either = own & given, own | given
-    right, images, predicted, union = (int(x.sum()) for x in (hits, own, given, either))
-    of_recall, of_precision, of_f1 = (
-        effect
-        if groups is None
-        else effect * design_effect(hits[some] - right / max(1, int(some.sum())), groups[some])
-        for some in (own, given, either)
-    )
-    f1, f1_interval = f1_with_interval(right, union, of_f1) if union else (None, None)
-    return {
-        "images": images,
-        "recall": right / images if images else None,
-        "recall_interval": wilson_interval(right, images, of_recall) if images else None,
-        "precision": right / predicted if predicted else None,
-        "precision_interval": (
-            wilson_interval(right, predicted, of_precision) if predicted else None
-        ),
-        "f1": f1,
-        "f1_interval": f1_interval,
-    }
+    hits = own & given
+    found: dict[str, Any] = {"images": int(own.sum())}
+    for name, some in (("recall", own), ("precision", given), ("f1", own | given)):
+        right, number = int(hits.sum()), int(some.sum())
+        found |= {name: None, f"{name}_interval": None}
+        if number:
+            chosen = None if groups is None else groups[some]
+            spread = effect * design_effect(hits[some] - right / number, chosen)
+            value, bounds = right / number, wilson_interval(right, number, spread)
+            if name == "f1":
+                value, bounds = f1_with_interval(right, number, spread)
+            found |= {name: value, f"{name}_interval": bounds}
+    return cast("ClassMetrics", found)
 
 
 def calibrated_metrics(
@@ -147,15 +227,12 @@ def calibrated_metrics(
     `logits` must not have been divided by a temperature. The logits of each image are divided here
     by the temperature fitted without that image.
     """
-    scores, truth = logits.double().numpy(), labels.numpy()
-    before, _ = calibration_error(bin_by_confidence(*confidence_and_correctness(scores, truth)))
-    held_out = scores / (
-        temperature.held_out if labels.ndim == 2 else temperature.held_out[:, None]
-    )
+    scores, truth, divisor = logits.double().numpy(), labels.numpy(), temperature.held_out
+    before = bin_by_confidence(*confidence_and_correctness(scores, truth))
     metrics = probability_metrics(
-        held_out,
+        scores / (divisor if labels.ndim == 2 else divisor[:, None]),
         labels,
-        ece_before=before,
+        ece_before=calibration_error(before)[0],
         temperature=temperature.value if isinstance(temperature.value, float) else None,
         note=temperature.note or None,
         groups=groups,
@@ -194,10 +271,131 @@ def probability_metrics(
         "calibration": {
             "ece": error,
             "ece_interval": None if too_few(groups) else interval,
-            "ece_binned": bins.gap,
+            "ece_binned": binned_error(bins),
             "ece_before": ece_before,
             "temperature": temperature,
             "note": note,
-            "bins": bins.rows(),
+            "bins": bins,
         },
     }
+
+
+# metrics and thresholds of multi-label data; `truth` (n, C) is True where an image has a label ----
+
+
+def _average_precision(scores: Floats, truth: Flags) -> tuple[float, Floats]:
+    """Return the average precision of scores (n,), and by how much each image makes it deviate.
+
+    This is the mean, over images with the label, of the precision among all images with scores at
+    least as high, which include those of equal score.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked, images = -scores[order], truth.sum()
+    first, last = (np.searchsorted(ranked, -scores, side=side) for side in ("left", "right"))
+    precision = np.cumsum(truth[order])[last - 1] / last
+    value = float(precision[truth].mean())
+    terms = (np.stack([1 / last, precision / last]) * truth)[:, order[::-1]]
+    gain, loss = terms.cumsum(axis=1)[:, ::-1][:, first]  # sums over images ranked no higher
+    return value, (truth * (precision - value + gain) - loss) / images
+
+
+def label_results(
+    scores: Floats, truth: Flags, given: Flags, names: Sequence[str], groups: Groups | None = None
+) -> LabelResults:
+    """Return the metrics of labels, given which of them are predicted, `given` (n, C).
+
+    The interval of an average precision is a Wilson interval with its variance, averaged with that
+    of a fraction (`PRIOR_IMAGES`): it has a width even if the images with the label rank first.
+    Labels of one image are not independent: the intervals of means over labels count images.
+
+    Source: Boyd, Eng & Page 2013, "Area under the precision-recall curve: point estimates and
+    confidence intervals", Machine Learning and Knowledge Discovery in Databases.
+    """
+    units = np.arange(len(truth)) if groups is None else groups
+    per_label: dict[str, LabelMetrics] = {}
+    ranked, together, apart = list[tuple[float, int]](), np.zeros(len(truth)), 0.0
+    for name, score, flags in zip(names, scores.T, truth.T, strict=True):
+        per_label[name] = {"ap": None, "ap_interval": None}
+        if not (images := int(flags.sum())):
+            continue
+        value, changes = _average_precision(score, flags)
+        usual = value * (1 - value) / images  # variance of a fraction
+        ratio = float((changes**2).sum()) / usual if usual else 1.0
+        ratio = (images * ratio + PRIOR_IMAGES) / (images + PRIOR_IMAGES)
+        effect = design_effect(changes, groups) * ratio
+        per_label[name] = {"ap": value, "ap_interval": score_interval(value, images / effect)}
+        ranked.append((value * images, images))
+        together, apart = together + changes, apart + usual
+    hits, decided = given & truth, given | truth
+    right, union = hits.sum(axis=0), decided.sum(axis=0)
+    place, label = np.nonzero(decided)
+    micro: tuple[float, Interval] = (0.0, (0.0, 1.0))
+    if total := int(union.sum()):
+        effect = design_effect(hits[decided] - right.sum() / total, units[place])
+        micro = f1_with_interval(int(right.sum()), total, effect)
+    known = np.asarray(truth.any(axis=0))
+    share = right / np.maximum(1, union)
+    own = known[label]
+    change = ((hits[decided] - share[label]) / (union * (1 + share) ** 2)[label])[own]
+    # Like a fraction of (1 + share)^2 / 2 * union images, which has the same variance.
+    f1 = [
+        (float(2 * s / (1 + s) * w), float(w))
+        for s, w in zip(share[known], (union * (1 + share) ** 2 / 2)[known], strict=True)
+    ]
+    found: LabelResults = {
+        "map": 0.0,
+        "map_interval": None,
+        "chance_map": 0.0,
+        "micro_f1": micro[0],
+        "micro_f1_interval": micro[1],
+        "macro_f1": 0.0,
+        "macro_f1_interval": None,
+        "per_label": per_label,
+    }
+    if ranked:
+        shared = max(1.0, float((together**2).sum()) / max(apart, 1e-12))  # 1 if independent
+        found["map"] = _mean_fraction(ranked)
+        found["map_interval"] = mean_fraction_interval(
+            ranked, shared * design_effect(together, groups)
+        )
+        found["chance_map"] = float(truth[:, known].mean())
+        found["macro_f1"] = _mean_fraction(f1)
+        effect = design_effect(change, units[place][own])
+        found["macro_f1_interval"] = mean_fraction_interval(f1, effect)
+    return found
+
+
+def _mean_fraction(counts: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of fractions, given as (correct, total)."""
+    return math.fsum(right / total for right, total in counts) / len(counts)
+
+
+def fit_thresholds(
+    validation: ScoredSet, training: ScoredSet | None = None
+) -> tuple[Floats, Floats]:
+    """Choose the logit at which each label is assigned, before temperature scaling, by its F1.
+
+    The thresholds (C,) are chosen on the validation images and any cross-validated training
+    predictions; for unbiased metrics, those that are chosen without each validation image (n, C)
+    follow. A threshold is halfway between two logits, or 0 for a label that no image has.
+    """
+    logits, labels = validation.pooled(training)
+    held_out = np.empty(validation.labels.shape)
+    for fold, rest in folds(len(validation.labels), len(labels)):
+        held_out[fold] = _best_thresholds(logits[rest], labels[rest])
+    return _best_thresholds(logits, labels), held_out
+
+
+def _best_thresholds(logits: Floats, labels: Ints) -> Floats:
+    """Return the logit thresholds (C,) that maximise the F1 scores of the labels (n, C)."""
+    found = np.zeros(labels.shape[1])
+    for label in np.flatnonzero(labels.any(axis=0)):
+        order = np.argsort(-logits[:, label], kind="stable")
+        ranked, has_label = logits[order, label], labels[order, label]
+        number = np.arange(1, len(ranked) + 1)
+        f1 = 2 * np.cumsum(has_label) / (number + has_label.sum())
+        is_tied = np.append(ranked[1:] == ranked[:-1], False)  # no threshold can separate the two
+        best = int(np.where(is_tied, -1.0, f1).argmax())
+        below = ranked[best + 1] if best + 1 < len(ranked) else ranked[best] - 1
+        found[label] = (ranked[best] + below) / 2
+    return found

@@ -7,9 +7,7 @@ Bootstrap intervals would be misleading: for 20 correct out of 20, the width wou
 
 Images of one group (patient, video, camera) are not independent. Every interval and test therefore
 takes the groups (n,) of its images, as integers, and counts groups instead of images: it divides
-the number of images by their `design_effect`. Without groups, this is 1. Three groups reveal little
-about how much groups differ: their intervals are wide, and usually 96 to 100% contain the truth.
-Means of losses and calibration errors have no interval for fewer than `_LEAST_GROUPS` groups.
+the number of images by their `design_effect`. Without groups, this is 1.
 """
 
 import bisect
@@ -32,29 +30,22 @@ Groups = np.ndarray[Any, np.dtype[np.int64]]
 Z = 1.959963984540054
 """Half the width, in standard deviations, of the central 95% of a normal distribution."""
 RESAMPLES = 1000
-_FEW = 3
-"""Mistakes up to which Wilson's interval is too short; no interval of so few covers just 95%."""
-PRIOR_IMAGES = 2
-"""Images that are added to each class when the variance of its recall is estimated."""
-PRIOR_GROUPS, PRIOR_CORRELATION, PRIOR_OF_CHANGES = 2, 0.4, 0.05
+_FEW = 3  # mistakes up to which Wilson's interval is too short
+PRIOR_IMAGES = 2  # added to each class when the variance of its recall is estimated
+_PRIOR_GROUPS, _PRIOR_CORRELATION, PRIOR_OF_CHANGES = 2, 0.4, 0.05
 """Correlation within groups that is assumed a priori (that of the differences between two models is
-lower), and the degrees of freedom that it counts as.
-With few groups, or few mistakes, a variance between groups can be too small by chance."""
+lower), and the degrees of freedom that it counts as: the variance between few groups, or of few
+mistakes, can be too small by chance."""
 _LEAST_GROUPS = 30
 """Fewest groups whose losses have an interval: one group can have most of the loss, and the others
 do not show it. With 10 groups, 80 to 93 of 100 intervals contained the truth."""
-_LEAST_FREEDOM = 4
-"""Degrees of freedom of 5 or fewer groups: their variance rests on the prior, too."""
-_MOST_FREEDOM = 1000
-"""Degrees of freedom from which on the quantile of Student's t distribution hardly changes."""
-_MOST_LOGITS = 10**6
-"""Number of logits from which on `p_of_guessing` uses only some images."""
+_LEAST_FREEDOM = 4  # of 5 or fewer groups: their variance rests on the prior, too
+_MOST_FREEDOM = 1000  # from which on the quantile of Student's t distribution hardly changes
+_MOST_LOGITS = 10**6  # from which on `p_of_guessing` uses only some images
 
 
 def design_effect(
-    residuals: _Reals,
-    groups: Groups | None,
-    correlation: float = PRIOR_CORRELATION,
+    residuals: _Reals, groups: Groups | None, correlation: float = _PRIOR_CORRELATION
 ) -> float:
     """Return how many images of these groups are worth one independent image; at least 1.
 
@@ -76,13 +67,11 @@ def design_effect(
 
 
 def variance_ratio(
-    residuals: _Reals,
-    groups: Groups | None,
-    correlation: float = PRIOR_CORRELATION,
+    residuals: _Reals, groups: Groups | None, correlation: float = _PRIOR_CORRELATION
 ) -> float:
     """Return the variance of the sum of `residuals`, relative to independent images; at least 1.
 
-    The variance between the sums of the groups is averaged with a prior (`PRIOR_GROUPS`). Its own
+    The variance between the sums of the groups is averaged with a prior (`_PRIOR_GROUPS`). Its own
     degrees of freedom are at most the number of images that carry the variance, because few
     mistakes reveal little about groups. Sums of large groups are corrected as by CR2 (Bell &
     McCaffrey 2002, Survey Methodology 28).
@@ -98,7 +87,7 @@ def variance_ratio(
         between = float((np.bincount(own, residuals) ** 2 / (1 - sizes / images)).sum())
         measured = between / (total * images / (images - 1))
         freedom = min(number - 1, total**2 / float((squares**2).sum()))
-        effect = (freedom * measured + PRIOR_GROUPS * effect) / (freedom + PRIOR_GROUPS)
+        effect = (freedom * measured + _PRIOR_GROUPS * effect) / (freedom + _PRIOR_GROUPS)
     return max(1.0, effect)
 
 
@@ -107,7 +96,7 @@ def accuracy_interval(
 ) -> Interval:
     """Return the 95% interval of the fraction of images (n,) that are right.
 
-    Without groups, it is the Wilson interval. `effect` is a further design effect.
+    `effect` is a further design effect.
     """
     fraction = float(right.sum()) / max(1, len(right))
     effect *= design_effect(right - fraction, groups)
@@ -121,16 +110,14 @@ def mean_error(values: Floats, groups: Groups | None = None) -> float:
 
 
 def _group_sums(values: np.ndarray[Any, np.dtype[Any]], groups: Groups | None) -> Floats:
-    """Return the sum of `values` (n,) for each group, or for each image without groups."""
     own = np.arange(len(values)) if groups is None else np.unique(groups, return_inverse=True)[1]
     return np.bincount(own, values).astype(np.float64)
 
 
 def wilson_interval(correct: int, total: int, effect: float = 1.0) -> Interval:
-    """Return the 95% Wilson interval of a fraction.
+    """Return the 95% Wilson interval of a fraction, or (0, 1) if `total` is 0.
 
-    The interval is valid even for small totals and for fractions near 0 or 1. If `total` is 0, it
-    is (0, 1). `effect` is the `design_effect` of the images.
+    `effect` is the `design_effect` of the images.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -171,11 +158,7 @@ def binomial_tail(
 ) -> float:
     """Return the probability of `least` or more successes in `trials` independent trials.
 
-    Args:
-        least: Minimum number of successes.
-        trials: Number of trials.
-        chance: Probability of success in each trial.
-        factorials: Result of `log_factorials` for at least `trials`; None to compute it here.
+    `factorials` is the result of `log_factorials` for at least `trials`; None to compute it here.
     """
     if least == 0 or not 0 < chance < 1:
         return 1.0 if least == 0 or chance >= 1 else 0.0
@@ -190,9 +173,7 @@ def binomial_tail(
 
 @functools.cache
 def student_t_quantile(freedom: int) -> float:
-    """Return the two-sided 95% quantile of Student's t distribution.
-
-    `freedom` is the number of degrees of freedom.
+    """Return the two-sided 95% quantile of Student's t distribution with `freedom` degrees.
 
     Source: Abramowitz & Stegun 1964, 26.7.3 and 26.7.4, solved for the angle by bisection.
     """
@@ -217,16 +198,13 @@ def mean_fraction_interval(counts: Sequence[tuple[float, float]], effect: float 
     `effect` is the `design_effect` of the images.
 
     This is the Wilson interval for an effective number of images: the number at which the mean
-    would have its estimated variance if all images were drawn with the same probability. The
-    variance of each fraction is estimated after `PRIOR_IMAGES` images with the mean fraction have
-    been added to it, so that a fraction of 1 does not count as certain. The effective number is at
-    most that of equal fractions; with equal totals, the interval is therefore that of the sum.
+    would have its estimated variance if all images were drawn with the same probability, at most
+    that of equal fractions. The variance of each fraction is estimated after `PRIOR_IMAGES` images
+    with the mean fraction have been added to it, so that a fraction of 1 does not count as certain.
     With unequal totals, the estimate for a small class rests on the other classes. Each end is then
     extended towards that of `square_and_add` if this lies further out: by the fraction 1 - h / a,
-    where h is the harmonic and a the arithmetic mean of the totals.
-
-    Adding the distances to the ends of the single Wilson intervals in quadrature would be wrong
-    for fractions near 1 (benchmarks/notebook/intervals.md).
+    where h is the harmonic and a the arithmetic mean of the totals
+    (benchmarks/notebook/intervals.md).
 
     Source: Korn & Graubard 1998 (see `design_effect`) for the effective size, and Dean & Pagano
     2015, Journal of Survey Statistics and Methodology 3, with the Wilson interval.
@@ -275,10 +253,9 @@ def proportions_differ(first: tuple[float, Interval], second: tuple[float, Inter
 def f1_with_interval(right: int, union: int, effect: float = 1.0) -> tuple[float, Interval]:
     """Return the F1 score of a class and its 95% interval, given a `design_effect`.
 
-    `union` is the number of images that belong to the class, are predicted as this class, or both.
-    `right` is the number of images of the class that are predicted correctly. With s = right /
-    union, F1 = 2 s / (1 + s) increases with s, so the interval of F1 follows from the Wilson
-    interval of s.
+    `union` is the number of images that belong to the class, are predicted as this class, or both,
+    and `right` of them are predicted correctly. With s = right / union, F1 = 2 s / (1 + s)
+    increases with s, so the interval of F1 follows from the Wilson interval of s.
 
     Source of the formula: Hand, Christen & Kirielle 2021, "F*: an interpretable transformation of
     the F-measure", Machine Learning 110.
@@ -296,20 +273,18 @@ def too_few(groups: Groups | None) -> bool:
 def mean_interval(values: Floats, groups: Groups | None = None) -> Interval | None:
     """Return the 95% interval of the mean of values (n,) that are not negative, e.g. of losses.
 
-    The result is None if there are too few groups for an interval.
-
     It is the Wilson interval of as many rare events as have the relative standard error of the
-    mean, wider if few images or groups carry the variance, and of no width if all values are equal.
-    With 2 or 3 large losses, some 80 of 100 contain the truth: the data hardly show the tail.
+    mean, wider if few images or groups carry the variance, of no width if all values are equal, and
+    None if there are too few groups.
     """
     if too_few(groups):
         return None
     mean, deviation = float(values.mean()), float(values.std())
     if deviation <= 1e-12 * (1 + mean):
-        return mean, mean  # all values are equal
+        return mean, mean
     squares = _group_sums(values - mean, groups) ** 2
     carriers = squares.sum() ** 2 / max(1e-300, (squares**2).sum())
-    freedom = round(min(len(squares) - 1, carriers, _MOST_FREEDOM)) + PRIOR_GROUPS
+    freedom = round(min(len(squares) - 1, carriers, _MOST_FREEDOM)) + _PRIOR_GROUPS
     variance = deviation**2 / (len(values) - 1) * variance_ratio(values - mean, groups)
     half = student_t_quantile(freedom) ** 2 * variance / mean / 2
     width = math.sqrt(2 * half * mean + half**2)
@@ -319,9 +294,8 @@ def mean_interval(values: Floats, groups: Groups | None = None) -> Interval | No
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the two-sided mid-p-value of McNemar's test of two models on the same images.
 
-    The arguments are the number of images that only the first model predicts correctly, and the
-    number that only the second model predicts correctly. The exact p-value is too large: with few
-    images, it is below 5% less often than 5 times in 100 if the models are equally accurate.
+    The arguments are the numbers of images that only one of the models predicts correctly. With few
+    images, the exact p-value would be too large.
 
     Source: Fagerland, Lydersen & Laake 2013, "The McNemar test for binary matched-pairs data: mid-p
     and asymptotic are better than exact conditional", BMC Medical Research Methodology 13.
@@ -346,17 +320,13 @@ def sign_flip(sums: Groups) -> float:
 
 
 def p_of_guessing(
-    logits: _Reals,
-    labels: Groups,
-    groups: Groups | None = None,
-    effect: float = 1.0,
+    logits: _Reals, labels: Groups, groups: Groups | None = None, effect: float = 1.0
 ) -> float:
     """Return the one-sided p-value of a permutation test: do logits (n, C) separate the classes?
 
     The statistic is the mean, over the classes, of their standardised logits on their own images.
-    It is far from 0 also if a rare class has higher logits on them, but is seldom predicted. Over
-    all orders of the labels (n,), it is nearly normal with mean 0. No p-value is below 1 / number
-    of orders. `effect` is a further design effect.
+    Over all orders of the labels (n,), it is nearly normal with mean 0. No p-value is below
+    1 / number of orders. `effect` is a further design effect.
 
     Source: Hoeffding 1951, "A combinatorial central limit theorem" (the variance).
     """
@@ -379,14 +349,11 @@ def p_of_guessing(
 class PairedDifference(NamedTuple):
     """Difference in accuracy of two models on the same images, the first minus the second."""
 
-    only_first: int
-    """Number of images that only the first model predicts correctly."""
+    only_first: int  # number of images that only the first model predicts correctly
     only_second: int
     images: int
-    p: float
-    """Two-sided mid-p-value of McNemar's test or, with groups, of the sign-flip test."""
-    effect: float = 1.0
-    """Design effect of the groups."""
+    p: float  # two-sided mid-p-value of McNemar's test or, with groups, of the sign-flip test
+    effect: float = 1.0  # design effect of the groups
 
     @classmethod
     def of(cls, first: Flags, second: Flags, groups: Groups | None = None) -> Self:
@@ -410,16 +377,18 @@ class PairedDifference(NamedTuple):
         `corrected` is the p-value after a correction for several tests; the interval is widened
         in the same way. It contains 0 if and only if that p-value is at least 5%: where the two
         disagree by a fraction of a point, it ends at 0.
+
+        Source: Bonett & Price 2012, "Adjusted Wald confidence interval for a difference of binomial
+        proportions based on paired data".
         """
         p = self.p if corrected is None else corrected
         level = 0.025 * min(1.0, self.p / p) if p else 0.025
-        low, high = paired_interval(
-            self.only_first,
-            self.only_second,
-            self.images,
-            effect=self.effect,
-            z=NormalDist().inv_cdf(1 - level) if level < 0.025 else Z,
-        )
+        z = NormalDist().inv_cdf(1 - level) if level < 0.025 else Z
+        total = self.images / self.effect + 2
+        first = (self.only_first / self.effect + 1) / total
+        second = (self.only_second / self.effect + 1) / total
+        half_width = z * math.sqrt((first + second - (first - second) ** 2) / total)
+        low, high = max(-1.0, first - second - half_width), min(1.0, first - second + half_width)
         if p >= 0.05 or self.only_first == self.only_second:
             return min(low, 0.0), max(high, 0.0)
         return (max(low, 0.0), high) if self.difference > 0 else (low, min(high, 0.0))
@@ -431,39 +400,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
+    corrected, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = largest
     return corrected
 
 
-def paired_interval(
-    only_first: int, only_second: int, images: int, *, effect: float = 1.0, z: float = Z
-) -> Interval:
-    """Return the 95% interval for the difference in accuracy (first model minus second).
-
-    `images` is the number of images on which both models are tested, and `effect` their
-    `design_effect`. The first two arguments are the same as for `mcnemar`. A different `z` gives
-    a different confidence level.
-
-    Source: Bonett & Price 2012, "Adjusted Wald confidence interval for a difference of binomial
-    proportions based on paired data".
-    """
-    total = images / effect + 2
-    first, second = (only_first / effect + 1) / total, (only_second / effect + 1) / total
-    half_width = z * math.sqrt((first + second - (first - second) ** 2) / total)
-    difference = first - second
-    return max(-1.0, difference - half_width), min(1.0, difference + half_width)
-
-
 def sample_size(half_width: float, accuracy: float) -> int:
-    """Return the number of images needed for a 95% interval of `accuracy` +/- `half_width`.
-
-    It is the smallest number with which the Wilson interval of this accuracy is at most twice
-    `half_width` wide; the interval of an accuracy of 1 has a width, too.
-    """
+    """Return the smallest number of images whose Wilson interval is `accuracy` +/- `half_width`."""
 
     def is_enough(images: int) -> bool:
         low, high = score_interval(accuracy, images)

@@ -7,7 +7,6 @@ Undefined values, such as the recall of a class without images, are None. Files 
 these types (`system.structure`).
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -26,16 +25,21 @@ _Error = Annotated[float, Range(ge=-1, le=1)]
 # types of the results of a time budget: trials, and what was chosen (`budget` in eval.json) -------
 
 
-class InterpolationResults(TypedDict):
-    """Results of a trial for one interpolation between the weights before and after training."""
+class _TrialScores(TypedDict):
+    """Scores of a model on training images that were held out."""
 
-    fraction: Share  # of the trained weights
     top1: Share
     loss: Loss  # mean cross-entropy after temperature scaling
     error: Loss  # standard error of the difference between this loss and that of the head
 
 
-class TrialResults(TypedDict):
+class InterpolationResults(_TrialScores):
+    """Results of a trial for one interpolation between the weights before and after training."""
+
+    fraction: Share  # of the trained weights
+
+
+class TrialResults(_TrialScores):
     """Results of a trial of some layers and of a head, on training images that were held out.
 
     If the trial was repeated with other held-out images, the results cover all of them.
@@ -46,11 +50,8 @@ class TrialResults(TypedDict):
     folds: NotRequired[AtLeastOne]  # number of times that the layers were trained, 1 if absent
     images: Natural  # number of images trained on each time
     held_out: Natural  # number of images scored in all
-    top1: Share
     head_top1: Share  # accuracy of a head fitted to the same images
-    loss: Loss  # mean cross-entropy after temperature scaling
     head_loss: Loss
-    error: Loss  # standard error of the difference between the losses
     interpolation: NotRequired[Share]  # fraction of the trained weights, 1 if absent
     tried: NotRequired[list[InterpolationResults]]  # results for all fractions
     seconds: Loss  # duration of the trial, with all repetitions
@@ -87,16 +88,11 @@ class StartTrial(TypedDict):
     seconds: NotRequired[Loss]  # duration of the trial
 
 
-class StartTrials(TypedDict):
-    """Trials of other starts of a run with a time budget; absent if there was nothing to try."""
-
-    size: NotRequired[StartTrial]
-    weights: NotRequired[StartTrial]
-
-
-class BudgetResults(StartTrials):
+class BudgetResults(TypedDict):
     """Trials of a run with a time budget, and the layers chosen for training."""
 
+    size: NotRequired[StartTrial]  # of a larger input; absent if there was nothing to try
+    weights: NotRequired[StartTrial]  # of other weights
     seconds: Loss  # the budget
     used: Loss  # time from the start of the run to the end of the last trial
     trials: list[TrialResults]
@@ -113,23 +109,20 @@ MAX_DENSE_CLASSES = 1000
 classes, it would take 76 MB, almost all of it zeros."""
 
 
-def most_frequent(counts: Mapping[str, int]) -> str | None:
-    """Return the name with the highest count, or two such names as `one or other`.
-
-    The result is None if all counts are 0, or if more than two names share the highest.
-    """
-    highest = max(counts.values(), default=0)
-    names = [name for name, number in counts.items() if number == highest > 0]
-    return " or ".join(names) if 0 < len(names) <= 2 else None
-
-
 def mostly_taken_for(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return the most frequent wrong prediction of each class that has one, by name."""
-    names, wrong = list(results["per_class"]), dict[str, Counter[str]]()
+    """Return the most frequent wrong prediction of each class that has one, by name.
+
+    Two that are as frequent are `one or other`; more than two are left out.
+    """
+    names, wrong = list(results["per_class"]), dict[str, dict[str, int]]()
     for (true, predicted), images in class_pair_counts(results).items():
         if true != predicted:
-            wrong.setdefault(names[true], Counter())[names[predicted]] += images
-    return {name: other for name, counts in wrong.items() if (other := most_frequent(counts))}
+            wrong.setdefault(names[true], {})[names[predicted]] = images
+    most = {
+        name: [other for other, images in counts.items() if images == max(counts.values())]
+        for name, counts in wrong.items()
+    }
+    return {name: " or ".join(others) for name, others in most.items() if len(others) <= 2}
 
 
 def class_pair_counts(results: Mapping[str, Any]) -> dict[tuple[int, int], int]:
@@ -216,13 +209,21 @@ class LabelResults(TypedDict):
     per_label: dict[str, LabelMetrics]  # in the order of the model's outputs
 
 
-class _Accuracy(TypedDict):
-    """Accuracy of predictions for some images."""
+class LearningCurvePoint(TypedDict):
+    """Accuracy on some images; in a learning curve, of a head fitted to so many, cross-validated.
 
-    images: Natural  # number of images scored
-    groups: NotRequired[AtLeastOne]  # (patients, videos, ...), which the intervals count instead
+    `images` is averaged over the folds there, and otherwise the number of images scored.
+    """
+
+    images: Natural
     top1: Share
     top1_interval: Interval
+
+
+class _Accuracy(LearningCurvePoint):
+    """Accuracy of predictions for some images."""
+
+    groups: NotRequired[AtLeastOne]  # (patients, videos, ...), which the intervals count instead
     balanced: Share  # mean recall over the classes that have images
     balanced_interval: Interval
     p_guessing: NotRequired[Share]  # that the logits do not depend on the class; of single labels
@@ -247,14 +248,6 @@ class Metrics(_Accuracy, ProbabilityMetrics):
     """Nonzero entries as (true class, predicted class, images), for more classes than that."""
 
 
-class LearningCurvePoint(TypedDict):
-    """Cross-validated accuracy of a head fitted to a subset of the images."""
-
-    images: AtLeastOne  # number of training images, averaged over the folds
-    top1: Share
-    top1_interval: Interval
-
-
 WeakClass = TypedDict(
     "WeakClass",
     {
@@ -269,7 +262,7 @@ WeakClass = TypedDict(
 
 
 LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
-"""Values of `HeadCandidate["reads"]`, in the order of `features.mixture`."""
+"""Values of `HeadCandidate["reads"]`, in the order of `features.head`."""
 
 
 class HeadCandidate(TypedDict):
@@ -370,11 +363,14 @@ class EvaluationResults(Metrics):
     kept: KeptResults | None  # None without a threshold, and for multi-label models
 
 
-class CopyMember(TypedDict):
-    """One image in a group of duplicates."""
-
+class _LabelledFile(TypedDict):
     path: str
     label: str
+
+
+class CopyMember(_LabelledFile):
+    """One image in a group of duplicates."""
+
     split: str  # `train`, `val`, `test`, or empty if there is no split
 
 
@@ -388,11 +384,9 @@ class CopyGroup(TypedDict):
     probabilities: NotRequired[dict[str, Share]]  # of the labels and of the most probable class
 
 
-class Mislabel(TypedDict):
+class Mislabel(_LabelledFile):
     """An image whose label is probably wrong."""
 
-    path: str
-    label: str
     suggested: str  # the most probable class
     given_probability: Share  # probability of `label`
     suggested_probability: Share
@@ -476,25 +470,17 @@ def read_results(path: Path) -> RunResults | None:
     """Return the content of a run's eval.json, or None if the file does not exist.
 
     Raises:
-        RunError: The file is damaged, or does not have the structure of `RunResults`.
+        RunError: The file is damaged, or does not have the structure of `RunResults`, or its
+            confusion matrix does not fit the classes.
     """
     results = read_run_json(path, RunResults)
-    if results is not None:
-        check_confusion(path, results)
-    return results
-
-
-def check_confusion(path: Path, results: RunResults) -> None:
-    """Check that the confusion matrix of the results read from `path` fits the classes.
-
-    Raises:
-        RunError: It does not.
-    """
+    if results is None:
+        return None
     classes, matrix = len(results["per_class"]), results["confusion"]
     pairs = results.get("confused_pairs")
     if pairs is not None and max((max(i, j) for i, j, _ in pairs), default=-1) >= classes:
         raise damaged_file(path, "confused_pairs contains classes that do not exist")
-    if "labels" in results or (pairs is not None and not matrix):
-        return
-    if any(size != classes for size in (len(matrix), *map(len, matrix))):
+    is_dense = "labels" not in results and (pairs is None or bool(matrix))
+    if is_dense and any(size != classes for size in (len(matrix), *map(len, matrix))):
         raise damaged_file(path, "confusion does not have one row and column per class")
+    return results

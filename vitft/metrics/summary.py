@@ -6,8 +6,9 @@ import torch.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, Self, cast
 
 from vitft.metrics.intervals import proportions_differ, wilson_interval
@@ -24,11 +25,9 @@ from vitft.system.structure import AtLeastOne, Natural, Share, structured
 _Kind = Literal["test", "cross-validation", "validation"]
 Measure = Literal["accuracy", "mean average precision", "all labels right"]
 
-_MORE_IMAGES = 3
-"""Cross-validation on this many times as many images tells more than the validation images."""
+_MORE_IMAGES = 3  # times as many as the validation images, so that cross-validation tells more
 _MAX_WEAKEST = 3
-_SIGNIFICANT = 0.025
-"""Largest one-sided p-value of logits that depend on the class."""
+_SIGNIFICANT = 0.025  # largest one-sided p-value of logits that depend on the class
 _RARE = 0.1
 """Predictions are nearly constant if all other classes together are predicted at most this many
 times as often as they occur."""
@@ -43,19 +42,14 @@ class Estimate:
     """A measured fraction, its 95% interval, and the images on which it rests."""
 
     value: Share
-    interval: Interval | None
-    """95% interval (low, high); None if there are too few images for one."""
+    interval: Interval | None  # None if there are too few images for one
     images: AtLeastOne
-    groups: Natural = 0
-    """Number of groups (patients, videos, ...), which the interval counts instead of images; 0 if
-    the images have none."""
+    groups: Natural = 0  # (patients, videos, ...), which the interval counts instead of images
     kind: _Kind
     """`test` for images that influenced no decision, `cross-validation` for images predicted by
     heads that were not fitted to them, `validation` for images that may have selected the epoch."""
     measure: Measure = "accuracy"
-    baseline: Share | None = None
-    """The same measure on the same images of always predicting the largest class or label set, or
-    of random scores for mean average precision."""
+    baseline: Share | None = None  # of always predicting the largest class, or of random scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +59,9 @@ class ClassEstimate:
     name: str
     value: Share
     interval: Interval | None
-    images: Natural
-    """Number of images of the class; for a label, of all images."""
+    images: Natural  # of the class; for a label, all images
     kind: _Kind
-    taken_for: str = ""
-    """Most frequent wrong prediction; empty if unknown, and for labels."""
+    taken_for: str = ""  # most frequent wrong prediction; empty if unknown, and for labels
     measure: Literal["recall", "average precision"] = "recall"
 
 
@@ -79,17 +71,13 @@ class AtChance:
 
     kind: _Kind
     images: Natural
-    interval: Interval
-    """95% interval of the balanced accuracy, or of a multi-label model's mean average precision."""
-    guessing: Share
-    """Balanced accuracy of guessing, or mean average precision of random scores."""
+    interval: Interval  # of the balanced accuracy, or of the mean average precision of labels
+    guessing: Share  # the balanced accuracy of guessing, or the precision of random scores
     too_few: bool = False
     """Whether not even an accuracy of 100% on so few images would be better than guessing. False if
     `predicts` is known, which says more."""
-    predicts: str = ""
-    """Class predicted for nearly all validation images; empty if there is none."""
-    fraction: Share = 0.0
-    """Fraction of the validation images for which `predicts` is predicted."""
+    predicts: str = ""  # class predicted for nearly all validation images, if any
+    fraction: Share = 0.0  # of the validation images, for which `predicts` is predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,36 +87,24 @@ class Results:
     Exports contain them in JSON (`to_json`), so that their users learn what the run measured.
     """
 
-    name: str = ""
-    """Name of the run directory."""
-    data: str = ""
-    """Name of the folder or file with the data."""
-    weights: str = ""
-    """Name of the pretrained weights, or the path of their file."""
-    ended: str = ""
-    """Time at which the run ended, in ISO 8601."""
-    status: str = ""
-    """Status of a run that has not finished, e.g. `interrupted`; otherwise empty."""
+    name: str = ""  # of the run directory
+    data: str = ""  # name of the folder or file
+    weights: str = ""  # name of the pretrained weights, or the path of their file
+    ended: str = ""  # time in ISO 8601
+    status: str = ""  # of a run that has not finished, e.g. `interrupted`; otherwise empty
     headline: Estimate | None = None
     """The number to quote: the accuracy (of a multi-label model: the mean average precision) on the
     test images, if there are any, because they are used only once. Otherwise, that of
     cross-validation, if it tells more than the validation images. Otherwise, that on the validation
     images."""
-    supporting: tuple[Estimate, ...] = ()
-    """All other estimates. For a multi-label model, they include the fraction of images with
-    exactly the right labels."""
-    selected_on_validation: bool = False
-    """Whether the epoch was selected on the validation images, so that their result is slightly
-    optimistic."""
-    at_chance: AtChance | None = None
-    """None for a model that is measurably better than guessing."""
+    supporting: tuple[Estimate, ...] = ()  # all others, e.g. the fraction with exactly right labels
+    selected_on_validation: bool = False  # the epoch, so that the result is slightly optimistic
+    at_chance: AtChance | None = None  # None for a model measurably better than guessing
     weakest: tuple[ClassEstimate, ...] = ()
     """Up to three classes or labels with the lowest recall or average precision below 100%, lowest
     first, in cross-validation or else on the validation images."""
-    growth: Interval | None = None
-    """95% interval of the gain in accuracy from twice as many images, extrapolated."""
-    rounded: bool = False
-    """Whether the weights were rounded to 8 bits after the measurement."""
+    growth: Interval | None = None  # of the accuracy from twice as many images, extrapolated
+    rounded: bool = False  # the weights, to 8 bits after the measurement
 
     @classmethod
     def of(cls, found: RunResults | None, environment: Mapping[str, Any] | None = None) -> Self:
@@ -141,11 +117,11 @@ class Results:
         test, more = found.get("test"), own_cross_validation(found)
         validation, exact = _estimates(found, "validation")
         tested, tested_exact = _estimates(test, "test") if test else (None, None)
-        crossed = None
+        crossed, headline = None, tested or validation
         if more and "labels" not in found:
             crossed = _estimate(more, "cross-validation")
-        tells_more = crossed and _tells_more(found, crossed, validation)
-        headline = tested or (crossed if tells_more else validation)
+            if not tested and _tells_more(found, crossed, validation):
+                headline = crossed
         others = (tested, crossed, validation, tested_exact, exact)
         gain = more["gain_interval"] if more else None
         weak = sorted(_weak_classes(found, more), key=lambda one: one.value)
@@ -191,11 +167,7 @@ class Results:
 
     @property
     def difference(self) -> tuple[Estimate, Estimate] | None:
-        """Test or validation images, and other images on which the accuracy differs significantly.
-
-        The other images come from the cross-validation, if there is one, or else are the validation
-        images.
-        """
+        """Test or validation images, and others (see `estimate`) with another accuracy, if any."""
         held = self.estimate("test", "validation")
         other = self.estimate("cross-validation", "validation")
         if held is None or other is None or held is other or self.exact or not _differ(held, other):
@@ -215,7 +187,6 @@ def own_cross_validation(found: RunResults) -> CrossValidation | None:
 def _estimate(
     found: CrossValidation | Metrics, kind: _Kind, measure: Measure = "accuracy"
 ) -> Estimate:
-    """Return the accuracy in results of one kind."""
     return Estimate(
         value=found["top1"],
         interval=found["top1_interval"],
@@ -246,23 +217,17 @@ def _estimates(found: Metrics, kind: _Kind) -> tuple[Estimate, Estimate | None]:
 def _tells_more(found: RunResults, crossed: Estimate, validation: Estimate) -> bool:
     """Return whether cross-validation tells more about the model than the validation images.
 
-    At least `_MORE_IMAGES` times as many images must have been scored, and neither the accuracies
-    may differ (a validation set from another place may be harder) nor, in a finished run, the
-    losses (`calibration.are_comparable`).
+    Neither the accuracies may differ (a validation set from another place may be harder) nor, in a
+    finished run, the losses (`calibration.are_comparable`).
     """
+    if crossed.images < _MORE_IMAGES * validation.images or _differ(crossed, validation):
+        return False
     calibration = found.get("calibration")
-    is_comparable = "seconds" not in found or bool(
-        calibration and calibration.get("cross_validated")
-    )
-    is_larger = crossed.images >= _MORE_IMAGES * validation.images
-    return is_larger and is_comparable and not _differ(crossed, validation)
+    return "seconds" not in found or bool(calibration and calibration.get("cross_validated"))
 
 
 def _differ(one: Estimate, other: Estimate) -> bool:
-    """Return whether the accuracies of two sets of images differ significantly.
-
-    If validation images are among the cross-validated ones, this is rarer than 1 in 20 by chance.
-    """
+    """Return whether the accuracies of two sets of images differ significantly."""
     if one.interval is None or other.interval is None:
         return False
     return proportions_differ((one.value, one.interval), (other.value, other.interval))
@@ -271,23 +236,14 @@ def _differ(one: Estimate, other: Estimate) -> bool:
 def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[ClassEstimate]:
     """Return the classes or labels below 100%, in the order of the model's outputs."""
     kind: _Kind = "validation"
-    rows: list[tuple[str, float | None, Interval | None, int, str]]
+    rows: Iterable[tuple[str, float | None, Interval | None, int, str | None]]
     spots = [weak for weak in (more["weak_spots"] if more else ()) if weak["recall"] < 1]
     if labels := found.get("labels"):
         every = labels["per_label"].items()
         rows = [(name, row["ap"], row["ap_interval"], found["images"], "") for name, row in every]
     elif spots:
         kind = "cross-validation"
-        rows = [
-            (
-                one["class"],
-                one["recall"],
-                one["recall_interval"],
-                one["images"],
-                one["taken_for"] or "",
-            )
-            for one in spots
-        ]
+        rows = map(itemgetter("class", "recall", "recall_interval", "images", "taken_for"), spots)
     else:
         others = mostly_taken_for(found)
         rows = [
@@ -302,7 +258,7 @@ def _weak_classes(found: RunResults, more: CrossValidation | None) -> list[Class
             images=images,
             kind=kind,
             measure="average precision" if labels else "recall",
-            taken_for=other,
+            taken_for=other or "",
         )
         for name, value, interval, images, other in rows
         if value is not None and value < 1
@@ -323,9 +279,8 @@ def _at_chance(found: RunResults) -> AtChance | None:
             return None
         return AtChance(kind="validation", images=found["images"], interval=bounds, guessing=chance)
     sets = list[tuple[_Kind, int, float, Metrics | CrossValidation]]()
-    parts: tuple[tuple[_Kind, Metrics | None], ...]
-    parts = (("validation", found), ("test", found.get("test")))
-    for name, part in parts:
+    parts: dict[_Kind, Metrics | None] = {"validation": found, "test": found.get("test")}
+    for name, part in parts.items():
         if part and (present := sum(row["images"] > 0 for row in part["per_class"].values())):
             sets.append((name, present, 0.0, part))
     if more := own_cross_validation(found):
@@ -350,10 +305,7 @@ def _at_chance(found: RunResults) -> AtChance | None:
 
 
 def _constant_class(found: Metrics) -> tuple[str, float] | None:
-    """Return the class predicted for nearly all images (see `_RARE`), and the fraction of these.
-
-    The result is None if there are fewer than two classes.
-    """
+    """Return the class predicted for nearly all images (see `_RARE`), if any, and their share."""
     names, counts, truth = list(found["per_class"]), Counter[int](), Counter[int]()
     for (true, predicted), images in class_pair_counts(found).items():
         counts[predicted] += images

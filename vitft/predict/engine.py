@@ -18,7 +18,7 @@ from vitft.data.inspection import in_chunks, in_order, is_dark, overlapped
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.data.web import WebLimits
-from vitft.features.reference import Reference
+from vitft.features.ood import Reference
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.summary import Results
 from vitft.predict.postprocess import Postprocess, Scores

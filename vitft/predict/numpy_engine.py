@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from vitft.features.reference import Reference, read_reference
+from vitft.features.ood import Reference, read_reference
 from vitft.models.card import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.engine import Engine, Views

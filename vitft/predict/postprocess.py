@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from vitft.data.duplicates import BLANK_REMARK, is_blank_view
-from vitft.features.reference import Reference
+from vitft.features.ood import Reference
 from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitft.config.schema import one_class_only
 from vitft.data.images import MAX_PIXELS
 from vitft.data.sources import ImageSource
-from vitft.features.reference import Reference, read_reference
+from vitft.features.ood import Reference, read_reference
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model

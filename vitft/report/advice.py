@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vitft.data.fixes import is_leak, paths_settled_by
-from vitft.messages.pages import (
+from vitft.messages.results import (
     chance_reason,
+    chance_remedy,
     compared_with_accuracy,
     copies_reason,
     growth_sentence,
     more_validation_images,
+    weak_text,
 )
-from vitft.messages.results import chance_remedy, weak_text
 from vitft.metrics.intervals import sample_size
 from vitft.metrics.summary import own_cross_validation
 from vitft.predict.validation import accuracy_without_copies, mistakes

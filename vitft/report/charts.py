@@ -12,8 +12,15 @@ from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
-from vitft.messages.pages import confidence_text, learning_text, penalty_text
-from vitft.messages.results import CROSS_VALIDATED, INTERVAL, bar_label, sentence
+from vitft.messages.results import (
+    CROSS_VALIDATED,
+    INTERVAL,
+    bar_label,
+    confidence_text,
+    learning_text,
+    penalty_text,
+    sentence,
+)
 from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch, stopped_early
 from vitft.metrics.intervals import wilson_interval
 from vitft.metrics.results import Interval, LogLine

@@ -25,7 +25,7 @@ from vitft.data.fixes import (
     subset_names,
 )
 from vitft.data.table import quote_cell
-from vitft.messages.pages import COPIES_WARNING, TEST_COPIES_WARNING
+from vitft.messages.results import COPIES_WARNING, TEST_COPIES_WARNING
 from vitft.metrics.results import AuditResults, CopyGroup
 from vitft.report.reproduce import command_of
 from vitft.report.run_files import Run, Thumbnails

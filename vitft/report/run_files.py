@@ -22,7 +22,7 @@ from vitft.data.image_table import Images, Row
 from vitft.data.images import jpeg_uri
 from vitft.data.remote.places import short_name
 from vitft.data.table import base_folder
-from vitft.features.reference import REFERENCE_FILE
+from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.intervals import Groups
 from vitft.metrics.results import AuditResults, EvaluationResults, LogLine, RunResults, read_results
 from vitft.metrics.summary import Estimate, Results

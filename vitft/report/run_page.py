@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from vitft.data.inspection import describe_counts
 from vitft.data.transforms import describe_view
-from vitft.features.ood import TOO_HIGH, alarms_text
-from vitft.features.reference import power_text
+from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages
 from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
 from vitft.metrics.results import class_pair_counts

@@ -27,9 +27,9 @@ from vitft.data.split import images_of_weights
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cache import default_folder, prune
 from vitft.features.extract import vanished_error
-from vitft.features.folds import CV_FOLDS
+from vitft.features.folds import CV_FOLDS, Folded
+from vitft.features.head import choose_penalty
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
-from vitft.features.penalty import choose_penalty
 from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
 from vitft.messages.comparison import HEAD_NOTE, figure_heading, known_images_note, study_heading
 from vitft.metrics.intervals import (
@@ -527,9 +527,11 @@ def evaluate_head(
     cost = len(train) * min(len(train), x.shape[1]) * classes
     with one_thread(when=cost < SINGLE_THREAD_COST / CV_FOLDS):
         x_train, x_test = reduce_dimensions(x[train], x[test])
-        y_train, weight = y[train], torch.ones(1, len(train))
-        l2, _ = choose_penalty(x_train, y_train, weight, classes=classes, seed=seed)
-        head = solve_logistic(x_train.double(), y_train, weight, classes=classes, l2=l2)[0]
+        y_train, weight = y[train], torch.ones(len(train))
+        l2, _ = choose_penalty(
+            Folded(x=x_train, y=y_train, sample_weight=weight, classes=classes, seed=seed)
+        )
+        head = solve_logistic(x_train.double(), y_train, weight[None], classes=classes, l2=l2)[0]
         return (linear_logits(x_test, head).argmax(dim=-1) == y[test]).numpy()
 
 

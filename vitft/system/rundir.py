@@ -13,7 +13,7 @@
                         split.csv or -1, if the model is a head that was solved
     thumbs/             thumbnails of images shown in the report (`training.reports`)
     report.html         HTML report (`report`)
-    reference.npz       statistics of the training features (`features.reference`)
+    reference.npz       statistics of the training features (`features.ood`)
     audit.json          problems found in the images (`training.audit`)
     environment.json    versions, device, precision and status
     resume/             training state of an unfinished run (`training.state`)

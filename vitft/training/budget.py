@@ -26,13 +26,12 @@ from vitft.config.run import Config, to_toml
 from vitft.config.sections import layers_text
 from vitft.data.image_table import Images
 from vitft.features.folds import stratified_folds, stratified_subset
-from vitft.features.head import LinearHead, SolvedHead, solve_head
-from vitft.features.mixture import HeadMethod
+from vitft.features.head import HeadMethod, LinearHead, SolvedHead, solve_head
 from vitft.messages.training import describe_trial
 from vitft.metrics.calibration import fit_temperature, log_losses
+from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.intervals import mean_error
 from vitft.metrics.results import BudgetResults, InterpolationResults, TrialResults
-from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.text import count

@@ -25,14 +25,15 @@ from vitft.metrics.calibration import (
     sigmoid,
 )
 from vitft.metrics.classification import (
+    are_right,
     calibrated_metrics,
     classification_metrics,
+    fit_thresholds,
+    fraction_right,
     probability_metrics,
 )
 from vitft.metrics.intervals import Floats
-from vitft.metrics.label_metrics import fit_thresholds
 from vitft.metrics.results import FinalTestResults, RunResults
-from vitft.metrics.targets import are_right, fraction_right
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.timm_model import Model
 from vitft.models.trainable import merge_adapters, write_adapter
@@ -93,11 +94,11 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             log.debug(f"not calibrated: {fit.note}")
         thresholds, held_out = np.empty(0), np.array(0.5)
         if manifest.labels:  # each row of `held_out` (n, C) was chosen without its own image
-            found = fit_thresholds(validation, training)
+            values, apart = fit_thresholds(validation, training)
             # The largest float below 1 is above every probability that is not rounded to 1.
             limits = _MIN_THRESHOLD, 1 - _MIN_THRESHOLD
-            thresholds = sigmoid(found.value / fit.value).clip(*limits)
-            held_out = sigmoid(found.held_out)
+            thresholds = sigmoid(values / fit.value).clip(*limits)
+            held_out = sigmoid(apart)
 
         # Contents of eval.json
         measured = classification_metrics(

@@ -13,14 +13,13 @@ from vitft.data.image_table import Row
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
-from vitft.features.head import LinearHead, SolvedHead, cross_validate, solve_head
+from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
 from vitft.features.logistic import CHUNK_ROWS, HeadObjective, Problem, Sharing, sample_weights
-from vitft.features.mixture import HeadMethod
 from vitft.features.neighbours import nearest_neighbours
 from vitft.messages.training import describe_head
 from vitft.metrics.calibration import MAX_LOGITS
+from vitft.metrics.classification import are_right, fraction_right, mean_loss
 from vitft.metrics.results import CrossValidation, SolvedHeadResults
-from vitft.metrics.targets import are_right, fraction_right, mean_loss
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import Dataset, StageInputs, training_views
@@ -46,8 +45,7 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
         if last_head is not None:
             _set_linear(last_head, *(part * solved.method.alone for part in solved.last))
         for tried in solved.path:
-            some = {} if tried.classes is None else {"cv_classes": tried.classes}
-            fitted.run.log({"l2": tried.l2, "cv_loss": tried.loss, "cv_top1": tried.top1, **some})
+            fitted.run.log(tried)
         best.update(validate(fitted.inputs))
         with console.quiet_step("cross-validating the head"):
             best.head_results = group.main_only(lambda: solver.score(solved, first_loss))

@@ -20,7 +20,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.sections import OptimSpec
-from vitft.metrics.targets import DEFAULT_LOSS, TrainingLoss, are_right
+from vitft.metrics.classification import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.models.timm_model import Model
 from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
 from vitft.system.errors import DivergedError, ResourceError, UsageError

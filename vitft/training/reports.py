@@ -27,12 +27,18 @@ from vitft.explain.heatmaps import overlay
 from vitft.features.cut import Cut
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.features.folds import CV_IMAGES, in_one_group, stratified_subset
-from vitft.features.head import HeldOutLogits, cross_validation_rows
+from vitft.features.head import cross_validation_rows, default_penalty
 from vitft.features.label_errors import find_mislabels, out_of_fold_logits, score_given_labels
 from vitft.features.neighbours import similar_images
-from vitft.features.ood import TOO_HIGH, alarms_text, fit_reference, no_reference
-from vitft.features.penalty import default_penalty
-from vitft.features.reference import REFERENCE_FILE, Features, power_text
+from vitft.features.ood import (
+    REFERENCE_FILE,
+    TOO_HIGH,
+    Features,
+    alarms_text,
+    fit_reference,
+    no_reference,
+    power_text,
+)
 from vitft.messages.results import sentence
 from vitft.metrics.results import AuditResults, Mislabel, OodResults
 from vitft.models.timm_model import Model
@@ -126,7 +132,7 @@ def _score_by_default_head(inputs: StageInputs, *, seed: int) -> ScoredImages:
         l2=default_penalty(y, len(data.manifest.outputs)),
     )
     known = ~in_one_group(y[rows], groups[rows])
-    return ScoredImages(features=x, held_out=HeldOutLogits(rows[known], logits[known]))
+    return ScoredImages(features=x, held_out=(rows[known], logits[known]))
 
 
 def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[IndexPair]:
@@ -155,12 +161,10 @@ def _score_labels(
     """
     if scored.held_out is None:
         return [], {}
-    rows, distinct = scored.held_out.rows, data.distinct
+    (rows, logits), distinct = scored.held_out, data.distinct
     some = [distinct[row] for row in rows.tolist()]
     y = data.labels(some).cpu()
-    scores = score_given_labels(
-        scored.held_out.logits, scored.features[rows], y, data.group_ids(some)
-    )
+    chances, wrong = score_given_labels(logits, scored.features[rows], y, data.group_ids(some))
     labels: dict[str, set[int]] = {}
     for row in data.manifest.rows:
         labels.setdefault(row.sha256, set()).add(row.label)
@@ -168,11 +172,11 @@ def _score_labels(
     names = data.manifest.outputs
     conflicts = {
         row.sha256: dict(zip(names, found.tolist(), strict=True))
-        for row, found in zip(some, scores.probabilities, strict=True)
+        for row, found in zip(some, chances, strict=True)
         if len(labels[row.sha256]) > 1
     }
     by_path = {r.path: conflicts[r.sha256] for r in data.manifest.rows if r.sha256 in conflicts}
-    return find_mislabels(scores, y, paths, names), by_path
+    return find_mislabels(chances, wrong, y, paths, names), by_path
 
 
 # reference distribution of the features, to detect out-of-distribution images ---------------------

@@ -54,7 +54,7 @@ from vitft.features.pipeline import (
     read_several_blocks,
 )
 from vitft.messages.training import already_trained
-from vitft.metrics.results import StartTrials
+from vitft.metrics.results import StartTrial
 from vitft.models.card import Provenance
 from vitft.models.pretrained.load import LoadReport
 from vitft.models.timm_model import Model
@@ -100,7 +100,7 @@ class Start:
     pipeline: FrozenPipeline  # the model, cut at the freeze boundary of the first stage
     report: LoadReport  # where its weights come from
     inputs: StageInputs  # to the first stage
-    trials: StartTrials = field(default_factory=StartTrials)
+    trials: Mapping[str, StartTrial] = field(default_factory=dict)
     """Scores of other starts that a run with a time budget has tried."""
 
 

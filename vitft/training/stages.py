@@ -13,9 +13,8 @@ from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.image_table import Row
 from vitft.messages.training import BEST_RULE, EPOCH_COLUMNS, epoch_row, stopped_early
-from vitft.metrics.classification import classification_metrics
+from vitft.metrics.classification import TrainingLoss, classification_metrics
 from vitft.metrics.results import LogLine, Metrics
-from vitft.metrics.targets import TrainingLoss
 from vitft.system import console
 from vitft.system.device import one_thread
 from vitft.system.errors import ResourceError

@@ -29,9 +29,9 @@ from vitft.features.folds import stratified_subset
 from vitft.features.head import cross_validate, solve_head
 from vitft.features.pipeline import load_pipeline, read_several_blocks
 from vitft.messages.training import describe_start
+from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.intervals import PairedDifference, mean_error
-from vitft.metrics.results import StartTrial, StartTrials
-from vitft.metrics.targets import are_right, fraction_right
+from vitft.metrics.results import StartTrial
 from vitft.models.pretrained.catalog import RANDOM, cached_alternatives, machine_speed
 from vitft.system import console
 from vitft.system.errors import WeightsError
@@ -64,7 +64,7 @@ def try_other_starts(start: Start, runtime: Runtime) -> Start:
         return start
     if runtime.resumed:  # config.toml contains the size that was chosen
         return start
-    chosen, found = start, StartTrials()
+    chosen, found = start, dict[str, StartTrial]()
     if spec.image_size is None and (patch_size := model.config.patch_size):
         height, width = (
             round(_ENLARGEMENT * side / patch) * patch
@@ -236,7 +236,7 @@ def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None
     scores = cross_validate(
         x, y, names, method=solved.method, balanced=config.balances, seed=seed, groups=groups
     )
-    return None if scores is None else (scores[1].rows.numpy(), scores[1].logits)
+    return None if scores is None else (scores[1][0].numpy(), scores[1][1])
 
 
 def _forward_seconds(start: Start) -> float:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from vitft.config.sections import WeightsSpec
 from vitft.data.image_table import Images
-from vitft.metrics.results import BudgetResults, StartTrials
+from vitft.metrics.results import BudgetResults, StartTrial
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
 from vitft.models.pretrained.catalog import canonical_name
@@ -291,7 +291,7 @@ def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
     return None
 
 
-def untried(seconds: float, starts: StartTrials) -> BudgetResults:
+def untried(seconds: float, starts: Mapping[str, StartTrial]) -> BudgetResults:
     """Return the results of a time budget before any layers are tried, given those of starts."""
     found = {"seconds": seconds, "used": 0.0, "trials": [], "skipped": []}
     return cast("BudgetResults", {**found, "chosen": None, "epochs": 0, **starts})

@@ -27,7 +27,7 @@ from vitft.export.facts import class_figures, run_sentences
 from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported
 from vitft.export.formats.onnx_resize import RESIZED
 from vitft.export.trained import TrainedRun, comparison_images
-from vitft.features.reference import Reference, read_reference
+from vitft.features.ood import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
 from vitft.models.card import Card
 from vitft.models.find import PAGE_FILE

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitft.features.head import default_penalty
 from vitft.features.logistic import Standardizer, class_balanced_weights, linear_logits, rough_fit
-from vitft.features.penalty import default_penalty
 
 _ROUNDS = (10, 20, 40, 80)
 """Number of clusters per round. Each round adds a picture from each cluster that has none."""

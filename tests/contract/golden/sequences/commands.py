@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.contract.golden.readers import flat_lines, shown
 from tests.contract.golden.sequences.sessions import WEIGHTS, draw_leaves
-from vitft.features import JoinedStore, key_of, open_store
+from vitft.features import JoinedStore, Store, key_of
 
 FINETUNE = f"finetune --weights {WEIGHTS} --device cpu --set train.precision=fp32 --out"
 SETTING = re.compile(r"^(?:\w+ = .*|\[\w+\]|    .*|\]|)\n", re.MULTILINE)
@@ -107,8 +107,7 @@ def known_rows() -> Iterator[str]:
     """Rows that two stores and both as one contain, before and after they are written."""
     sizes = {"leading": 2, "rest": 3}
     first, second = (
-        open_store(Path("../rows"), {"part": name}, (size,), "float32")
-        for name, size in sizes.items()
+        Store(Path("../rows"), {"part": name}, (size,), "float32") for name, size in sizes.items()
     )
     joined = JoinedStore(first, second)
     joined.add({key_of("both"): np.arange(5, dtype=np.float32)})
