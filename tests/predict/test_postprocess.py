@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitft.features import Reference
-from vitft.predict import NOT_SURE, OUT_OF_DISTRIBUTION, Postprocess, Scores, set_probability
+from vitft.predict import Postprocess, Scores
 
 ABC = ("a", "b", "c")
 QUARTERS = np.log([[0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).astype(np.float32)
@@ -31,7 +31,7 @@ def test_ties_have_the_same_first_class_whatever_the_number_of_classes() -> None
     assert answers == ["a", "a", "a"]
 
 
-@pytest.mark.parametrize(("threshold", "notes"), [(0.0, ()), (0.5, ()), (0.5001, (NOT_SURE,))])
+@pytest.mark.parametrize(("threshold", "notes"), [(0.0, ()), (0.5, ()), (0.5001, ("not sure",))])
 def test_only_a_probability_below_the_threshold_is_not_sure(
     threshold: float, notes: tuple[str, ...]
 ) -> None:
@@ -65,7 +65,6 @@ def test_the_probability_of_a_target_set_is_that_of_exactly_these_labels() -> No
     (found,) = postprocess([""], Scores(logits), np.array([[False, True]]))
 
     assert found.target_probability == pytest.approx(0.2 * 0.1)
-    assert set_probability(np.array([0.8, 0.1]), np.array([True, False])) == pytest.approx(0.72)
 
 
 def reference(limit: float) -> Reference:
@@ -82,5 +81,5 @@ def test_an_image_far_from_every_class_is_noted_after_not_sure() -> None:
 
     near, far = postprocess(["", ""], Scores(QUARTERS, features))
 
-    assert near.notes == (NOT_SURE,)
-    assert far.notes == (NOT_SURE, OUT_OF_DISTRIBUTION)
+    assert near.notes == ("not sure",)
+    assert far.notes == ("not sure", "unlike the training images")

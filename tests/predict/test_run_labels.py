@@ -9,10 +9,9 @@ from PIL import Image
 from tests.conftest import draw_folder
 from vitft.cli.main import main
 from vitft.config import checked_run_config
-from vitft.data import Images, find_labelled
-from vitft.predict import as_in_run
+from vitft.data import find_labelled
+from vitft.predict import evaluate
 
-KNOWN = ("blue", "green", "red")
 MOVED, DROPPED = "blue/moved.png", "green/000.png"
 
 
@@ -32,8 +31,10 @@ def fixed(tmp_path: Path, tiny_weights: Path) -> tuple[Path, Path]:
     return data, tmp_path / "run"
 
 
-def labels_in(found: Images) -> dict[str, str]:
-    return {row.path: found.classes[row.label] for row in found.rows}
+def labels_in(data: Path, run: Path) -> dict[str, str]:
+    """Return the labels with which a run is evaluated on the images of a folder."""
+    rows = evaluate(find_labelled(data), str(run), device="cpu").predictions
+    return {row.prediction.path: row.label for row in rows}
 
 
 def test_other_images_of_the_same_names_keep_their_labels(
@@ -45,10 +46,10 @@ def test_other_images_of_the_same_names_keep_their_labels(
         Image.open(path).transpose(Image.Transpose.ROTATE_180).save(path)
     shutil.copy(other / "blue" / "003.png", other / MOVED)
 
-    found = as_in_run(find_labelled(other), run, KNOWN)
+    found = labels_in(other, run)
 
-    assert labels_in(found)[MOVED] == "blue"
-    assert DROPPED in labels_in(found)
+    assert found[MOVED] == "blue"
+    assert DROPPED in found
 
 
 def test_fixes_that_have_changed_are_not_applied(
@@ -56,8 +57,8 @@ def test_fixes_that_have_changed_are_not_applied(
 ) -> None:
     data, run = fixed
     Path(checked_run_config(run).data.fixes).write_text("path,action\n")
+    (data / "odd" / "001.png").rename(data / "green" / "001.png")
+    (data / "odd").rmdir()
 
-    found = as_in_run(find_labelled(data), run, KNOWN)
-
-    assert labels_in(found)[MOVED] == "blue"
+    assert labels_in(data, run)[MOVED] == "blue"
     assert "the fixes of the run are not applied" in caplog.text

@@ -36,7 +36,7 @@ LOADED = (
     "vitft.serve.server",
     "vitft.study.run",
     "vitft.explain.explainer",
-    "vitft.check.audit",
+    "vitft.check.folder",
     "vitft.training.run",
     "vitft.report.comparison",
     "rich.table",

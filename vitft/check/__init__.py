@@ -1,7 +1,6 @@
 """Checks of a labelled image folder (`vitft check`): findings and proposed fixes.
 
-folder  all checks of a folder
-audit   findings, as written to audit.json
+folder  all checks of a folder, and the findings as written to audit.json
 page    the findings as an HTML page with controls for choosing fixes
 """
 

@@ -8,7 +8,7 @@ from vitft.data.fixes import settled_paths
 from vitft.messages.results import chance_remedy
 from vitft.messages.training import detail_lines, result_rows
 from vitft.metrics.results import AuditResults, RunResults
-from vitft.predict.run_info import run_results
+from vitft.predict.postprocess import run_results
 from vitft.predict.validation import HeldOut, accuracy_without_copies
 from vitft.report.decisions import undecided_findings
 from vitft.report.run_page import report_of_new_run

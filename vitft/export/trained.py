@@ -27,7 +27,7 @@ from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model
 from vitft.models.pretrained.weights import load_classifier
 from vitft.models.timm_model import Model
-from vitft.predict.run_info import run_results
+from vitft.predict.postprocess import run_results
 from vitft.system.errors import ImageError, RunError
 
 _NUM_NOISE_IMAGES = 8  # number of noise images that are compared if there are no validation images

@@ -3,24 +3,15 @@
 __all__: list[str]
 
 from .engine import Engine as Engine
-from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine
-from .onnx_engine import gives_several as gives_several
 from .postprocess import Postprocess as Postprocess
 from .postprocess import Scores as Scores
-from .postprocess import set_probability as set_probability
-from .rows import NOT_SURE as NOT_SURE
-from .rows import OUT_OF_DISTRIBUTION as OUT_OF_DISTRIBUTION
 from .rows import Prediction as Prediction
 from .rows import RowFormat as RowFormat
 from .rows import text_lines as text_lines
-from .run_images import PATH_NOTE as PATH_NOTE
-from .run_images import as_in_run as as_in_run
-from .run_info import run_results as run_results
 from .threshold import Answers as Answers
-from .threshold import Threshold as Threshold
 from .threshold import choose_label_thresholds as choose_label_thresholds
 from .threshold import choose_threshold as choose_threshold
 from .threshold import needed_images as needed_images
@@ -29,8 +20,5 @@ from .torch_engine import Predictor as Predictor
 from .torch_engine import gap_change as gap_change
 from .torch_engine import open_engine as open_engine
 from .validation import HeldOut as HeldOut
-from .validation import ValidationPrediction as ValidationPrediction
-from .validation import least_confident as least_confident
-from .validation import mistakes as mistakes
 from .validation import read_split as read_split
 from .validation import thumb_name as thumb_name

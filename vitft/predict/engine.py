@@ -28,14 +28,11 @@ from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
-_STARTED_BATCHES = 3
-"""Number of batches on which a GPU may work, or which wait to be finished, at a time."""
+_STARTED_BATCHES = 3  # maximum number of batches that are computed or wait to be finished
 FIRST_PAGE_NOTE = "first of several pages"
-"""Note on a file with several pages; only the first one is used."""
 DARK_NOTE = "nearly black to this model, with at most 14 of 16 bits used"
 _Item = TypeVar("_Item")
-Views = np.ndarray[Any, np.dtype[np.uint8]]
-"""Preprocessed images before normalisation, (B, S, S, 3), or a single image, (S, S, 3)."""
+Views = np.ndarray[Any, np.dtype[np.uint8]]  # preprocessed images (B, S, S, 3) or one (S, S, 3)
 
 
 class Engine:
@@ -45,24 +42,17 @@ class Engine:
     process-wide settings unchanged.
     """
 
-    batch: int
-    """Number of images per call to `scores`."""
-    workers: int
-    """Number of threads that read and decode images; if it is 0, the calling thread does so."""
-    in_workers = False
-    """Whether each worker also scores the batch that it has decoded, using one core."""
-
+    batch: int  # number of images per call to `scores`
+    workers: int  # number of threads that read and decode images; 0 for the calling thread
+    in_workers = False  # whether each worker also scores the batch that it has decoded
     transform: EvalTransform
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
-    split: str
-    """Digest of the split with which the model was trained; empty if unknown."""
-    results: Results | None
-    """Numbers of the run that the model file contains; None for the model of a run directory."""
-    reference: Reference | None = None
-    """Statistics of the run's training features; None if there are none."""
+    split: str  # digest of the split with which the model was trained; empty if unknown
+    results: Results | None  # numbers of the run, if the model file contains them
+    reference: Reference | None = None  # statistics of the run's training features
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
         """Decode and preprocess an image file, given as bytes; return (S, S, 3).
@@ -86,10 +76,7 @@ class Engine:
         raise NotImplementedError
 
     def start(self, views: Views) -> Callable[[], Scores]:
-        """Start to compute the scores of views; return a function that waits for them.
-
-        The function may be called in another thread.
-        """
+        """Start to compute scores; return a function, for any thread, that waits for them."""
         scores = self.scores(views)
         return lambda: scores
 
@@ -108,8 +95,7 @@ class LoadedImage(NamedTuple):
     view: Views | None
     error: str = ""
     notes: tuple[str, ...] = ()
-    target: Any = None
-    """Index of its class, or whether it has each label (C,); None if that is not known."""
+    target: Any = None  # index of its class, or whether it has each label (C,), if known
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +104,10 @@ class Pipeline:
 
     engine: Engine
     postprocess: Postprocess
-    keep_views: bool = False
-    """Whether each prediction includes its preprocessed image."""
-    mirror: bool = False
-    """Whether to average the logits of each image and its mirror image."""
+    keep_views: bool = False  # whether each prediction includes its preprocessed image
+    mirror: bool = False  # whether to average the logits of each image and its mirror image
     web: WebLimits = WebLimits()  # noqa: RUF009 - WebLimits is frozen
-    differs: list[bool] = field(default_factory=list)
-    """Whether the mirror image of each image so far has another class."""
+    differs: list[bool] = field(default_factory=list)  # whether each mirror image changes the class
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
         """Yield one prediction per source, in order, with an error if the image is unusable.
@@ -144,15 +127,12 @@ class Pipeline:
     def run(
         self, items: Iterable[_Item], load: Callable[[_Item], LoadedImage]
     ) -> Generator[Prediction, None, None]:
-        """Yield one prediction per item, in order; `load` loads an item in a worker.
+        """Yield one prediction per item, in order, like `predict`; workers `load` the items.
 
         The items are divided into chunks of `engine.batch`, so a run that is resumed after a whole
         number of chunks produces the same predictions. A few chunks are in memory at a time. If
         workers do not score their batches, they load those of the next batches meanwhile, and a
         batch is finished in another thread, so that a GPU always has work.
-
-        Raises:
-            RunError: The engine cannot compute the scores, or some logits are not finite.
         """
         engine, workers = self.engine, max(1, self.engine.workers)
 
@@ -207,16 +187,12 @@ class Pipeline:
                 )
             if self.keep_views:
                 scored = [replace(p, view=v) for p, v in zip(scored, views, strict=True)]
-            answers, run = iter(scored), self.postprocess.run_name
-            return [
-                with_notes(
-                    Prediction(path=item.path, error=item.error, run=run)
-                    if item.view is None
-                    else next(answers),
-                    item.notes,
-                )
-                for item in loaded
-            ]
+            answers, found = iter(scored), list[Prediction]()
+            for item in loaded:
+                failed = Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
+                one = failed if item.view is None else next(answers)
+                found.append(replace(one, notes=(*one.notes, *item.notes)) if item.notes else one)
+            return found
 
         return finish
 
@@ -246,11 +222,6 @@ class Pipeline:
                 f"the mirror images of {changed:,} of {count(total, 'image')} have another class. "
                 "If left and right differ in meaning, remove --tta"
             )
-
-
-def with_notes(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
-    """Return the prediction with `notes` appended, if there are any."""
-    return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
 def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:

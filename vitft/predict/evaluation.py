@@ -7,6 +7,7 @@ left out, because results on them would measure memorisation rather than general
 import contextlib
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from vitft.data.image_table import GROUP_COLUMN, JOINER, Images, split_labels
 from vitft.data.images import read_bytes
-from vitft.data.table import is_table
 from vitft.metrics.calibration import (
     bin_by_confidence,
     calibration_error,
@@ -31,7 +31,7 @@ from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
-from vitft.predict.run_images import LEFT_OUT, RunImages, as_in_run
+from vitft.predict.run_images import LEFT_OUT, RunImages
 from vitft.predict.torch_engine import open_engine
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError
@@ -55,11 +55,9 @@ class _LabelledPrediction(NamedTuple):
 
     label: str
     prediction: Prediction
-    group: str = ""
-    """Name of the image's group (patient, video, ...); empty if there is none."""
+    group: str = ""  # name of the image's group (patient, video, ...), if there is one
     sha256: str = ""
-    split: str = ""
-    """Split of the run that has the image, or nearly the same one: `train`, `val` or ""."""
+    split: str = ""  # split of the run that has the image, or nearly the same one, if any
 
     @property
     def is_correct(self) -> bool:
@@ -106,58 +104,64 @@ _MOST_NAMED = 10  # maximum number of unreadable files listed in the log
 
 
 def _warn_of_images(
-    data: Images, predictions: Sequence[_LabelledPrediction], known: RunImages | None
+    predictions: Sequence[_LabelledPrediction], used: EvaluatedData, images: int
 ) -> None:
-    """Log what is unusual about images and labels, and the number of relabelled training images."""
-    relabelled = known and sum(known.has_other_label(p.sha256, p.label) for p in predictions)
-    if relabelled:
+    """Log which images are left out, and what biases the results of `images` scored ones."""
+    unreadable = used["unreadable"]
+    for row in unreadable[:_MOST_NAMED]:
+        log.warning(f"skipped {row['path']}: {row['reason']}")
+    if len(unreadable) > _MOST_NAMED:
+        more = count(len(unreadable) - _MOST_NAMED, "more unreadable file")
+        log.warning(f"skipped {more}")
+    if used["trained"] is None:
+        log.warning(
+            "the model may have been trained on some of these images. This cannot be checked "
+            "because there is no split.csv next to the model"
+        )
+    noted = Counter(note for row in predictions for note in row.prediction.notes)
+    for note, reason in LEFT_OUT.values():
+        if number := noted[note]:
+            log.warning(f"skipped {number:,} of {count(len(predictions), 'image')}: {reason}")
+    if used["validated"]:
+        log.warning(
+            f"the results may be slightly optimistic: {used['validated']:,} of "
+            f"{count(images, 'image')} are validation images of the run, on which its "
+            "probabilities were calibrated and, if it was trained in epochs, the epoch was selected"
+        )
+    if used["copies"]:
+        log.warning(
+            f"found {count(used['copies'], 'duplicate')} among the images, so the confidence "
+            "intervals are too narrow"
+        )
+    if pages := noted[FIRST_PAGE_NOTE]:
+        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
+    if dark := noted[DARK_NOTE]:
+        verb = "is" if dark == 1 else "are"
+        log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
+
+
+def _warn_of_labels(
+    data: Images, predictions: Sequence[_LabelledPrediction], known: RunImages
+) -> None:
+    """Log what is unusual about the groups and labels of images."""
+    answered = [row.is_correct for row in predictions if row.prediction.classes]
+    if known.train_groups and not any(row.group for row in predictions if row.prediction.classes):
+        log.warning(
+            "the intervals count every image as independent, because no groups are known here. The "
+            "run has groups: add them to the table of labels, and name the column with --set "
+            "data.group=COLUMN"
+        )
+    if relabelled := sum(known.has_other_label(p.sha256, p.label) for p in predictions):
         log.warning(
             f"{count(relabelled, 'training image')} {'has' if relabelled == 1 else 'have'} a "
             "different label here than in training. To use the labels here, train again"
         )
-    answered = [row.is_correct for row in predictions if row.prediction.classes]
     # If most images are left out, e.g. because of training, the others are too few to decide.
     if data.predicted and all(answered) and 2 * len(answered) > len(data.rows):
         log.warning(
             f"every label in {data.source} equals the prediction of this model, and the table has "
             "the columns of vitft predict: unless someone has corrected the column "
             f"{'labels' if data.labels else 'class'}, these results mean nothing"
-        )
-    if pages := sum(FIRST_PAGE_NOTE in row.prediction.notes for row in predictions):
-        log.info(f"used only the {FIRST_PAGE_NOTE} in {count(pages, 'image')}")
-    if dark := sum(DARK_NOTE in row.prediction.notes for row in predictions):
-        verb = "is" if dark == 1 else "are"
-        log.warning(f"{count(dark, 'image')} {verb} {DARK_NOTE}. Scale such images to 8 bits first")
-
-
-def _warn_of_bias(data: Mapping[str, Any], images: int) -> None:
-    """Log warnings about images that are left out and about anything that biases the results."""
-    unreadable = data["unreadable"]
-    for row in unreadable[:_MOST_NAMED]:
-        log.warning(f"skipped {row['path']}: {row['reason']}")
-    if len(unreadable) > _MOST_NAMED:
-        more = count(len(unreadable) - _MOST_NAMED, "more unreadable file")
-        log.warning(f"skipped {more}")
-    if data["trained"] is None:
-        log.warning(
-            "the model may have been trained on some of these images. This cannot be checked "
-            "because there is no split.csv next to the model"
-        )
-    numbers = {reason: int(data[key] or 0) for key, (_, reason) in LEFT_OUT.items()}
-    total = images + sum(numbers.values()) + len(unreadable)
-    for reason, number in numbers.items():
-        if number:
-            log.warning(f"skipped {number:,} of {count(total, 'image')}: {reason}")
-    if data["validated"]:
-        log.warning(
-            f"the results may be slightly optimistic: {data['validated']:,} of "
-            f"{count(images, 'image')} are validation images of the run, on which its "
-            "probabilities were calibrated and, if it was trained in epochs, the epoch was selected"
-        )
-    if data["copies"]:
-        log.warning(
-            f"found {count(data['copies'], 'duplicate')} among the images, so the confidence "
-            "intervals are too narrow"
         )
 
 
@@ -168,19 +172,11 @@ def _warn_of_bias(data: Mapping[str, Any], images: int) -> None:
 class Evaluation:
     """Metrics and predictions of an evaluation."""
 
-    results: EvaluationResults
-    """Contents of eval.json."""
-    predictions: tuple[_LabelledPrediction, ...]
-    """One prediction per image, in the order of the data, followed by one per path in
-    `Images.bad`."""
+    results: EvaluationResults  # content of eval.json
+    predictions: tuple[_LabelledPrediction, ...]  # in the order of the data, then of `Images.bad`
 
     def write(self, folder: Path) -> Path:
-        """Write eval.json and predictions.csv to a new folder, and return its path.
-
-        Raises:
-            RunError: The folder is not writable or not empty.
-            ResourceError: The disk is full.
-        """
+        """Write eval.json and predictions.csv to a new folder, and return its path."""
         run = create_run(folder)
         run.write_json("eval.json", self.results)
         columns: Sequence[str] = (*_PREDICTION_COLUMNS, GROUP_COLUMN)
@@ -215,12 +211,12 @@ def evaluate(
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
     engine = open_engine(run, device)
-    classes = engine.classes
+    classes, several = engine.classes, bool(engine.thresholds)
     folder = find_model(run, graphs=True).parent
-    data = as_in_run(data, folder, classes)
-    several = bool(engine.thresholds)
+    known = RunImages(folder, engine.split)
+    data = known.relabel(data, classes)
     _check_classes(data, classes, several=several)
-    known = RunImages.read(folder, engine.split, engine.transform.grey_range)
+    known.read_fingerprints(engine.transform.grey_range)
     index: Mapping[str, Any] = {name: number for number, name in enumerate(classes)}
     if several:  # 0 or 1 per label (C,)
         sets = [split_labels(text) if data.labels else (text,) for text in data.classes]
@@ -233,15 +229,10 @@ def evaluate(
         raise _nothing_left(data, predictions)
     logits = torch.from_numpy(np.array([row.prediction.logits for row in scored]))
     labels = torch.tensor(np.array([index[row.label] for row in scored]))
-    units = [row.group or f"image {i}" for i, row in enumerate(scored)]
-    has_groups = any(row.group for row in scored)
-    groups = np.unique(units, return_inverse=True)[1] if has_groups else None
-    if groups is None and known and known.train_groups:
-        log.warning(
-            "the intervals count every image as independent, because no groups are known here. The "
-            "run has groups: add them to the table of labels, and name the column with --set "
-            "data.group=COLUMN"
-        )
+    groups = None
+    if any(row.group for row in scored):
+        units = [row.group or f"image {i}" for i, row in enumerate(scored)]
+        groups = np.unique(units, return_inverse=True)[1]
     predictions += [_LabelledPrediction("", Prediction(path=p, error=e)) for p, e in data.bad]
     ece_before, temperature = _before_temperature(folder, logits, labels)
     rows = [row.prediction for row in predictions]
@@ -250,7 +241,7 @@ def evaluate(
     used: dict[str, Any] = {
         "path": str(data.source),
         "unreadable": [{"path": row.path, "reason": row.error} for row in rows if row.error],
-        **(counts if known else dict.fromkeys(counts)),
+        **(counts if known.manifest is not None else dict.fromkeys(counts)),
         "copies": len(scored) - len({row.sha256 for row in scored}),
     }
     results: EvaluationResults = {
@@ -271,13 +262,13 @@ def evaluate(
         "data": cast("EvaluatedData", used),
         "kept": _kept_results(predictions, postprocess.threshold, groups),
     }
-    _warn_of_bias(used, len(scored))
-    _warn_of_images(data, predictions, known)
+    _warn_of_images(predictions, results["data"], len(scored))
+    _warn_of_labels(data, predictions, known)
     return Evaluation(results=results, predictions=tuple(predictions))
 
 
 def _score_labelled(
-    data: Images, pipeline: Pipeline, known: RunImages | None, index: Mapping[str, Any]
+    data: Images, pipeline: Pipeline, known: RunImages, index: Mapping[str, Any]
 ) -> list[_LabelledPrediction]:
     """Predict the images of the data in order, with a progress bar; leave out training images."""
     found = [
@@ -285,14 +276,13 @@ def _score_labelled(
     ]
 
     def load(number: int) -> LoadedImage:
-        image, row = data.rows[number], found[number]
-        path, label, group = image.path, row.label, image.group
+        image, path, label = data.rows[number], data.rows[number].path, found[number].label
         try:
             content = read_bytes(data.locate(image))
             digest = hashlib.sha256(content).hexdigest()
-            group = group or (known.group_of(path, digest) if known else "")
-            found[number] = row = row._replace(sha256=digest)
-            split, note = known.recognise(path, content, label, group) if known else ("", "")
+            group = image.group or known.group_of(path, digest)
+            found[number] = row = found[number]._replace(sha256=digest)
+            split, note = known.recognise(path, content, digest, label, group)
             if note:
                 return LoadedImage(path, None, notes=(note,))
             loaded = pipeline.loaded(path, content)
@@ -321,19 +311,14 @@ def _check_classes(data: Images, known: Sequence[str], *, several: bool) -> None
         )
     if not unknown:
         return
-    first = next((f" of {r.path}" for r in data.rows if data.classes[r.label] == unknown[0]), "")
-    fix = "use the class names of the model, and remove images of other classes"
-    if unknown == sorted(present):
-        fix = "choose the model that was trained on these classes with --run RUN"
-    if not first and not data.bad and not is_table(Path(data.source)):
-        fix = f"remove the class folder {unknown[0]}, which is empty"
-    elif near := misspelt_name(unknown[0], known):
+    near, fix = misspelt_name(unknown[0], known), "use the class names of the model"
+    if near:
         fix = f"rename {unknown[0]} to {near} if they are the same class"
-    in_table = first if is_table(Path(data.source)) else ""  # a folder has the name of the class
-    shown = listing([f"{unknown[0]}{in_table}", *unknown[1:]], 10)
+    elif unknown == sorted(present):
+        fix = "choose the model that was trained on these classes with --run RUN"
     raise DataError(
-        f"the classes of {data.source} do not match the model (unknown to the model: {shown}, "
-        f"missing from the data: {listing(missing, 10) or 'none'})",
+        f"the classes of {data.source} do not match the model (unknown to the model: "
+        f"{listing(unknown, 10)}, missing from the data: {listing(missing, 10) or 'none'})",
         fix=fix,
     )
 
@@ -360,10 +345,7 @@ def _nothing_left(data: Images, predictions: Sequence[_LabelledPrediction]) -> D
 def _before_temperature(
     folder: Path, logits: Tensor, labels: Tensor
 ) -> tuple[float | None, float | None]:
-    """Return the calibration error before temperature scaling, and the run's temperature.
-
-    Without temperatures, both are None. With one for each label, only the temperature is None.
-    """
+    """Return the calibration error before temperature scaling, and the run's only temperature."""
     kept = read_results(RunDir(folder).eval)
     calibration = kept["calibration"] if kept else None
     temperature = calibration["temperature"] if calibration else None

@@ -46,9 +46,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 
-_SCREEN_ROWS = 20
-"""Number of rows that can be seen at a glance on a terminal."""
-
+_SCREEN_ROWS = 20  # number of rows that can be seen at a glance on a terminal
 _Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
 """Function that writes overlays of the images to a folder and yields the predictions unchanged."""
 
@@ -64,9 +62,6 @@ def run_prediction(
 
     Without an output file, each line is passed to `write` without its line break. `illustrate`
     writes relevance overlays (from the package `explain`).
-
-    Raises:
-        VitftError: The request cannot be carried out; see `vitft.system.errors`.
     """
     _check_destination(request)
     checkpoint = find_model(request.run, graphs=True)
@@ -169,10 +164,8 @@ def _choose_engine(
     first = [*islice(images, FEW_IMAGES + 1)] if request.shard.world == 1 else []
     are_few = 0 < len(first) <= FEW_IMAGES
     images = chain(first, images)
-    is_plain = (
-        request.device in ("auto", "cpu") and request.dtype != "bf16" and request.explain is None
-    )
-    if request.engine == "numpy" or (request.engine == "auto" and are_few and is_plain):
+    is_small = request.engine == "auto" and are_few and not request.torch_options
+    if request.engine == "numpy" or is_small:
         engine = NumpyEngine.open(checkpoint)
         if engine is not None:
             return engine, images

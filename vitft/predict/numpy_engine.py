@@ -20,8 +20,7 @@ from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores, not_finite
 
 _MAX_THREADS = min(4, os.cpu_count() or 1)
-FEW_IMAGES = 8
-"""Maximum number of images for which NumPy is faster than importing and running torch."""
+FEW_IMAGES = 8  # maximum number for which NumPy is faster than importing and running torch
 
 
 class NumpyEngine(Engine):
@@ -43,12 +42,7 @@ class NumpyEngine(Engine):
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Open a checkpoint; return None if torch is needed to run it.
-
-        Raises:
-            RunError: The checkpoint is damaged, its card is not valid, or the statistics of the
-                training features are damaged or belong to another model.
-        """
+        """Open a checkpoint; return None if torch is needed to run it, or raise RunError."""
         if lacks_card(path):
             return None
         opened = open_checkpoint(path)
@@ -59,11 +53,6 @@ class NumpyEngine(Engine):
         return cls(opened, model, reference)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3).
-
-        Raises:
-            RunError: The checkpoint file is damaged, or the computation overflows.
-        """
         try:
             inputs = normalise(views, self.transform)
             found = strictly(self.model.features)(inputs, self.intermediate)

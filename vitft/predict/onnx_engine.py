@@ -24,8 +24,7 @@ from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error
 
-_ONNX_BATCH_SIZE = 16
-"""Number of images per call to a graph with a fixed image size."""
+_ONNX_BATCH_SIZE = 16  # number of images per call to a graph with a fixed image size
 
 
 class OnnxEngine(Engine):
@@ -67,11 +66,7 @@ class OnnxEngine(Engine):
         return np.asarray(image) if self.any_size else self.transform.pixels(image)
 
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3), or of a decoded one (1, H, W, 3).
-
-        Raises:
-            RunError: onnxruntime cannot run the graph, or its output has the wrong shape.
-        """
+        """Return the scores of views (B, S, S, 3), or of a decoded image (1, H, W, 3)."""
         inputs: Any = views
         if self.any_size and not self.takes_bytes:
             inputs = views.transpose(0, 3, 1, 2).astype(np.float32)
@@ -130,13 +125,7 @@ def _unreadable_graph(path: Path, reason: str) -> RunError:
 
 
 def gives_several(run: str | None) -> bool:
-    """Return whether a model is multi-label, i.e. may assign an image several labels or none.
-
-    Raises:
-        RunError: The model does not exist, or its card or graph is damaged.
-        WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The model is an ONNX graph, and onnxruntime is not installed.
-    """
+    """Return whether a model is multi-label, i.e. may assign an image several labels or none."""
     path = find_model(run, graphs=True)
     if path.suffix.lower() == ".onnx":
         return bool(OnnxEngine(path).thresholds)

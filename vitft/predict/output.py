@@ -11,9 +11,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from vitft.data.sources import ImageSource
 from vitft.data.table import TABLE_SUFFIXES, TableReader
@@ -24,27 +24,16 @@ from vitft.system.errors import LockedError, RunError
 from vitft.system.files import try_lock, writing
 from vitft.system.text import count, escape_formula, json_line, listing
 
-if TYPE_CHECKING:
-    from openpyxl.cell import WriteOnlyCell
-
 # rows of predictions as a Parquet file, or as an Excel worksheet that can be read, sorted and
 # filtered at once ---------------------------------------------------------------------------------
 
-_GROUP = 1024
-"""Number of rows that are written together; the first ones decide on the widths of the columns."""
-_EXCEL_ROWS = 2**20 - 1
-"""Maximum number of rows of an Excel worksheet below its header."""
-_EXCEL_CELL = 32_767
-"""Maximum number of characters in a cell of an Excel worksheet; the rest is left out."""
+_GROUP = 1024  # number of rows of a Parquet file that are written together
+_EXCEL_ROWS = 2**20 - 1  # maximum number of rows of an Excel worksheet below its header
+_EXCEL_CELL = 32_767  # maximum number of characters in its cells; the rest is left out
+_LONG, _WIDTH, _LONG_WIDTH = ("path", "notes", "error"), 16, 40
+"""Columns of an Excel worksheet whose text is wrapped, and widths in characters."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """Control characters that XML, and so an Excel file, cannot contain."""
-_MIN_WIDTH, _MAX_WIDTH = 10, 60
-"""Width of a column in characters; longer texts are wrapped."""
-_FILTER_WIDTH = 4
-"""Characters of the header beside which the button of the filter fits."""
-_NOTES_WIDTH = 28
-"""Minimum width of the notes, most of which are in rows that come later."""
-
 _Cell = str | float | None
 
 
@@ -75,69 +64,50 @@ def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction
 
 
 def _write_excel(path: Path, form: RowFormat, predictions: Iterator[Prediction]) -> None:
-    r"""Write an Excel file with the same columns as CSV output; probabilities are numbers.
-
-    Text that begins like a formula stays text, and control characters, which the format does not
-    allow, become escapes such as `\x07`. openpyxl keeps the rows in a temporary file.
-    """
+    """Write an Excel file with the same columns as CSV output, in which no text is a formula."""
     from openpyxl import Workbook
-    from openpyxl.styles import Font
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.styles import Alignment, Font
     from openpyxl.utils import get_column_letter
-    from openpyxl.worksheet.properties import PageSetupProperties
 
-    book = Workbook(write_only=True)
+    book = Workbook(write_only=True)  # its rows are in a temporary file
     sheet = book.create_sheet("predictions")
     sheet.freeze_panes = "A2"
-    sheet.print_title_rows = "1:1"
-    sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
-    sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)  # all columns
-    names = [str(_clean_cell(name)) for name in form.columns]
-    letters = [get_column_letter(i + 1) for i in range(len(names))]
-    cells = [_styled_cell(sheet, name) for name in names]
-    header = [_styled_cell(sheet, "") for _ in names]
-    rows = ([*map(_clean_cell, form.cells(one))] for one in predictions)
-    first, number = [*islice(rows, _GROUP)], 0
-    bold = Font(name="Calibri", size=11, bold=True)  # openpyxl's font has no name
-    for i, (cell, name) in enumerate(zip(header, names, strict=True)):
-        texts = (row[i] for row in first)
-        longest = max((len(t) for t in texts if isinstance(t, str)), default=0)
-        least = _NOTES_WIDTH if name == "notes" else _MIN_WIDTH
-        width = max(least, len(name) + _FILTER_WIDTH, longest + 1)
-        sheet.column_dimensions[letters[i]].width = min(_MAX_WIDTH, width)
-        cell.value, cell.data_type, cell.font = name, "s", bold
+    names, header, cells = [str(_clean_cell(name)) for name in form.columns], [], []
+    for i, name in enumerate(names, start=1):
+        width = _LONG_WIDTH if name in _LONG else _WIDTH
+        sheet.column_dimensions[get_column_letter(i)].width = width
+        header.append(WriteOnlyCell(sheet, name))
+        header[-1].font = Font(name="Calibri", size=11, bold=True)
+        cells.append(WriteOnlyCell(sheet))
+        cells[-1].alignment = Alignment(vertical="top", wrap_text=name in _LONG)
+        if name.startswith("probability"):
+            cells[-1].number_format = "0.0%"
+    number = 0
+
+    def append(row: Sequence[Any], values: Sequence[_Cell]) -> None:
+        for cell, value in zip(row, values, strict=True):
+            cell.value = value
+            if isinstance(value, str):  # never evaluated as a formula
+                cell.data_type = "s"
+        # writes the values, so the cells can be used again
+        sheet.append([None if cell.value is None else cell for cell in row])
+
     try:
-        sheet.append(header)  # openpyxl writes the widths before it
-        for number, row in enumerate(chain(first, rows), start=1):  # noqa: B007 - used below
-            for cell, value in zip(cells, row, strict=True):
-                cell.value = value
-                if isinstance(value, str):  # never evaluated as a formula
-                    cell.data_type = "s"
-            # writes the values, so the cells can be used again
-            sheet.append([None if cell.value is None else cell for cell in cells])
+        append(header, names)
+        for number, one in enumerate(predictions, start=1):  # noqa: B007 - used below
+            append(cells, [*map(_clean_cell, form.cells(one))])
         if number > _EXCEL_ROWS:
             raise RunError(
                 f"an Excel file has at most {_EXCEL_ROWS + 1:,} rows, and there are more images",
                 fix="repeat the command with --resume --format csv, or use fewer images at a time",
             )
-        sheet.auto_filter.ref = f"A1:{letters[-1]}{number + 1}"
+        sheet.auto_filter.ref = f"A1:{get_column_letter(len(names))}{number + 1}"
     except BaseException:
         with contextlib.suppress(OSError):
             sheet.close()  # ends the temporary file, which openpyxl removes at exit
         raise
     book.save(path)
-
-
-def _styled_cell(sheet: Any, name: str) -> "WriteOnlyCell":  # noqa: ANN401
-    """Return an empty cell with the style of a column."""
-    from openpyxl.cell import WriteOnlyCell
-    from openpyxl.styles import Alignment
-
-    cell = WriteOnlyCell(sheet)
-    cell.alignment = Alignment(vertical="top", wrap_text=name in ("path", "notes", "error"))
-    if name.startswith("probability"):
-        cell.number_format = "0.0%"
-        cell.alignment = Alignment(vertical="top", horizontal="right", indent=1)
-    return cell
 
 
 def _write_text(path: Path, form: RowFormat, predictions: Iterator[Prediction]) -> None:
@@ -151,8 +121,7 @@ def _write_text(path: Path, form: RowFormat, predictions: Iterator[Prediction]) 
 
 # rows of an unfinished file, and the file that is made of them ------------------------------------
 
-_JobOptions = Mapping[str, object]
-"""What decides the rows of a job besides its images, e.g. the digest of the model."""
+_JobOptions = Mapping[str, object]  # what decides the rows of a job besides its images
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
@@ -168,19 +137,12 @@ def finished_path(out: Path, shard: ProcessShard) -> Path:
 
 
 def _temporary_path(out: Path, shard: ProcessShard) -> Path:
-    """Return the path at which a process writes the output file before it has its name.
-
-    It is always the same, so that the file of a killed process is overwritten or removed.
-    """
+    """Return the path of the output file before it has its name, the same after a kill."""
     return out.with_name(f".{part_path(out, shard).name}")
 
 
 def check_output(out: Path, shard: ProcessShard, *, resume: bool) -> None:
-    """Check that the output file can be written without overwriting an existing file.
-
-    Raises:
-        RunError: The folder does not exist, or an output file exists and `resume` is false.
-    """
+    """Raise a RunError if the folder is missing or, unless `resume`, if the file exists."""
     if not out.parent.is_dir():
         raise RunError(
             f"cannot write {out.name}: the folder {out.parent} does not exist",
@@ -212,12 +174,10 @@ def _read_rows(file: BinaryIO, path: Path) -> Iterator[tuple[Prediction, int]]:
 
 
 def check_options(path: Path, options: _JobOptions) -> int:
-    """Check that a part was begun with these options; return their size in bytes.
-
-    The size is 0 if there is no part, or if it does not even contain its options.
+    """Return the size in bytes of the options of a part, 0 if there are none.
 
     Raises:
-        RunError: It was begun with others, or not by vitft.
+        RunError: They are others, or were not written by vitft.
     """
     line = b""
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -225,18 +185,15 @@ def check_options(path: Path, options: _JobOptions) -> int:
     if not line.endswith(b"\n"):
         return 0
     try:
-        before, differ = json.loads(line), []
+        before = json.loads(line)
         changed = [(key, before[key], now) for key, now in options.items() if before[key] != now]
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(path, line) from error
-    for key, begun, now in changed:
-        if isinstance(begun, bool):
-            differ.append(f"{key}, which is missing now" if begun else f"no {key}")
-        elif key in ("model", "threshold"):
-            differ.append(f"another {key}")
-        else:
-            differ.append(f"{key} {begun}, not {now}")
-    if differ:
+    if changed:
+        differ = [
+            f"another {key}" if key in ("model", "threshold") else f"{key} {begun}, not {now}"
+            for key, begun, now in changed
+        ]
         raise _cannot_resume(path, f"it was begun with {listing(differ)}")
     return len(line)
 
@@ -247,10 +204,7 @@ def find_resume_point(
     """Check the rows of a part, which begin at byte `start`, against the images.
 
     Return the numbers of rows and bytes up to the last complete chunk, and the images beyond it
-    that have been read.
-
-    Raises:
-        RunError: A row is for another image, or was not written by vitft.
+    that have been read. A RunError names a row for another image.
     """
     done, size, again = 0, start, list[ImageSource]()
     with part.open("rb") as file:
@@ -265,48 +219,27 @@ def find_resume_point(
 
 
 def check_whole(part: Path, start: int, images: Iterator[ImageSource]) -> None:
-    """Check that the rows of a finished part, which begin at byte `start`, are for the images.
-
-    Raises:
-        RunError: A row is for another image, or there are fewer rows than images.
-    """
+    """Check that the rows of a finished part, which begin at byte `start`, are for the images."""
     done, _, _ = find_resume_point(part, start, images, 1)
-    if (more := next(images, None)) is not None:
-        raise _more_images(part, done, more.name)
+    _check_end(part, done, next((image.name for image in images), None))
 
 
 def check_finished(out: Path, names: Iterator[str]) -> tuple[int, int]:
-    """Return the numbers of rows and errors of a finished file, if its rows are for `names`.
-
-    Raises:
-        RunError: A row is for another image, or there are fewer rows, or the file has no rows.
-    """
-    fix = "choose another file with --out"
+    """Return the numbers of rows and errors of a finished file, if its rows are for `names`."""
     if out.suffix.lower() not in TABLE_SUFFIXES:
-        raise _cannot_resume(out, "it is complete", fix=fix)
-    reader = TableReader(out, missing=fix, fix=fix, error=RunError)
+        raise _cannot_resume(out, "it is complete", fix=_OTHER_FILE)
+    reader = TableReader(out, missing=_OTHER_FILE, fix=_OTHER_FILE, error=RunError)
     columns, done, errors = next(reader.rows, []), 0, 0
     if columns and "path" not in columns:
-        raise _cannot_resume(out, "it has no column path", fix=fix)
+        raise _cannot_resume(out, "it has no column path", fix=_OTHER_FILE)
     for done, row in enumerate(reader, start=1):
         cells, name = dict(zip(columns, row, strict=False)), next(names, None)
         written = name and (name, escape_formula(name), _in_utf8(name), _clean_cell(name))
         if not written or cells["path"] not in written:
             _check_name(out, done, cells["path"], name)
         errors += bool(cells.get("error"))
-    if (more := next(names, None)) is not None:
-        raise _more_images(out, done, more)
+    _check_end(out, done, next(names, None))
     return done, errors
-
-
-def _more_images(path: Path, done: int, more: str) -> RunError:
-    """Return the error for a complete file of a request with more images."""
-    return _cannot_resume(
-        path,
-        f"it is complete, with {count(done, 'row')}, but the request has more images, e.g. "
-        f"{visible(more)}",
-        fix="choose another file with --out. The rows of this one stay as they are",
-    )
 
 
 def _check_name(path: Path, number: int, found: str, name: str | None) -> None:
@@ -318,11 +251,21 @@ def _check_name(path: Path, number: int, found: str, name: str | None) -> None:
         raise _cannot_resume(path, f"row {number} is for {visible(found)}, but {wanted}")
 
 
+def _check_end(path: Path, done: int, more: str | None) -> None:
+    """Check that there is no further image for a complete file."""
+    if more is not None:
+        problem = f"it is complete, with {count(done, 'row')}, but the request has more images"
+        raise _cannot_resume(path, f"{problem}, e.g. {visible(more)}", fix=_OTHER_FILE)
+
+
+_OTHER_FILE = "choose another file with --out"
+
+
 def _cannot_resume(
     path: Path,
     reason: str,
     *,
-    fix: str = "use the images and options of the first run, or choose another file with --out",
+    fix: str = f"use the images and options of the first run, or {_OTHER_FILE}",
 ) -> RunError:
     """Return the error for a file that cannot be resumed."""
     return RunError(f"cannot resume {path}: {reason}", fix=fix)
@@ -337,13 +280,7 @@ def _foreign(path: Path, line: bytes) -> RunError:
 def open_part(
     part: Path, options: _JobOptions, size: int
 ) -> Iterator[Callable[[Prediction], None]]:
-    """Open a part of which `size` bytes are kept; yield a function that appends a row.
-
-    Raises:
-        LockedError: Another process is writing the part.
-        ResourceError: The disk is full.
-        RunError: The file cannot be written.
-    """
+    """Open a part of which `size` bytes are kept; yield a function that appends a row."""
     with writing(part):
         file = part.open("ab", buffering=0)  # a crash loses no written row
     with file:
@@ -373,10 +310,6 @@ def finish(out: Path, form: RowFormat, shard: ProcessShard) -> Tally | None:
 
     The parts are removed only after the file has received its final name. If two processes finish
     at the same time, both write the same bytes.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The file cannot be written, or there are too many rows for its format.
     """
     own, tally = part_path(out, shard), Tally()
     parts = [finished_path(out, other) for other in shard.team()]

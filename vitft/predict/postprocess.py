@@ -7,42 +7,43 @@ Notation: B images, C classes, D dimensions of a feature, k classes per predicti
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
+from vitft.config.run import read_run_config
 from vitft.data.duplicates import BLANK_REMARK, is_blank_view
+from vitft.data.remote.places import short_name
 from vitft.features.ood import Reference
 from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
+from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.summary import Results
-from vitft.models.find import find_model
+from vitft.models.find import find_model, model_files
+from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
-from vitft.predict.run_info import place_of_model, results_of_model
 from vitft.system.errors import RunError
+from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
 from vitft.system.suggest import Spelling, option
-from vitft.system.text import count
+from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
 
+_Content = TypeVar("_Content")
 ScoreArray = np.ndarray[Any, np.dtype[np.float32]]
-_Targets = Sequence[int] | Flags
-"""Class indices (B,) or, for a multi-label model, whether each image has each label (B, C)."""
+_Targets = Sequence[int] | Flags  # class indices (B,), or whether each image has each label (B, C)
 
 
 class Scores(NamedTuple):
-    """Output of a model for a batch of images."""
+    """Output of a model for a batch of images; features that were not computed are empty."""
 
-    logits: ScoreArray
-    """Logits (B, C)."""
-    features: ScoreArray = np.empty((0, 0), np.float32)
-    """Inputs to the head (B, D), used only for out-of-distribution notes; empty if not computed."""
-    intermediate: ScoreArray = np.empty((0, 0), np.float32)
-    """Intermediate features (B, D), also for out-of-distribution notes; empty if not computed."""
+    logits: ScoreArray  # (B, C)
+    features: ScoreArray = np.empty((0, 0), np.float32)  # inputs to the head (B, D)
+    intermediate: ScoreArray = np.empty((0, 0), np.float32)  # intermediate features (B, D)
 
 
 class _Trained(Protocol):
@@ -63,44 +64,27 @@ class Postprocess:
     """Callable that converts scores into predictions."""
 
     classes: Sequence[str]
-    top_k: int = 1
-    """Number of classes per prediction; capped at the model's number of classes."""
-    threshold: float = 0.0
-    """Probability below which a prediction is marked `not sure`."""
+    top_k: int = 1  # number of classes per prediction; capped at the model's number of classes
+    threshold: float = 0.0  # probability below which a prediction is marked `not sure`
     thresholds: Sequence[float] = ()
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
-    reference: Reference | None = None
-    """Statistics of the training features, or None to omit out-of-distribution notes."""
-    run: Results | None = None
-    """Numbers of the run that produced the model, or None if unknown."""
-    place: str = ""
-    """Where the model was found (see `run_info.place_of_model`)."""
-    file_time: float = 0.0
-    """Time of the model file in seconds since 1970."""
+    reference: Reference | None = None  # statistics for out-of-distribution notes
+    run: Results | None = None  # numbers of the run that produced the model
+    place: str = ""  # where the model was found, in the user's words
+    file_time: float = 0.0  # time of the model file in seconds since 1970
 
     @classmethod
-    def for_run(
-        cls,
-        run: str | None,
-        engine: _Trained,
-        *,
-        top_k: int = 1,
-    ) -> Self:
-        """Create an instance for a run, checkpoint, graph or `hf:owner/name`, or the latest run.
-
-        Raises:
-            RunError: The run does not exist.
-            WeightsError: The repository `hf:owner/name` cannot be found.
-        """
+    def for_run(cls, run: str | None, engine: _Trained, *, top_k: int = 1) -> Self:
+        """Create an instance for a run, checkpoint, graph or `hf:owner/name`, or the latest run."""
         checkpoint = find_model(run, graphs=True)
         return cls(
             classes=engine.classes,
             top_k=top_k,
             thresholds=engine.thresholds,
             reference=engine.reference,
-            run=results_of_model(run, checkpoint, engine.results),
-            place=place_of_model(run, checkpoint),
+            run=_results_of_model(run, checkpoint, engine.results),
+            place=_place_of_model(run, checkpoint),
             file_time=checkpoint.stat().st_mtime,
         )
 
@@ -136,7 +120,6 @@ class Postprocess:
 
     @property
     def run_name(self) -> str:
-        """Name of the run, or an empty string if unknown."""
         return "" if self.run is None else self.run.name
 
     def describe(self) -> str:
@@ -189,9 +172,9 @@ class Postprocess:
             best, labels, of_labels, of_target = probabilities[i, order[i]], None, 0.0, 0.0
             if given is not None:
                 labels = tuple(self.classes[k] for k in order[i] if given[i, k])
-                of_target = of_labels = set_probability(probabilities[i], given[i])
+                of_target = of_labels = _set_probability(probabilities[i], given[i])
                 if targets is not None:
-                    of_target = set_probability(probabilities[i], np.asarray(targets[i], bool))
+                    of_target = _set_probability(probabilities[i], np.asarray(targets[i], bool))
             elif targets is not None:
                 of_target = float(probabilities[i, targets[i]])
             is_unsure = not several and best[0] < self.threshold
@@ -217,7 +200,7 @@ class Postprocess:
         return predictions
 
 
-def set_probability(probabilities: Floats, members: Flags) -> float:
+def _set_probability(probabilities: Floats, members: Flags) -> float:
     """Return the probability of exactly these labels (C,), assuming that labels are independent."""
     return float(np.where(members, probabilities, 1 - probabilities).prod())
 
@@ -228,3 +211,66 @@ def not_finite() -> RunError:
         "the logits of the model are not finite: training diverged, or the file is damaged",
         fix="train again with a lower learning rate",
     )
+
+
+# the numbers of the run that produced a model, from its files or from the model file itself: if one
+# is missing or damaged, they are unknown, because predictions do not depend on them --------------
+
+
+def run_results(folder: Path, found: RunResults | None, carried: Results | None = None) -> Results:
+    """Return the numbers of the run in the folder of a run or an export.
+
+    `found` is the content of its eval.json. The numbers `carried` by the model file are used where
+    no file of a run states them.
+    """
+    environment = _or_warn(read_environment, folder / "environment.json")
+    has_settings = (folder / "config.toml").exists()
+    settings = (_or_warn(read_run_config, folder) if has_settings else None) or {}
+    results = Results.of(found, environment)
+    if carried and found is None and environment is None:
+        results = carried
+    data, weights = (
+        str(settings.get(section, {}).get(key) or "")
+        for section, key in (("data", "path"), ("weights", "name"))
+    )
+    return replace(
+        results,
+        data=Path(short_name(data)).name or results.data,
+        weights=weights_name(weights) or results.weights,
+    )
+
+
+def _results_of_model(run: str | None, checkpoint: Path, carried: Results | None) -> Results:
+    """Return the numbers of the run that produced a model, with those `carried` by its file.
+
+    Without a run, the name is that of the folder, checkpoint or repository (`hf:owner/name`).
+    """
+    found = _or_warn(read_results, checkpoint.parent / "eval.json")
+    results = run_results(checkpoint.parent, found, carried)
+    if results.name:
+        return results
+    name = checkpoint.resolve().parent.name if checkpoint.name == MODEL else checkpoint.stem
+    is_remote = run is not None and canonical_name(run).startswith("hf:")
+    return replace(results, name=canonical_name(run) if run and is_remote else name)
+
+
+def _place_of_model(run: str | None, checkpoint: Path) -> str:
+    """Return where a model was found, in the user's words, e.g. `runs/latest`.
+
+    If a folder contains several models and the user named none of them, it is followed by the one
+    that was chosen.
+    """
+    place = run or f"{BASE}/{LATEST}"
+    others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
+    if others and not (run and run_path(run).is_file()):
+        place += f" (file {checkpoint.name}, not {listing(others)})"
+    return place
+
+
+def _or_warn(read: Callable[[Path], _Content | None], path: Path) -> _Content | None:
+    """Return the result of `read` for a file, or log a warning and return None if it is damaged."""
+    try:
+        return read(path)
+    except RunError as error:
+        log.warning(error.problem)
+        return None

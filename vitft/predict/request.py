@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from vitft.data.table import OTHER_EXCEL
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import Spelling, option
@@ -28,8 +27,7 @@ class ProcessShard:
 
     rank: int = 0
     world: int = 1
-    chunk: int = 16
-    """Number of rows computed together; a resumed run starts at a multiple of this number."""
+    chunk: int = 16  # number of rows computed together; a resumed run starts at a multiple of it
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -56,9 +54,7 @@ class PredictRequest:
     run: str | None = None
     device: str = "auto"
     top_k: int = 1
-    format: str | None = None
-    """One of `ROW_FORMATS`. If None, the format is inferred from the suffix of `out`, or is a table
-    if there is no output file."""
+    format: str | None = None  # one of `ROW_FORMATS`; None to infer it (see `style`)
     out: str | None = None
     """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
     bom: bool = False
@@ -67,8 +63,7 @@ class PredictRequest:
     precision: float | None = None
     tta: bool = False
     explain: str | None = None
-    dtype: str = "auto"
-    """Precision of the computation, one of `PREDICT_DTYPES` (see `torch_dtype`)."""
+    dtype: str = "auto"  # one of `PREDICT_DTYPES` (see `torch_dtype`)
     engine: str = "auto"
     allow_private_addresses: bool = False
     shard: ProcessShard = field(default_factory=ProcessShard)
@@ -77,20 +72,12 @@ class PredictRequest:
     def style(self) -> str:
         """Format of the rows: `format` or, if it is None, that of the suffix of `out`, or a table.
 
-        Raises:
-            UsageError: The suffix does not match any format, a binary format is requested without
-                an output file, or its library is not installed.
+        It is a UsageError if it is unknown, not for the terminal, or if its library is missing.
         """
         out = self.out
         style = self.format or (
             "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
         )
-        if out is not None and Path(out).suffix.lower() in OTHER_EXCEL and not style:
-            xlsx = shell_quote(str(Path(out).with_suffix(".xlsx")))
-            raise UsageError(
-                f"--out {out} names an Excel format that vitft does not write",
-                fix=f"use --out {xlsx}",
-            )
         if not style:
             raise UsageError(
                 f"cannot infer a format from the suffix of --out {out}",
@@ -141,21 +128,22 @@ class PredictRequest:
                 "standard input",
                 fix="use --out FILE.csv, and --list FILE instead of -",
             )
-        if self.engine == "numpy":
-            used = ["--explain"] * (self.explain is not None)
-            used += ["--dtype bf16"] * (self.dtype == "bf16")
-            if used:
-                raise UsageError(
-                    f"the NumPy engine does not support {used[0]}", fix="remove --engine numpy"
-                )
+        if self.engine == "numpy" and (used := self.torch_options):
+            problem = f"the NumPy engine does not support {used[0]}"
+            raise UsageError(problem, fix="remove --engine numpy")
+
+    @property
+    def torch_options(self) -> list[str]:
+        """The options that need the torch engine, as given."""
+        return [
+            *[f"--device {self.device}"] * (self.device not in ("auto", "cpu")),
+            *["--dtype bf16"] * (self.dtype == "bf16"),
+            *["--explain"] * (self.explain is not None),
+        ]
 
     def check_graph(self, path: Path) -> None:
         """Raise UsageError if an option does not work with the ONNX graph at `path`."""
-        used = [f"--engine {self.engine}"] * (self.engine != "auto")
-        used += [f"--device {self.device}"] * (self.device not in ("auto", "cpu"))
-        used += ["--dtype bf16"] * (self.dtype == "bf16")
-        used += ["--explain"] * (self.explain is not None)
-        if used:
+        if used := [*[f"--engine {self.engine}"] * (self.engine != "auto"), *self.torch_options]:
             raise UsageError(
                 f"{used[0]} cannot be used with the ONNX graph {path}, which onnxruntime runs on "
                 "the CPU",
@@ -166,14 +154,7 @@ class PredictRequest:
 def check_threshold(
     threshold: float | None, precision: float | None, *, spell: Spelling = option
 ) -> None:
-    """Check the options `--threshold` and `--precision`, which are None if they are not given.
-
-    `spell` spells them in errors.
-
-    Raises:
-        UsageError: One of them is not in (0, 1], or both are given. For a number from 50 to 100,
-            the fix is the fraction, because a percentage was probably meant.
-    """
+    """Raise a UsageError if both options are given, or if one is not in (0, 1]."""
     if threshold is not None and precision is not None:
         raise UsageError(
             f"{spell('threshold')} and {spell('precision')} cannot be used together",

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 # the prediction for one image and its conversion to table cells and JSON --------------------------
 
-NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"
-"""Notes for a probability below the threshold and for an out-of-distribution image."""
-_DECIMALS = 6
-"""Number of decimal places of probabilities in output; further digits differ between machines."""
+NOT_SURE, OUT_OF_DISTRIBUTION = "not sure", "unlike the training images"  # notes
+_DECIMALS = 6  # decimal places of probabilities; further digits differ between machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +25,19 @@ class Prediction:
     """The most probable classes of one image, or the reason why the image is unusable."""
 
     path: str
-    classes: tuple[str, ...] = ()
-    """Class names, most probable first; all labels of a multi-label model."""
+    classes: tuple[str, ...] = ()  # most probable first; all labels of a multi-label model
     probabilities: tuple[float, ...] = ()
     """Probability of each of `classes`; the probabilities of all classes of the model sum to 1,
     unless it is a multi-label model."""
     labels: tuple[str, ...] | None = None
     """Labels assigned to the image, most probable first; None if each image has exactly one
-    class.
-    """
+    class."""
     labels_probability: float = 0.0
     """Probability that the image has exactly `labels`, assuming that labels are independent."""
-    notes: tuple[str, ...] = ()
-    """Notes such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`."""
+    notes: tuple[str, ...] = ()  # such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`
     error: str = ""
-    run: str = ""
-    """Name of the run that produced the model; empty if unknown."""
-    target_probability: float = 0.0
-    """Probability of the target class; 0 if no target was given."""
+    run: str = ""  # name of the run that produced the model; empty if unknown
+    target_probability: float = 0.0  # probability of the target class, if one was given
     view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(default=None, compare=False)
     """The preprocessed image (S, S, 3), if requested."""
     logits: "np.ndarray[Any, np.dtype[np.float32]] | None" = field(default=None, compare=False)
@@ -109,11 +102,9 @@ def _summarise(prediction: Prediction) -> str:
 
 # number of images per predicted class and per note, as lines for the end of a prediction job ------
 
-_MARKS = (NOT_SURE, OUT_OF_DISTRIBUTION, "blank")
-"""Notes that are counted, as far as the first colon."""
+_MARKS = (NOT_SURE, OUT_OF_DISTRIBUTION, "blank")  # notes that are counted up to a colon
 _UNREADABLE = "unreadable"
-_MOST_COUNTED = 6
-"""Maximum number of classes with their counts, if there are at least two more."""
+_MOST_COUNTED = 6  # maximum number of classes with their counts, if there are at least two more
 
 
 class Tally:
@@ -126,7 +117,6 @@ class Tally:
 
     @property
     def errors(self) -> int:
-        """Number of images that could not be read."""
         return self.marks[_UNREADABLE]
 
     def counting(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
@@ -142,10 +132,7 @@ class Tally:
             yield prediction
 
     def lines(self, *, has_threshold: bool = False) -> Iterator[str]:
-        """Yield a line with the most frequent classes, and one with the notes, if there are any.
-
-        With a threshold, `not sure` is always stated.
-        """
+        """Yield a line with the most frequent classes, and one with the notes, if there are any."""
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
             shown = frequent if len(frequent) <= _MOST_COUNTED + 1 else frequent[:_MOST_COUNTED]
@@ -163,26 +150,20 @@ class Tally:
 
 # rows of predictions as a table, JSON, JSONL or CSV -----------------------------------------------
 
-_ALIGNED = 100
-"""Number of rows by which the width of the first column of a table is determined."""
+_ALIGNED = 100  # number of rows by which the width of the first column is determined
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     """Format of the rows of predictions, and their columns."""
 
-    style: str
-    """One of `request.ROW_FORMATS`."""
-    top_k: int = 1
-    """Number of classes per image."""
-    labels: Sequence[str] = ()
-    """All labels of a multi-label model; empty for other models."""
-    bom: bool = False
-    """Whether a CSV file begins with a byte order mark."""
+    style: str  # one of `request.ROW_FORMATS`
+    top_k: int = 1  # number of classes per image
+    labels: Sequence[str] = ()  # all labels of a multi-label model; empty for other models
+    bom: bool = False  # whether a CSV file begins with a byte order mark
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns of CSV, Parquet and Excel output."""
         columns = ["labels", *(f"probability_{name}" for name in self.labels)]
         if not self.labels:
             ranks = ["", *(f"_{rank}" for rank in range(2, self.top_k + 1))]

@@ -1,4 +1,4 @@
-"""Recognition of images that a run has already used for training or validation.
+"""Images to evaluate that a run has already used, and the labels that the run gave such images.
 
 An identical image is recognised by its digest, and a near-duplicate by its fingerprint, even if it
 was mirrored or rotated but has the same label. If the fingerprint of a training image is not known,
@@ -13,9 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
-from vitft.config.run import Config, checked_run_config
+from vitft.config.run import checked_run_config
 from vitft.data.arrays import data_path
 from vitft.data.class_changes import change_classes
 from vitft.data.duplicates import KnownImages, fingerprint_of, turned
@@ -33,15 +32,13 @@ log = logging.getLogger(__name__)
 
 _TRAINED_NOTE = "training image of this model"
 _COPY_NOTE = "copy of a training image of this model"
-PATH_NOTE = "same path as a training image of this model"
-"""Note on an image that has the path of a training image with an unknown fingerprint."""
-_GROUP_NOTE = "same group as training images of this model"
-"""Note on a new image of a group (patient, video, camera) that was used for training."""
+_PATH_NOTE = "same path as a training image of this model"  # whose fingerprint is not known
+_GROUP_NOTE = "same group as training images of this model"  # e.g. the same patient or video
 LEFT_OUT = {
     "trained": (_TRAINED_NOTE, "used to train the model"),
     "trained_copies": (_COPY_NOTE, "nearly identical to training images"),
     "trained_paths": (
-        PATH_NOTE,
+        _PATH_NOTE,
         "same paths as training images, and the contents could not be compared",
     ),
     "trained_groups": (_GROUP_NOTE, "in the same groups as training images"),
@@ -50,47 +47,66 @@ LEFT_OUT = {
 _MAX_COMPARED = 50_000
 """Maximum number of images of a run for which fingerprints are compared, to limit time and memory.
 If a run has more images, no near-duplicates are recognised."""
+_MAX_COMPARED_FILES = 20
+"""Maximum number of files that are read to find out whether data is that of a run."""
 
 
 class RunImages:
-    """The training and validation images of a run, by their digests."""
+    """The settings and images of a run, as far as its folder has them.
 
-    def __init__(self, folder: Path, manifest: Images, grey_range: GreyRange) -> None:
-        rows = (*manifest.val, *manifest.train)  # training rows take precedence
-        config = checked_run_config(folder) if os.path.lexists(folder / "config.toml") else None
-        found = _read_fingerprints(config, manifest, rows, grey_range)
-        self.splits = {row.sha256: row.split for row in rows}
-        self.labels = {  # none of multi-label data
-            (row.sha256, manifest.classes[row.label]) for row in rows if not manifest.labels
-        }
-        self.groups = {row.sha256: row.group for row in rows if row.group}
-        self.group_by = config.data.group_by if config else ""
-        self.train_groups = {row.group for row in manifest.train if row.group}
-        self.unread = {row.path for row in manifest.train if row.sha256 not in found.by_digest}
-        self.known_digests = [digest for digest in self.splits if digest in found.by_digest]
-        self.known = KnownImages(found.table(self.known_digests))
-        self.grey_range = grey_range
+    `split` is the digest of the manifest with which the model was trained.
 
-    @classmethod
-    def read(cls, folder: Path, split: str, grey_range: GreyRange = ()) -> Self | None:
-        """Read the images of a run directory, or return None if split.csv does not exist.
+    Raises:
+        RunError: The file split.csv belongs to another model, or a file is damaged.
+    """
 
-        `split` is the digest of the manifest with which the model was trained. Without the grey
-        range of its transform, copies of images with more than 8 bits may not be recognised.
-
-        Raises:
-            RunError: The file split.csv belongs to another model, or a file is damaged.
-        """
+    def __init__(self, folder: Path, split: str) -> None:
         path = RunDir(folder).split
-        if not os.path.lexists(path):
-            return None
-        manifest = Images.from_csv(path, folder)
-        if hashlib.sha256(path.read_bytes()).hexdigest() != split:
-            raise RunError(
-                f"{path} is not the split with which the model was trained",
-                fix="restore the original file, or evaluate a copy of the model in another folder",
+        has_settings = os.path.lexists(folder / "config.toml")
+        self.config = checked_run_config(folder) if has_settings else None
+        self.manifest = Images.from_csv(path, folder) if os.path.lexists(path) else None
+        self.rows: Sequence[Row] = ()
+        if self.manifest is not None:
+            if hashlib.sha256(path.read_bytes()).hexdigest() != split:
+                raise RunError(
+                    f"{path} is not the split with which the model was trained",
+                    fix="restore the original file, or evaluate a copy of the model in another "
+                    "folder",
+                )
+            self.rows = (*self.manifest.val, *self.manifest.train)  # training rows take precedence
+        self.splits = {row.sha256: row.split for row in self.rows}
+        self.labels = set[tuple[str, str]]()  # none of multi-label data
+        if self.manifest is not None and not self.manifest.labels:
+            self.labels = {(r.sha256, self.manifest.classes[r.label]) for r in self.rows}
+        self.groups = {row.sha256: row.group for row in self.rows if row.group}
+        self.train_groups = {row.group for row in self.rows if row.group and row.split == "train"}
+        self.unread = {row.path for row in self.rows if row.split == "train"}
+        self.fingerprinted: list[str] = []
+        """Digests of the images whose fingerprints are known."""
+
+    def read_fingerprints(self, grey_range: GreyRange) -> None:
+        """Read the fingerprints of the images that are still there, up to `_MAX_COMPARED`.
+
+        Without the grey range of the model, copies of images with more than 8 bits may not be
+        recognised.
+        """
+        self.grey_range, config = grey_range, self.config
+        if len(self.rows) > _MAX_COMPARED:
+            log.warning(
+                "near-duplicates of training images are not recognised: the run has "
+                f"{len(self.rows):,} images, more than {_MAX_COMPARED:,}"
             )
-        return cls(folder, manifest, grey_range)
+        elif config is not None and self.manifest is not None:
+            root = base_folder(data_path(config.data.path, config.data.root), config.data.root)
+            images = Images(root, self.manifest.classes, self.rows)
+            found = Fingerprints(config.train.cache, grey_range)
+            with console.Progress("reading the run's images", len(self.rows)) as progress:
+                fingerprint_folder(
+                    images, found, max_pixels=config.data.max_pixels, progress=progress.advance
+                )
+            self.fingerprinted = [digest for digest in self.splits if digest in found.by_digest]
+            self.known = KnownImages(found.table(self.fingerprinted))
+            self.unread -= {row.path for row in self.rows if row.sha256 in found.by_digest}
 
     def has_other_label(self, sha256: str, label: str) -> bool:
         """Return whether a training image, given its digest, was trained with a different label."""
@@ -99,10 +115,13 @@ class RunImages:
 
     def group_of(self, path: str, sha256: str) -> str:
         """Return an image's group in the run, or the one that `data.group_by` finds in its path."""
-        match = re.search(self.group_by, path) if self.group_by else None
+        pattern = self.config.data.group_by if self.config and self.manifest else ""
+        match = re.search(pattern, path) if pattern else None
         return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
 
-    def recognise(self, path: str, content: bytes, label: str, group: str) -> tuple[str, str]:
+    def recognise(
+        self, path: str, content: bytes, sha256: str, label: str, group: str
+    ) -> tuple[str, str]:
         """Return the split of the run that has an image, and the note on it if it is left out.
 
         The split is `train`, `val` or "". `group` is the name of the image's group, or "".
@@ -111,114 +130,75 @@ class RunImages:
             ImageError: The bytes must be decoded for a comparison, but are not a complete image in
                 a supported format.
         """
-        exact = self.splits.get(hashlib.sha256(content).hexdigest(), "")
-        if exact:
+        if exact := self.splits.get(sha256, ""):
             return exact, _TRAINED_NOTE if exact == "train" else ""
         near: set[str] = set()
-        if self.known_digests:
+        if self.fingerprinted:
             image = decode(content, path, grey_range=self.grey_range).image
             for turn, fingerprint in enumerate(turned(fingerprint_of(image))):
                 for i in self.known.copies_of(fingerprint):
-                    digest = self.known_digests[i]
+                    digest = self.fingerprinted[i]
                     # an arrow to the left does not copy one to the right
                     if turn == 0 or not self.labels or (digest, label) in self.labels:
                         near.add(self.splits[digest])
         if "train" in near:
             return "train", _COPY_NOTE
         if path in self.unread:
-            return "train", PATH_NOTE
+            return "train", _PATH_NOTE
         if group in self.train_groups:
             return "train", _GROUP_NOTE
         return "val" if near else "", ""
 
+    def relabel(self, data: Images, known: Sequence[str]) -> Images:
+        """Return labelled data with the class changes and the fixes of the run, if there are any.
 
-def _read_fingerprints(
-    config: Config | None, manifest: Images, rows: tuple[Row, ...], grey_range: GreyRange
-) -> Fingerprints:
-    """Return the fingerprints of the run's images, up to `_MAX_COMPARED`, that are still there."""
-    if config is None:
-        return Fingerprints("none")
-    if len(rows) > _MAX_COMPARED:
-        log.warning(
-            f"near-duplicates of training images are not recognised: the run has {len(rows):,} "
-            f"images, more than {_MAX_COMPARED:,}"
-        )
-        return Fingerprints("none")
-    root = base_folder(data_path(config.data.path, config.data.root), config.data.root)
-    images = Images(
-        root=root,
-        classes=manifest.classes,
-        rows=rows,
-    )
-    found = Fingerprints(config.train.cache, grey_range)
-    with console.Progress("reading the run's images", len(rows)) as progress:
-        fingerprint_folder(
-            images, found, max_pixels=config.data.max_pixels, progress=progress.advance
-        )
-    return found
+        `known` lists the classes of the model. Multi-label data is returned unchanged.
 
+        Raises:
+            DataError: A table is invalid, or the fixes leave out all images.
+        """
+        if data.labels or self.config is None:
+            return data
+        spec = self.config.data
+        if not {*data.classes} <= {*known} and Path(spec.classes).is_file():
+            changed = change_classes(data, Path(spec.classes), evaluated=True)
+            if changed.classes != data.classes:
+                log.info(f"applied the class changes of the run: {changed.notes[-1]}")
+                data = changed
+        if not spec.fixes or not self.has_data(data):
+            return data
+        every = tuple(dict.fromkeys([*known, *data.classes]))
+        try:
+            table, _ = open_table(Path(spec.fixes), spec.fixes_digest)
+            found = read_decisions(table, data, every)
+        except DataError as error:
+            log.warning(f"the fixes of the run are not applied: {error.problem}")
+            return data
+        left = {name for name in found.names if name is not None}
+        if not left:
+            raise DataError(
+                f"the fixes of the run leave out all images in {data.source}",
+                fix="evaluate other images",
+            )
+        log.info(f"applied the fixes of the run ({spec.fixes}): {found.summary}")
+        classes = {*data.classes} & {*known} | left
+        return replace(data.relabelled(found.names, classes), bad=found.bad)
 
-# labels of images for evaluation, changed as the run changed those of its own images --------------
+    def has_data(self, data: Images) -> bool:
+        """Return whether most of the data are images of the run under the same paths.
 
-_MAX_COMPARED_FILES = 20
-"""Maximum number of files that are read to find out whether data is that of a run."""
-
-
-def as_in_run(data: Images, folder: Path, known: Sequence[str]) -> Images:
-    """Return the data with the class changes and the fixes of the run in `folder`, if any.
-
-    `known` lists the classes of the model. Multi-label data is returned unchanged, and so is all
-    data if the folder contains no config.toml.
-
-    Raises:
-        RunError: The file config.toml or split.csv of the run is damaged.
-        DataError: A table is invalid, or the fixes leave out all images.
-    """
-    if data.labels or not (folder / "config.toml").is_file():
-        return data
-    config = checked_run_config(folder)
-    changed_classes = Path(config.data.classes)
-    if not {*data.classes} <= {*known} and changed_classes.is_file():
-        changed = change_classes(data, changed_classes, evaluated=True)
-        if changed.classes != data.classes:
-            log.info(f"applied the class changes of the run: {changed.notes[-1]}")
-            data = changed
-    if not config.data.fixes or not _is_own_data(data, config, folder):
-        return data
-    classes = tuple(dict.fromkeys([*known, *data.classes]))
-    try:
-        table, _ = open_table(Path(config.data.fixes), config.data.fixes_digest)
-        found = read_decisions(table, data, classes)
-    except DataError as error:
-        log.warning(f"the fixes of the run are not applied: {error.problem}")
-        return data
-    left = {name for name in found.names if name is not None}
-    if not left:
-        raise DataError(
-            f"the fixes of the run leave out all images in {data.source}",
-            fix="evaluate other images",
-        )
-    log.info(f"applied the fixes of the run ({config.data.fixes}): {found.summary}")
-    return replace(data.relabelled(found.names, {*data.classes} & {*known} | left), bad=found.bad)
-
-
-def _is_own_data(data: Images, config: Config, folder: Path) -> bool:
-    """Return whether most of the data are images of the run under the same paths.
-
-    The run's data may have been moved or copied, so a sample of the files is compared. Another
-    table than that of the run states labels of its own.
-    """
-    split = RunDir(folder).split
-    if not os.path.lexists(split):
-        return False
-    table = data_path(data.source) if isinstance(data.source, str) else data.source
-    if is_table(table) and table.resolve() != data_path(config.data.path).resolve():
-        return False
-    digests = {row.path: row.sha256 for row in Images.from_csv(split, folder).rows}
-    sample = data.rows[:: max(1, len(data.rows) // _MAX_COMPARED_FILES)]
-    same = 0
-    for row in sample:
-        with contextlib.suppress(ImageError):
-            content = read_bytes(data.locate(row)) if row.path in digests else b""
-            same += hashlib.sha256(content).hexdigest() == digests.get(row.path)
-    return same > len(sample) / 2
+        The run's data may have been moved or copied, so a sample of the files is compared. Another
+        table than that of the run states labels of its own.
+        """
+        if self.config is None or self.manifest is None:
+            return False
+        table = data_path(data.source) if isinstance(data.source, str) else data.source
+        if is_table(table) and table.resolve() != data_path(self.config.data.path).resolve():
+            return False
+        digests = {row.path: row.sha256 for row in self.manifest.rows}
+        sample, same = data.rows[:: max(1, len(data.rows) // _MAX_COMPARED_FILES)], 0
+        for row in sample:
+            with contextlib.suppress(ImageError):
+                content = read_bytes(data.locate(row)) if row.path in digests else b""
+                same += hashlib.sha256(content).hexdigest() == digests.get(row.path)
+        return same > len(sample) / 2

@@ -52,12 +52,9 @@ _LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
 class Answers(NamedTuple):
     """Predictions for images that were not used to fit the model, most probable first."""
 
-    probability: Floats
-    """Probability of each predicted class (n,)."""
-    correct: Flags
-    """Whether each prediction is right (n,)."""
-    groups: Groups | None = None
-    """Group of each image (n,); None if there are no groups."""
+    probability: Floats  # of each predicted class (n,)
+    correct: Flags  # whether each prediction is right (n,)
+    groups: Groups | None = None  # group of each image (n,)
 
     @classmethod
     def sorted(
@@ -77,20 +74,13 @@ class Answers(NamedTuple):
 class Threshold:
     """Smallest probability at or above which predictions have a requested precision."""
 
-    value: float
-    """Probability below which a prediction is marked `not sure`."""
-    precision: float
-    """Fraction of correct predictions among the `covered` predictions."""
-    expected: float
-    """The same as expected from the probabilities; at least the requested precision."""
-    interval: Interval
-    """95% interval of the precision, from the images on which the threshold was chosen."""
-    covered: int
-    """Number of images whose predictions are at or above the threshold."""
-    images: str
-    """All images on which it was chosen, in words."""
-    reduced: bool = False
-    """Whether the run computed the probabilities in reduced precision."""
+    value: float  # probability below which a prediction is marked `not sure`
+    precision: float  # fraction of correct predictions among the `covered` predictions
+    expected: float  # the same as expected from the probabilities
+    interval: Interval  # 95% interval of the precision
+    covered: int  # number of images whose predictions are at or above the threshold
+    images: str  # all images on which it was chosen, in words
+    reduced: bool = False  # whether the run computed the probabilities in reduced precision
 
     def __str__(self) -> str:
         text = threshold_text(
@@ -114,14 +104,8 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
         UsageError: No threshold reaches the precision, usually because there are too few images or
             too many mistakes.
     """
-    held_out = HeldOut.read(run)
+    held_out = _held_out(run, spell)
     validation, training = held_out.validation, held_out.probability
-    if not validation:
-        raise RunError(
-            f"cannot choose a threshold: {run} has no validation predictions",
-            fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
-            f"states the threshold, and pass it here as {spell('threshold')}",
-        )
     answers = Answers.sorted(
         [*(p.probability for p in validation), *training.tolist()],
         [*(p.is_correct for p in validation), *held_out.correct.tolist()],
@@ -141,6 +125,18 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
         images=scored_images(counts, "image" if len(training) else "validation image"),
         reduced="confirmed_in_float32" in (read_results(run / "eval.json") or {}),
     )
+
+
+def _held_out(run: Path, spell: Spelling) -> HeldOut:
+    """Return the predictions of a run; raise a RunError if it has none."""
+    held_out = HeldOut.read(run)
+    if not len(held_out.logits):
+        raise RunError(
+            f"cannot choose a threshold: {run} has no validation predictions",
+            fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
+            f"states the threshold, and pass it here as {spell('threshold')}",
+        )
+    return held_out
 
 
 def smallest_cover(answers: Answers, precision: float) -> int:
@@ -206,25 +202,20 @@ def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -
             f"images, but this run has {have:,}",
             fix=fix,
         )
-    wrong = np.flatnonzero(~answers.correct)
-    if precision == 1:
-        reason = "no number of images can prove that mistakes never happen"
-    elif len(wrong):
-        at = percent(float(answers.probability[wrong[0]]))
-        reason = f"predictions with probabilities of up to {at} were wrong"
-    else:
-        reason = (
-            f"none of the {have:,} predictions has a probability above "
-            f"{percent(answers.probability[0])}"
-        )
+    reason = "no number of images can prove that mistakes never happen"
+    if precision < 1:
+        wrong = answers.probability[~answers.correct]
+        highest, what = answers.probability[0], "none of the predictions has a probability above"
+        if len(wrong):
+            highest, what = wrong[0], "predictions were wrong with probabilities of up to"
+        reason = f"{what} {percent(float(highest))}"
     problem = f"no threshold reaches a precision of {percent(precision)}: {reason}"
     return UsageError(problem, fix=fix)
 
 
 # choice of a threshold for each label of a multi-label model, given a requested precision ---------
 
-_NEVER = 1.0
-"""Threshold of a label that is never assigned, because no threshold reaches the precision."""
+_NEVER = 1.0  # threshold of a label that is never assigned, because none reaches the precision
 
 
 def choose_label_thresholds(
@@ -232,19 +223,11 @@ def choose_label_thresholds(
 ) -> tuple[float, ...]:
     """Return and log the smallest threshold at which each label reaches a requested precision.
 
-    A label that does not reach the precision at any threshold is never assigned.
-
-    Raises:
-        RunError: The run has no validation predictions, or a file of the run is damaged.
-        UsageError: No label reaches the precision.
+    A label that does not reach the precision at any threshold is never assigned. The errors are
+    those of `choose_threshold`.
     """
-    held_out = HeldOut.read(run)
+    held_out = _held_out(run, spell)
     split, logits = held_out.split, held_out.logits
-    if not len(logits) or not split.labels:
-        raise RunError(
-            f"cannot choose thresholds: {run} has no validation predictions",
-            fix=f"set one threshold directly, e.g. {spell('threshold', 0.8)}",
-        )
     values = sigmoid(logits.astype(np.float64))
     truth = np.asarray(split.targets(split.val))
     if len(held_out.probability):

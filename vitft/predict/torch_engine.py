@@ -41,8 +41,7 @@ from vitft.system.suggest import Spelling, option
 if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
-PREDICT_BATCH_SIZE = 32
-"""Number of images per call to `scores` if each call uses all cores."""
+PREDICT_BATCH_SIZE = 32  # number of images per call to `scores` if each call uses all cores
 _WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 32, "mps": 32}
 """Number of images per batch by device type. Larger batches do not help on a CPU
 (benchmarks/notebook/speed.md). On a GPU, the time to load the first batch and to score the last one
@@ -121,8 +120,7 @@ class Predictor(Engine):
         `digest` returns the digest of the checkpoint, if the caller computes it.
 
         Raises:
-            RunError: The model does not exist, is damaged or has no classes, or the statistics of
-                its training features are damaged or belong to another model.
+            RunError: The model does not exist or is damaged, or has no classes.
             WeightsError: The repository `hf:owner/name` cannot be found.
             UsageError: The device cannot be used, or bf16 is requested for a multi-label model.
         """
@@ -153,7 +151,6 @@ class Predictor(Engine):
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
-        """Return the preprocessed image (S, S, 3) from the bytes of a file, or raise ImageError."""
         if self.bf16_prefix is not None:
             from vitft.data.inspection import fast_view  # imports simplejpeg
 
@@ -163,15 +160,10 @@ class Predictor(Engine):
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        """Return the scores of preprocessed images (B, S, S, 3); raise like `start`."""
         return self.start(views)()
 
     def start(self, views: Views) -> Callable[[], Scores]:
-        """Start to score preprocessed images (B, S, S, 3); return a function that waits for that.
-
-        Raises:
-            ResourceError: A single image does not fit in memory.
-        """
+        """Start to score views, as `Engine.start`; a ResourceError says that one does not fit."""
         started = self.limit.split(lambda part: self.start_part(views[part]), len(views))
 
         def finish() -> Scores:
@@ -210,11 +202,7 @@ class Predictor(Engine):
     def settle(
         self, inputs: Tensor, features: Tensor, logits: Tensor, close: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute close calls again in float32; return all features and logits, on the CPU.
-
-        Raises:
-            ResourceError: A single image does not fit in memory.
-        """
+        """Compute close calls again in float32; return all features and logits, on the CPU."""
         rows = close.nonzero()[:, 0]
         if len(rows):
             chosen = inputs[to_device(rows, self.device)]

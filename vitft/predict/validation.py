@@ -32,17 +32,13 @@ _VALIDATION_FILE = "validation.npz"
 class ValidationPrediction:
     """The prediction for one validation image."""
 
-    path: str
-    """Path relative to the data folder, with forward slashes."""
+    path: str  # relative to the data folder, with forward slashes
     sha256: str
-    label: str
-    """Class, or label set as text."""
+    label: str  # class, or label set as text
     predicted: str
-    probability: float
-    """Probability of the predicted class or label set."""
+    probability: float  # of the predicted class or label set
     label_probability: float
-    most_probable: str = ""
-    """The most probable output of the model: the predicted class, or the most probable label."""
+    most_probable: str = ""  # the predicted class, or the most probable label
 
     @property
     def is_correct(self) -> bool:
@@ -63,16 +59,13 @@ class HeldOut:
     """
 
     run: Path
-    split: Images
-    """Content of split.csv. If each image has one class, the labels are indices of the outputs."""
-    logits: ScoreArray
-    """Logits (n, C) of the validation images, in the order of split.csv."""
+    split: Images  # content of split.csv (see `read_split`)
+    logits: ScoreArray  # of the validation images (n, C), in the order of split.csv
     probability: Floats
     """Probability (m,) of the predicted class of training images, or of each label (m, C)."""
     correct: Flags
     """Whether each of these is right (m,), or whether each image has the label (m, C)."""
-    cross_validated: Mapping[str, str]
-    """Cross-validated class of images by their SHA-256."""
+    cross_validated: Mapping[str, str]  # cross-validated class of images by their SHA-256
 
     @classmethod
     def read(cls, run: Path) -> Self:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitft.check.audit import audit_images, audit_summary
+from vitft.check.folder import audit_images, audit_summary
 from vitft.data.arrays import PixelArray
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.fixes import settled_paths
