@@ -16,6 +16,7 @@ ARG PYTHON=3.13
 FROM python:${PYTHON}-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY docs/schemas docs/schemas
 COPY recipes recipes
 COPY weights weights
 COPY vitft vitft

@@ -51,7 +51,7 @@ def test_packages_import_only_from_lower_layers() -> None:
         "", "check.folder", "cli.main", "config.run", "data.scan", "data.split", "data.sources",
         "data.transforms", "export.plan", "features.ood", "models.numpy_vit", "predict.engine",
         "predict.jobs", "predict.numpy_engine", "predict.output", "predict.validation",
-        "serve.label.pictures", "study.plan", "system.console", "system.rundir", "training.checks",
+        "serve.label.pool", "study.plan", "system.console", "system.rundir", "training.checks",
     ],
 )  # fmt: skip
 def test_modules_that_check_arguments_start_without_torch(module: str) -> None:
@@ -84,9 +84,9 @@ def test_a_run_without_sharding_does_not_import_dtensor() -> None:
 
 
 HEAVY = {
-    *("PIL", "alembic", "datasets", "fastapi", "fsspec", "h11", "huggingface_hub", "jinja2"),
+    *("PIL", "alembic", "datasets", "fsspec", "h11", "huggingface_hub", "jinja2"),
     *("markupsafe", "matplotlib", "mlflow", "numpy", "onnx", "onnxruntime", "onnxscript"),
-    *("openpyxl", "peft", "pyarrow", "pydantic", "pillow_heif", "requests", "rich", "safetensors"),
+    *("openpyxl", "peft", "pyarrow", "pillow_heif", "requests", "rich", "safetensors"),
     *("simplejpeg", "starlette", "tensorboard", "timm", "torch", "torchvision", "transformers"),
     *("uvicorn", "wandb"),
 }
@@ -196,8 +196,6 @@ COMES_WITH = {
     "tomli_w": "tomli-w",
     "markupsafe": "jinja2",
     "mlflow": "mlflow-skinny",
-    "starlette": "fastapi",
-    "pydantic": "fastapi",
     "h11": "uvicorn",
     "python_multipart": "python-multipart",
     "yaml": "pyyaml",

@@ -31,14 +31,13 @@ from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.config.sections import TrainSpec
 from vitft.data.parts import AUDIT, PICKED
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import AnswerFile
 from vitft.serve.label.app import make_label_app
 from vitft.serve.label.chooser import PSEUDO_LABELLED, guess, self_trained_head
-from vitft.serve.label.pictures import find_pictures
-from vitft.serve.label.pool import PicturePool, load_pool
+from vitft.serve.label.pool import PicturePool, find_pictures, load_pool
 from vitft.serve.label.session import TYPICAL_START, Session
-from vitft.serve.limits import access_for
-from vitft.serve.server import listen, server_of
+from vitft.serve.limits import ServeLimits, access_for
+from vitft.serve.server import listen, make_server
 
 ANSWERS = (5, 10, 20, 40, 80, 160)
 AUDITED = (20, 50)
@@ -76,10 +75,10 @@ def simulate(
             while len(answered) < n:
                 asked = session.chosen_questions(n - len(answered))
                 fixed = [
-                    q.picture for q in asked if len(answered) < TYPICAL_START
+                    picture for picture, _ in asked if len(answered) < TYPICAL_START
                 ]  # whatever the answers
-                pictures = fixed[: TYPICAL_START - len(answered)] or [asked[0].picture]
-                lines = [Answer(pool.paths[i][0], str(int(yp[i])), PICKED) for i in pictures]
+                pictures = fixed[: TYPICAL_START - len(answered)] or [asked[0][0]]
+                lines = [(pool.paths[i][0], str(int(yp[i])), PICKED) for i in pictures]
                 file.append(lines)
                 session.refresh()
                 answered += pictures
@@ -165,7 +164,8 @@ def seconds(pictures: int, answers: int, into: Path) -> None:
     with listen("127.0.0.1", 0) as bound, AnswerFile(into / "labels.csv") as file:
         session = Session(make_pool(z, 0), file, prefix="")
         ready = time.perf_counter() - begin
-        server = server_of(make_label_app(session, access_for("127.0.0.1", []), key="t"))
+        app = make_label_app(session, access_for("127.0.0.1", []), key="t")
+        server = make_server(app, ServeLimits())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         client = http.client.HTTPConnection("127.0.0.1", bound.getsockname()[1], timeout=60)

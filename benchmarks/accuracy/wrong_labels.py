@@ -19,8 +19,7 @@ import torch
 from benchmarks.folders import merge_splits
 from vitft.config.sections import TrainSpec
 from vitft.features.label_errors import out_of_fold_logits, score_given_labels
-from vitft.serve.label.pictures import find_pictures
-from vitft.serve.label.pool import load_pool
+from vitft.serve.label.pool import find_pictures, load_pool
 
 
 def features(weights: str, folders: list[Path], into: Path) -> tuple[torch.Tensor, np.ndarray]:

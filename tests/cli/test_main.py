@@ -24,7 +24,7 @@ from tests.support.children import ended, python
 def test_a_wrong_path_or_setting_is_refused_before_torch_is_imported(
     image_folder: Path, tmp_path: Path, command: str, code: int
 ) -> None:
-    pytest.importorskip("fastapi")  # for `label`
+    pytest.importorskip("starlette")  # for `label`
     pytest.importorskip("matplotlib")  # for `study`
     (tmp_path / "photos").symlink_to(image_folder)
     script = (

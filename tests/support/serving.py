@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +22,7 @@ import pytest
 from tests.support.children import started
 from tests.support.limits import HANG_S
 from vitft.predict import Engine, Postprocess
-from vitft.serve import Access, ServeLimits, access_for, listen, make_server
+from vitft.serve import BatchQueue, ServeLimits, access_for, listen, make_app, make_server
 
 TIMEOUT_S = 20.0
 """Timeout of the clients; only failing tests wait that long."""
@@ -145,17 +145,15 @@ def command_serving(
 def serving(
     engine: Engine,
     limits: ServeLimits | None = None,
-    access: Access | None = None,
     postprocess: Postprocess | None = None,
+    hosts: Sequence[str] = (),
 ) -> Iterator[Client]:
     """Run a server in a thread and stop it at the end."""
+    limits = limits or ServeLimits()
+    postprocess = postprocess or Postprocess(classes=engine.classes, top_k=99)
     with listen("127.0.0.1", 0) as bound:
-        server = make_server(
-            engine,
-            postprocess or Postprocess(classes=engine.classes, top_k=99),
-            limits or ServeLimits(),
-            access or access_for("127.0.0.1", []),
-        )
+        queue = BatchQueue(engine, postprocess, limits)
+        server = make_server(make_app(queue, access_for("127.0.0.1", hosts)), limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

@@ -16,8 +16,8 @@ from vitft.data.table import leads_outside, path_in
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import check_weights_name
 from vitft.serve.label.answers import AnswerFile
-from vitft.serve.label.pictures import find_pictures
-from vitft.serve.limits import access_for, is_loopback
+from vitft.serve.label.pool import find_pictures, load_pool
+from vitft.serve.limits import ServeLimits, access_for, is_loopback
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.signals import Stopper
@@ -80,9 +80,8 @@ def _label_command(args: argparse.Namespace) -> int:
     folder = find_pictures(root)
     with heavy_imports():
         from vitft.serve.label.app import make_label_app
-        from vitft.serve.label.pool import load_pool
         from vitft.serve.label.session import Session
-        from vitft.serve.server import listen, server_of
+        from vitft.serve.server import listen, make_server
 
     train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
     with contextlib.ExitStack() as stack:
@@ -98,7 +97,7 @@ def _label_command(args: argparse.Namespace) -> int:
         for text in session.notes:
             output.note(text)
         key = secrets.token_urlsafe(16)
-        server = server_of(make_label_app(session, access, key=key))
+        server = make_server(make_label_app(session, access, key=key), ServeLimits())
         if not is_loopback(args.host):
             output.warn(
                 f"anyone who knows the address below and can reach {args.host} has access to the "
@@ -146,6 +145,7 @@ def _print_next(
 ) -> None:
     """Print the number of labelled pictures, and the next command or what is missing for it."""
     output.result(f"{count(sum(answers.values()), 'labelled picture')} in {table}")
+    answers = {name: number for name, number in answers.items() if number}
     few = [f"{name} ({number})" for name, number in answers.items() if number < _MIN_PER_CLASS]
     if few or len(answers) < 2:
         missing = f". Too few: {listing(few)}" if few else ""

@@ -6,6 +6,7 @@ import gc
 import logging
 import re
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 from vitft.cli import output
@@ -64,7 +65,8 @@ def _serve_command(args: argparse.Namespace) -> int:
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.postprocess import Postprocess
         from vitft.predict.torch_engine import open_engine
-    from vitft.serve.batching import request_log
+    from vitft.serve.app import make_app
+    from vitft.serve.batching import BatchQueue, request_log
     from vitft.serve.server import listen, make_server
 
     if args.access_log:
@@ -75,7 +77,8 @@ def _serve_command(args: argparse.Namespace) -> int:
             args.threshold, args.precision, checkpoint.parent
         )
         postprocess.announce()
-        server = make_server(engine, postprocess, limits, access)
+        app = make_app(BatchQueue(engine, postprocess, limits), access)
+        server = make_server(app, limits)
         if not is_loopback(args.host):
             output.warn(
                 f"any machine that can reach {args.host} can use this server: "
@@ -90,6 +93,7 @@ def run_server(server: "Server", bound: socket.socket, message: str) -> int:
     """Print `message`, serve on a bound socket until a signal arrives, and return its exit code."""
     gc.collect()
     gc.freeze()  # pauses for garbage collection would delay requests
+    sys.setswitchinterval(0.0005)  # with 5 ms, a response could wait as long for each decoder
     output.result(message)
     with contextlib.suppress(Stopped):  # not raised if it is ignored, as in shell jobs with &
         server.run(sockets=[bound])

@@ -1,140 +1,49 @@
-"""ASGI application: routes, OpenAPI schema, error responses, access checks and headers."""
+"""ASGI application of `vitft serve`: routes, uploads, errors, access checks and OpenAPI."""
 
 import asyncio
 import http
+import io
 import json
+import logging
+import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import Depends, FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.summary import Results
-from vitft.serve.batching import CONTENT_TYPE, BatchQueue, ServerMetrics
-from vitft.serve.limits import ANSWER_SECONDS, Access, host_name, is_own_page
-from vitft.serve.page import build_page
-from vitft.serve.uploads import MemoryBudget, Upload, read_form, received_body
+from vitft.report.cards import cards_script, cards_style, read_asset
+from vitft.report.html import digest_source
+from vitft.serve.batching import CONTENT_TYPE, RETRY_SOON, BatchQueue, ServerMetrics
+from vitft.serve.limits import (
+    ANSWER_SECONDS,
+    MAX_BODIES,
+    MIN_BYTES_PER_SECOND,
+    Access,
+    host_name,
+    is_own_page,
+)
 from vitft.system.errors import ImageError
-from vitft.system.suggest import suggest
+from vitft.system.files import resource
+from vitft.system.structure import Range, structured
 from vitft.system.text import count
 
-# JSON responses and the schemas that describe them in OpenAPI -------------------------------------
+# what the pages of `vitft serve` and `vitft label` have in common ---------------------------------
 
-
-class JsonResponse(Response):
-    """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
-
-    media_type = "application/json"
-
-    def __init__(
-        self, status: int, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(json.dumps(fields, allow_nan=False), status, headers)
-
-
-class ClassProbabilitySchema(BaseModel):
-    """A class and its probability."""
-
-    name: str = Field(serialization_alias="class")
-    probability: float = Field(ge=0, le=1)
-
-
-class PredictionSchema(BaseModel):
-    """The prediction for one image, in the format of `vitft predict --format json`."""
-
-    path: str = Field(
-        description="file name sent by the client (empty if the body is a single image)"
-    )
-    run: str | None = Field(None, description="name of the run that produced the model")
-    labels: list[str] | None = Field(
-        None,
-        description="labels assigned to the image (absent if the model assigns one class to each "
-        "image)",
-    )
-    classes: list[ClassProbabilitySchema] | None = Field(
-        None, description="classes or labels, most probable first"
-    )
-    notes: list[str] | None = Field(
-        None,
-        description="remarks such as `not sure`, `unlike the training images` or `blank: one "
-        "uniform colour`",
-    )
-    error: str | None = Field(None, description="reason why the image has no prediction")
-
-
-class PredictionsSchema(BaseModel):
-    """One prediction per image, in the order of the request."""
-
-    results: list[PredictionSchema]
-
-
-class ErrorSchema(BaseModel):
-    """The reason why a request failed."""
-
-    error: str
-
-
-class LabelsSchema(BaseModel):
-    """Facts about the model, and the limits of the server."""
-
-    purpose: str = Field(
-        description="what the model distinguishes, e.g. `Run flowers distinguishes 3 classes`, or "
-        "for a model at chance level, what it was trained to distinguish"
-    )
-    summary: list[str] = Field(description="every estimate in words, first the one to quote")
-    caution: str = Field(
-        "", description="why not to rely on the model if it is at chance level (otherwise empty)"
-    )
-    results: Results = Field(description="the numbers of the run (null or empty if unknown)")
-    threshold: float | None = Field(
-        None, description="probability below which a prediction has the note `not sure`"
-    )
-    notes_unlike: bool = Field(
-        description="whether images that are unlike the training images are flagged"
-    )
-    classes: list[str]
-    thresholds: list[float] | None = Field(
-        None,
-        description="minimum probability at which each label is predicted (only for multi-label "
-        "models)",
-    )
-    image_size: list[int] = Field(description="height and width of the model's input in pixels")
-    explains: bool = Field(description="whether POST /explain is available")
-    max_bytes: int = Field(description="maximum size of a request body in bytes")
-    max_images: int = Field(description="maximum number of images in a request")
-
-
-class HealthSchema(BaseModel):
-    """Status of the server and length of its queue."""
-
-    status: str
-    waiting: int = Field(description="number of images in the queue")
-    queue: int = Field(description="maximum number of images in the queue")
-
-
-# ASGI application: routes, OpenAPI schema, error responses, access checks and headers -------------
-
-_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    408: {"model": ErrorSchema, "description": "The body was sent too slowly."},
-    413: {"model": ErrorSchema, "description": "The body is too large."},
-    415: {
-        "model": ErrorSchema,
-        "description": "The Content-Type is not supported. Send a form or an image.",
-    },
-    422: {"model": ErrorSchema, "description": "No image is usable, or a parameter is invalid."},
-    503: {"model": ErrorSchema, "description": "The server is busy. See the Retry-After header."},
-}
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -144,127 +53,76 @@ _SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Headers added to every response that does not set them itself."""
-_BINARY = {"type": "string", "format": "binary"}
-_FORM = {"type": "object", "properties": {"images": {"type": "array", "items": _BINARY}}}
-_REQUEST_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "A form with files in fields of any name, or the bytes of one image.",
-        "content": {"multipart/form-data": {"schema": _FORM}, "image/*": {"schema": _BINARY}},
-    }
-}
 
 
-class _Handlers:
-    """Request handlers for the routes."""
+class JsonResponse(Response):
+    """JSON response in ASCII, with non-ASCII characters and invalid Unicode escaped."""
 
-    def __init__(self, queue: BatchQueue) -> None:
-        self.queue, self.limits = queue, queue.limits
-        self.server_metrics = ServerMetrics(queue)
-        self.memory = MemoryBudget(self.limits.memory)
-        self.page = build_page(max_bytes=self.limits.max_bytes, explains=queue.can_explain)
+    media_type = "application/json"
 
-    async def show_page(self) -> Response:
-        """Return the web page for uploading images."""
-        return HTMLResponse(self.page.html, headers={"content-security-policy": self.page.policy})
+    def __init__(
+        self, fields: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(json.dumps(fields, allow_nan=False), status, headers)
 
-    async def healthz(self) -> Response:
-        """Return the status of the server and the number of queued images."""
-        counts = {"waiting": self.queue.admitted, "queue": self.limits.queue}
-        return JsonResponse(200, {"status": "ok", **counts})
 
-    async def metrics(self) -> Response:
-        """Return counts and durations of requests in the text format of Prometheus."""
-        return Response(self.server_metrics.text(), headers={"content-type": CONTENT_TYPE})
+def page_route(
+    html: str, *, css: str, script: str, images: str, values: Mapping[str, str] | None = None
+) -> Route:
+    """Return the route of a page that may use only this style sheet, this script and its server.
 
-    async def labels(self) -> Response:
-        """Return facts about the model, such as the class names, and the limits of the server."""
-        postprocess, thresholds = self.queue.pipeline.postprocess, self.queue.thresholds
-        results = postprocess.run or Results()
-        kinds = ("label",) if thresholds else ("class", "classes")
-        clause = chance_clause(results)
-        fields = {
-            "purpose": distinguishes(
-                f"Run {results.name}" if results.name else "This model",
-                count(len(self.queue.classes), *kinds),
-                clause,
-            ),
-            "summary": [*map(estimate_text, results.estimates)],
-            "caution": clause and f"Do not rely on this model: it {clause}.",
-            "results": results.to_json(),
-            "threshold": postprocess.threshold or None,
-            "notes_unlike": postprocess.reference is not None,
-            "classes": self.queue.classes,
-            **({"thresholds": [*thresholds]} if thresholds else {}),
-            "image_size": self.queue.transform.image_size,
-            "explains": self.queue.can_explain,
-            "max_bytes": self.limits.max_bytes,
-            "max_images": self.limits.images,
-        }
-        return JsonResponse(200, fields)
+    `images` are the sources of images that it allows. `values` is HTML for further placeholders in
+    the HTML, such as `{css}`, by name. Class and file names are inserted by the script, as text.
+    """
+    for name, value in {"css": css, "script": script, **(values or {})}.items():
+        html = html.replace(f"{{{name}}}", value)
+    policy = (
+        f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
+        f"img-src {images}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'"
+    )
 
-    async def predict(
-        self, request: Request, top_k: Annotated[int, Query(ge=1, le=10_000)] = 5
-    ) -> Response:
-        """Return the most probable classes of each image, or an error for an unusable image."""
-        async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
-            predictions = await asyncio.gather(
-                *(self.queue.predict(file.data, file.name, top_k) for file in files)
-            )
-        results = [prediction.to_dict() for prediction in predictions]
-        if not all(prediction.error for prediction in predictions):
-            return JsonResponse(200, {"results": results})
-        only = predictions[0].error if len(results) == 1 else "none of the files is a usable image"
-        return JsonResponse(422, {"error": only, "results": results})
+    async def show_page(_: Request) -> Response:
+        return HTMLResponse(html, headers={"content-security-policy": policy})
 
-    async def explain(
-        self, request: Request, name: Annotated[str | None, Query(alias="class")] = None
-    ) -> Response:
-        """Return a PNG of an image overlaid with the relevance of its patches for a class.
+    return Route("/", show_page)
 
-        If no class is given, the most probable one is used.
-        """
-        if not self.queue.can_explain:
-            problem = "this model cannot be explained: serve the run from which it was made"
-            raise HTTPException(404, problem)
-        if name is not None and name not in self.queue.classes:
-            raise HTTPException(422, "unknown class: GET /labels lists the classes of the model")
-        target = None if name is None else self.queue.classes.index(name)
-        async with self.uploads(request) as files, asyncio.timeout(ANSWER_SECONDS):
-            if len(files) != 1:
-                raise HTTPException(422, "only one image can be explained per request")
-            try:
-                png = await self.queue.explain(files[0].data, files[0].name, target)
-            except ImageError as error:
-                raise HTTPException(422, error.reason) from None
-        return Response(png, media_type="image/png")
 
-    @asynccontextmanager
-    async def uploads(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """Yield the files of a request, with places in the queue reserved for them."""
-        self.queue.check_places(1)
-        content_type = request.headers.get("content-type", "")
-        media = content_type.partition(";")[0].strip().lower()
-        is_form = media == "multipart/form-data"
-        if not is_form and not media.startswith("image/") and media != "application/octet-stream":
-            how = "with curl: -F image=@photo.jpg"
-            how = "JSON is not read, and base64 must be decoded" if media.endswith("json") else how
-            fix = (
-                f"send multipart/form-data, or the bytes of an image with its Content-Type ({how})"
-            )
-            raise HTTPException(415, fix)
-        async with received_body(request, self.memory, max_bytes=self.limits.max_bytes) as body:
-            files = [Upload("", body)]
-            if is_form:
-                files = read_form(
-                    body,
-                    content_type,
-                    max_files=self.limits.images,
-                    parameters=_query_parameters(request),
-                )
-            del body
-            with self.queue.admit(len(files)):
-                yield files
+def make_routes_app(
+    routes: Sequence[Route],
+    running: Callable[[Any], AbstractAsyncContextManager[None]],
+    errors: Mapping[Any, Callable[[Request, Exception], Any]] | None = None,
+) -> Starlette:
+    """Return an application with these routes whose errors are `{"error": ...}`.
+
+    It runs inside the context `running`. `errors` are handlers of further exceptions.
+    """
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        problem = error.detail
+        if problem == http.HTTPStatus(error.status_code).phrase:
+            problem = problem.lower()
+        return JsonResponse({"error": problem}, error.status_code, error.headers)
+
+    async def internal_error(_: Request, __: Exception) -> Response:
+        return JsonResponse({"error": "internal server error: see the server log"}, 500)
+
+    handlers = {HTTPException: http_error, Exception: internal_error, **(errors or {})}
+    app = Starlette(routes=routes, lifespan=running, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+def integer(request: Request, name: str, limits: Range, default: int | None = None) -> int:
+    """Return a query parameter; raise an HTTPException (422) if it is no integer within limits."""
+    text = request.query_params.get(name, "" if default is None else default)
+    try:
+        value: int = structured(int(text), Annotated[int, limits], name)
+    except ValueError:
+        problem = f"invalid {name} {str(text)[:50]!a}: use an integer {limits}"
+        raise HTTPException(422, problem) from None
+    return value
 
 
 class SecurityMiddleware:
@@ -288,163 +146,318 @@ class SecurityMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
-        handler = _refusal(scope, self.access, key=self.key) or self.app
+        handler = self.refusal(scope) or self.app
         try:
             await handler(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping, and this request took too long
             if not started:
-                await JsonResponse(503, {"error": "the server is shutting down"})(
-                    scope, receive, send_with_headers
-                )
+                stopping = JsonResponse({"error": "the server is shutting down"}, 503)
+                await stopping(scope, receive, send_with_headers)
+
+    def refusal(self, scope: Scope) -> JsonResponse | None:
+        """Return the error response for a refused request, or None if the request is allowed."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self.access(host):
+            fix = f"start the server with --allow-host {host_name(host) or 'NAME'}"
+            return JsonResponse({"error": f"host name not allowed: {fix}"}, 421)
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if scope["method"] not in _SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
+            fix = "serve page and model under one host name, e.g. with a proxy that keeps Host"
+            return JsonResponse({"error": f"cross-origin requests are not allowed: {fix}"}, 403)
+        sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
+        if self.key and not secrets.compare_digest(sent.encode(), self.key.encode()):
+            fix = "open the address that was printed at startup"
+            return JsonResponse({"error": f"wrong or missing key: {fix}"}, 403)
+        return None
 
 
-def _refusal(scope: Scope, access: Access, *, key: str = "") -> JsonResponse | None:
-    """Return the error response for a refused request, or None if the request is allowed."""
-    headers = Headers(scope=scope)
-    host = headers.get("host", "")
-    if not access.allows(host):
-        name = host_name(host) or "NAME"
-        return JsonResponse(
-            421, {"error": f"host name not allowed: start the server with --allow-host {name}"}
+# request bodies, with limits on size, time and memory, and forms (multipart/form-data, RFC 7578) --
+
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # not to stderr
+
+
+class BodyReader:
+    """Reader of request bodies, which never writes them to disk."""
+
+    def __init__(self, max_bytes: int, seconds: float) -> None:
+        self.max_bytes, self.seconds = max_bytes, seconds
+        self.used = 0
+        """Number of bytes of all bodies in memory."""
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the whole body of a request, which occupies memory inside the block.
+
+        Raises:
+            HTTPException: The body is too large (413), sent too slowly (408) or incomplete (400),
+                or all bodies need too much memory (503).
+        """
+        too_large = HTTPException(413, f"the request is larger than {self.max_bytes / 1e6:g} MB")
+        if int(request.headers.get("content-length", 0)) > self.max_bytes:
+            raise too_large
+        chunks, size = list[bytes](), 0
+        try:
+            async with asyncio.timeout(self.seconds) as limit:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self.used += len(chunk)
+                    if size > self.max_bytes:
+                        raise too_large
+                    if self.used > MAX_BODIES * self.max_bytes:
+                        raise HTTPException(503, "too many uploads at once: try again", RETRY_SOON)
+                    chunks.append(chunk)
+                    limit.reschedule((limit.when() or 0) + len(chunk) / MIN_BYTES_PER_SECOND)
+            chunks[:] = [b"".join(chunks)]
+            yield chunks.pop()  # the caller alone refers to it
+        except TimeoutError:
+            raise HTTPException(408, "the request was sent too slowly") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the request was interrupted") from None
+        finally:
+            self.used -= size
+
+
+def _read_form(body: bytes, content_type: str, *, max_files: int) -> list[tuple[str, bytes]]:
+    """Return the names (never used as paths) and contents of the files of a form, in order."""
+    files, ends = list[tuple[str, bytes]](), list[bool]()
+
+    def add_file(file: File) -> None:
+        if len(files) == max_files:
+            raise HTTPException(400, f"more than {count(max_files, 'file')} in one request")
+        assert isinstance(file.file_object, io.BytesIO)
+        name = (file.file_name or b"").decode("utf-8", "replace")[:255]
+        files.append((name, file.file_object.getvalue()))
+
+    def refuse_field(field: Field) -> None:
+        label = (field.field_name or b"").decode("utf-8", "replace")[:50]
+        how = "with curl: -F image=@photo.jpg, and parameters in the address"
+        raise HTTPException(400, f"a part of the form is not a file: {label!a} ({how})")
+
+    try:
+        parser = FormParser(
+            "multipart/form-data",
+            refuse_field,
+            add_file,
+            lambda: ends.append(True),
+            parse_options_header(content_type)[1][b"boundary"],
+            config={"MAX_MEMORY_FILE_SIZE": float("inf")},
         )
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if scope["method"] not in _SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
-        fix = "serve page and model under one host name, e.g. with a proxy that keeps Host"
-        return JsonResponse(403, {"error": f"cross-origin requests are not allowed: {fix}"})
-    sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
-    if key and not secrets.compare_digest(sent.encode(), key.encode()):
-        return JsonResponse(
-            403, {"error": "wrong or missing key: open the address that was printed at startup"}
-        )
-    return None
+        parser.write(body)
+    except (KeyError, FormParserError):
+        fix = "leave Content-Type out, and the client sets the boundary"
+        raise HTTPException(400, f"the form or its boundary is malformed: {fix}") from None
+    if not ends:
+        raise HTTPException(400, "the form is incomplete")
+    if not files:
+        raise HTTPException(400, "the form contains no files")
+    return files
 
 
-def _query_parameters(request: Request) -> list[str]:
-    """Return the names of the query parameters of the requested route."""
-    return [field.alias for field in request.scope["route"].dependant.query_params]
+# routes of `vitft serve` --------------------------------------------------------------------------
 
 
-async def _check_parameters(request: Request) -> None:
-    """Refuse a request with an unknown query parameter, which would otherwise have no effect."""
-    known = _query_parameters(request)
-    given = [name for name, _ in request.query_params.multi_items()]
-    for name in given:
-        if name not in known:
-            near = suggest(name, known, cutoff=0.6)
-            fix = f"did you mean {near[0]}?" if near else f"this route takes {', '.join(known)}"
-            raise HTTPException(422, f"unknown query parameter {name[:50]!a}: {fix}")
-        if given.count(name) > 1:
-            raise HTTPException(422, f"the query parameter {name} is given more than once")
+class _Handlers:
+    """Request handlers for the routes."""
+
+    def __init__(self, queue: BatchQueue) -> None:
+        self.queue, self.limits = queue, queue.limits
+        self.bodies = BodyReader(self.limits.max_bytes, self.limits.body_seconds)
+
+    async def healthz(self, _: Request) -> Response:
+        """Return the status of the server and the number of queued images."""
+        counts = {"waiting": self.queue.admitted, "queue": self.limits.queue}
+        return JsonResponse({"status": "ok", **counts})
+
+    async def labels(self, _: Request) -> Response:
+        """Return facts about the model, such as the class names, and the limits of the server."""
+        postprocess, thresholds = self.queue.pipeline.postprocess, self.queue.thresholds
+        results = postprocess.run or Results()
+        kinds = ("label",) if thresholds else ("class", "classes")
+        clause = chance_clause(results)
+        fields = {
+            "purpose": distinguishes(
+                f"Run {results.name}" if results.name else "This model",
+                count(len(self.queue.classes), *kinds),
+                clause,
+            ),
+            "summary": [*map(estimate_text, results.estimates)],
+            "caution": clause and f"Do not rely on this model: it {clause}.",
+            "results": results.to_json(),
+            "threshold": postprocess.threshold or None,
+            "notes_unlike": postprocess.reference is not None,
+            "classes": self.queue.classes,
+            **({"thresholds": [*thresholds]} if thresholds else {}),
+            "image_size": self.queue.transform.image_size,
+            "explains": self.queue.can_explain,
+            "max_bytes": self.limits.max_bytes,
+            "max_images": self.limits.images,
+        }
+        return JsonResponse(fields)
+
+    async def predict(self, request: Request) -> Response:
+        """Return the most probable classes of each image, or an error for an unusable image."""
+        top_k = integer(request, "top_k", _TOP_K, default=5)
+        async with self.uploads(request, "top_k") as files:
+            predictions = await asyncio.gather(
+                *(self.queue.predict(data, name, top_k) for name, data in files)
+            )
+        results = [prediction.to_dict() for prediction in predictions]
+        if not all(prediction.error for prediction in predictions):
+            return JsonResponse({"results": results})
+        only = predictions[0].error if len(results) == 1 else "none of the files is a usable image"
+        return JsonResponse({"error": only, "results": results}, 422)
+
+    async def explain(self, request: Request) -> Response:
+        """Return a PNG of an image overlaid with the relevance of its patches for a class."""
+        if not self.queue.can_explain:
+            problem = "this model cannot be explained: serve the run from which it was made"
+            raise HTTPException(404, problem)
+        name, classes = request.query_params.get("class"), self.queue.classes
+        if name is not None and name not in classes:
+            raise HTTPException(422, "unknown class: GET /labels lists the classes of the model")
+        async with self.uploads(request, "class") as files:
+            if len(files) != 1:
+                raise HTTPException(422, "only one image can be explained per request")
+            try:
+                target = None if name is None else classes.index(name)
+                png = await self.queue.explain(files[0][1], files[0][0], target)
+            except ImageError as error:
+                raise HTTPException(422, error.reason) from None
+        return Response(png, media_type="image/png")
+
+    @asynccontextmanager
+    async def uploads(
+        self, request: Request, parameter: str
+    ) -> AsyncIterator[list[tuple[str, bytes]]]:
+        """Yield names and contents of the files of a request, with places in the queue reserved.
+
+        The route takes a single query parameter. Another one would have no effect.
+        """
+        given = [name for name, _ in request.query_params.multi_items()]
+        if given not in ([], [parameter]):
+            shown = ", ".join(given)[:50]
+            problem = f"invalid query parameters {shown!a}: this route takes only {parameter}, once"
+            raise HTTPException(422, problem)
+        self.queue.check_places(1)
+        content_type = request.headers.get("content-type", "")
+        media = content_type.partition(";")[0].strip().lower()
+        is_form = media == "multipart/form-data"
+        if not is_form and not media.startswith("image/") and media != "application/octet-stream":
+            how = "with curl: -F image=@photo.jpg; JSON is not read, and base64 must be decoded"
+            raise HTTPException(
+                415,
+                f"send multipart/form-data, or the bytes of an image with its Content-Type ({how})",
+            )
+        async with self.bodies.read(request) as body:
+            files = [("", body)]
+            if is_form:
+                files = _read_form(body, content_type, max_files=self.limits.images)
+            del body
+            try:
+                with self.queue.admit(len(files)):
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        yield files
+            except TimeoutError:
+                later = {"Retry-After": "5"}
+                raise HTTPException(503, "the request timed out: try again", later) from None
 
 
 def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
     """Return the ASGI application, which runs the queue during its lifespan."""
+    handlers, description = _Handlers(queue), _openapi(explains=queue.can_explain)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def running(_: Starlette) -> AsyncIterator[None]:
         work = asyncio.create_task(queue.serve())
         yield
         work.cancel()
 
-    app = FastAPI(
-        title="vitft",
-        description="Image classification.",
-        version=version("vitft"),
-        openapi_url=None,  # added below; FastAPI's documentation pages load third-party scripts
-        redirect_slashes=False,
-        lifespan=lifespan,
+    async def openapi(_: Request) -> Response:
+        return JsonResponse(description)
+
+    async def show_metrics(_: Request) -> Response:
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    folder = Path(__file__).parent / "page"
+    shown = {"max_bytes": str(queue.limits.max_bytes), "explains": str(queue.can_explain).lower()}
+    page = page_route(
+        read_asset(folder, "page.html"),
+        css=cards_style() + read_asset(folder, "page.css"),
+        script=cards_script() + read_asset(folder, "page.js"),
+        values=shown,
+        images="blob: data:",
     )
-    handlers = _Handlers(queue)
+    routes = [
+        page,
+        Route("/openapi.json", openapi),
+        Route("/healthz", handlers.healthz),
+        Route("/labels", handlers.labels),
+        Route("/metrics", show_metrics),
+        Route("/predict", handlers.predict, methods=["POST"]),
+        Route("/explain", handlers.explain, methods=["POST"]),
+    ]
+    app = SecurityMiddleware(make_routes_app(routes, running), access)
+    metrics = ServerMetrics(queue, app, {route.path for route in routes})
+    return metrics
 
-    async def openapi() -> Response:
-        return JsonResponse(200, app.openapi())
 
-    hidden: dict[str, Any] = {"include_in_schema": False}
-    add_route(app, "GET", "/", handlers.show_page, **hidden)
-    add_route(app, "GET", "/openapi.json", openapi, **hidden)
-    add_route(app, "GET", "/healthz", handlers.healthz, response_model=HealthSchema)
-    add_route(app, "GET", "/labels", handlers.labels, response_model=LabelsSchema)
-    add_route(app, "GET", "/metrics", handlers.metrics, **hidden)
-    posted: dict[str, Any] = {
-        "openapi_extra": _REQUEST_BODY,
-        "dependencies": [Depends(_check_parameters)],
-        "responses": _ERROR_RESPONSES,
+_TOP_K = Range(ge=1, le=10_000)
+_SCHEMAS = (
+    "results",
+    "prediction",
+    *(f"serve_{n}" for n in ("error", "healthz", "labels", "predictions")),
+)
+_ERRORS = {
+    400: "The form is damaged, or has too many images.",
+    408: "The body was sent too slowly.",
+    413: "The body is too large.",
+    415: "The Content-Type is not supported. Send a form or an image.",
+    422: "No image is usable, or a parameter is invalid.",
+    503: "The server is busy. See the Retry-After header.",
+}
+
+
+def _openapi(*, explains: bool) -> dict[str, Any]:
+    """Return the description of the routes; the schemas are those of docs/schemas."""
+    schemas: dict[str, Any] = {}
+    for name in _SCHEMAS:
+        text = (resource("docs/schemas") / f"{name}.json").read_text(encoding="utf-8")
+        text = text.replace('"#/', f'"#/components/schemas/{name}/')
+        schemas[name] = json.loads(re.sub(r'"(\w+)\.json"', r'"#/components/schemas/\1"', text))
+        del schemas[name]["$schema"]
+
+    def answer(text: str, schema: str) -> dict[str, Any]:
+        where = {"$ref": f"#/components/schemas/{schema}"}
+        return {"description": text, "content": {"application/json": {"schema": where}}}
+
+    binary = {"type": "string", "format": "binary"}
+    form = {"type": "object", "properties": {"images": {"type": "array", "items": binary}}}
+    body = {
+        "required": True,
+        "description": "A form with files in fields of any name, or the bytes of one image.",
+        "content": {"multipart/form-data": {"schema": form}, "image/*": {"schema": binary}},
     }
-    add_route(app, "POST", "/predict", handlers.predict, response_model=PredictionsSchema, **posted)
-    png = {"content": {"image/png": {}}, "description": "A PNG image."}
-    posted |= {"responses": {**_ERROR_RESPONSES, 200: png}, "response_class": Response}
-    posted |= {"include_in_schema": queue.can_explain}
-    add_route(app, "POST", "/explain", handlers.explain, **posted)
-    add_error_handlers(app)
-    handlers.server_metrics.paths = {path for path, _ in _methods(app)}
-    handlers.server_metrics.app = SecurityMiddleware(app, access)
-    return handlers.server_metrics
 
+    def posted(function: Callable[..., Any], found: object, parameter: object) -> dict[str, Any]:
+        errors = {status: answer(text, "serve_error") for status, text in _ERRORS.items()}
+        described = {"summary": function.__doc__, "parameters": [parameter], "requestBody": body}
+        return {"post": {**described, "responses": {200: found, **errors}}}
 
-def _methods(app: FastAPI) -> list[tuple[str, str]]:
-    """Return the paths and methods of all routes, in the order in which they were added."""
-    routes = [route for route in app.routes if isinstance(route, APIRoute)]
-    return [(route.path, method) for route in routes for method in sorted(route.methods or ())]
+    def got(text: str, schema: str) -> dict[str, Any]:
+        return {"get": {"summary": text, "responses": {200: answer(text, schema)}}}
 
-
-def add_route(
-    app: FastAPI,
-    method: str,
-    path: str,
-    function: Callable[..., Any],
-    **schema: Any,  # noqa: ANN401 - FastAPI's own arguments
-) -> None:
-    """Add a route that also accepts OPTIONS and, with GET, HEAD."""
-
-    async def options() -> Response:
-        return Response(status_code=204, headers={"allow": _allow(app, path)})
-
-    app.add_api_route(path, function, methods=[method], **schema)
-    if method == "GET":
-        app.add_api_route(path, function, methods=["HEAD"], include_in_schema=False)
-    app.add_api_route(path, options, methods=["OPTIONS"], include_in_schema=False)
-
-
-def _allow(app: FastAPI, path: str) -> str:
-    """Return the value of the Allow header of a path."""
-    return ", ".join(method for place, method in _methods(app) if place == path)
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Add handlers that return errors as `{"error": ...}`, without details of internal errors."""
-
-    async def http_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        problem = error.detail
-        if problem == http.HTTPStatus(error.status_code).phrase:
-            problem = problem.lower()
-        return JsonResponse(error.status_code, {"error": problem}, error.headers)
-
-    async def wrong_method(request: Request, _: Exception) -> Response:
-        allow = _allow(app, request.url.path)
-        return JsonResponse(405, {"error": f"method not allowed: use {allow}"}, {"allow": allow})
-
-    async def invalid_parameter(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        name, bounds = first["loc"][-1], first.get("ctx", {})
-        if first["type"] == "missing":
-            return JsonResponse(422, {"error": f"the query parameter {name} is missing"})
-        low, high = bounds.get("ge"), bounds.get("le")
-        limits = "" if low is None else f" of {low:,} or more"
-        limits = limits if high is None else f" of at most {high:,}"
-        problem = f"invalid {name} {str(first['input'])[:50]!a}: use an integer{limits}"
-        return JsonResponse(422, {"error": problem})
-
-    async def timed_out(_: Request, __: Exception) -> Response:
-        problem = "the request timed out: try again"
-        return JsonResponse(503, {"error": problem}, {"Retry-After": "5"})
-
-    async def internal_error(_: Request, __: Exception) -> Response:
-        return JsonResponse(500, {"error": "internal server error: see the server log"})
-
-    app.add_exception_handler(TimeoutError, timed_out)
-    app.add_exception_handler(Exception, internal_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(405, wrong_method)
-    app.add_exception_handler(RequestValidationError, invalid_parameter)
+    number = {"type": "integer", "minimum": _TOP_K.ge, "maximum": _TOP_K.le, "default": 5}
+    rows = answer("One row per image, in the order of the request.", "serve_predictions")
+    top_k = {"name": "top_k", "in": "query", "schema": number}
+    paths = {
+        "/healthz": got("Status of the server and length of its queue.", "serve_healthz"),
+        "/labels": got("Facts about the model, and the limits of the server.", "serve_labels"),
+        "/predict": posted(_Handlers.predict, rows, top_k),
+    }
+    if explains:
+        png = {"description": "A PNG image.", "content": {"image/png": {}}}
+        about = {"name": "class", "in": "query", "schema": {"type": "string"}}
+        paths["/explain"] = posted(_Handlers.explain, png, about)
+    info = {"title": "vitft", "description": "Image classification.", "version": version("vitft")}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}

@@ -10,13 +10,13 @@ import io
 import logging
 import os
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import version
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,29 +26,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
-from vitft.predict.engine import Engine, LoadedImage, Pipeline, Views, notes_on, with_notes
+from vitft.predict.engine import Engine, LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
-from vitft.serve.uploads import RETRY_SOON
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.malloc import return_memory
 
 log = logging.getLogger(__name__)
 
 
+RETRY_SOON = {"Retry-After": "1"}
 _SCAN_MARKER = b"\xff\xda"
 """Marker at the start of each JPEG scan. It cannot occur in the compressed data of a scan."""
-
-
-Output = TypeVar("Output")
-
-
-class _PendingImage(NamedTuple):
-    name: str
-    view: Views  # (H, W, 3)
-    prediction: "asyncio.Future[Prediction]"
+_Output = TypeVar("_Output")
 
 
 class BatchQueue:
@@ -69,20 +61,17 @@ class BatchQueue:
         spare_cores = (os.cpu_count() or 1) - 1  # leave one for the event loop
         self.decoders = ThreadPoolExecutor(max(1, min(4, spare_cores)), "decode")
         self.model_thread = ThreadPoolExecutor(1, "model")
-        self.pending: deque[_PendingImage] = deque()
-        self.has_pending = asyncio.Event()
+        self.pending = asyncio.Queue[tuple[LoadedImage, asyncio.Future[Prediction]]]()
         blank = np.zeros((*self.transform.image_size, 3), np.uint8)
         self.pipeline.predict_batch([LoadedImage("", blank)])  # fail now if the weights are damaged
-        reason = ""  # why images cannot be explained
-        if not isinstance(engine, Predictor):
-            reason = "an ONNX graph does not give gradients"
-        else:
+        self.can_explain = isinstance(engine, Predictor)
+        reason = "an ONNX graph does not give gradients"
+        if self.can_explain:
             try:
                 self.relevance(blank, None)
             except UsageError as error:  # some timm models
-                reason = error.problem
-        self.can_explain = not reason
-        if reason:
+                self.can_explain, reason = False, error.problem
+        if not self.can_explain:
             log.info(f"predictions cannot be explained: {reason}")
 
     async def serve(self) -> None:
@@ -90,8 +79,10 @@ class BatchQueue:
         tidying = asyncio.create_task(self.return_memory())
         try:
             while True:
-                await self.has_pending.wait()
-                await self.predict_batch(self.next_batch())
+                batch = [await self.pending.get()]
+                while len(batch) < self.max_batch and not self.pending.empty():
+                    batch.append(self.pending.get_nowait())
+                await self.predict_batch([one for one in batch if not one[1].done()])
         finally:
             tidying.cancel()
             self.decoders.shutdown(wait=False, cancel_futures=True)
@@ -117,23 +108,17 @@ class BatchQueue:
         """Return the prediction for an image file; its `error` is set if the image is unusable."""
         try:
             if self.max_batch == 1:  # views may be large images, so only one is decoded at a time
-                answer = await run_in(self.model_thread, self.predict_one, data, name)
-                return with_notes(answer.top(top_k), notes_on(data, self.transform))
-            view = await run_in(self.decoders, self.view, data, name)
-            notes = await run_in(self.decoders, notes_on, data, self.transform)
+                (one,) = await run_in(
+                    self.model_thread, lambda: self.score([self.load(data, name)])
+                )
+                return one.top(top_k)
+            image = await run_in(self.decoders, self.load, data, name)
         except ImageError as error:
             return Prediction(path=name, error=error.reason, run=self.pipeline.postprocess.run_name)
-        image = _PendingImage(name, view, asyncio.get_running_loop().create_future())
-        self.pending.append(image)
-        self.has_pending.set()
-        return with_notes((await image.prediction).top(top_k), notes)
-
-    def predict_one(self, data: bytes, name: str) -> Prediction:
-        """Return the prediction for an image file, without a batch; raise like `view`."""
-        loaded = LoadedImage(name, self.view(data, name))
-        self.num_batches += 1
-        self.num_predicted += 1
-        return self.pipeline.predict_batch([loaded])[0]
+        answer = asyncio.get_running_loop().create_future()
+        self.pending.put_nowait((image, answer))
+        found: Prediction = await answer
+        return found.top(top_k)
 
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
         """Return a PNG of an image overlaid with the relevance of its patches for a class.
@@ -141,14 +126,15 @@ class BatchQueue:
         `target` is the index of the class, or None for the most probable one.
         """
 
-        def draw() -> bytes:
+        def draw(view: Views, heat: ScoreArray) -> bytes:
             buffer = io.BytesIO()
             overlay(Image.fromarray(view), heat).save(buffer, "PNG")
             return buffer.getvalue()
 
-        view = await run_in(self.decoders, self.view, data, name)
+        view = (await run_in(self.decoders, self.load, data, name)).view
+        assert view is not None
         heat = await run_in(self.model_thread, self.relevance, view, target)
-        return await run_in(self.decoders, draw)
+        return await run_in(self.decoders, draw, view, heat)
 
     async def return_memory(self) -> None:
         """Return freed memory to the system at intervals while there are requests."""
@@ -159,42 +145,36 @@ class BatchQueue:
                 seen = self.num_admitted if self.admitted == 0 else -1  # -1: repeat once idle
                 await asyncio.to_thread(return_memory)
 
-    def next_batch(self) -> list[_PendingImage]:
-        """Remove and return the next batch from the queue, without cancelled images."""
-        batch: list[_PendingImage] = []
-        while self.pending and len(batch) < self.max_batch:
-            image = self.pending.popleft()
-            if not image.prediction.done():
-                batch.append(image)
-        if not self.pending:
-            self.has_pending.clear()
-        return batch
-
-    async def predict_batch(self, batch: list[_PendingImage]) -> None:
-        """Predict a batch and set the result, or an exception, for each image in it."""
-        if not batch:
-            return
-        results: list[Prediction] | Exception
+    async def predict_batch(
+        self, batch: Sequence[tuple[LoadedImage, "asyncio.Future[Prediction]"]]
+    ) -> None:
+        """Predict a batch and set the result, or an exception, for each image still awaited."""
+        found: Sequence[Prediction] | Exception = ()
         try:
-            self.num_batches += 1
-            self.num_predicted += len(batch)
-            loaded = [LoadedImage(image.name, image.view) for image in batch]
-            results = await run_in(self.model_thread, self.pipeline.predict_batch, loaded)
+            if batch:
+                found = await run_in(self.model_thread, self.score, [image for image, _ in batch])
         except Exception as error:  # raised again by each request
-            results = error
-        for i, image in enumerate(batch):
-            if image.prediction.done():
+            found = error
+        for i, (_, answer) in enumerate(batch):
+            if answer.done():  # the request was cancelled
                 continue
-            if isinstance(results, Exception):
-                image.prediction.set_exception(results)
+            if isinstance(found, Exception):
+                answer.set_exception(found)
             else:
-                image.prediction.set_result(results[i])
+                answer.set_result(found[i])
 
-    def view(self, data: bytes, name: str) -> Views:
-        """Return a decoded and preprocessed image file (H, W, 3)."""
+    def score(self, images: Sequence[LoadedImage]) -> list[Prediction]:
+        """Return the predictions for a batch; called in the thread of the model."""
+        self.num_batches += 1
+        self.num_predicted += len(images)
+        return self.pipeline.predict_batch(images)
+
+    def load(self, data: bytes, name: str) -> LoadedImage:
+        """Return a decoded and preprocessed image file, with notes on it, or raise ImageError."""
         if data.startswith(b"\xff\xd8") and data.count(_SCAN_MARKER) > MAX_SCANS:
             raise ImageError(name, f"JPEG with more than {MAX_SCANS} scans")
-        return self.engine.view(data, name, max_pixels=MAX_IMAGE_PIXELS)
+        view = self.engine.view(data, name, max_pixels=MAX_IMAGE_PIXELS)
+        return LoadedImage(name, view, notes=notes_on(data, self.transform))
 
     def relevance(self, view: Views, target: int | None) -> ScoreArray:
         """Return the relevance (gh, gw) of the patches of a view (H, W, 3), from 0 to 1."""
@@ -206,12 +186,9 @@ class BatchQueue:
 
 
 async def run_in(
-    pool: ThreadPoolExecutor, function: Callable[..., Output], *arguments: object
-) -> Output:
-    """Call a function in a thread of a pool, and return the result or raise the exception.
-
-    Even if the call is cancelled, the thread is occupied until the function returns.
-    """
+    pool: ThreadPoolExecutor, function: Callable[..., _Output], *arguments: object
+) -> _Output:
+    """Call a function in a thread of a pool, which stays occupied even if the call is cancelled."""
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
@@ -220,28 +197,22 @@ async def run_in(
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the buckets of the latency histogram, in seconds."""
-_OTHER = "other"
-"""Label of all paths without a route, so that requests cannot create new labels."""
-
 
 request_log = logging.getLogger("vitft.serve.requests")
 """Logger of the access log, with one record of level DEBUG per request."""
 
 
 class ServerMetrics:
-    """ASGI middleware that counts and logs every request, including rejected ones."""
+    """ASGI middleware that counts and logs every request, including rejected ones, by its path.
 
-    def __init__(self, queue: BatchQueue) -> None:
-        self.queue, self.started = queue, time.time()
-        self.app: ASGIApp
-        self.paths: Collection[str] = ()
-        """Paths of the routes."""
-        self.requests = Counter[tuple[str, int]]()
-        """Number of requests by path and status."""
-        self.buckets = Counter[tuple[str, float]]()
-        """Number of requests by path and upper bound of the duration in seconds."""
-        self.seconds = defaultdict[str, float](float)
-        """Total duration of the requests by path, from the headers to the end of the response."""
+    All paths without a route have the label `other`, so that requests cannot create new labels.
+    """
+
+    def __init__(self, queue: BatchQueue, app: ASGIApp, paths: Collection[str]) -> None:
+        self.queue, self.app, self.paths, self.started = queue, app, paths, time.time()
+        self.requests = Counter[tuple[str, int]]()  # by path and status
+        self.buckets = Counter[tuple[str, float]]()  # by path and upper bound of the seconds
+        self.seconds = defaultdict[str, float](float)  # in total, by path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -259,7 +230,7 @@ class ServerMetrics:
             await self.app(scope, receive, watch)
         finally:
             seconds = time.perf_counter() - started
-            name = scope["path"] if scope["path"] in self.paths else _OTHER
+            name = scope["path"] if scope["path"] in self.paths else "other"
             self.requests[name, status] += 1
             self.seconds[name] += seconds
             self.buckets.update((name, bound) for bound in _LATENCY_BOUNDS if seconds <= bound)

@@ -23,7 +23,7 @@ EXTRA_LIBRARIES: dict[str, tuple[str, ...]] = {
     "plots": ("matplotlib",),
     "s3": ("fsspec", "s3fs"),
     "sources": ("datasets", "fsspec"),
-    "serve": ("fastapi", "uvicorn", "python_multipart"),
+    "serve": ("starlette", "uvicorn", "python_multipart"),
     "spreadsheet": ("openpyxl",),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),

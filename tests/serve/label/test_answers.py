@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.children import python, started
-from vitft.serve import Answer, AnswerFile
+from vitft.serve import AnswerFile
 from vitft.system import DataError, LockedError, ResourceError
 
 HEADER = b"path,label,chosen\n"
-ROSE, TULIP = Answer("a.jpg", "rose", "picked"), Answer("b,1.jpg", "tulip", "audit")
-SKIP = Answer("c.jpg", "", "skipped")
+ROSE, TULIP = ("a.jpg", "rose", "picked"), ("b,1.jpg", "tulip", "audit")
+SKIP = ("c.jpg", "", "skipped")
 
 
 def test_each_answer_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_restart_continues_and_undo_goes_back_beyond_it(tmp_path: Path) -> Non
 
 def test_any_file_name_survives(tmp_path: Path) -> None:
     names = ["ü.jpg", 'quote".jpg', "line\nbreak.jpg", "return\r.jpg", "raw\udcff.jpg", " x .jpg"]
-    answers = [Answer(name, "klass ä", "picked") for name in names]
+    answers = [(name, "klass ä", "picked") for name in names]
     with AnswerFile(tmp_path / "labels.csv") as file:
         for answer in answers:
             file.append([answer])
@@ -112,22 +112,22 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import AnswerFile
 from vitft.system.errors import ResourceError
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
 with AnswerFile(path) as file:
-    file.append([Answer("a.jpg", "rose", "picked")])
+    file.append([("a.jpg", "rose", "picked")])
     size = path.stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, resource.RLIM_INFINITY))
     try:
-        file.append([Answer("b.jpg", "tulip", "picked")])
+        file.append([("b.jpg", "tulip", "picked")])
     except ResourceError as error:
         print(error.problem)
     print(path.stat().st_size == size)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    file.append([Answer("c.jpg", "tulip", "picked")])
+    file.append([("c.jpg", "tulip", "picked")])
 """
 
 
@@ -144,10 +144,10 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import AnswerFile
 with AnswerFile(Path(sys.argv[1])) as file:
     for i in range(100_000):
-        file.append([Answer(f"{i}.jpg", "rose", "picked")])
+        file.append([(f"{i}.jpg", "rose", "picked")])
         print(i, flush=True)
 """
 
@@ -162,7 +162,7 @@ def test_a_killed_process_loses_no_confirmed_answer(tmp_path: Path) -> None:
         confirmed = 20 + len(child.stdout.readlines())
 
     with AnswerFile(path) as file:
-        paths = [answer.path for answer in file.answers]
+        paths = [path for path, *_ in file.answers]
 
     assert paths[:confirmed] == [f"{i}.jpg" for i in range(confirmed)]
     assert len(paths) <= confirmed + 1

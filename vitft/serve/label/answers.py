@@ -10,9 +10,8 @@ import io
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from vitft.data.parts import AUDIT, CHOSEN, CONFIRMED, PICKED, SKIPPED
 from vitft.data.table import encode_table
@@ -27,15 +26,9 @@ _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)  # on Windows: keep
 _NEW_FILE = "choose another file with --out"
 
 
-class Answer(NamedTuple):
-    """One line of the file."""
-
-    path: str
-    """Path of the picture as written in the file."""
-    label: str
-    """Class name; empty if the picture was skipped."""
-    chosen: str
-    """How the picture was chosen: one of `_KINDS`."""
+_Answer = tuple[str, str, str]
+"""Path of a picture as written in the file, its class (empty if it was skipped), and how it was
+chosen: one of `_KINDS`."""
 
 
 class AnswerFile:
@@ -44,7 +37,6 @@ class AnswerFile:
     Raises:
         DataError: The file has other columns, or a line is invalid.
         LockedError: Another process has the file open.
-        RunError, ResourceError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,8 +69,8 @@ class AnswerFile:
         except OSError as error:
             raise RunError(f"cannot read {self.path}: {error}", fix=_NEW_FILE) from error
         self.answers, starts, self.end = _read_answers(data, self.path)
-        self.steps = [[start] for start in starts]
-        """For each step that can be undone, the offsets of its lines."""
+        self.steps = [(start, 1) for start in starts]
+        """For each step that can be undone, the offset of its first line and their number."""
         if self.end < len(data):
             self.notes.append(f"{self.path}: removed an incomplete last line")
             with writing(self.path):
@@ -89,19 +81,18 @@ class AnswerFile:
             self.write(b"\n")
         self.identity = self.find_identity()
 
-    def append(self, answers: Sequence[Answer]) -> None:
+    def append(self, answers: Sequence[_Answer]) -> None:
         """Append answers as one step, and return once they have been written to the disk."""
         self.check_unchanged()
-        lines = [encode_table(answer, []) for answer in answers]
-        *starts, _ = accumulate(map(len, lines), initial=self.end)
+        step = self.end, len(answers)
         try:
-            self.write(b"".join(lines))
+            self.write(b"".join(encode_table(answer, []) for answer in answers))
         finally:
             self.identity = self.find_identity()
         self.answers += answers
-        self.steps.append(starts)
+        self.steps.append(step)
 
-    def undo(self) -> list[Answer]:
+    def undo(self) -> list[_Answer]:
         """Remove the answers of the last step, if any, from the file and return them.
 
         The answers of earlier sessions are removed one by one.
@@ -109,15 +100,14 @@ class AnswerFile:
         if not self.steps:
             return []
         self.check_unchanged()
-        starts = self.steps[-1]
+        self.end, number = self.steps[-1]
         with writing(self.path):
-            os.ftruncate(self.descriptor, starts[0])
+            os.ftruncate(self.descriptor, self.end)
             os.fsync(self.descriptor)
-        self.end = starts[0]
         self.identity = self.find_identity()
         self.steps.pop()
-        removed = self.answers[-len(starts) :]
-        del self.answers[-len(starts) :]
+        removed = self.answers[-number:]
+        del self.answers[-number:]
         return removed
 
     def write(self, data: bytes) -> None:
@@ -152,9 +142,9 @@ class AnswerFile:
             )
 
 
-def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int]:
+def _read_answers(data: bytes, path: Path) -> tuple[list[_Answer], list[int], int]:
     """Return the answers, the offset of each one's line, and the end of the last complete line."""
-    answers: list[Answer] = []
+    answers: list[_Answer] = []
     starts: list[int] = []
     labels: dict[str, str] = {}
     lines = io.BytesIO(data).readlines()
@@ -184,7 +174,7 @@ def _read_answers(data: bytes, path: Path) -> tuple[list[Answer], list[int], int
                 return answers, starts, start  # the last line is incomplete
             raise DataError(f"{path}, line {first}: {problem}", fix="correct or remove the line")
         else:
-            answers.append(Answer(*cells))
+            answers.append((cells[0], cells[1], cells[2]))
             starts.append(start)
             labels[cells[0]] = cells[1]
     return answers, starts, end

@@ -4,54 +4,39 @@ One thread owns the session, so answers are recorded one after another. A respon
 answer only after the file has been flushed to the disk.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, get_type_hints
 
-from fastapi import FastAPI, Query, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from vitft.data.images import open_image, thumbnail_jpeg
 from vitft.report.cards import elements_script, read_asset
 from vitft.report.html import colour_scheme
-from vitft.serve.app import JsonResponse, SecurityMiddleware, add_error_handlers, add_route
+from vitft.serve.app import (
+    BodyReader,
+    JsonResponse,
+    SecurityMiddleware,
+    integer,
+    make_routes_app,
+    page_route,
+)
 from vitft.serve.batching import run_in
 from vitft.serve.label.session import Mode, Session
-from vitft.serve.limits import MAX_IMAGE_PIXELS, Access
-from vitft.serve.page import assemble_page
-from vitft.serve.uploads import MemoryBudget, received_body
+from vitft.serve.limits import MAX_IMAGE_PIXELS, Access, ServeLimits
 from vitft.system.errors import DataError, ImageError, UsageError, VitftError
-from vitft.system.structure import Natural, StructureError, parse_json, structured
+from vitft.system.structure import Range, StructureError, parse_json, structured
 
-_LABEL_PAGE = Path(__file__).parent / "page"
-"""Folder that contains the files of the page."""
-_MAX_BODY = 20_000
-"""Maximum size of a request body in bytes."""
-_RENDERERS = 2
-"""Number of threads that decode pictures for the page."""
-_MAX_SIDE = 1600
-
-
-@dataclass(frozen=True, slots=True)
-class _OneAnswer:
-    picture: Natural
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupAnswer:
-    pictures: list[Natural]
-    label: str
-    taken_out: list[Natural]
-
-
-@dataclass(frozen=True, slots=True)
-class _SkippedPicture:
-    picture: Natural
+_MAX_BODY = 20_000  # maximum size of a request body in bytes
+_RENDERERS = 2  # number of threads that decode pictures for the page
+_SIDES = Range(ge=1, le=1600)
 
 
 class _LabelHandlers:
@@ -59,111 +44,105 @@ class _LabelHandlers:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.memory = MemoryBudget(8 * _MAX_BODY)
-        self.page = assemble_page(
-            read_asset(_LABEL_PAGE, "page.html"),
-            css=colour_scheme() + read_asset(_LABEL_PAGE, "page.css"),
-            script=elements_script() + read_asset(_LABEL_PAGE, "page.js"),
-            images="'self' data:",
-        )
+        self.bodies = BodyReader(_MAX_BODY, ServeLimits().body_seconds)
         self.owner = ThreadPoolExecutor(1, "session")
         self.renderers = ThreadPoolExecutor(_RENDERERS, "render")
 
-    async def show_page(self) -> Response:
-        """Return the page."""
-        return HTMLResponse(self.page.html, headers={"content-security-policy": self.page.policy})
-
-    async def state(self, mode: Mode = "mixed") -> Response:
+    async def state(self, request: Request) -> Response:
         """Return the next question, the classes and the accuracy."""
-        return JsonResponse(200, await run_in(self.owner, self.session.state, mode))
+        return await self.changed(request, lambda: None)
 
-    async def likely(self, name: Annotated[str, Query(alias="class")]) -> Response:
+    async def changed(self, request: Request, change: Callable[[], None]) -> Response:
+        """Return the state of the session after a change."""
+        mode = structured(request.query_params.get("mode", "mixed"), Mode, "mode")
+
+        def new_state() -> dict[str, Any]:
+            change()
+            return self.session.state(mode)
+
+        return JsonResponse(await run_in(self.owner, new_state))
+
+    async def likely(self, request: Request) -> Response:
         """Return unlabelled pictures that probably belong to a class."""
+        name = request.query_params.get("class", "")
         found = await run_in(self.owner, self.session.likely, name)
         pictures = [{"picture": i, "probability": probability} for i, probability in found]
-        return JsonResponse(200, {"class": name, "pictures": pictures})
+        return JsonResponse({"class": name, "pictures": pictures})
 
-    async def picture(
-        self, number: Annotated[int, Query(ge=0)], side: Annotated[int, Query(ge=1, le=_MAX_SIDE)]
-    ) -> Response:
+    async def picture(self, request: Request) -> Response:
         """Return a picture as a JPEG whose longer side has at most `side` pixels."""
-        if number >= len(self.session.pool.paths):
+        pool, side = self.session.pool, integer(request, "side", _SIDES)
+        number = integer(request, "number", Range(ge=0))
+        if number >= len(pool.paths):
             raise HTTPException(404, f"there is no picture {number}")
+
+        def render() -> bytes:
+            path, grey_range = pool.root / pool.paths[number][0], pool.grey_range
+            image = open_image(path, max_pixels=MAX_IMAGE_PIXELS, grey_range=grey_range)
+            return thumbnail_jpeg(image, side)
+
         try:
-            data = await run_in(self.renderers, self.render, number, side)
+            data = await run_in(self.renderers, render)
         except ImageError as error:
             raise HTTPException(410, f"the picture can no longer be read: {error.reason}") from None
         headers = {"cache-control": "private, max-age=86400"}  # the key is part of the address
         return Response(data, media_type="image/jpeg", headers=headers)
 
-    def render(self, number: int, side: int) -> bytes:
-        """Return the JPEG of a picture."""
-        pool = self.session.pool
-        path = pool.root / pool.paths[number][0]
-        image = open_image(path, max_pixels=MAX_IMAGE_PIXELS, grey_range=pool.grey_range)
-        return thumbnail_jpeg(image, side)
+    def changing(self, change: Callable[..., None]) -> Route:
+        """Return a route that passes its JSON body to a method of the session."""
+        hints = get_type_hints(change, include_extras=True)
+        kind = make_dataclass("Body", [hint for hint in hints.items() if hint[0] != "return"])
 
-    def changing(self, change: Callable[..., None], kind: type[Any] | None) -> Callable[..., Any]:
-        """Return a handler that passes its JSON body, a dataclass, to a method of the session.
-
-        The response is the new state.
-        """
-
-        async def handle(request: Request, mode: Mode = "mixed") -> Response:
-            fields = await self.fields(request, kind) if kind else {}
-
-            def new_state() -> dict[str, Any]:
-                change(**fields)
-                return self.session.state(mode)
-
-            return JsonResponse(200, await run_in(self.owner, new_state))
-
-        return handle
-
-    async def fields(self, request: Request, kind: type[Any]) -> dict[str, Any]:
-        """Return the JSON body of a request, with the fields of a dataclass."""
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != "application/json":
-            raise HTTPException(415, "send application/json")
-        async with received_body(request, self.memory, max_bytes=_MAX_BODY) as data:
-            try:
-                fields: dict[str, Any] = parse_json(data)
+        async def handle(request: Request) -> Response:
+            fields: dict[str, Any] = {}
+            if len(hints) > 1:
+                media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if media != "application/json":
+                    raise HTTPException(415, "send application/json")
+                async with self.bodies.read(request) as data:
+                    try:
+                        fields = parse_json(data)
+                    except ValueError as error:
+                        problem = f"the body is not valid JSON: {error}"
+                        raise HTTPException(400, problem) from None
                 structured(fields, kind)
-            except StructureError as error:
-                raise HTTPException(422, str(error)) from None
-            except ValueError as error:
-                raise HTTPException(400, f"the body is not valid JSON: {error}") from None
-        return fields
+            return await self.changed(request, lambda: change(**fields))
+
+        return Route(f"/{change.__name__}", handle, methods=["POST"])
 
 
 def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMiddleware:
     """Return the ASGI application; every request must contain the key."""
-    handlers = _LabelHandlers(session)
+    handlers, folder = _LabelHandlers(session), Path(__file__).parent / "page"
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def running(_: Starlette) -> AsyncIterator[None]:
         yield
         handlers.owner.shutdown(wait=False)
         handlers.renderers.shutdown(wait=False)
 
-    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    add_route(app, "GET", "/", handlers.show_page)
-    for function in (handlers.state, handlers.likely, handlers.picture):
-        add_route(app, "GET", f"/{function.__name__}", function)
-    for change, kind in (
-        (session.answer, _OneAnswer),
-        (session.confirm, _GroupAnswer),
-        (session.skip, _SkippedPicture),
-        (session.undo, None),
-    ):
-        add_route(app, "POST", f"/{change.__name__}", handlers.changing(change, kind))
-    add_error_handlers(app)
-    app.add_exception_handler(VitftError, _user_error)
-    return SecurityMiddleware(app, access, key=key)
+    async def user_error(_: Request, error: Exception) -> Response:
+        """Return the response to a session error: 422 (bad request), 409 (changed file) or 500."""
+        assert isinstance(error, VitftError)
+        status = {UsageError: 422, DataError: 409}.get(type(error), 500)
+        return JsonResponse({"error": error.problem, "fix": error.fix}, status)
 
+    async def wrong_value(_: Request, error: Exception) -> Response:
+        return JsonResponse({"error": str(error)}, 422)
 
-async def _user_error(_: Request, error: Exception) -> Response:
-    """Return the response to a session error: 422 (bad request), 409 (changed file) or 500."""
-    assert isinstance(error, VitftError)
-    status = {UsageError: 422, DataError: 409}.get(type(error), 500)
-    return JsonResponse(status, {"error": error.problem, "fix": error.fix})
+    page = page_route(
+        read_asset(folder, "page.html"),
+        css=colour_scheme() + read_asset(folder, "page.css"),
+        script=elements_script() + read_asset(folder, "page.js"),
+        images="'self' data:",
+    )
+    read = (handlers.state, handlers.likely, handlers.picture)
+    changes: Sequence[Callable[..., None]]
+    changes = (session.answer, session.confirm, session.skip, session.undo)
+    routes = [
+        page,
+        *(Route(f"/{function.__name__}", function) for function in read),
+        *map(handlers.changing, changes),
+    ]
+    errors = {VitftError: user_error, StructureError: wrong_value}
+    return SecurityMiddleware(make_routes_app(routes, running, errors), access, key=key)

@@ -24,13 +24,10 @@ from vitft.features.logistic import Standardizer, class_balanced_weights, linear
 
 _ROUNDS = (10, 20, 40, 80)
 """Number of clusters per round. Each round adds a picture from each cluster that has none."""
-_CLUSTERED = 10_000
-"""Maximum number of pictures that are clustered; if there are more, a random subset is used."""
-RESTARTS, ITERATIONS = 4, 25
-_CANDIDATES = 1000
-"""Maximum number of pictures considered when a picture with an uncertain prediction is chosen."""
-_SHARPNESS = 8.0
-"""Rate at which the similarity of two pictures decreases with 1 - cosine."""
+_CLUSTERED = 10_000  # maximum number of pictures that are clustered, a random subset of more
+_RESTARTS, _ITERATIONS = 4, 25
+_CANDIDATES = 1000  # maximum number of pictures from which an uncertain one is chosen
+_SHARPNESS = 8.0  # rate at which the similarity of two pictures decreases with 1 - cosine
 
 
 def directions(x: Tensor) -> Tensor:
@@ -50,12 +47,11 @@ def first_pictures(z: Tensor, *, seed: int = 0) -> list[int]:
         rows = torch.randperm(len(z), generator=generator)[:_CLUSTERED]
         return [int(rows[i]) for i in first_pictures(z[rows], seed=seed)]
     chosen: list[int] = []
-    nearest = torch.full((len(z),), torch.inf)
-    """Squared distance of each picture to the nearest chosen one; infinite before the first."""
+    nearest = torch.full((len(z),), torch.inf)  # squared distance to the nearest chosen picture
     for k in _ROUNDS:
         clusters, typical = min(k, len(z)), []
         centres = min(
-            (_k_means(z, clusters, generator) for _ in range(RESTARTS)),
+            (_k_means(z, clusters, generator) for _ in range(_RESTARTS)),
             key=lambda found: float(torch.cdist(z, found).amin(dim=1).square().sum()),
         )
         distances = torch.cdist(z, centres)  # (n, k)
@@ -82,7 +78,7 @@ def _k_means(z: Tensor, k: int, generator: torch.Generator) -> Tensor:
         picks.append(int(torch.multinomial(nearest.clamp(min=1e-12), 1, generator=generator)))
         nearest = torch.minimum(nearest, (z - z[picks[-1]]).square().sum(dim=1))
     centres = z[picks]
-    for _ in range(ITERATIONS):
+    for _ in range(_ITERATIONS):
         cluster = torch.cdist(z, centres).argmin(dim=1)
         sizes = torch.bincount(cluster, minlength=k)[:, None]
         moved = torch.zeros_like(centres).index_add_(0, cluster, z) / sizes.clamp(min=1)
@@ -150,12 +146,9 @@ def random_order(digests: list[str]) -> list[int]:
 
 # class probabilities from a few answers: a linear head on the directions of frozen features -------
 
-_MEAN_SCALE = 5.0
-"""Factor that brings cosine similarities to the scale of the regression's logits."""
-
-PSEUDO_LABELLED = 500
-"""Maximum number of unlabelled pictures to which the head is fitted."""
-PSEUDO_WEIGHT, PSEUDO_FITS = 0.05, 3
+_MEAN_SCALE = 5.0  # brings cosine similarities to the scale of the regression's logits
+PSEUDO_LABELLED = 500  # maximum number of unlabelled pictures to which the head is fitted
+_PSEUDO_WEIGHT, _PSEUDO_FITS = 0.05, 3
 """Weight of a guess with probability 1, in units of one answer, and number of fits to guesses."""
 
 
@@ -164,12 +157,12 @@ def self_trained_head(
 ) -> Tensor:
     """Fit a head with `guess_head`, then again with its guesses for unlabelled pictures (u, D)."""
     head = guess_head(z, y, weights, classes=classes)
-    for _ in range(PSEUDO_FITS if len(unlabelled) else 0):
+    for _ in range(_PSEUDO_FITS if len(unlabelled) else 0):
         probability, guessed = guess(unlabelled, head).max(dim=1)
         head = guess_head(
             torch.cat([z, unlabelled]),
             torch.cat([y, guessed]),
-            torch.cat([weights, PSEUDO_WEIGHT * probability]),
+            torch.cat([weights, _PSEUDO_WEIGHT * probability]),
             classes=classes,
         )
     return head

@@ -1,43 +1,34 @@
-"""The unlabelled pictures of a folder, with features from pretrained weights or from a run."""
+"""The pictures of a folder that is to be labelled, with features from weights or from a run.
 
-from collections.abc import Sequence
+Importing this module does not import torch.
+"""
+
+import hashlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
-from vitft.data.image_table import Images
+from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange
 from vitft.data.inspection import log_inspection, measure_grey_range
+from vitft.data.mistaken import check_is_folder
 from vitft.data.transforms import eval_view
-from vitft.features.pipeline import (
-    build_pipeline,
-    inspect_dataset,
-    load_pipeline,
-    log_cached_features,
-)
-from vitft.models.timm_model import Model
-from vitft.predict.torch_engine import Predictor
-from vitft.serve.label.chooser import directions
+from vitft.data.walk import Walk, by_suffix, unused_files, unused_notes
 from vitft.system.cores import usable_cores
-from vitft.system.device import exact_float32
 from vitft.system.errors import DataError
 from vitft.system.text import count
 
-_SURE = 0.9
-"""Minimum predicted probability at which a picture may represent a class of the run."""
-_STAND_INS = 50
-"""Maximum number of pictures that represent a class."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
+    from vitft.models.timm_model import Model
 
-@dataclass(frozen=True, slots=True)
-class StandIns:
-    """Confidently predicted pictures that represent a class until it has enough answers."""
-
-    pictures: Tensor  # (m,) indices
-    labels: Tensor  # (m,) indices into the run's classes
+_MOST_PICTURES = 50_000  # maximum number of files; if there are more, a random subset is used
+_SURE = 0.9  # minimum predicted probability of a picture that represents a class of the run
+_STAND_INS = 50  # maximum number of pictures that represent a class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +36,40 @@ class PicturePool:
     """The readable pictures of a folder; identical files count as one picture."""
 
     root: Path
-    paths: tuple[tuple[str, ...], ...]
-    """Sorted paths of each picture's files, relative to the folder."""
-    digests: tuple[str, ...]
-    """SHA-256 of each picture."""
-    z: Tensor
-    """Directions of the features (n, D), each of length 1."""
-    bad: tuple[tuple[str, str], ...] = ()
-    """Paths of unreadable files, with the reasons."""
-    classes: tuple[str, ...] = ()
-    """Classes of the run, if any."""
-    stand_ins: StandIns | None = None
+    paths: tuple[tuple[str, ...], ...]  # sorted paths of each picture's files in the folder
+    digests: tuple[str, ...]  # SHA-256 of each picture
+    z: "Tensor"  # directions of the features (n, D), each of length 1
+    bad: tuple[tuple[str, str], ...] = ()  # paths of unreadable files, with the reasons
+    classes: tuple[str, ...] = ()  # classes of the run, if any
+    stand_ins: "tuple[Tensor, Tensor] | None" = None
+    """Indices (m,) of confidently predicted pictures and of their classes, which they represent
+    until these have enough answers."""
     grey_range: GreyRange = ()
+
+
+def find_pictures(root: Path) -> Images:
+    """Return the image files in and below a folder, without opening them.
+
+    Raises:
+        DataError: The folder is missing, cannot be read or contains no images.
+    """
+    check_is_folder(root)
+    walk = Walk(os.fspath(root))
+    paths = [*walk.images()]
+    walk.raise_if_refused()
+    if not paths:
+        content = by_suffix(unused_files(walk.unused()))
+        raise DataError(
+            f"no images in {root}{f', which contains {content}' if content else ''}",
+            fix="use a folder with .jpg, .png or .webp files",
+        )
+    notes = unused_notes(walk.unused())
+    if len(paths) > _MOST_PICTURES:
+        notes.append(f"using {_MOST_PICTURES:,} of {count(len(paths), 'image')}, drawn at random")
+        paths.sort(key=lambda path: hashlib.sha256(os.fsencode(path)).digest())  # a random order
+        paths = sorted(paths[:_MOST_PICTURES])
+    rows = [Row(path, 0) for path in paths]
+    return Images(root, classes=(), rows=rows, bad=tuple(walk.bad), notes=tuple(notes))
 
 
 def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec) -> PicturePool:
@@ -66,35 +79,33 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
 
     Raises:
         DataError: None of the files can be read.
-        WeightsError, RunError, UsageError, ResourceError: The weights, the run, the device or the
-            cache cannot be used.
     """
-    max_pixels = DataSpec().max_pixels
+    from vitft.features import pipeline as features
+    from vitft.predict.torch_engine import Predictor
+    from vitft.serve.label.chooser import directions
+
+    max_pixels, classes = DataSpec().max_pixels, tuple[str, ...]()
     if run is None:
-        pipeline, _ = load_pipeline(
-            folder,
-            "head",
-            weights=WeightsSpec(name=weights),
-            model=ModelSpec(),
-            train=train,
-            max_pixels=max_pixels,
+        spec = WeightsSpec(name=weights)
+        pipeline, _ = features.load_pipeline(
+            folder, "head", weights=spec, model=ModelSpec(), train=train, max_pixels=max_pixels
         )
         found = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
-        transform, classes = replace(pipeline.transform, grey_range=found), tuple[str, ...]()
+        transform = replace(pipeline.transform, grey_range=found)
     else:
         one = Predictor.from_run(run, device=train.device)
-        pipeline = build_pipeline(
+        pipeline = features.build_pipeline(
             one.model, one.transform, "head", train, device=one.device, precision="fp32"
         )
         transform, classes = pipeline.transform, one.classes
     view = eval_view(transform)
     extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
     assert extractor is not None
-    inspected = inspect_dataset(
+    inspected = features.inspect_dataset(
         folder, max_pixels=max_pixels, allow_bad=True, extractor=extractor, view=view
     )
     log_inspection(inspected)
-    log_cached_features(inspected, extractor.computed)
+    features.log_cached_features(inspected, extractor.computed)
     files: dict[str, list[str]] = {}
     for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
@@ -106,7 +117,6 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
             fix="use a folder with undamaged images",
         )
     x = extractor.rows([*files], view)
-    stand_ins = _find_stand_ins(pipeline.model, x, pipeline.device) if classes else None
     return PicturePool(
         root=folder.root,
         paths=tuple(map(tuple, files.values())),
@@ -114,20 +124,23 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
         z=directions(x),
         bad=inspected.bad,
         classes=classes,
-        stand_ins=stand_ins,
+        stand_ins=_find_stand_ins(pipeline.model, x, pipeline.device) if classes else None,
         grey_range=transform.grey_range,
     )
 
 
-@torch.inference_mode()
-def _find_stand_ins(model: Model, x: Tensor, device: torch.device) -> StandIns:
+def _find_stand_ins(model: "Model", x: "Tensor", device: "torch.device") -> "tuple[Tensor, Tensor]":
     """Return the pictures with the most confident predictions, given their features (n, D)."""
-    with exact_float32(device):
-        parts: Sequence[Tensor] = [model.classify(part.to(device)).cpu() for part in x.split(4096)]
-    best, labels = torch.cat([*parts]).float().softmax(dim=1).max(dim=1)
+    import torch
+
+    from vitft.system.device import exact_float32
+
+    with torch.inference_mode(), exact_float32(device):
+        parts = [model.classify(part.to(device)).cpu() for part in x.split(4096)]
+        best, labels = torch.cat(parts).float().softmax(dim=1).max(dim=1)
     chosen = []
     for label in labels.unique():
         members = torch.where((labels == label) & (best >= _SURE))[0]
         chosen.append(members[best[members].argsort(descending=True, stable=True)[:_STAND_INS]])
     pictures = torch.cat(chosen)
-    return StandIns(pictures, labels[pictures])
+    return pictures, labels[pictures]

@@ -8,14 +8,14 @@ not drawn at random.
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from vitft.data.parts import AUDIT, CONFIRMED, PICKED, SKIPPED
 from vitft.metrics.intervals import wilson_interval
-from vitft.serve.label.answers import Answer, AnswerFile
+from vitft.serve.label.answers import AnswerFile
 from vitft.serve.label.chooser import (
     PSEUDO_LABELLED,
     first_pictures,
@@ -27,9 +27,11 @@ from vitft.serve.label.chooser import (
 from vitft.serve.label.pool import PicturePool
 from vitft.system.device import one_thread
 from vitft.system.errors import UsageError
+from vitft.system.structure import Natural
 from vitft.system.text import count, listing
 
-_Reason = Literal["random", "typical", "unsure", "again", "rest"]
+_Question = tuple[int, Literal["random", "typical", "unsure", "again", "rest"]]
+"""A picture to ask about, and why."""
 Mode = Literal["mixed", "audit"]
 """`mixed`: chosen pictures and some of the audit sample; `audit`: only the audit sample."""
 AUDIT_SIZE, AUDIT_FRACTION = 200, 5
@@ -42,18 +44,8 @@ TYPICAL_START, TYPICAL_EVERY = 10, 4
 """The first 10 chosen pictures are typical, and so is every fourth of the later ones."""
 _STAND_IN_WEIGHT = 5.0
 """Total weight of the pictures that represent a class of the run, in units of one answer."""
-MANY = 40
-"""Maximum number of pictures to confirm at once."""
-MAX_CLASSES, MAX_NAME = 1000, 80
-
-
-class Question(NamedTuple):
-    """A picture to ask about."""
-
-    picture: int
-    kind: str
-    """`audit` or `picked`."""
-    reason: _Reason
+_MANY = 40  # maximum number of pictures to confirm at once
+_MAX_CLASSES, _MAX_NAME = 1000, 80
 
 
 class Session:
@@ -65,7 +57,6 @@ class Session:
     Raises:
         UsageError: The name of a class is invalid; also raised by methods, as for pictures that are
             unknown or have an answer.
-        DataError, RunError, ResourceError: By methods, if the file cannot be written.
     """
 
     def __init__(
@@ -81,10 +72,9 @@ class Session:
         self.first_classes = list(pool.classes)
         for name in classes:
             self.first_classes.append(self.checked_name(name, self.first_classes))
-        self.ask_first: list[int] = []
-        """Pictures to ask about first: those taken out of a group or with an undone answer."""
+        self.ask_first: list[int] = []  # taken out of a group, or with an undone answer
         self.picture_of = {prefix + path: i for i, paths in enumerate(pool.paths) for path in paths}
-        unknown = sum(answer.path not in self.picture_of for answer in file.answers)
+        unknown = sum(path not in self.picture_of for path, *_ in file.answers)
         if unknown:
             self.notes.append(
                 f"ignored {count(unknown, 'answer')} in {file.path.name}, because the pictures are "
@@ -97,8 +87,6 @@ class Session:
                 f"the keys of the classes are in the order of their first answers in "
                 f"{file.path.name}: {keys}. --classes sets another order"
             )
-
-    # answers -----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Update the classes, the pictures with answers and the head after the file has changed."""
@@ -124,14 +112,13 @@ class Session:
         trained = [i for i in self.label_of if self.kind_of[i] != AUDIT]
         pictures, labels = torch.tensor(trained), torch.tensor([self.label_of[i] for i in trained])
         weights = torch.ones(len(trained))
-        if (stand_ins := self.pool.stand_ins) is not None:
+        if self.pool.stand_ins is not None:
             # Unlabelled pictures represent classes with few answers, except the audit sample.
+            extra, own = self.pool.stand_ins
             answers = torch.bincount(labels.long(), minlength=len(self.classes))
-            kept = answers[stand_ins.labels] < _STAND_IN_WEIGHT
-            taken = torch.zeros(len(z), dtype=torch.bool)
-            taken[[*self.kind_of, *self.audit_sample]] = True
-            kept &= ~taken[stand_ins.pictures]
-            extra, own = stand_ins.pictures[kept], stand_ins.labels[kept]
+            kept = answers[own] < _STAND_IN_WEIGHT
+            kept &= torch.isin(extra, self.open_pictures())
+            extra, own = extra[kept], own[kept]
             number = torch.bincount(own, minlength=len(self.classes))[own]
             pictures, labels = torch.cat([pictures.long(), extra]), torch.cat([labels.long(), own])
             weights = torch.cat([weights, _STAND_IN_WEIGHT / number])
@@ -150,13 +137,13 @@ class Session:
         done = {*self.kind_of, *self.trained.tolist()}
         return torch.tensor([i for i in self.random_rest if i not in done][:PSEUDO_LABELLED]).long()
 
-    def answer(self, picture: int, label: str) -> None:
+    def answer(self, picture: Natural, label: str) -> None:
         """Record the class of one picture; `label` may be the name of a new class."""
         self.check_open([picture])
         name = self.checked_name(label, self.classes)
-        self.record([picture], name, AUDIT if picture in self.audit_sample else PICKED)
+        self.record([picture], name, self.kind_if_asked(picture))
 
-    def confirm(self, pictures: Sequence[int], label: str, taken_out: Sequence[int]) -> None:
+    def confirm(self, pictures: list[Natural], label: str, taken_out: list[Natural]) -> None:
         """Record the same class for several pictures; those in `taken_out` are asked about next."""
         self.check_open([*pictures, *taken_out])
         if not pictures or {*pictures, *taken_out} & {*self.audit_sample}:
@@ -165,16 +152,19 @@ class Session:
         self.record(list(dict.fromkeys(pictures)), name, CONFIRMED)
         self.ask_first = [*taken_out, *self.ask_first]
 
-    def skip(self, picture: int) -> None:
+    def skip(self, picture: Natural) -> None:
         """Record that a picture has no label. It is not asked about again."""
         self.check_open([picture])
         self.record([picture], "", SKIPPED)
+
+    def kind_if_asked(self, picture: int) -> str:
+        return AUDIT if picture in self.audit_sample else PICKED
 
     def record(self, pictures: Iterable[int], label: str, kind: str) -> None:
         """Append the answers for all files of some pictures, and fit the head again."""
         self.file.append(
             [
-                Answer(self.prefix + path, label, kind)
+                (self.prefix + path, label, kind)
                 for picture in pictures
                 for path in self.pool.paths[picture]
             ]
@@ -184,7 +174,7 @@ class Session:
     def undo(self) -> None:
         """Remove the last step. If it concerns one picture, this picture is asked about next."""
         removed = self.file.undo()
-        back = [self.picture_of[a.path] for a in removed if a.path in self.picture_of]
+        back = [self.picture_of[path] for path, *_ in removed if path in self.picture_of]
         if len({*back}) == 1:
             self.ask_first = [back[0], *self.ask_first]
         self.refresh()
@@ -192,7 +182,7 @@ class Session:
     def check_open(self, pictures: Iterable[int]) -> None:
         """Raise a UsageError if a picture is unknown or already has an answer."""
         for picture in pictures:
-            if not 0 <= picture < len(self.pool.paths):
+            if picture >= len(self.pool.paths):
                 raise UsageError(f"there is no picture {picture}", fix="reload the page")
             if picture in self.kind_of:
                 raise UsageError(
@@ -205,49 +195,38 @@ class Session:
         for other in known:
             if unicodedata.normalize("NFC", other).casefold() == name.casefold():
                 return other
-        if not name or len(name) > MAX_NAME:
-            raise UsageError(
-                f"a class name must have 1 to {MAX_NAME} characters, not {len(name)}",
-                fix="use a short name, e.g. tulip",
-            )
-        if any(unicodedata.category(c).startswith("C") or c in "|," for c in name):
-            raise UsageError(
-                f"invalid class name {name!r}",
-                fix="use a name without commas, | or invisible characters",
-            )
-        if len(known) >= MAX_CLASSES:
-            raise UsageError(
-                f"there are already {MAX_CLASSES:,} classes", fix="use an existing class"
-            )
+        hidden = any(unicodedata.category(c).startswith("C") or c in "|," for c in name)
+        if hidden or not 1 <= len(name) <= _MAX_NAME:
+            fix = f"use 1 to {_MAX_NAME} characters without commas, | or invisible characters"
+            raise UsageError(f"invalid class name {name[: 2 * _MAX_NAME]!r}", fix=fix)
+        if len(known) >= _MAX_CLASSES:
+            problem = f"there are already {_MAX_CLASSES:,} classes"
+            raise UsageError(problem, fix="use an existing class")
         return name
 
-    # questions ---------------------------------------------------------------------------------
-
-    def questions(self, mode: Mode, most: int = 3) -> list[Question]:
+    def questions(self, mode: Mode, most: int = 3) -> list[_Question]:
         """Return the next questions; later ones may change once the first is answered."""
         audit = [i for i in self.audit_sample if i not in self.kind_of]
         if mode == "audit":
-            return [Question(i, AUDIT, "random") for i in audit[:most]]
+            return [(i, "random") for i in audit[:most]]
         kinds = [*self.kind_of.values()]
         picked = kinds.count(PICKED)
         due = kinds.count(AUDIT) < (picked - AUDIT_START) // AUDIT_EVERY
         chosen = self.chosen_questions(most)
         if audit and (due or not chosen):
-            return [Question(audit[0], AUDIT, "random"), *chosen][:most]
+            return [(audit[0], "random"), *chosen][:most]
         return chosen
 
-    def chosen_questions(self, most: int) -> list[Question]:
+    def chosen_questions(self, most: int) -> list[_Question]:
         """Return the most informative pictures outside the audit sample, best first."""
         again = [i for i in dict.fromkeys(self.ask_first) if i not in self.kind_of]
-        found = [
-            Question(i, AUDIT if i in self.audit_sample else PICKED, "again") for i in again[:most]
-        ]
+        found: list[_Question] = [(i, "again") for i in again[:most]]
         done = {*again, *self.kind_of}
         typical = [i for i in self.typical if i not in done]
         others = [i for i in self.random_rest if i not in done]
-        reason: _Reason = "rest"
+        is_unsure = self.probabilities is not None and bool(others)
+        picked = [*self.kind_of.values()].count(PICKED)
         if self.probabilities is not None and others:
-            reason = "unsure"
             others = unsure_pictures(
                 self.probabilities,
                 self.pool.z,
@@ -256,21 +235,18 @@ class Session:
                 others=self.unlabelled(),
                 most=most,
             )
-        number = [*self.kind_of.values()].count(PICKED)
         while len(found) < most and (typical or others):
-            is_due = number < TYPICAL_START or number % TYPICAL_EVERY == 0 or reason == "rest"
+            is_due = picked < TYPICAL_START or picked % TYPICAL_EVERY == 0 or not is_unsure
             if typical and (is_due or not others):
-                found.append(Question(typical[0], PICKED, "typical"))
+                found.append((typical[0], "typical"))
             else:
-                found.append(Question(others[0], PICKED, reason))
-            typical, others = (
-                [i for i in each if i != found[-1].picture] for each in (typical, others)
-            )
-            number += 1
+                found.append((others[0], "unsure" if is_unsure else "rest"))
+            typical, others = ([i for i in each if i != found[-1][0]] for each in (typical, others))
+            picked += 1
         return found
 
     def likely(self, label: str) -> list[tuple[int, float]]:
-        """Return up to `MANY` unlabelled pictures that probably belong to a class.
+        """Return up to `_MANY` unlabelled pictures that probably belong to a class.
 
         The pairs (picture, probability) are outside the audit sample, most probable first.
         """
@@ -282,7 +258,7 @@ class Session:
         chosen = self.open_pictures()
         best, labels = self.probabilities[chosen].max(dim=1)
         order = best.argsort(descending=True, stable=True)
-        order = order[labels[order] == number][:MANY]
+        order = order[labels[order] == number][:_MANY]
         return [(int(chosen[i]), float(best[i])) for i in order]
 
     def open_pictures(self) -> Tensor:
@@ -291,63 +267,57 @@ class Session:
         is_open[[*self.kind_of, *self.audit_sample]] = False
         return torch.where(is_open)[0]
 
-    # report ------------------------------------------------------------------------------------
-
     def accuracy(self) -> dict[str, Any]:
         """Return the accuracy on the labelled part of the audit sample, with its 95% interval."""
         answered = [i for i in self.label_of if self.kind_of[i] == AUDIT]
         skipped = sum(self.kind_of.get(i) == SKIPPED for i in self.audit_sample)
-        result: dict[str, Any] = {
-            "images": len(answered),
-            "sample": len(self.audit_sample),
-            "skipped": skipped,
-        }
+        sizes = {"images": len(answered), "sample": len(self.audit_sample), "skipped": skipped}
         if not answered or self.probabilities is None:
-            return result
+            return sizes
         labels = torch.tensor([self.label_of[i] for i in answered])
         correct = int((self.probabilities[answered].argmax(dim=1) == labels).sum())
         low, high = wilson_interval(correct, len(answered))
-        return {**result, "correct": correct, "low": low, "high": high}
+        return {**sizes, "correct": correct, "low": low, "high": high}
 
     def answers_by_class(self) -> dict[str, int]:
-        """Return the number of labelled pictures of each class that has any, in class order."""
+        """Return the number of labelled pictures of each class, in class order."""
         counts = Counter(self.label_of.values())
-        return {name: counts[i] for i, name in enumerate(self.classes) if counts[i]}
+        return {name: counts[i] for i, name in enumerate(self.classes)}
 
     def state(self, mode: Mode) -> dict[str, Any]:
         """Return everything that the page shows, as JSON."""
         questions, undo = self.questions(mode), ""
         if self.file.steps:
-            size, (path, label, _) = len(self.file.steps[-1]), self.file.answers[-1]
+            (_, size), (path, label, _) = self.file.steps[-1], self.file.answers[-1]
             what = path.rpartition("/")[2] if size == 1 else count(size, "file")
             undo = f"{what}: {label or 'skipped'}"
-        counts = Counter(self.label_of.values())
         guessed = [0] * len(self.classes)
         if self.probabilities is not None and len(rest := self.open_pictures()):
             best = self.probabilities[rest].argmax(dim=1)
             guessed = torch.bincount(best, minlength=len(self.classes)).tolist()
-        kinds = [*self.kind_of.values()]
         return {
             "classes": [
-                {"name": name, "answers": counts[i], "likely": guessed[i]}
-                for i, name in enumerate(self.classes)
+                {"name": name, "answers": number, "likely": likely}
+                for (name, number), likely in zip(
+                    self.answers_by_class().items(), guessed, strict=True
+                )
             ],
-            "question": self.describe(questions[0]) if questions else None,
-            "upcoming": [question.picture for question in questions[1:]],
+            "question": self.describe(*questions[0]) if questions else None,
+            "upcoming": [picture for picture, _ in questions[1:]],
             "pictures": len(self.pool.paths),
             "answered": len(self.label_of),
-            "skipped": kinds.count(SKIPPED),
+            "skipped": [*self.kind_of.values()].count(SKIPPED),
             "accuracy": self.accuracy(),
             "undo": undo,
             "notes": self.notes,
             "unreadable": len(self.pool.bad),
         }
 
-    def describe(self, question: Question) -> dict[str, Any]:
+    def describe(self, picture: int, reason: str) -> dict[str, Any]:
         """Return a question as JSON. Audit questions contain no guesses, to avoid bias."""
-        guesses: list[dict[str, Any]] = []
-        if question.kind != AUDIT and self.probabilities is not None:
-            row = self.probabilities[question.picture]
+        guesses, kind = list[dict[str, Any]](), self.kind_if_asked(picture)
+        if kind != AUDIT and self.probabilities is not None:
+            row = self.probabilities[picture]
             best = row.topk(min(3, len(row)))
             guesses = [
                 {"class": self.classes[int(i)], "probability": float(p)}
@@ -355,10 +325,10 @@ class Session:
                 if p > 0
             ]
         return {
-            "picture": question.picture,
-            "path": self.pool.paths[question.picture][0],
-            "copies": len(self.pool.paths[question.picture]) - 1,
-            "kind": question.kind,
-            "reason": question.reason,
+            "picture": picture,
+            "path": self.pool.paths[picture][0],
+            "copies": len(self.pool.paths[picture]) - 1,
+            "kind": kind,
+            "reason": reason,
             "guesses": guesses,
         }
