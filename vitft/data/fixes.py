@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from vitft.config.sections import DataSpec
 from vitft.data.image_table import Images
-from vitft.data.inspection import readable_now
 from vitft.data.label_table import number_in
 from vitft.data.scan import empty_classes_error
 from vitft.data.table import TableReader, encode_table, is_utf8
@@ -98,15 +97,6 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         log.warning(
             f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
             f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
-        )
-    unread = found.unreadable if warn else ()
-    if names := readable_now(folder, unread, max_pixels=spec.max_pixels):
-        those = count(
-            len(names), "file that was unreadable but is", "files that were unreadable but are"
-        )
-        log.warning(
-            f"{path}: drops {those} readable now: {listing(names, _MOST_MISSING_NAMED)}. To use "
-            "them, remove these lines or set the action to keep"
         )
     fixed = folder.relabelled(found.names)
     empty = [name for name in folder.classes if name not in fixed.classes]
@@ -199,7 +189,7 @@ def merge_fixes(former: Iterable[Fix], proposed: Iterable[Fix]) -> tuple[list[Fi
     return [*rows.values()], still_open
 
 
-class Decisions(NamedTuple):
+class _Decisions(NamedTuple):
     """Decisions of a table on images."""
 
     names: Sequence[str | None]  # class name of each image, or None if it is dropped
@@ -208,17 +198,14 @@ class Decisions(NamedTuple):
     rows: int
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the images to their actions."""
-    unreadable: Collection[str]
-    """Paths that the table drops because the files could not be read when it was written."""
 
 
-def read_decisions(table: TableReader, images: Images, classes: Collection[str]) -> Decisions:
+def read_decisions(table: TableReader, images: Images, classes: Collection[str]) -> _Decisions:
     """Read the decisions from a table; a DataError names the line of an invalid row."""
     given = [images.classes[label] for label in images.column("label")]
     known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
     actions: dict[str, str] = {}
     changes: dict[str, str | None] = {}
-    unreadable = set[str]()
     paths, labels = EquivalentNames(known), EquivalentNames(classes)
     for row in _fixes_in(table):
         name, action = paths.find(_unescaped(row.path, known)), row.action
@@ -232,8 +219,6 @@ def read_decisions(table: TableReader, images: Images, classes: Collection[str])
         if name in actions:
             raise table.error(f"{name!r} is listed twice")
         actions[name] = action
-        if action == "drop" and row.kind.strip() == "bad":
-            unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
     names = [
@@ -244,13 +229,12 @@ def read_decisions(table: TableReader, images: Images, classes: Collection[str])
     summary = f"{count(names.count(None), 'image')} left out, {moved:,} relabelled"
     summary += f", {uses['keep']:,} kept" * (uses["keep"] > 0)
     summary += f", {uses[UNDECIDED]:,} undecided (used as they are)" * (uses[UNDECIDED] > 0)
-    return Decisions(
+    return _Decisions(
         names=names,
         bad=tuple(entry for entry in images.bad if entry[0] not in changes),
         summary=summary,
         rows=len(actions),
         missing={name: action for name, action in actions.items() if name not in known},
-        unreadable=unreadable,
     )
 
 

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import islice
@@ -397,14 +397,6 @@ def merge_inspections(images: Images, shards: Iterable[Images], *, allow_bad: bo
                 yield row
 
     return collect(images, merged(), allow_bad=allow_bad)
-
-
-def readable_now(folder: Images, paths: Collection[str], *, max_pixels: int) -> list[str]:
-    """Return those of the given files of a folder that can be read and decoded completely."""
-    root, read = os.fspath(folder.root), OpenedImage.facts
-    asked = [file for file in folder.rows if file.path in paths]
-    results = (inspect_file(root, file, read, max_pixels=max_pixels) for file in asked)
-    return [result.path for result in results if isinstance(result, Row)]
 
 
 def describe_counts(bad: int, good: int, *, different: int) -> str:

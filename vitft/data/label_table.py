@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
 from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
-from vitft.data.listed_files import same_names_below
 from vitft.data.parts import (
     CHOSEN,
     CHOSEN_PARTS,
@@ -100,14 +99,12 @@ class _LabelColumn:
         }
         """Mapping from the nonempty cells to their meaning as flags, if any; 1.0 means 1."""
         self.is_flag = bool(self.values) and None not in self.values.values()
-        known = [n for n in numbers.values() if n is not None]
-        self.has_numbers, self.has_fractions = bool(known), any(n % 1 for n in known)
-        self.has_minus = -1 in known
+        self.numbers = [n for n in numbers.values() if n is not None]
 
     def is_index(self, images: int) -> bool:
         """Return whether the column has another value for each image, like an index or a remark."""
         differs = len(self.values) >= max(2, images) and "" not in self.cells
-        return differs and not self.is_flag and not self.has_fractions
+        return differs and not self.is_flag and not any(n % 1 for n in self.numbers)
 
 
 class _LabelParser:
@@ -159,7 +156,7 @@ class _LabelParser:
         flags = [column for column in columns if column.is_flag]
         texts = [column for column in columns if column.values and not column.is_flag]
         fix = "write 1 if the image has the label, otherwise 0"
-        if numbers := [column for column in texts if column.has_numbers]:
+        if numbers := [column for column in texts if column.numbers]:
             cell = next(cell for cell, flag in numbers[0].values.items() if flag is None)
             problem = f"the cell is {cell[:40]!r}, but a label column has 0 or 1"
             if rest := ",".join(column.name for column in columns if column not in numbers):
@@ -176,7 +173,7 @@ class _LabelParser:
             example += " (if the values mean yes or no, write 1 or 0)" * (len(texts[0].values) == 2)
         remarks = {
             "-1 is read as no, not as unknown, in": [
-                column for column in flags if column.has_minus
+                column for column in flags if -1 in column.numbers
             ],
             "an empty cell is read as no, not as unknown, in": blank,
             f"labels such as {example} are read from": texts,
@@ -518,21 +515,14 @@ class _RowParser:
             self.reader.checked(cells[i], self.header[i], is_label=True) for i in self.labels
         )
         label = " ".join(cell.strip() for cell in labels).strip()
-        chosen = self.cell_named(CHOSEN, cells)
+        named = zip(self.header, cells, strict=True)
+        chosen = next((cell for title, cell in named if title.strip().lower() == CHOSEN), "")
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
         split = texts.get("split", "").strip()
         part = CHOSEN_PARTS.get(split) or part_named(split) if split else ""
         self.splits.add(split.lower())
-        reason = "" if label else self.cell_named("error", cells)
-        if path and reason and _is_predicted(self.header, self.labels):
-            raise self.reader.error(
-                f"vitft predict could not read {path} ({reason}), so it has no class",
-                column=self.header[self.labels[0]],
-                fix="remove the lines with an error (column error), or repair the files and run "
-                "vitft predict again",
-            )
         if not path or (split and not part):
             problem = f"the split is {split[:40]!r} instead of train, val or test"
             fix = "correct the cell, or ignore the column with --set data.split_column=none"
@@ -549,10 +539,6 @@ class _RowParser:
         else:
             self.listed.append(row)
 
-    def cell_named(self, name: str, cells: Sequence[str]) -> str:
-        pairs = zip(self.header, cells, strict=True)
-        return next((str(cell) for title, cell in pairs if title.strip().lower() == name), "")
-
     def check_same(self, first: _Line, row: _Line) -> None:
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
@@ -563,8 +549,6 @@ class _RowParser:
                 ways.append("give the image both labels with --set data.labels=several")
             if role == "label" and _box_columns(self.header):
                 ways.append("crop each box to an image of its own")
-            if len(found := same_names_below(self.root, row.path)) > 1:  # of different files
-                ways = [f"write paths relative to {self.root}, such as {' and '.join(found[:2])}"]
             raise self.reader.error(
                 f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
                 f"{first.number}) and {new or 'nothing'} (here)",

@@ -22,7 +22,7 @@ from vitft.data.walk import Walk, is_surely_no_image
 from vitft.data.web import is_url
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError
-from vitft.system.suggest import folded, namesakes, near_paths
+from vitft.system.suggest import folded, near_paths
 from vitft.system.text import count, describe_os_error, listing, redacted, shell_quote
 
 if TYPE_CHECKING:  # it imports numpy
@@ -242,12 +242,3 @@ def _probably_meant(name: str) -> list[str]:
         wants_file = bool(Path(name).suffix)
         return [str(path) for path in near if path.is_file() or not wants_file]
     return []
-
-
-def same_names_below(root: Path, name: str) -> list[str]:
-    """Return the relative paths of files of a name in the subfolders of a folder, at most three."""
-    if os.sep in name:
-        return []
-    found = namesakes(root, folded(name), os.DirEntry.is_file)
-    inside = (path for path in found if path.is_relative_to(root) and os.pardir not in path.parts)
-    return [str(path.relative_to(root)) for path in inside]

@@ -45,7 +45,7 @@ _MAX_LINE = 2**16  # maximum number of characters in a line of a list
 _TOO_LONG = f"has a line of more than {_MAX_LINE:,} characters, so it is not a list of paths"
 _HEAD = 4096  # bytes of standard input used to tell an image from a list
 _MAX_STDIN = 2**28  # maximum size in bytes of an image on standard input
-FETCHING, FETCHED_AHEAD = 8, 32
+_FETCHING, _FETCHED_AHEAD = 8, 32
 """Number of concurrent downloads, and maximum number of images fetched ahead."""
 
 
@@ -301,7 +301,7 @@ def _split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 
 
 def with_fetched(
-    items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = FETCHED_AHEAD
+    items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = _FETCHED_AHEAD
 ) -> Iterator[ImageSource]:
     """Yield the sources in order, with bytes fetched ahead; at most `others` are in memory."""
 
@@ -312,21 +312,18 @@ def with_fetched(
             return replace(item, error=error.reason)
 
     waiting: deque[Future[ImageSource]] = deque()
-    with contextlib.ExitStack() as stack:
-        pool: ThreadPoolExecutor | None = None
+    pool = ThreadPoolExecutor(_FETCHING, thread_name_prefix="vitft-fetch")
+    try:
         for item in items:
-            if not item.url:
-                waiting.append(Future())
+            waiting.append(pool.submit(fetched, item) if item.url else Future())
+            if not item.url:  # no thread is started for images on this machine
                 waiting[-1].set_result(item)
-            else:
-                if pool is None:
-                    pool = ThreadPoolExecutor(FETCHING, thread_name_prefix="vitft-fetch")
-                    stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-                waiting.append(pool.submit(fetched, item))
             while waiting and (len(waiting) >= others or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
