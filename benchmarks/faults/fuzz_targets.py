@@ -38,7 +38,7 @@ from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.predict.numpy_engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import UsageError, VitftError
-from vitft.training.best import RunningMetrics
+from vitft.training.loop import RunningMetrics
 
 MAX_PIXELS = 4_000_000
 

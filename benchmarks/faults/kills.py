@@ -9,7 +9,6 @@ state of the optimiser, the other overwrites its last state in place.
 """
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -19,8 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from benchmarks.faults import forked
@@ -35,32 +34,27 @@ from benchmarks.faults.small_run import (
 from benchmarks.timing import counts
 from vitft.training import stages
 from vitft.training.loop import Trainer
-from vitft.training.state import State, TrainerFacts, load_trainer_state, state_metadata
+from vitft.training.state import State, load_trainer_state, save_state
 
 OPTIONS = (*AUGMENTED, *TRAINING, "--epochs", "12")
 
 
-def without_optimiser(trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts) -> None:
+def without_optimiser(
+    trainer: Trainer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
     """Load everything but the state of the optimiser."""
     kept = {name: value for name, value in tensors.items() if not name.startswith("optimizer/")}
     load_trainer_state(trainer, kept, facts)
 
 
-def in_place(
-    folder: Path, _stage: int, _step: int, state: State, best: Mapping[str, Tensor] | None
-) -> str:
+def in_place(folder: Path, state: State) -> None:
     """Write each state over the last one."""
-    folder.mkdir(exist_ok=True)
-    facts = dict(state.facts)
-    wanted = [("state-0-00000000.safetensors", state.tensors)]
-    if best is not None:
-        facts["best_file"] = "best-0-00000000.safetensors"
-        wanted.insert(0, (facts["best_file"], best))
-    for name, tensors in wanted:
-        plain = {key: value.detach().contiguous() for key, value in tensors.items()}
-        text = json.dumps({} if name.startswith("best") else facts)
-        (folder / name).write_bytes(to_safetensors(plain, metadata=state_metadata(text, plain)))
-    return str(facts["best_file"])
+    one = folder / "state-0-00000000.safetensors"
+    save_state(folder / "new", state)
+    (written,) = (folder / "new").iterdir()
+    with one.open("wb") as file:
+        file.write(written.read_bytes())
+    shutil.rmtree(folder / "new")
 
 
 def forget_optimiser() -> None:

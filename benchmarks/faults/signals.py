@@ -173,7 +173,7 @@ def is_kept(out: Path, steps: int) -> bool:
     """Return whether the completed steps, or the trained model, are on the disk."""
     try:
         state = newest_state(out / "resume") if (out / "resume").is_dir() else None
-        if state is not None and state[0].facts["step"] >= steps:
+        if state is not None and state.facts["step"] >= steps:
             return True
         load_checkpoint(out / "model.safetensors")
         return (out / "eval.json").is_file()

@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from tests.support.hostile_run import (
 from vitft.cli.main import main
 from vitft.data import EvalTransform
 from vitft.models import Card, VisionTransformer, ViTConfig, save_checkpoint
-from vitft.training import RunningMetrics
+from vitft.training import StepResult, StepStage
 
 SECONDS = 20
 """Time after which a command hangs; each takes less than two."""
@@ -52,11 +51,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_checkpoint(here / "w.safetensors", VisionTransformer(config).state_dict(), card)
     draw_folder(here / "data", per_class=36)
     draw_folder(here / "fresh", per_class=2)
-    add = RunningMetrics.add
+    on_step = StepStage.on_step
 
-    def stop_at(self: RunningMetrics, step: Any) -> None:
-        add(self, step)
-        if self.steps == STEPS:
+    def stop_at(self: StepStage, step: StepResult) -> None:
+        on_step(self, step)
+        if step.step + 1 == STEPS:
             os.kill(os.getpid(), signal.SIGTERM)
 
     os.chdir(here)
@@ -65,7 +64,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         given += ["--cache", "none"]
         assert main([*given, "--out", "run"]) == 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunningMetrics, "add", stop_at)
+            patch.setattr(StepStage, "on_step", stop_at)
             steps = ["--train", "all", "--epochs", "9", "--batch-size", "8", "--out", "half"]
             assert main([*given, *steps]) == 143
     finally:

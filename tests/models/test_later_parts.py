@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitft import load_pretrained
-from vitft.config import TrainSpec
+from vitft.config import OptimSpec, TrainSpec
 from vitft.data import EvalTransform
 from vitft.explain import Method, attention_maps, explain, rollout
 from vitft.export import Int8Format, OnnxFormat, TorchExportFormat, TrainedRun
@@ -27,7 +27,7 @@ from vitft.models import (
     merge_adapters,
     save_checkpoint,
 )
-from vitft.training import layer_numbers
+from vitft.training import parameter_groups
 
 METHODS: tuple[Literal["relevance", "rollout", "attention"], ...] = (
     "relevance", "rollout", "attention",
@@ -174,7 +174,9 @@ def test_every_way_to_freeze_trains_attention_pooling_with_the_last_blocks_only(
 
     pooling = {name: sum("attn_pool" in n for n in names) for name, names in trained.items()}
     assert pooling == {"head": 0, "blocks:1": 13, "all": 13}
-    assert layer_numbers(model)["attn_pool.q.weight"] == layer_numbers(model)["norm.weight"] == 3
+    groups = parameter_groups(model, OptimSpec(layer_decay=0.5))
+    last = {id(p) for group in groups if group["lr_scale"] == 1 for p in group["params"]}
+    assert {id(model.norm.weight), id(model.get_parameter("attn_pool.q.weight"))} <= last
 
 
 # rotary positions ---------------------------------------------------------------------------------

@@ -19,18 +19,16 @@ def results(group: ProcessGroup) -> dict[str, Any]:
     assert claim is not None
     claimed = [claim(bytes([i] * 32)) for i in range(6)]
     group.barrier()
-    parts = [torch.full((2,), 2.0**rank, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]
     own = items[group.indices(10, 2, rank)]
     return {
         "group": [group.rank, group.size, group.is_main],
         "summed": [first.tolist(), second.tolist(), values, group.all_reduce([], (1.0,))],
         "largest": group.all_reduce_max(10 - rank),
-        "broadcast": [group.broadcast(f"of {rank}"), group.broadcast(f"of {rank}", source=2)],
+        "broadcast": group.broadcast(f"of {rank}"),
         "main only": group.main_only(lambda: rank),
         "gathered": group.gather({"rank": rank}),
         "rows": group.all_gather(own, 10, 2).tolist(),
         "few rows": group.all_gather(items[: rank == 0], 1).tolist(),
-        "reduced": [part.tolist() for part in group.reduce_to_main(parts)],
         "claimed": claimed,
         "device": str(group.device),
     }

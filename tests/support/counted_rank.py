@@ -2,8 +2,7 @@
 
 `python -m tests.support.counted_rank COMMAND ...` writes `counts-RANK.json` to the current folder.
 With KILL_AFTER=N, the process kills itself with SIGKILL in the middle of the feature pass, once it
-has cached N images. With STOP_IN_STAGE, it sends itself a SIGTERM when it begins to solve the head.
-With CHUNK_ROWS=N, every feature matrix counts as large and is read in chunks of N rows.
+has cached N images. With STOP_IN_STAGE, it sends itself a SIGTERM once it has solved the head.
 """
 
 import functools
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vitft.cli.main import main
-from vitft.features import extract, head, logistic, run_prefix
-from vitft.training import extract_features, head_stage, run
+from vitft.features import extract, head, run_prefix
+from vitft.training import head_stage, run
 
 DATA = os.path.realpath("data")
 opened: Counter[str] = Counter()
@@ -91,35 +90,20 @@ def patch(module: Any, name: str, function: object) -> None:
     setattr(module, name, function)
 
 
-def rows_of_last_fit(objective: logistic.HeadObjective, _: Any) -> int:
-    """Return how many rows a process sums over; 0 in cross-validation, on features in memory."""
-    is_last = objective.problem.standardizer is not None
-    return len(objective.x) // objective.stride if is_last else 0
-
-
 def start() -> int:
     """Run the command with its counters, and write the counts."""
     sys.addaudithook(count_opened)
     patch(extract, "run_prefix", counted("computed", run_prefix, lambda _, x: len(x)))
-    patch(run, "extract_features", noting_pass(extract_features))
+    patch(run, "extract_features", noting_pass(vars(run)["extract_features"]))
     for name in ("rough_fit", "solve_logistic"):
         patch(head, name, counted("fits", getattr(head, name)))
     if after := int(os.environ.get("KILL_AFTER", "0")):
         patch(time, "monotonic", iter(itertools.count(0, 301)).__next__)  # write at once
         patch(extract.Extractor, "save", dying(extract.Extractor.save, after))
-    if rows := int(os.environ.get("CHUNK_ROWS", "0")):
-        patch(logistic, "LARGE_VALUES", 0)
-        for module in (logistic, head_stage):
-            patch(module, "CHUNK_ROWS", rows)
-        patch(
-            logistic.HeadObjective,
-            "sums",
-            counted("summed", logistic.HeadObjective.sums, rows_of_last_fit),
-        )
     if "STOP_IN_STAGE" in os.environ:
-        patch(head_stage, "HeadSolver", stopping(head_stage.HeadSolver))
+        patch(head_stage, "validate", stopping(vars(head_stage)["validate"]))
     code = main(sys.argv[1:])
-    counts = {**after_pass, "fits": called["fits"], "summed": called["summed"]}
+    counts = {**after_pass, "fits": called["fits"]}
     counts["opened in all"] = opened
     Path(f"counts-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(counts))
     return code

@@ -49,13 +49,12 @@ def start_ranks(
     own_homes: bool = False,
     kill_rank: int = -1,
     stop_rank: int = -1,
-    chunk_rows: int = 0,
 ) -> list[Process]:
     """Start a counted command as `size` ranks, in a folder each of them writes its counts to.
 
     With `own_homes`, the ranks do not share a cache, as on machines without a common folder. The
-    rank `kill_rank` kills itself after 16 computed images; `stop_rank` sends itself a SIGTERM when
-    it begins to solve the head. With `chunk_rows`, features are read in chunks of so many rows.
+    rank `kill_rank` kills itself after 16 computed images; `stop_rank` sends itself a SIGTERM
+    once the head is solved.
     """
     port, processes = free_port(), []
     for rank in range(size):
@@ -63,8 +62,6 @@ def start_ranks(
         environment = rank_environment(own, rank, size, port)
         if rank == kill_rank:
             environment["KILL_AFTER"] = "16"
-        if chunk_rows:
-            environment["CHUNK_ROWS"] = str(chunk_rows)
         if rank == stop_rank:
             environment["STOP_IN_STAGE"] = "1"
         processes.append(

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from vitft.metrics import Metrics, score_interval
-from vitft.system import RunError
-from vitft.training import BestWeights, is_better
+from vitft.training import BestWeights
 
 
 def metrics(top1: float, loss: float, images: int = 100) -> Metrics:
@@ -38,9 +37,12 @@ def metrics(top1: float, loss: float, images: int = 100) -> Metrics:
 def test_accuracy_decides_beyond_its_noise_and_the_loss_within_it(
     new: Metrics, best: Metrics, expected: bool
 ) -> None:
-    highest = max(new["top1"], best["top1"])
+    found = BestWeights(small_model())
+    for one in (best, new):
+        found.update(one)
 
-    assert is_better(new, best, highest) is expected
+    assert found.results["best_epoch"] == (2 if expected else 1)
+    assert (found.results["epochs"], found.results["loss"]) == (2, (best, new)[expected]["loss"])
 
 
 def test_the_best_epoch_does_not_drift_below_the_highest_accuracy() -> None:
@@ -54,11 +56,14 @@ def test_the_best_epoch_does_not_drift_below_the_highest_accuracy() -> None:
     assert best.results["epochs"] == 4
 
 
-def test_the_noise_counts_groups() -> None:
-    few = cast("Metrics", {**metrics(0.88, 0.4), "top1_interval": (0.6, 0.97)})  # few groups
+@pytest.mark.parametrize(("interval", "best"), [((0.6, 0.97), 2), ((0.8, 0.93), 1)])
+def test_the_noise_counts_groups(interval: tuple[float, float], best: int) -> None:
+    found = BestWeights(small_model())
 
-    assert is_better(few, metrics(0.95, 0.5), 0.95)
-    assert not is_better(metrics(0.88, 0.4), metrics(0.95, 0.5), 0.95)
+    found.update(metrics(0.95, 0.5))
+    found.update(cast("Metrics", {**metrics(0.88, 0.4), "top1_interval": interval}))
+
+    assert found.results["best_epoch"] == best
 
 
 def small_model() -> Any:
@@ -69,39 +74,16 @@ def small_model() -> Any:
     return model
 
 
-EPOCHS = [metrics(0.5, 0.4), metrics(0.5, 0.3), metrics(0.5, 0.6), metrics(0.5, 0.35)]
-
-
 def test_what_was_saved_is_loaded() -> None:
     best, again = BestWeights(small_model()), BestWeights(small_model())
-    assert best.facts()["figures"] is None
-    again.load(best.facts(), {}, "")
+    for loss in (0.4, 0.3, 0.6, 0.35):
+        best.update(metrics(0.5, loss))
     assert not again.results
-    assert (again.head_results, again.epochs) == (None, 0)
-    for found in EPOCHS:
-        best.update(found)
-    best.head_results = cast("Any", {"l2": 0.1})
 
-    again.load(best.facts(), best.weights, "best.safetensors")
+    again.facts, again.weights = best.facts, best.weights
+    again.restore()
 
     assert again.results == best.results
-    assert (again.epochs, again.epochs_since_best) == (4, 2)
-    assert again.weights == best.weights
-    assert again.file == "best.safetensors"
+    assert torch.equal(again.model[0].weight, best.weights["0.weight"])
     again.update(metrics(0.5, 0.5))
-    assert (again.epochs_since_best, again.results["best_epoch"]) == (3, 2)
-
-
-def test_weights_of_another_shape_are_refused_with_the_name_of_their_file() -> None:
-    best = BestWeights(small_model())
-    best.update(EPOCHS[0])
-    weights = {"0.weight": torch.zeros(1, 2)}
-
-    best.load(best.facts(), weights, "best-0.safetensors")
-    with pytest.raises(
-        RunError, match=r"weights in best-0\.safetensors do not fit .* 0\.weight has"
-    ):
-        best.restore()
-    best.load(best.facts(), weights, "")
-    with pytest.raises(RunError, match=r"weights in resume/ do not fit"):
-        best.restore()
+    assert (again.facts["since"], again.results["best_epoch"]) == (3, 2)

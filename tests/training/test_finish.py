@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +10,12 @@ from torch.nn import functional as F
 
 from tests.conftest import draw_folder, tiny_home
 from tests.support.fail_points import FailPoints, Killed
-from tests.support.training_data import data_set, file_digest, row
 from tests.training.test_run import run_it
-from vitft.data import EvalTransform, Images, open_image
+from vitft.data import Images, open_image
 from vitft.models import load_checkpoint
 from vitft.predict import Predictor
 from vitft.system import ResourceError
-from vitft.training import Result, StageInputs, exact_logits
+from vitft.training import Result
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +64,6 @@ def test_the_saved_model_computes_the_saved_logits(home: Path, done: Result) -> 
     torch.testing.assert_close(answered, kept, atol=1e-4, rtol=1e-4)
     right = (kept.argmax(dim=-1) == torch.tensor([row.label for row in val])).float().mean()
     assert right.item() == pytest.approx(done.figures["top1"])
-
-
-def test_logits_recomputed_from_pixels_are_those_of_the_model(tmp_path: Path) -> None:
-    folder = draw_folder(tmp_path / "colours", per_class=2)
-    paths = sorted(folder.rglob("*.png"))
-    rows = [row(f"{p.relative_to(folder)}", 0, sha256=file_digest(p)) for p in paths]
-    data = data_set(rows, root=folder, transform=EvalTransform(image_size=(4, 4)))
-    inputs: Any = StageInputs(data=data, cut=None, extractor=None)  # type: ignore[arg-type]
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
-
-    found = exact_logits(inputs, model, rows)
-
-    ((_, pixels),) = data.decode(rows, 6)
-    torch.testing.assert_close(found, model(data.transform.normalise(pixels)).detach())
-    assert exact_logits(inputs, model, []).shape == (0,)
 
 
 def test_calibration_improves_the_held_out_metrics(home: Path, done: Result) -> None:

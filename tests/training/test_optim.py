@@ -1,7 +1,5 @@
 """Learning-rate schedule, parameter groups and optimiser."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,6 @@ from vitft.training import (
     WeightAverage,
     lr_at,
     parameter_groups,
-    with_step_defaults,
 )
 
 
@@ -31,22 +28,6 @@ from vitft.training import (
 )
 def test_learning_rate_follows_warmup_then_cosine(step: int, lr: float) -> None:
     assert lr_at(step, 100, peak=1.0, warmup=0.1) == pytest.approx(lr)
-
-
-def test_missing_settings_of_a_training_loop_depend_on_the_model_and_the_images(
-    tiny_vit: VisionTransformer,
-) -> None:
-    few = with_step_defaults(OptimSpec(), "head,all", tiny_vit, 100)
-    many = with_step_defaults(OptimSpec(), "all", tiny_vit, 5000)
-    given = with_step_defaults(OptimSpec(lr=0.3, batch_size=5), "all", tiny_vit, 5000)
-    normed: Any = nn.Sequential(nn.BatchNorm1d(3))
-    normed.blocks, normed.config = [nn.Linear(3, 3)], tiny_vit.config
-    with_norm = with_step_defaults(OptimSpec(lr=0.3), "all", normed, 100)
-
-    assert (few.lr, few.batch_size) == (5e-4, 8)
-    assert (many.lr, many.batch_size) == (5e-4, 32)
-    assert (given.lr, given.batch_size) == (0.3, 5)
-    assert with_norm.batch_size == 32
 
 
 def test_training_pre_logits_needs_a_model_that_has_them(tiny_vit: VisionTransformer) -> None:

@@ -6,18 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
 
 import vitft
 from tests.conftest import draw_folder
 from tests.models.test_timm_model import random_model, saved
 from tests.training.test_run import run_it
 from vitft import Trained
-from vitft.features import Cut, Features, Prefix, cut_model
-from vitft.models import VisionTransformer, ViTConfig
+from vitft.features import Features
 from vitft.predict import Predictor
 from vitft.report import write_report
-from vitft.training import intermediate_blocks
 
 NOTE = "unlike the training images"
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -111,31 +108,6 @@ def test_the_reference_describes_the_features_of_the_trained_model(
     assert reference.intermediate is not None
     for found, kind in ((reference, features), (reference.intermediate, more)):
         assert found.centre == pytest.approx(kind.mean(axis=0), abs=0.05 * float(kind.std()))
-
-
-@pytest.mark.parametrize(
-    ("depth", "read", "frozen", "expected"),
-    [
-        (12, 1, None, 9),
-        (24, 1, None, 18),
-        (12, 1, 10, 10),  # the output of the frozen blocks
-        (12, 6, None, 6),  # the head reads blocks 7 to 12
-        (2, 1, None, 1),
-        (1, 1, None, 0),
-        (3, 3, None, 0),
-        (12, 1, 12, 0),  # only the head was trained
-    ],
-)
-def test_the_intermediate_feature_comes_after_three_quarters_of_the_blocks(
-    depth: int, read: int, frozen: int | None, expected: int
-) -> None:
-    config = ViTConfig(
-        image_size=(4, 4), patch_size=(4, 4), width=4, heads=1, depth=depth, read_blocks=read
-    )
-    model = VisionTransformer(config)
-    cut = cut_model(model, "all") if frozen is None else Cut(Prefix(model, frozen), nn.Identity())
-
-    assert intermediate_blocks(cut, model) == expected
 
 
 @pytest.mark.parametrize("stages", ["head", "all"])

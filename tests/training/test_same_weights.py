@@ -12,7 +12,6 @@ from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
 from vitft.models import Provenance, load_checkpoint, save_checkpoint
-from vitft.training import WEIGHTS_FILE
 
 pytestmark = pytest.mark.long
 
@@ -113,7 +112,7 @@ def test_a_run_without_a_record_of_its_weights_is_resumed_but_damage_is_refused(
     run = tmp_path / "run"
     stop = ["--weights", str(tiny_weights), "--out", str(run), "--max-time", "0.001s"]
     assert main([*words, *stop]) == 0
-    record = run / "resume" / WEIGHTS_FILE
+    record = run / "resume" / "weights.json"
     record.unlink()
     if content is not None:
         record.write_text(content)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import draw_folder
+from tests.support.training_data import row
 from tests.training.test_stages import outcome, resumed, start, stop_after
-from vitft.training import sample_order
+from vitft.config import TrainSpec
+from vitft.training import epoch_order
 
 SKEWED = [0] * 20 + [1] * 7 + [2] * 3  # 30 images, 10 of each class in a balanced epoch
 BALANCED: dict[str, dict[str, Any]] = {
@@ -28,28 +30,30 @@ def skewed(tmp_path: Path) -> Path:
     return root
 
 
-def classes_of(epoch: int, seed: int = 0) -> Counter[int]:
-    return Counter(np.array(SKEWED)[sample_order(SKEWED, seed, epoch, balanced=True)].tolist())
+ROWS = [row(str(i), label) for i, label in enumerate(SKEWED)]
+
+
+def order_of(epoch: int, seed: int = 0, *, balanced: bool = True) -> list[int]:
+    train = TrainSpec(seed=seed, sampling="balanced" if balanced else "shuffled")
+    return epoch_order(ROWS, train, epoch).tolist()
 
 
 def test_an_epoch_is_every_image_once_by_default() -> None:
-    order = sample_order(SKEWED, 0, 0, balanced=False)
+    order = order_of(0, balanced=False)
 
-    assert sorted(order.tolist()) == list(range(30))
+    assert sorted(order) == list(range(30))
     # The order of runs of earlier versions, which may have been stopped in the middle.
-    assert order.tolist() == np.random.default_rng([0, 0]).permutation(30).tolist()
+    assert order == np.random.default_rng([0, 0]).permutation(30).tolist()
 
 
 @pytest.mark.parametrize("epoch", range(5))
 def test_in_a_balanced_epoch_each_class_is_equally_frequent(epoch: int) -> None:
-    assert classes_of(epoch) == {0: 10, 1: 10, 2: 10}
+    assert Counter(SKEWED[i] for i in order_of(epoch)) == {0: 10, 1: 10, 2: 10}
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7])
 def test_over_a_run_every_image_of_a_class_is_used_equally_often(epochs: int) -> None:
-    used = Counter(
-        i for e in range(epochs) for i in sample_order(SKEWED, 3, e, balanced=True).tolist()
-    )
+    used = Counter(i for epoch in range(epochs) for i in order_of(epoch, 3))
 
     for label in range(3):
         own = [used[i] for i, known in enumerate(SKEWED) if known == label]
@@ -57,12 +61,9 @@ def test_over_a_run_every_image_of_a_class_is_used_equally_often(epochs: int) ->
 
 
 def test_the_order_belongs_to_seed_and_epoch() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        return sample_order(SKEWED, seed, epoch, balanced=True).tolist()
-
-    assert order(0, 1) == order(0, 1)
-    assert order(0, 1) != order(0, 2)
-    assert order(0, 1) != order(1, 1)
+    assert order_of(1) == order_of(1)
+    assert order_of(1) != order_of(2)
+    assert order_of(1) != order_of(1, seed=1)
 
 
 @pytest.mark.long

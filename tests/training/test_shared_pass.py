@@ -92,27 +92,6 @@ def test_heads_are_equal_to_the_bit_and_fitted_by_the_main_process(
     assert [rank["fits"] for rank in runs[size][1:]] == [0] * (size - 1)
 
 
-def test_the_rows_of_a_large_matrix_are_summed_by_all_processes_to_the_same_bits(
-    home: Path, runs: dict[int, list[dict[str, Any]]]
-) -> None:
-    settings = ["optim.class_weights=true", "train.views=2", "train.head_blocks=1", "optim.l2=0.01"]
-    options = [word for setting in settings for word in ("--set", setting)]
-    heads, summed = [], []
-    for size in (1, 2, 4):
-        found = finish(
-            home, size, f"large{size}", *options, "--cache", f"cache{size}", chunk_rows=7
-        )
-        heads.append(load_checkpoint(home / f"large{size}" / "model.safetensors")[0])
-        summed.append([rank["summed"] for rank in found])
-
-    alone, *several = heads
-    assert all(torch.equal(alone[name], head[name]) for head in several for name in alone)
-    assert runs
-    for size, counted in zip((2, 4), summed[1:], strict=True):
-        assert summed[0][0] * 0.9 < sum(counted) < summed[0][0] * 1.1  # the same evaluations
-        assert max(counted) < 1.3 * sum(counted) / size  # 25 chunks
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_while_a_head_is_solved_stops_both(
     home: Path, runs: dict[int, list[dict[str, Any]]], rank: int

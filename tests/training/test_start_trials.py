@@ -7,9 +7,8 @@ import pytest
 
 from tests.conftest import tiny_home
 from vitft.config import Config, config_from_table, read_toml
-from vitft.metrics import StartTrial
 from vitft.report import read_run
-from vitft.training import Result, compare, run_finetuning
+from vitft.training import Result, run_finetuning
 
 LARGER = 24
 """Input size tried for the weights of the tests, which were made for 16 pixels."""
@@ -41,18 +40,9 @@ def finetune(home: Path, name: str, **given: Any) -> Result:
     return run_finetuning(settings(home, **given), out=home / name)
 
 
-def prefer(monkeypatch: pytest.MonkeyPatch, *, larger: bool) -> list[Any]:
-    """Decide the comparison; return a list to which the larger start is added."""
-    seen: list[Any] = []
-    original = compare
-
-    def decided(usual: Any, other: Any) -> StartTrial | None:
-        seen.append(other)
-        found = original(usual, other)
-        return None if found is None else {**found, "chosen": larger}
-
-    monkeypatch.setattr("vitft.training.start_trials.compare", decided)
-    return seen
+def prefer(monkeypatch: pytest.MonkeyPatch, *, larger: bool) -> None:
+    """Decide the comparison: no evidence is needed, or none is enough."""
+    monkeypatch.setattr("vitft.training.budget.EVIDENCE", -1e9 if larger else 1e9)
 
 
 def sides(result: Result) -> tuple[int, int]:
@@ -102,9 +92,9 @@ def test_a_larger_size_that_is_no_better_changes_nothing(
 def test_no_other_size_is_tried_where_it_was_not_asked_for(
     home: Path, monkeypatch: pytest.MonkeyPatch, heads_only: None, given: Any, why: str
 ) -> None:
-    seen = prefer(monkeypatch, larger=True)
+    prefer(monkeypatch, larger=True)
 
     result = finetune(home, "run", **given)
 
-    assert seen == [], why
+    assert "size" not in result.figures.get("budget", {}), why
     assert sides(result) == (16, 16)

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_stages import few, outcome, resumed, start, stop_after  # noqa: F401 - a fixture
-from vitft.training import (
-    TensorBoard,
-    finite_numbers,
-)
+from vitft.training import StepStage
 
 pytestmark = pytest.mark.long
 
@@ -37,12 +34,6 @@ def without_trackers(run: Path) -> dict[str, Any]:
     own = {"trackers.json", "tensorboard", "wandb"}
     found["files"] = [name for name in found["files"] if name not in own]
     return found
-
-
-def test_only_finite_numbers_are_logged() -> None:
-    figures = {"a": 1, "b": 0.5, "c": "x", "d": None, "e": float("nan"), "f": [1], "g": True}
-
-    assert finite_numbers(figures) == {"a": 1.0, "b": 0.5, "g": 1.0}
 
 
 # the libraries themselves ------------------------------------------------------------------------
@@ -89,21 +80,32 @@ def test_tensorboard_shows_a_resumed_run_like_one_that_never_stopped(
     assert without_trackers(stopped.run) == without_trackers(alone.run)
 
 
+class Killed(BaseException):
+    """Not caught anywhere."""
+
+
 @installed("tensorboard")
-def test_points_of_a_killed_process_after_the_last_state_are_hidden(tmp_path: Path) -> None:
-    def life(moments: list[int], **known: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            board = TensorBoard()
-            vars(board).update(known)
-            board.start(tmp_path, {})
-            board.log([(moment, {"loss": float(moment)}) for moment in moments])
-            board.writer.close()
+def test_points_of_a_killed_process_after_the_last_state_are_hidden(
+    few: Path,  # noqa: F811 - the fixture
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = StepStage.on_epoch
 
-    life([20, 40, 60])  # 20 alone was noted
-    life([40, 60, 80], id="tensorboard", last_moment=20)
+    def dies(stage: StepStage, epoch: int, started: float) -> None:
+        original(stage, epoch, started)
+        if epoch == 1:
+            raise Killed
 
-    assert [step for step, _ in scalars(tmp_path / "tensorboard")["loss"]] == [10, 20, 30, 40]
+    with monkeypatch.context() as patch:
+        patch.setattr(StepStage, "on_epoch", dies)
+        with pytest.raises(Killed):
+            start(few, tiny_weights, tmp_path / "run", told_by("tensorboard"))
+    resumed(tmp_path / "run")  # from the beginning: no state had been saved
+
+    shown = scalars(tmp_path / "run" / "tensorboard")
+    assert [step for step, _ in shown["val_loss"]] == [STEPS, 2 * STEPS, 3 * STEPS]
 
 
 @installed("mlflow")

@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import draw_folder
 from tests.training.test_stages import outcome
 from vitft.cli.main import main
-from vitft.training import CLIENTS
 
 
 class Recorded(ModuleType):
@@ -161,12 +160,13 @@ def test_an_unreachable_service_stops_a_new_run_but_none_that_is_resumed(
 
 
 def test_a_resumed_run_keeps_its_id_and_goes_on_after_the_last_step_of_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", Recorded(step=15))
+    _, before = train(monkeypatch, tmp_path, tiny_weights, "--max-time", "0.001s")
+    wandb = Recorded(step=15)  # steps 0 to 14, with an epoch
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
 
-    tracker = CLIENTS["wandb"]()
-    tracker.id = "abc"
-    tracker.start(tmp_path, {})
+    assert main(["finetune", "--resume", str(tmp_path / "x")]) == 0
 
-    assert (tracker.id, tracker.last_moment) == ("abc", 2 * 14 + 1)  # steps 0 to 14, with an epoch
+    assert wandb.started[0]["id"] == before.started[0]["id"]
+    assert [step for step, _ in wandb.points] == [18, 20, 27]

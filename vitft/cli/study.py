@@ -67,21 +67,23 @@ def _study_command(args: argparse.Namespace) -> int:
         )
 
     with heavy_imports():
-        from vitft.study.run import heading, run_study, short_rows, write_results
+        from vitft.study.run import leads, run_study, short_rows
 
-    study = run_study(plan, data=data, train=config.train, allow_pickle=args.allow_pickle)
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
     words += ["--allow-pickle"] * args.allow_pickle + [w for s in args.set for w in ("--set", s)]
-    write_results(study, f"vitft study {shell_join(words)}")
-    output.note(f"{heading(study)}. ± is the longer side of the interval (study.md has both)")
-    output.table(
-        ("images per class", *map(str, study.plan.shots)),
-        short_rows(study),
-        numbers=len(study.plan.shots),
+    study, described = run_study(
+        plan,
+        data=data,
+        train=config.train,
+        allow_pickle=args.allow_pickle,
+        command=f"vitft study {shell_join(words)}",
     )
+    output.note(f"{described}. ± is the longer side of the interval (study.md has both)")
+    counts = study["shots"]
+    output.table(("images per class", *map(str, counts)), short_rows(study), numbers=len(counts))
     output.note(HEAD_NOTE)
-    for text in lead_sentences(study.curves[0].name, study.leads(), study.plan.shots):
+    for text in lead_sentences(study["curves"][0]["name"], leads(study), counts):
         output.result(text)
     output.result(f"written: {plan.out}/study.png, study.md, study.json")
     return 0

@@ -25,25 +25,13 @@ _UNTRAINED = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureSource:
-    """A source of features to evaluate in a study: weights or a baseline."""
-
-    name: str
-    """Name in tables and on the chart: short for weights in a file."""
-    weights: str
-    """Name of the weights as passed to `finetune`, or name of the baseline."""
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.name in BASELINES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Validated inputs of a study."""
 
     folder: Images
-    sources: tuple[FeatureSource, ...]
+    sources: Mapping[str, str]
+    """Weights as passed to `finetune`, or name of the baseline, by the name in tables and on the
+    chart: short for weights in a file."""
     shots: tuple[int, ...]
     """Numbers of training images per class, in ascending order."""
     left_out: tuple[int, ...]
@@ -78,9 +66,9 @@ def check_study(
             fix="use one or more positive integers, e.g. --shots 5 10 25",
         )
     sources = _resolve_sources(weights)
-    for one in sources:
-        if not one.is_baseline:
-            check_weights_name(one.weights, allow_pickle=allow_pickle, allow_random=True)
+    for name, source in sources.items():
+        if name not in BASELINES:
+            check_weights_name(source, allow_pickle=allow_pickle, allow_random=True)
     folder = assign_parts(scan(prepare_data(data, spec := spec or DataSpec()), spec), "test")
     if folder.labels:
         raise one_class_only("vitft study")
@@ -105,8 +93,8 @@ def check_study(
     )
 
 
-def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
-    """Return the feature source for each name.
+def _resolve_sources(weights: Sequence[str]) -> dict[str, str]:
+    """Return the weights or the baseline of each feature source by its name.
 
     `none` means a randomly initialised model with the architecture of the first of the other
     weights in the list.
@@ -133,10 +121,8 @@ def _resolve_sources(weights: Sequence[str]) -> tuple[FeatureSource, ...]:
         plain = f"{start}{weights_name(name.removeprefix(start))}"
         short.append("none (random weights)" if name == _UNTRAINED else plain)
     names = distinct_names(short, weights)
-    return tuple(
-        FeatureSource(name=name, weights=untrained if typed == _UNTRAINED else typed)
-        for name, typed in zip(names, weights, strict=True)
-    )
+    sources = (untrained if typed == _UNTRAINED else typed for typed in weights)
+    return dict(zip(names, sources, strict=True))
 
 
 def fit_shots(

@@ -45,19 +45,8 @@ _ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 """(rows, views): uint8, (B, H, W, C)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ImageTable:
-    """Unaugmented views of all images, decoded once and kept on the device."""
-
-    positions: Mapping[str, int]  # mapping from each path to its row of `pixels`
-    pixels: Tensor  # views of all images, uint8 of shape (n, H, W, channels)
-
-    def batches(self, rows: Sequence[Row], sizes: Sequence[int]) -> _ImageBatches:
-        """Yield the views of `rows` in order, in batches of the given sizes."""
-        for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
-            chunk = rows[start : start + size]
-            positions = [self.positions[row.path] for row in chunk]
-            yield chunk, self.pixels[to_device(torch.tensor(positions), self.pixels.device)]
+_StoredImages = Callable[[Sequence[Row], Sequence[int]], _ImageBatches]
+"""Function that yields the stored views of rows in order, in batches of the given sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +117,8 @@ class Dataset:
                 chunk = [rows[number] for number in stack.indices]
                 yield chunk, to_device(torch.from_numpy(stack.pixels), self.device)
 
-    def load_images(self) -> _ImageTable | None:
-        """Return a table of all images, decoded by all processes; None if it would be too large."""
+    def load_images(self) -> _StoredImages | None:
+        """Decode all images, once, onto the device; None if they would take too much memory."""
         rows, size = self.manifest.rows, self.transform.image_size
         channels = self.transform.channels
         if not fits(len(rows), size, channels):
@@ -142,7 +131,15 @@ class Dataset:
                 pixels = chunk[:0] if is_idle else next(own)[1][..., :channels]
                 chunk.copy_(group.all_gather(pixels, len(chunk)))
                 progress.advance(len(chunk))
-        return _ImageTable({row.path: i for i, row in enumerate(rows)}, table)
+        positions = {row.path: i for i, row in enumerate(rows)}
+
+        def batches(chosen: Sequence[Row], sizes: Sequence[int]) -> _ImageBatches:
+            for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
+                chunk = chosen[start : start + size]
+                places = torch.tensor([positions[row.path] for row in chunk])
+                yield chunk, table[to_device(places, table.device)]
+
+        return batches
 
 
 def fold_groups(
@@ -174,7 +171,7 @@ class StageInputs:
     data: Dataset
     cut: Cut  # model cut at the freeze boundary of the stage
     extractor: Extractor | None  # of the frozen prefix; None if nothing is frozen
-    images: _ImageTable | None = None  # None if not needed or too large
+    images: _StoredImages | None = None  # None if not needed or too large
     limit: BatchLimit = field(default_factory=lambda: BatchLimit(8 * EVAL_BATCH))
     """Images evaluated at a time."""
 
@@ -202,31 +199,32 @@ def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
     return total - total % len({*labels}) if balanced and total else total
 
 
-def sample_order(labels: Sequence[int], seed: int, epoch: int, *, balanced: bool) -> _Order:
-    """Return the indices of an epoch's images, in the order in which they are used."""
-    random = np.random.default_rng([seed, epoch])
-    if not balanced:
-        return random.permutation(len(labels))
+def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
+    """Return the number of images in an epoch."""
+    labels = [row.label for row in rows]
+    return images_per_epoch(labels, balanced=train.sampling == "balanced")
+
+
+def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> _Order:
+    """Return the indices into `rows` of an epoch's images, in the order in which they are used."""
+    random = np.random.default_rng([train.seed, epoch])
+    if train.sampling != "balanced":
+        return random.permutation(len(rows))
     # The images of a class are drawn from a permutation that is reshuffled whenever it is used up.
     # Each epoch continues where the previous one ended, so over a run, the use counts of any two
     # images of a class differ by at most one.
-    known = np.asarray(labels)
-    classes = sorted({*labels})
-    each = len(labels) // len(classes)
+    known = np.array([row.label for row in rows])
+    classes = np.unique(known).tolist()
+    each = len(rows) // len(classes)
     drawn = []
     for label in classes:
         own = np.flatnonzero(known == label)
         places = np.arange(epoch * each, (epoch + 1) * each)
         piles = range(places[0] // len(own), places[-1] // len(own) + 1)
-        dealt = [np.random.default_rng([seed, label, pile, 1]).permutation(own) for pile in piles]
-        drawn.append(np.concatenate(dealt)[places - piles[0] * len(own)])
+        seeds = ([train.seed, label, pile, 1] for pile in piles)
+        dealt = np.concatenate([np.random.default_rng(seed).permutation(own) for seed in seeds])
+        drawn.append(dealt[places - piles[0] * len(own)])
     return random.permutation(np.concatenate(drawn))
-
-
-def _repeat_counts(order: _Order) -> list[int]:
-    """Return, for each position in the order, how often its image occurs before that position."""
-    seen = defaultdict[int, Iterator[int]](itertools.count)
-    return [next(seen[position]) for position in order.tolist()]
 
 
 def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
@@ -275,31 +273,17 @@ def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec)
     return [eval_view(transform), *crop_views(transform, crop, train.views, train.seed)]
 
 
-def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
-    """Return the number of images in an epoch."""
-    labels = [row.label for row in rows]
-    return images_per_epoch(labels, balanced=train.sampling == "balanced")
-
-
-def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> Tensor:
-    """Return the indices into `rows` of an epoch's images (see `sample_order`)."""
-    labels = [row.label for row in rows]
-    order = sample_order(labels, train.seed, epoch, balanced=train.sampling == "balanced")
-    return torch.from_numpy(order)
-
-
-def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Batch]:
-    """Return an iterator over unaugmented batches of the images in `rows`, in order."""
+def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Tensor]:
+    """Return an iterator over batches of inputs for the images in `rows`, in order, unaugmented."""
     data, size = inputs.data, EVAL_BATCH * 8
     if inputs.extractor is not None:
-        chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
-        features = ((chunk, to_device(inputs.features(chunk), data.device)) for chunk in chunks)
-        return (Batch(found, data.labels(chunk)) for chunk, found in features)
+        chunks = (rows[i : i + size] for i in range(0, len(rows), size))
+        return (to_device(inputs.features(chunk), data.device) for chunk in chunks)
     if inputs.images is not None:
-        views = inputs.images.batches(rows, [size] * -(-len(rows) // size))
+        views = inputs.images(rows, [size] * -(-len(rows) // size))
     else:
         views = data.decode(rows, EVAL_BATCH)
-    return (Batch(data.transform.normalise(pixels), data.labels(chunk)) for chunk, pixels in views)
+    return (data.transform.normalise(pixels) for _, pixels in views)
 
 
 def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> _EpochBatches:
@@ -330,25 +314,27 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
 
 
 def _fresh_inputs(
-    inputs: StageInputs, train: TrainSpec, epoch: int, order: Tensor, own: Sequence[range]
+    inputs: StageInputs, train: TrainSpec, epoch: int, order: _Order, own: Sequence[range]
 ) -> Iterator[tuple[Tensor, Sequence[Row]]]:
     """Yield inputs from newly generated views of the images at the places `own` of an order."""
     data, images, transform = inputs.data, inputs.images, inputs.data.transform
-    rows, repeats = data.manifest.train, _repeat_counts(order.numpy())
+    rows, seen = data.manifest.train, defaultdict[int, Iterator[int]](itertools.count)
+    repeats = [next(seen[i]) for i in order.tolist()]  # how often an image was used before
     crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None
     drawn = [rows[i] for i in order.tolist()]
     chosen = [(drawn[i], repeats[i]) for places in own for i in places]
     shuffled = [row for row, _ in chosen]
     if images is not None:
-        views = images.batches(shuffled, [len(places) for places in own if places])
+        views = images(shuffled, [len(places) for places in own if places])
     else:
-        keys = [view_key(f"{train.seed}/{epoch}", *each) for each in chosen] if crop else []
+        # Each use of an image in an epoch has its own random view
+        keys = [f"{train.seed}/{epoch}/{row.path}" + f"/{n}" * (n > 0) for row, n in chosen]
         views = data.decode(shuffled, len(own[0]) if own else 1, crop=crop, keys=keys)
     padding = train.padding or max(1, min(transform.image_size) // 8)
     moves: Tensor | None = None
     if train.augment == "shift":
         moves = draw_shifts(
-            order,
+            torch.from_numpy(order),
             torch.tensor(repeats),
             count=len(rows),
             seed=train.seed,
@@ -380,8 +366,3 @@ def _prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
         lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
     )
     return found.clone()  # autograd rejects inference tensors
-
-
-def view_key(key: str, row: Row, repeat: int) -> str:
-    """Return the seed key of a random view; each use of an image in an epoch has its own key."""
-    return f"{key}/{row.path}/{repeat}" if repeat else f"{key}/{row.path}"

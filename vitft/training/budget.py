@@ -1,20 +1,27 @@
-"""Choice of the layers to train within a time budget, by trials on the training images.
+"""What a run with a time budget tries: a larger input, other weights, and layers to train.
 
-A run with a budget first chooses its input size (see `start_trials`) and fits its head. It then
-tries candidates, each of which trains further layers. A candidate is trained on four fifths of the
-training images, starting from a head fitted to the same images, and is compared with this head on
-the remaining fifth. While it is not clear which candidate is best, trials are repeated with other
-images held out, as time allows. If a candidate is better than the head, the best one is trained
-again on all training images, starting from the head of the run. Otherwise, only the head is
-trained. The choice does not use validation images.
+A larger input shows a pretrained Vision Transformer more detail, with position embeddings that are
+interpolated (Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929, section 3.2). It helps on
+some data sets and not on others (benchmarks/notebook/heads.md), and it makes every later step
+slower. If there is time, the run compares heads at both sizes by cross-validation. If recommended
+other weights are in the local cache, a head is also fitted to their features, and the results show
+what they would gain. The run keeps the weights that the user has named.
+
+The run then fits its head and tries candidates, each of which trains further layers. A candidate is
+trained on four fifths of the training images, starting from a head fitted to the same images, and
+is compared with this head on the remaining fifth. While it is not clear which candidate is best,
+trials are repeated with other images held out, as time allows. If a candidate is better than the
+head, the best one is trained again on all training images, starting from the head of the run.
+Otherwise, only the head is trained. No choice uses validation images.
 """
 
 import copy
+import functools
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -23,38 +30,251 @@ import torch
 from torch import Tensor
 
 from vitft.config.run import Config, to_toml
-from vitft.config.sections import layers_text
-from vitft.data.image_table import Images
+from vitft.config.sections import WeightsSpec, layers_text
+from vitft.data.image_table import Images, Row
+from vitft.data.transforms import eval_view
+from vitft.features.cut import run_prefix
 from vitft.features.folds import stratified_folds, stratified_subset
-from vitft.features.head import HeadMethod, LinearHead, SolvedHead, solve_head
-from vitft.messages.training import describe_trial
+from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
+from vitft.features.pipeline import load_pipeline, read_several_blocks
+from vitft.messages.training import describe_start, describe_trial
 from vitft.metrics.calibration import fit_temperature, log_losses
 from vitft.metrics.classification import are_right, fraction_right
-from vitft.metrics.intervals import mean_error
-from vitft.metrics.results import BudgetResults, InterpolationResults, TrialResults
+from vitft.metrics.intervals import Floats, PairedDifference, mean_error
+from vitft.metrics.results import BudgetResults, InterpolationResults, StartTrial, TrialResults
+from vitft.models.pretrained.catalog import RANDOM, cached_alternatives, machine_speed
 from vitft.models.timm_model import Model
 from vitft.system import console
+from vitft.system.errors import WeightsError
 from vitft.system.text import count
 from vitft.training.batches import StageInputs, epoch_size, training_batches
-from vitft.training.best import RunningMetrics
 from vitft.training.fitted import Fitted
 from vitft.training.head_stage import inputs_to_head, of_last_block, read_last_block
-from vitft.training.loop import with_step_defaults
+from vitft.training.loop import RunningMetrics, with_step_defaults
 from vitft.training.reports import COMPUTED_IMAGES
-from vitft.training.setup import next_inputs
+from vitft.training.runtime import Runtime
+from vitft.training.setup import Start, compute_views, next_inputs
 from vitft.training.stages import image_logits, make_trainer
 from vitft.training.state import BUDGET_FILE, read_budget, untried, write_for_resume
 
 log = logging.getLogger(__name__)
 
-
-# trials: a candidate trained on most of the training images and scored on the rest ----------------
-
-MIN_TRIAL_IMAGES = 60  # with fewer training images, too few are held out to show a gain
+_MIN_TRIAL_IMAGES = 60  # with fewer training images, too few are held out to show a gain
 EVIDENCE = 2.0  # standard errors of a reduced held-out loss that need no confirmation
-_TRIAL_FOLDS = 5  # of the training images; each trial holds out one
-MAX_EPOCHS, MAX_STEPS = 12, 200
+
+
+def _tempered_losses(logits: Tensor, y: np.ndarray[Any, Any]) -> Floats:
+    """Return the cross-entropy (n,) of images after temperature scaling on these images."""
+    values = logits.double().numpy()
+    return log_losses(values / (fit_temperature(values, y) or 1.0), y)
+
+
+# other starts: a larger input and other weights, compared by cross-validated heads ----------------
+
+_ENLARGEMENT = 1.5  # factor between the sides of the larger and of the usual input
+_START_FRACTION = 0.06
+"""Maximum fraction of the remaining time spent on the features of another start, so that all layers
+can still be trained at a larger size: trial and final training take about 16 times as long."""
+_TIMED_BATCH = 4  # number of images per forward pass when the times of two models are compared
+_TIMED_IMAGES = 32  # images whose features are timed to estimate the time for all
+
+
+def try_other_starts(start: Start, runtime: Runtime) -> Start:
+    """Try a larger input size and other weights, if a new run has a time budget that allows it.
+
+    The larger size is chosen if the cross-validated loss of the head on the training images is
+    clearly lower there (see `EVIDENCE`). The start at the better size is returned, with the scores
+    of both trials.
+    """
+    spec, model, manifest = start.config.weights, start.pipeline.model, start.inputs.data.manifest
+    is_new = spec.name == "none" or spec.name.startswith(RANDOM)
+    has_time = start.config.train.budget and not runtime.resumed  # which has the size it has chosen
+    if not has_time or is_new or len(manifest.train) < _MIN_TRIAL_IMAGES:
+        return start
+    chosen, found = start, dict[str, StartTrial]()
+    if spec.image_size is None and (patch_size := model.config.patch_size):
+        height, width = (
+            round(_ENLARGEMENT * side / patch) * patch
+            for side, patch in zip(model.config.image_size, patch_size, strict=True)
+        )
+        larger = _start_with(start, replace(spec, image_size=(height, width)))
+        if (trial := _try_start(start, larger, runtime)) is not None:
+            found["size"] = trial
+            if trial["chosen"]:
+                _extract(larger, manifest.rows)
+                chosen = larger
+    if (trial := _try_weights(chosen, spec, runtime)) is not None:
+        found["weights"] = trial
+    return replace(chosen, trials=found)
+
+
+def _try_weights(start: Start, spec: WeightsSpec, runtime: Runtime) -> StartTrial | None:
+    """Fit the head to features of other weights from the cache; None if there are none to try.
+
+    `spec` are the settings of the run's weights before a size was chosen; the others share them.
+    """
+    data, origin, group = start.inputs.data, start.report.provenance, runtime.group
+
+    def most_accurate() -> str:
+        """Return the most accurate other weights in the cache for which there is time, or ""."""
+        left = start.config.train.budget_s - (time.monotonic() - runtime.started)
+        others = cached_alternatives(origin.get("name", ""), origin.get("licence", ""))
+        speed, images = machine_speed(data.device.type), len(data.manifest.rows)
+        fast = [one.name for one in others if one.seconds(images, speed) <= _START_FRACTION * left]
+        return fast[-1] if fast else ""
+
+    if not (name := group.main_only(most_accurate)):
+        return None
+    other: Start | None = None
+    try:
+        other = _start_with(start, replace(spec, name=name))
+    except WeightsError as error:  # e.g. a damaged file in the cache
+        log.info(f"the weights {name} were not tried: {error.problem}")
+    if group.all_reduce_max(int(other is None)) or other is None:
+        return None
+    if origin.get("sha256") == other.report.provenance.get("sha256"):  # a copy
+        return None
+    log.info(f"trying the weights {name} on the training images")
+    return _try_start(start, other, runtime, weights=name)
+
+
+def _try_start(
+    start: Start, other: Start, runtime: Runtime, *, weights: str = ""
+) -> StartTrial | None:
+    """Compare another start if there is time, and log it; None if classes are too small.
+
+    Other `weights`, if it has any, are never chosen.
+    """
+    data, group, began = start.inputs.data, runtime.group, time.monotonic()
+    seconds, rows, used = start.config.train.budget_s, data.manifest.train, runtime.used_s()
+    # The time for all features, from that of a few or, if these are cached, of a forward pass
+    seed, timed = other.config.train.seed, time.monotonic()
+    few = stratified_subset(data.labels(rows).cpu(), _TIMED_IMAGES, seed).tolist()
+    _extract(other, [rows[i] for i in few])
+    each = group.broadcast(time.monotonic() - timed) / len(few)
+    forward = group.broadcast(_forward_seconds(other)) / _TIMED_BATCH
+    expected = max(each, forward) * len(data.manifest.rows)
+    found: StartTrial | None
+    if expected > _START_FRACTION * (seconds - used):
+        found = {
+            "image_size": other.inputs.data.transform.image_size,
+            "chosen": False,
+            "seconds_needed": used + expected / _START_FRACTION,
+        }
+    else:
+        _extract(other, rows)
+        found = group.main_only(lambda: _compare(start, other))
+        if found is None:
+            return None
+        found["seconds"] = group.broadcast(time.monotonic() - began)
+    if weights:
+        found["weights"], found["chosen"] = weights, False
+    if "seconds" in found:  # the summary of the run names what was not tried
+        log.info(describe_start(found))
+    return found
+
+
+def _start_with(start: Start, weights: WeightsSpec) -> Start:
+    """Return the same run, images and split with another input size or other weights."""
+    config, data = replace(start.config, weights=weights), start.inputs.data
+    pipeline, report = load_pipeline(
+        data.manifest,
+        config.train.stages[0],
+        weights=config.weights,
+        model=config.model,
+        train=config.train,
+        max_pixels=config.data.max_pixels,
+        announce=False,
+    )
+    pipeline = read_several_blocks(pipeline, config.train, images=len(data.manifest.rows))
+    transform = replace(report.transform, grey_range=data.transform.grey_range)
+    pipeline = replace(pipeline, transform=transform)
+    extractor = pipeline.open_extractor(config.train, max_pixels=config.data.max_pixels)
+    data = replace(data, transform=transform)
+    inputs = replace(start.inputs, data=data, cut=pipeline.cut, extractor=extractor)
+    return replace(start, config=config, pipeline=pipeline, report=report, inputs=inputs)
+
+
+def _extract(start: Start, rows: Sequence[Row]) -> None:
+    """Compute and cache the features of images with the weights and input size of `start`."""
+    data, extractor = start.inputs.data, start.inputs.extractor
+    assert extractor is not None
+    height, width = data.transform.image_size
+    what = f"extracting features at {width}x{height} pixels"
+    compute_views(extractor, data, rows, [eval_view(data.transform)], what)
+
+
+def _compare(usual: Start, other: Start) -> StartTrial | None:
+    """Compare cross-validated heads for two starts; None if there are too few images per class."""
+    with console.quiet_step("comparing heads by cross-validation"):
+        first, second = _held_out_scores(usual), _held_out_scores(other)
+    if first is None or second is None:
+        return None
+    data = usual.inputs.data
+    rows, of_first, of_second = np.intersect1d(first[0], second[0], return_indices=True)
+    images = [data.manifest.train[i] for i in rows.tolist()]
+    truth, groups = data.labels(images).cpu(), data.user_groups(images)
+    usual_logits, logits = first[1][of_first], second[1][of_second]
+    usual_losses, losses = (
+        _tempered_losses(some, truth.numpy()) for some in (usual_logits, logits)
+    )
+    gain, error = usual_losses - losses, mean_error(usual_losses - losses, groups)
+    right, usual_right = are_right(logits, truth), are_right(usual_logits, truth)
+    paired = PairedDifference.of(right.numpy(), usual_right.numpy(), groups)
+    return {
+        "image_size": other.inputs.data.transform.image_size,
+        "chosen": bool(gain.mean() > EVIDENCE * error),
+        "usual_size": [*data.transform.image_size],
+        "images": len(images),
+        "top1": fraction_right(right),
+        "usual_top1": fraction_right(usual_right),
+        "loss": float(losses.mean()),
+        "usual_loss": float(usual_losses.mean()),
+        "error": error,
+        "gain_interval": paired.interval(),
+        "relative_time": _forward_seconds(other) / _forward_seconds(usual),
+    }
+
+
+def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None:
+    """Return indices (m,) of training images and their logits (m, C) from cross-validated heads."""
+    inputs, config, data = start.inputs, start.config, start.inputs.data
+    rows, names = data.manifest.train, data.manifest.outputs
+    x, y = inputs_to_head(start.pipeline.model, inputs, rows), data.labels(rows).cpu()
+    groups, seed, balanced = data.group_ids(rows), config.train.seed, config.balances
+    assert inputs.extractor is not None
+    solved = solve_head(
+        x,
+        y,
+        classes=len(names),
+        l2=config.optim.l2,
+        balanced=balanced,
+        seed=seed,
+        groups=groups,
+        read=inputs.extractor.prefix.leading,
+    )
+    method = solved.method
+    scores = cross_validate(x, y, names, method=method, balanced=balanced, seed=seed, groups=groups)
+    return None if scores is None else (scores[1][0].numpy(), scores[1][1])
+
+
+def _forward_seconds(start: Start) -> float:
+    """Return the time in seconds to compute the features of a few blank images, once warm."""
+    extractor, transform = start.inputs.extractor, start.inputs.data.transform
+    assert extractor is not None
+    shape = (_TIMED_BATCH, len(transform.mean), *transform.image_size)
+    pixels = torch.zeros(shape, device=extractor.device)
+    run_prefix(extractor.prefix, pixels).cpu()
+    began = time.perf_counter()
+    run_prefix(extractor.prefix, pixels).cpu()
+    return time.perf_counter() - began
+
+
+# candidates: layers to train after the head, and their trials -------------------------------------
+
+MAX_EPOCHS, _MAX_STEPS = 12, 200
 """Maximum number of epochs of a trial and of the final training, or of steps if that is more."""
+_TRIAL_FOLDS = 5  # of the training images; each trial holds out one
 _FURTHER = 3.0  # the chosen layers train for at most this many times the trial's epochs
 _MIN_STEPS = 80
 """Minimum number of steps of a trial. After fewer steps, layers that gain from training are often
@@ -66,49 +286,42 @@ _FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 loss chooses (`optim.interpolation`)."""
 _FORWARD = 1 / 3  # fraction of a training step's time that a forward pass takes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSettings:
-    """Candidate of a run with a time budget: layers to train after the head, and their settings."""
-
-    layers: str  # layers in the notation of `train.layers`
-    optim: Mapping[str, Any] = field(default_factory=dict)
-    train: Mapping[str, Any] = field(default_factory=dict)
-
-    def config(
-        self, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0
-    ) -> Config:
-        """Return the settings of a run that fits the head and then trains this candidate.
-
-        The number of training `images` determines the batch size; `fraction` is the fraction of the
-        trained weights in the saved ones.
-        """
-        layers = f"head,{self.layers}"
-        optim: dict[str, Any] = {
-            "solver": "adamw",
-            "lr": None,
-            "epochs": epochs,
-            "interpolation": fraction,
-            **self.optim,
-        }
-        train = {"layers": layers, "views": 0, "budget": "", **self.train}
-        return replace(
-            config,
-            optim=with_step_defaults(replace(config.optim, **optim), layers, model, images),
-            train=replace(config.train, **train),
-        )
+LAST_BLOCKS = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 3e-4})
+EVERYTHING = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "layer_decay": 0.75})
+CROPS = MappingProxyType({"augment": "crop", "crop_scale": 0.4})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HeldOut:
-    """Training images, some of which are held out, and heads fitted to the other images."""
-
-    manifest: Images  # of the training images; the held-out ones are its validation images
-    last_head: LinearHead  # reads only the last block; fitted to the other images
-    logits: Tensor  # (m, C) of held-out images, from a head fitted as the run does
+def layers_to_try(model: Model) -> list[str]:
+    """Return the candidates for a model, in order of increasing time per training step."""
+    return ["all"] if model.config.depth <= 4 else ["blocks:4", "all"]
 
 
-def hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
+def _config_of(
+    layers: str, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0
+) -> Config:
+    """Return the settings of a run that fits the head and then trains the `layers` of a candidate.
+
+    The number of training `images` determines the batch size; `fraction` is the fraction of the
+    trained weights in the saved ones.
+    """
+    own, views = (EVERYTHING, CROPS) if layers == "all" else (LAST_BLOCKS, {})
+    optim: dict[str, Any] = {"solver": "adamw", "lr": None, "epochs": epochs, **own}
+    spec = replace(config.optim, **optim, interpolation=fraction)
+    train: dict[str, Any] = {"layers": f"head,{layers}", "views": 0, "budget": "", **views}
+    return replace(
+        config,
+        optim=with_step_defaults(spec, train["layers"], model, images),
+        train=replace(config.train, **train),
+    )
+
+
+_HeldOut = tuple[Images, LinearHead, Tensor]
+"""Training images, of which the held-out ones are its validation images; a head that reads only the
+last block and is fitted to the others; and logits (m, C) of the held-out images from a head fitted
+to the others as the run does."""
+
+
+def _hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
     """Hold out one of `_TRIAL_FOLDS` folds of the training images, and fit heads to the others."""
     inputs, seed = fitted.inputs, fitted.config.train.seed
     data, rows = inputs.data, inputs.data.manifest.train
@@ -129,68 +342,57 @@ def hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
             balanced=fitted.config.balances,
             seed=seed,
         )
-        logits = x[held][:, : solved.weight.shape[1]] @ solved.weight.T + solved.bias
-        return solved.last, logits
+        return solved.last, x[held][:, : solved.weight.shape[1]] @ solved.weight.T + solved.bias
 
-    last_head, logits = data.group.main_only(solve)
-    manifest = replace(data.manifest, rows=parts)
-    return _HeldOut(manifest=manifest, last_head=last_head, logits=logits)
+    return replace(data.manifest, rows=parts), *data.group.main_only(solve)
 
 
 class Trial:
-    """Trial of a candidate on a copy of the run's model; the original model is not changed."""
+    """Layers that may be trained, and their trials on copies of the run's model.
+
+    `held_out` returns the images and heads of a fold. Steps are timed once, in a small fraction of
+    the `seconds` that remain.
+    """
 
     def __init__(
-        self,
-        fitted: Fitted,
-        candidate: LayerSettings,
-        held_out: _HeldOut,
-        *,
-        seconds: float,
-        times: tuple[float, float] | None = None,
+        self, fitted: Fitted, layers: str, held_out: Callable[[int], _HeldOut], seconds: float
     ) -> None:
-        """Prepare a trial; `times` are the seconds per image of extraction and of steps.
-
-        If they are not given, they are measured in a small fraction of the `seconds` that remain.
-        """
-        self.fitted, self.candidate, self.held_out = fitted, candidate, held_out
-        self.data = replace(fitted.inputs.data, manifest=held_out.manifest)
-        self.images = len(held_out.manifest.rows)
-        self.times = times or self.time_steps(_TIMED_FRACTION * seconds)
-        self.extraction_s, self.step_s = self.times
+        self.fitted, self.layers, self.held_out = fitted, layers, held_out
+        self.data, self.manifest = fitted.inputs.data, held_out(0)[0]
+        config = self.config(1)
+        images = epoch_size(self.manifest.train, config.train)
+        self.steps_per_epoch = math.ceil(images / config.optim.images_per_step)
+        self.most_epochs = max(MAX_EPOCHS, self.epochs_of(_MAX_STEPS))
+        self.extraction_s, self.step_s = self.time_steps(_TIMED_FRACTION * seconds)  # per image
 
     def config(self, epochs: int) -> Config:
-        """Return the settings of a run that trains this candidate for `epochs` epochs."""
-        return self.candidate.config(
-            self.fitted.config,
-            epochs,
-            self.fitted.model,
-            self.images,
-            fraction=min(_FRACTIONS),  # so that the weights before training are kept
-        )
+        """Return the settings of a run that trains these layers for `epochs` epochs."""
+        fitted, images = self.fitted, len(self.manifest.rows)
+        least = min(_FRACTIONS)  # so that the weights before training are kept
+        return _config_of(self.layers, fitted.config, epochs, fitted.model, images, fraction=least)
 
-    def inputs(self, config: Config, manifest: Images, what: str) -> StageInputs:
+    def inputs(self, config: Config, manifest: Images, head: LinearHead, what: str) -> StageInputs:
         """Return inputs to a copy of the model that is trained on the images of `manifest`."""
         model = copy.deepcopy(self.fitted.model)
-        read_last_block(model, self.held_out.last_head)
+        read_last_block(model, head)
         return next_inputs(
             model,
             replace(self.fitted.inputs, data=replace(self.data, manifest=manifest)),
             config,
-            self.candidate.layers,
+            self.layers,
             precision=self.fitted.precision,
             trial=what,
         )
 
     def time_steps(self, seconds: float) -> tuple[float, float]:
         """Measure feature extraction and training steps; return both times in seconds per image."""
-        config, manifest = self.config(1), self.held_out.manifest
+        config, (manifest, head, _) = self.config(1), self.held_out(0)
         labels = torch.tensor([row.label for row in manifest.rows])
         few = stratified_subset(labels, _TIMED_STEP_IMAGES, config.train.seed)
         rows = [manifest.rows[i]._replace(split="train") for i in few.tolist()]
         started = time.monotonic()
-        what = f"measuring the time to train {layers_text(self.candidate.layers)}"
-        inputs = self.inputs(config, replace(manifest, rows=rows), what)
+        what = f"measuring the time to train {layers_text(self.layers)}"
+        inputs = self.inputs(config, replace(manifest, rows=rows), head, what)
         extracted = time.monotonic()
         trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
         times, images, group = [time.monotonic()], list[int](), self.data.group
@@ -208,50 +410,43 @@ class Trial:
 
     def final_seconds(self, epochs: int) -> float:
         """Return the expected time in seconds of the final training and evaluation."""
-        data = self.fitted.inputs.data
-        training, validation = len(data.manifest.train), len(data.manifest.val)
+        training, validation = len(self.data.manifest.train), len(self.data.manifest.val)
         evaluated = (epochs + 2) * validation + 2 * min(training, COMPUTED_IMAGES)
         return self.step_s * (epochs * training + _FORWARD * evaluated)
 
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
         """Return the expected time in seconds of the trial and the final training after it.
 
-        The longer final training counts: this candidate's, or `after` for the best earlier one.
+        The longer final training counts: that of these layers, or `after` for the best earlier one.
         """
-        fitted = len(self.held_out.manifest.train)
-        scored = len(_FRACTIONS) * (self.images - fitted)
-        trial = self.step_s * (epochs * fitted + _FORWARD * scored)
-        extraction = self.extraction_s * self.images
-        return extraction + trial + max(after, self.final_seconds(epochs))
+        fitted, images = len(self.manifest.train), len(self.manifest.rows)
+        trial = epochs * fitted + _FORWARD * len(_FRACTIONS) * (images - fitted)
+        final = max(after, self.final_seconds(epochs))
+        return self.extraction_s * images + self.step_s * trial + final
 
     def epochs_of(self, steps: int) -> int:
         """Return the number of epochs that have at least this many steps."""
-        config = self.config(1)
-        images = epoch_size(self.held_out.manifest.train, config.train)
-        return math.ceil(steps / math.ceil(images / config.optim.images_per_step))
+        return math.ceil(steps / self.steps_per_epoch)
 
     def affordable_epochs(self, seconds: float, *, after: float) -> int:
         """Return the largest number of epochs that fits, possibly 0 (see the method `seconds`)."""
-        epochs = range(1, self.most_epochs() + 1)
+        epochs = range(1, self.most_epochs + 1)
         return max((n for n in epochs if self.seconds(n, after=after) <= seconds), default=0)
-
-    def most_epochs(self) -> int:
-        """Return the maximum number of epochs of a trial and of the final training."""
-        return max(MAX_EPOCHS, self.epochs_of(MAX_STEPS))
 
     def further_epochs(self, tried: int) -> int:
         """Return the maximum number of epochs of the final training after a trial of `tried`."""
-        return max(tried, min(round(_FURTHER * tried), self.most_epochs()))
+        return max(tried, min(round(_FURTHER * tried), self.most_epochs))
 
-    def run(self, epochs: int) -> TrialResults:
+    def run(self, epochs: int, fold: int = 0) -> TrialResults:
         """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
         started, config = time.monotonic(), self.config(epochs)
+        manifest, head, _ = self.held_out(fold)
         stopper, group = self.fitted.runtime.stopper, self.data.group
-        inputs = self.inputs(config, self.held_out.manifest, "extracting features")
+        inputs = self.inputs(config, manifest, head, "extracting features")
         trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
         batches = training_batches(config.train, config.optim, inputs)
-        total = epoch_size(inputs.data.manifest.train, config.train) * epochs
-        label = f"trial: training {layers_text(self.candidate.layers)}"
+        total = epoch_size(manifest.train, config.train) * epochs
+        label = f"trial: training {layers_text(self.layers)}"
         with stopper.deferred_to_next(when=group.size > 1), console.Progress(label, total) as shown:
             for epoch in range(epochs):
                 metrics = RunningMetrics()
@@ -262,35 +457,37 @@ class Trial:
                     shown.advance(step.images, loss=f"{metrics.loss:.3f}")
         logits = dict[float, Tensor]()
         with console.quiet_step("trial: evaluating on the held-out images"):
-            for fraction in _FRACTIONS:
-                with trainer.average.swapped_in(fraction):
-                    rows = inputs.data.manifest.val
-                    logits[fraction] = image_logits(inputs, rows, precision=self.fitted.precision)
-        return self.results(epochs, logits, group.broadcast(time.monotonic() - started))
+            for part in _FRACTIONS:
+                with trainer.average.swapped_in(part):
+                    logits[part] = image_logits(
+                        inputs, manifest.val, precision=self.fitted.precision
+                    )
+        return self.results(epochs, fold, logits, group.broadcast(time.monotonic() - started))
 
-    def results(self, epochs: int, logits: Mapping[float, Tensor], seconds: float) -> TrialResults:
+    def results(
+        self, epochs: int, fold: int, logits: Mapping[float, Tensor], seconds: float
+    ) -> TrialResults:
         """Return the results for logits (m, C) of held-out images, by trained fraction."""
-        rows = self.held_out.manifest.val
-        labels, groups = self.data.labels(rows).cpu(), self.data.group_ids(rows).numpy()
-        heads, y = self.held_out.logits, labels.numpy()
-        head_losses = tempered_losses(heads, y)
+        manifest, _, heads = self.held_out(fold)
+        labels, groups = self.data.labels(manifest.val).cpu(), self.data.group_ids(manifest.val)
+        head_losses = _tempered_losses(heads, labels.numpy())
         tried: list[InterpolationResults] = []
         for fraction, ours in logits.items():
-            losses = tempered_losses(ours, y)
+            losses = _tempered_losses(ours, labels.numpy())
             tried.append(
                 {
                     "fraction": fraction,
                     "top1": fraction_right(are_right(ours, labels)),
                     "loss": float(losses.mean()),
-                    "error": mean_error(head_losses - losses, groups),
+                    "error": mean_error(head_losses - losses, groups.numpy()),
                 }
             )
-        found: dict[str, Any] = {
-            "layers": self.candidate.layers,
+        found = {
+            "layers": self.layers,
             "epochs": epochs,
             "folds": 1,
-            "images": len(self.held_out.manifest.train),
-            "held_out": len(y),
+            "images": len(manifest.train),
+            "held_out": len(labels),
             "head_top1": fraction_right(are_right(heads, labels)),
             "head_loss": float(head_losses.mean()),
             "seconds": seconds,
@@ -299,78 +496,51 @@ class Trial:
         return _with_best(found, tried)
 
 
-def _with_best(found: Mapping[str, Any], tried: Sequence[InterpolationResults]) -> TrialResults:
+def _with_best(found: Mapping[str, Any], tried: list[InterpolationResults]) -> TrialResults:
     """Return results with those of the fraction of the trained weights that has the lowest loss."""
-    best = min(tried, key=lambda one: one["loss"])
-    scores = {name: value for name, value in best.items() if name != "fraction"}
-    more = {**scores, "interpolation": best["fraction"], "tried": list(tried)}
+    best: dict[str, Any] = {**min(tried, key=lambda one: one["loss"])}
+    more = {"interpolation": best.pop("fraction"), **best, "tried": tried}
     return cast("TrialResults", {**found, **more})
-
-
-def _folds_of(trial: TrialResults) -> int:
-    """Return how many folds of the training images have been held out."""
-    return trial.get("folds", 1)
 
 
 def pooled(one: TrialResults, other: TrialResults) -> TrialResults:
     """Return the results of two trials of the same candidate that held out different images."""
     total = one["held_out"] + other["held_out"]
 
-    def mean(of_one: float, of_other: float) -> float:
-        return (one["held_out"] * of_one + other["held_out"] * of_other) / total
-
-    def error(of_one: float, of_other: float) -> float:
-        return math.hypot(one["held_out"] * of_one, other["held_out"] * of_other) / total
+    def mean(first: Mapping[str, Any], second: Mapping[str, Any], name: str) -> float:
+        return float(one["held_out"] * first[name] + other["held_out"] * second[name]) / total
 
     tried: list[InterpolationResults] = [
         {
-            "fraction": first["fraction"],
-            "top1": mean(first["top1"], second["top1"]),
-            "loss": mean(first["loss"], second["loss"]),
-            "error": error(first["error"], second["error"]),
+            "fraction": a["fraction"],
+            "top1": mean(a, b, "top1"),
+            "loss": mean(a, b, "loss"),
+            "error": math.hypot(one["held_out"] * a["error"], other["held_out"] * b["error"])
+            / total,
         }
-        for first, second in zip(one["tried"], other["tried"], strict=True)
+        for a, b in zip(one["tried"], other["tried"], strict=True)
     ]
     found = {
         **one,
-        "folds": _folds_of(one) + _folds_of(other),
+        "folds": one["folds"] + other["folds"],
         "held_out": total,
-        "head_top1": mean(one["head_top1"], other["head_top1"]),
-        "head_loss": mean(one["head_loss"], other["head_loss"]),
+        "head_top1": mean(one, other, "head_top1"),
+        "head_loss": mean(one, other, "head_loss"),
         "seconds": one["seconds"] + other["seconds"],
     }
     return _with_best(found, tried)
 
 
-def tempered_losses(logits: Tensor, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the cross-entropy (n,) of images after temperature scaling on these images."""
-    values = logits.double().numpy()
-    return log_losses(values / (fit_temperature(values, y) or 1.0), y)
-
-
-# choice of the layers to train within a time budget, by trials on the training images -------------
+# search: trials as far as the time allows, and the choice of the layers to train ------------------
 
 _MARGIN = 0.85
 """Fraction of the remaining time that trials and training may take; the rest is reserved for
 reports and for variations in machine speed."""
-
 _FIRST_STEPS = 120
 """Number of steps of the first trial of each candidate, if time allows; rounded up to epochs."""
 _LONGER = 1.5  # A candidate is tried again only for at least this many times as many epochs
 _SLIGHT_EVIDENCE = 1.0
 """Difference of the held-out losses, in standard errors, within which a trial tells little."""
-
-LAST_BLOCKS = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "lr": 3e-4})
-EVERYTHING = MappingProxyType({"weight_decay": 0.05, "clip": 1.0, "ema": 0.99, "layer_decay": 0.75})
-CROPS = MappingProxyType({"augment": "crop", "crop_scale": 0.4})
-
-
-def layers_to_try(model: Model) -> list[LayerSettings]:
-    """Return the candidates for a model, in order of increasing time per training step."""
-    everything = LayerSettings(layers="all", optim=EVERYTHING, train=CROPS)
-    if model.config.depth <= 4:
-        return [everything]
-    return [LayerSettings(layers="blocks:4", optim=LAST_BLOCKS), everything]
 
 
 def choose_layers(fitted: Fitted, solved: SolvedHead) -> None:
@@ -381,21 +551,22 @@ def choose_layers(fitted: Fitted, solved: SolvedHead) -> None:
     that the run has fitted.
     """
     run, best, config, group = fitted.run, fitted.best, fitted.config, fitted.runtime.group
+    images = len(fitted.inputs.data.manifest.train)
     found = group.broadcast(read_budget(run.resume) if group.is_main else None)
     if found is None or found["chosen"] is None:
         found = found or untried(config.train.budget_s, {})
-        found = _try_candidates(fitted, solved.method, found)
+        if images < _MIN_TRIAL_IMAGES:
+            few = count(images, "training image")
+            log.info(f"only the head is trained: {few} are too few for trials")
+        else:
+            _Search(fitted, solved.method, found).run()
+        found |= {"chosen": found["chosen"] or "head", "used": fitted.runtime.used_s()}
         write_for_resume(run, BUDGET_FILE, found)
     fitted.budget, fitted.config = found, replace(config, train=replace(config.train, budget=""))
-    every = {candidate.layers: candidate for candidate in layers_to_try(best.model)}
-    if found["chosen"] in every:
-        fitted.config = every[found["chosen"]].config(
-            config,
-            found["epochs"],
-            best.model,
-            len(fitted.inputs.data.manifest.train),
-            fraction=found.get("interpolation", 1.0),
-        )
+    chosen, epochs = found["chosen"], found["epochs"]
+    if chosen in layers_to_try(best.model):
+        fraction = found.get("interpolation", 1.0)
+        fitted.config = _config_of(chosen, config, epochs, best.model, images, fraction=fraction)
     run.write("config.toml", to_toml(fitted.config))
     if len(fitted.config.train.stages) > 1:
         # Once blocks are trained, a head does not gain from reading earlier blocks as well
@@ -403,76 +574,67 @@ def choose_layers(fitted: Fitted, solved: SolvedHead) -> None:
         fitted.inputs = of_last_block(fitted.inputs, best.model)
         read_last_block(best.model, solved.last)
         best.weights = best.copy_weights()
-        if best.head_results is not None:
-            best.head_results.pop("head", None)
-
-
-def _try_candidates(fitted: Fitted, method: HeadMethod, found: BudgetResults) -> BudgetResults:
-    """Run as many trials as time allows; return all results and the chosen layers."""
-    images = len(fitted.inputs.data.manifest.train)
-    if images < MIN_TRIAL_IMAGES:
-        log.info(
-            f"only the head is trained: {count(images, 'training image')} are too few for trials"
-        )
-    else:
-        search = _Search(fitted, method, found)
-        search.run()
-        if (best := best_trial(found["trials"])) is not None:
-            # Layers that gained usually gain more from longer training, as far as there is time
-            trial, tried = search.prepare(search.candidates[best["layers"]]), best["epochs"]
-            left, most = search.remaining(), trial.further_epochs(tried)
-            fitting = [n for n in range(tried, most + 1) if trial.final_seconds(n) <= left]
-            found["chosen"], found["epochs"] = best["layers"], max(fitting, default=tried)
-            found["interpolation"] = best.get("interpolation", 1.0)
-    chosen = found["chosen"] or "head"
-    return {**found, "chosen": chosen, "used": fitted.runtime.used_s()}
+        if (results := best.facts["extra"]) is not None:
+            results.pop("head", None)
 
 
 class _Search:
-    """Trials of a run, one after the other, as far as its time budget allows."""
+    """Trials of a run, one after the other, as far as its time budget allows.
+
+    Their results are added to `found` and saved.
+    """
 
     def __init__(self, fitted: Fitted, method: HeadMethod, found: BudgetResults) -> None:
-        self.fitted, self.method, self.found = fitted, method, found
-        self.candidates = {one.layers: one for one in layers_to_try(fitted.model)}
-        self.folds: dict[int, _HeldOut] = {}
-        self.times: dict[str, tuple[float, float]] = {}
+        self.fitted, self.found = fitted, found
+        held_out = functools.cache(functools.partial(_hold_out, fitted, method))
+        self.prepared = functools.cache(
+            lambda layers: Trial(fitted, layers, held_out, self.remaining())
+        )
 
     def run(self) -> None:
-        """Run the trials; their results are added to `found` and saved."""
-        self.found["skipped"] = []  # a resumed run may have time for what was skipped before
+        """Run the trials, and choose the layers to train."""
+        found, trials = self.found, self.found["trials"]
+        found["skipped"] = []  # a resumed run may have time for what was skipped before
         # Every candidate is first tried for a few epochs
-        tried = {trial["layers"] for trial in self.found["trials"]}
-        waiting = [one for layers, one in self.candidates.items() if layers not in tried]
-        for number, candidate in enumerate(waiting):
+        tried = {trial["layers"] for trial in trials}
+        waiting = [one for one in layers_to_try(self.fitted.model) if one not in tried]
+        for number, layers in enumerate(waiting):
             if self.remaining() <= 0:
                 break
-            self.try_candidate(candidate, others=len(waiting) - number - 1)
+            self.try_candidate(layers, others=len(waiting) - number - 1)
         # Then for more, the leader first; close trials are repeated with other images held out
-        first = sorted(self.found["trials"], key=_gain, reverse=True)
+        first = sorted(trials, key=_gain, reverse=True)
         for layers in dict.fromkeys(trial["layers"] for trial in first):
             self.try_longer(layers)
-            trials = self.found["trials"]
             while trial := next(filter(self.has_time_to_repeat, undecided(trials)), None):
-                self.repeat(trial)
+                again = self.prepared(trial["layers"]).run(trial["epochs"], trial["folds"])
+                self.record(pooled(trial, again), trials.index(trial))
+        # Layers that gained usually gain more from longer training, as far as there is time
+        if (best := best_trial(trials)) is not None:
+            prepared, epochs, left = self.prepared(best["layers"]), best["epochs"], self.remaining()
+            longer = range(epochs, prepared.further_epochs(epochs) + 1)
+            fitting = [n for n in longer if prepared.final_seconds(n) <= left]
+            found["chosen"], found["epochs"] = best["layers"], max(fitting, default=epochs)
+            found["interpolation"] = best.get("interpolation", 1.0)
 
     def remaining(self) -> float:
         """Return the time in seconds that trials and the final training may still take."""
         return _MARGIN * (self.found["seconds"] - self.fitted.runtime.used_s())
 
-    def try_candidate(self, candidate: LayerSettings, *, others: int) -> None:
+    def try_candidate(self, layers: str, *, others: int) -> None:
         """Try a candidate for about `_FIRST_STEPS` steps, or record the time that it needs.
 
         The time left is divided between this candidate and the `others` that follow it, unless it
         would then not be tried at all; later candidates are slower still.
         """
-        trial = self.prepare(candidate)
+        trial = self.prepared(layers)
         left, least, after = self.remaining(), trial.epochs_of(_MIN_STEPS), self.reserved()
         epochs = trial.affordable_epochs(left / (1 + others), after=after)
         if epochs < least:
             epochs = min(least, trial.affordable_epochs(left, after=after))
         if epochs < least:
             needed = self.fitted.runtime.used_s() + trial.seconds(least) / _MARGIN
-            self.found["skipped"].append({"layers": candidate.layers, "seconds_needed": needed})
+            self.found["skipped"].append({"layers": layers, "seconds_needed": needed})
             return  # the summary of the run names the budget that is needed
         self.record(trial.run(min(epochs, trial.epochs_of(_FIRST_STEPS))))
 
@@ -481,40 +643,19 @@ class _Search:
         tried = [trial for trial in self.found["trials"] if trial["layers"] == layers]
         if len(tried) > 1 or _possible_gain(tried[0]) <= 0:  # two: the run was stopped after this
             return
-        trial = self.prepare(self.candidates[layers])
-        after = max(self.reserved(), self.final_seconds(tried[0]))
+        trial, after = self.prepared(layers), max(self.reserved(), self.final_seconds(tried[0]))
         epochs = trial.affordable_epochs(self.remaining(), after=after)
         if epochs >= _LONGER * tried[0]["epochs"]:
             self.record(trial.run(epochs))
 
     def has_time_to_repeat(self, trial: TrialResults) -> bool:
-        once = trial["seconds"] / _folds_of(trial)
+        once = trial["seconds"] / trial["folds"]
         return once + max(self.reserved(), self.final_seconds(trial)) <= self.remaining()
-
-    def repeat(self, before: TrialResults) -> None:
-        """Repeat a trial with another fold held out, and combine the results."""
-        trial = self.prepare(self.candidates[before["layers"]], fold=_folds_of(before))
-        place = self.found["trials"].index(before)
-        self.record(pooled(before, trial.run(before["epochs"])), place)
 
     def final_seconds(self, trial: TrialResults) -> float:
         """Return the time in seconds of the longest final training of a trial's layers."""
-        prepared = self.prepare(self.candidates[trial["layers"]])
+        prepared = self.prepared(trial["layers"])
         return prepared.final_seconds(prepared.further_epochs(trial["epochs"]))
-
-    def prepare(self, candidate: LayerSettings, *, fold: int = 0) -> Trial:
-        """Return a trial of a candidate; the times of its steps are measured only once."""
-        if fold not in self.folds:
-            self.folds[fold] = hold_out(self.fitted, self.method, fold)
-        trial = Trial(
-            self.fitted,
-            candidate,
-            self.folds[fold],
-            seconds=self.remaining(),
-            times=self.times.get(candidate.layers),
-        )
-        self.times[candidate.layers] = trial.times
-        return trial
 
     def reserved(self) -> float:
         """Return the longest time in seconds that training a candidate ahead of the head takes."""
@@ -524,10 +665,8 @@ class _Search:
     def record(self, trial: TrialResults, place: int | None = None) -> None:
         """Add the results of a trial or replace those at a place, save them, and log them."""
         trials = self.found["trials"]
-        if place is None:
-            trials.append(trial)
-        else:
-            trials[place] = trial
+        place = len(trials) if place is None else place
+        trials[place : place + 1] = [trial]
         self.found["used"] = self.fitted.runtime.used_s()
         write_for_resume(self.fitted.run, BUDGET_FILE, self.found)
         log.info(describe_trial(trial))
@@ -560,8 +699,8 @@ def undecided(trials: Sequence[TrialResults]) -> list[TrialResults]:
     possible = [trial for trial in trials if trial is not leader and _possible_gain(trial) > least]
     if possible or not _is_clear(leader):
         possible += [leader] if _possible_gain(leader) > 0 else []
-    waiting = [trial for trial in possible if _folds_of(trial) < _TRIAL_FOLDS]
-    return sorted(waiting, key=lambda trial: (_folds_of(trial), -_possible_gain(trial)))
+    waiting = [trial for trial in possible if trial["folds"] < _TRIAL_FOLDS]
+    return sorted(waiting, key=lambda trial: (trial["folds"], -_possible_gain(trial)))
 
 
 def _possible_gain(trial: TrialResults) -> float:
@@ -580,7 +719,7 @@ def best_trial(trials: list[TrialResults]) -> TrialResults | None:
     """
 
     def is_likely(trial: TrialResults) -> bool:
-        needed = 0.0 if _folds_of(trial) > 1 else _SLIGHT_EVIDENCE * trial["error"]
+        needed = 0.0 if trial["folds"] > 1 else _SLIGHT_EVIDENCE * trial["error"]
         return _gain(trial) > needed and trial["top1"] >= trial["head_top1"]
 
     better = [trial for trial in trials if _is_clear(trial) or is_likely(trial)]

@@ -30,7 +30,7 @@ from vitft.data.split import check_folder_classes, first_part, run_manifest
 from vitft.data.table import TABLE_SUFFIXES, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.models.pretrained.catalog import check_weights_name, default_weights
-from vitft.system.errors import DataError, RunError, UsageError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import (
     RunDir,
     damaged_file,
@@ -116,15 +116,6 @@ def former_split(
     return former
 
 
-def check_matches(like: str, former: Mapping[str, Part], inspected: Images) -> None:
-    """Raise a DataError if no image of the data was held out by the earlier run."""
-    if not {"val", "test"} & {*former.values()}:
-        raise DataError(
-            f"none of the images in {inspected.source} was held out by {like}",
-            fix="use data that contains the validation images of that run, or remove --like",
-        )
-
-
 # checks of the data, weights, settings and run directory, made before torch is imported -----------
 
 _RESUME_CHANGES = frozenset(
@@ -165,9 +156,7 @@ def check_request(
             "no data given",
             fix="choose an image folder or a table of labels with --data PATH, or use --data demo",
         )
-    data = prepare_data(config.data.path, config.data)
-    if place := place_of(config.data.path):
-        config = replace(config, data=replace(config.data, path=place.text))  # without secrets
+    config, data = _prepared(config)
     named = {key: getattr(config.data, key.partition(".")[2]) for key in SETTING_OF.values()}
     useless = [f"{key}={value}" for key, value in named.items() if value]
     if useless and not is_table(data):
@@ -176,7 +165,11 @@ def check_request(
             fix=f"remove it, or use a table of labels ({', '.join(TABLE_SUFFIXES)})",
         )
     scanned = scan(data, config.data)
-    _check_val_from(scanned, config.data)
+    if config.data.val_from == "test" and {"val", "test"} <= {row.split for row in scanned.rows}:
+        raise UsageError(
+            f"data.val_from=test cannot be used: {config.data.path} has its own validation set",
+            fix="remove --val-from: the test images are then evaluated once, after training",
+        )
     folder = assign_parts(scanned, config.data.val_from)
     check_folder_classes(apply_fixes(folder, config.data, warn=True)[0])
     if os.environ.get("RANK", "0") == "0":  # before torch is imported, which takes seconds
@@ -214,13 +207,18 @@ def check_request(
     return config, planned
 
 
+def _prepared(config: Config) -> tuple[Config, Path]:
+    """Return the settings, without secrets in an address, and where the data are on this disk."""
+    data, place = prepare_data(config.data.path, config.data), place_of(config.data.path)
+    return replace(config, data=replace(config.data, path=place.text)) if place else config, data
+
+
 def log_data(folder: Images, name: str) -> None:
     """Log how many images and classes or labels a run starts from."""
     files = count(len(folder.rows), "image")
     kinds = f"in {count(len(folder.classes), 'class', 'classes')}"
-    if folder.labels:
-        kinds = f"with {count(len(folder.labels), 'label')}"
-    log.info(labelled("Data", f"{name}, {files} {kinds}"))
+    labels = f"with {count(len(folder.labels), 'label')}"
+    log.info(labelled("Data", f"{name}, {files} {labels if folder.labels else kinds}"))
 
 
 def _with_weights(config: Config, *, images: int) -> Config:
@@ -237,16 +235,6 @@ def _with_weights(config: Config, *, images: int) -> Config:
         name, why = default_weights(images, device=config.train.device)
     log.info(labelled("Weights", f"{why} (choose others with --weights)"))
     return replace(config, weights=replace(config.weights, name=name))
-
-
-def _check_val_from(folder: Images, spec: DataSpec) -> None:
-    """Raise a UsageError if test images would replace existing validation images."""
-    present = {file.split for file in folder.rows}
-    if spec.val_from == "test" and {"val", "test"} <= present:
-        raise UsageError(
-            f"data.val_from=test cannot be used: {spec.path} has its own validation set",
-            fix="remove --val-from: the test images are then evaluated once, after training",
-        )
 
 
 def check_resume(
@@ -287,14 +275,12 @@ def check_resume(
     extended = {"optim.epochs"} if grows and constant else set[str]()
     if refused := {k: v for k, v in changed.items() if k not in allowed | extended}:
         by_option = {(typed or {}).get(key, key): values for key, values in refused.items()}
-        words = [
-            f"{name} was {'not set' if old in (None, '') else shown_value(old)} and is now "
-            f"{'not set' if new in (None, '') else shown_value(new)}"
-            for name, (old, new) in by_option.items()
-        ]
-        only = (
-            " (only a run with optim.schedule=constant and optim.warmup=0 can be given more epochs)"
-        )
+        shown = {
+            name: ["not set" if value in (None, "") else shown_value(value) for value in values]
+            for name, values in by_option.items()
+        }
+        words = [f"{name} was {old} and is now {new}" for name, (old, new) in shown.items()]
+        only = " (a run needs optim.schedule=constant and optim.warmup=0 to be given more epochs)"
         raise RunError(
             f"cannot resume {path} with settings that would change the results: {', '.join(words)}",
             fix=f"remove {listing(by_option)}, or start a new run without --resume"
@@ -306,9 +292,7 @@ def check_resume(
     if not config.data.path:  # an empty path would mean the current folder
         raise damaged_file(path / "config.toml", "data.path is missing")
     check_trackers(config.train.trackers)
-    data = prepare_data(config.data.path, config.data)
-    if place := place_of(config.data.path):
-        config = replace(config, data=replace(config.data, path=place.text))
+    config, data = _prepared(config)
     scan(data, config.data)
     if config.data.like:
         _like_manifest(config.data.like)

@@ -4,9 +4,8 @@
 
 Every process lists all images and draws the same batches, but computes only its slice of each batch
 and its shard of the features and validation images. It inspects only the files of its shard.
-The main process solves linear heads, with the help of the others if there are many features
-(`solve_together`). Gradients are summed over the processes, so a step uses the gradient of the
-whole batch. Only the main process (rank 0) logs and writes the run directory.
+The main process (rank 0) solves linear heads, logs and writes the run directory. Gradients are
+summed over the processes, so a step uses the gradient of the whole batch.
 
 Models too large for a full copy in every process are sharded with
 `torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
@@ -22,7 +21,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -31,7 +29,6 @@ from torch import Tensor, distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from vitft.features.logistic import HeadObjective, Problem, Sharing
 from vitft.models.timm_model import Model
 from vitft.models.vit import Block
 from vitft.system import console
@@ -103,13 +100,13 @@ class ProcessGroup:
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: _Value, source: int = 0) -> _Value:
-        """Return the `value` of the main process, or of the rank `source`, in every process."""
+    def broadcast(self, value: _Value) -> _Value:
+        """Return the `value` of the main process in every process."""
         if self.size == 1:
             return value
         values = [value]
         with report_lost_process():
-            distributed.broadcast_object_list(values, src=source, device=self.device)
+            distributed.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
 
     def main_only(self, function: Callable[[], _Value]) -> _Value:
@@ -146,26 +143,6 @@ class ProcessGroup:
                 gathered[self.indices(count, unit, rank)] = part
         return gathered
 
-    def reduce_to_main(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums of float64 tensors over all processes, valid in the main process only.
-
-        The upper half of the ranks sends to the lower half, and so on. The result is therefore
-        reproducible, and the sums of 2 and 4 processes match `logistic.add_in_pairs`.
-        """
-        flat = torch.cat([tensor.flatten() for tensor in tensors]).to(self.device)
-        received, width = torch.empty_like(flat), self.size
-        with report_lost_process():
-            while width > 1:
-                half = -(-width // 2)
-                if half <= self.rank < width:
-                    distributed.send(flat, self.rank - half)
-                elif self.rank + half < width:
-                    distributed.recv(received, self.rank + half)
-                    flat += received
-                width = half
-        parts = flat.cpu().split([tensor.numel() for tensor in tensors])
-        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-
     def claims(self) -> Callable[[bytes], bool] | None:
         """Return a function that returns True only in the first process that calls it with a key.
 
@@ -195,35 +172,26 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
-    """Convert errors of connections to other processes, and no others, into a ResourceError."""
+    """Convert errors of gloo or NCCL about a broken connection or a timeout, and no others."""
     try:
         yield
     except RuntimeError as error:
-        if not is_lost_process(error):
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
-        raise lost_process(str(error)) from error
-
-
-def is_lost_process(error: RuntimeError) -> bool:
-    """Return whether gloo or NCCL raised `error` because a connection broke or timed out."""
-    return isinstance(error, distributed.DistError) or "gloo" in str(error)
-
-
-def lost_process(message: str) -> ResourceError:
-    """Return the error that reports a dead or hanging process, given a gloo or NCCL message."""
-    pair = distributed.is_initialized() and distributed.get_world_size() == 2
-    who = f"process {1 - distributed.get_rank()}" if pair else "another process"
-    reason = re.sub(r"^(\[[^\]]*\] )+", "", message.splitlines()[0])[:120]  # omits C++ locations
-    again = "resume the run with --resume, or let torchrun restart it with --max-restarts 3"
-    if "timed out" in message.lower():
-        return ResourceError(
-            f"{who} of the run is not responding ({reason})",
-            fix=f"check what it is waiting for, stop it (kill -9), then {again}. If it only needs "
-            "more time, increase the limit with --set train.timeout=SECONDS",
-        )
-    return ResourceError(
-        f"{who} of the run has ended ({reason})", fix=f"check its error message, then {again}"
-    )
+        pair = distributed.is_initialized() and distributed.get_world_size() == 2
+        who = f"process {1 - distributed.get_rank()}" if pair else "another process"
+        reason = re.sub(r"^(\[[^\]]*\] )+", "", str(error).splitlines()[0])[
+            :120
+        ]  # no C++ locations
+        again = "resume the run with --resume, or let torchrun restart it with --max-restarts 3"
+        what, fix = "has ended", f"check its error message, then {again}"
+        if "timed out" in str(error).lower():
+            what = "is not responding"
+            fix = (
+                f"check what it is waiting for, stop it (kill -9), then {again}. If it only needs "
+                "more time, increase the limit with --set train.timeout=SECONDS"
+            )
+        raise ResourceError(f"{who} of the run {what} ({reason})", fix=fix) from error
 
 
 def rendezvous_store(timeout: timedelta) -> Store:
@@ -278,13 +246,10 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
 def check_sharding(model: Model, group: ProcessGroup, *, precision: str, compiled: bool) -> None:
     """Raise a UsageError if the model or a setting does not support sharding."""
     model.require_vit("train.shard")
-    others = {
-        "train.precision=fp16": precision == "fp16",
-        "train.compile=true": compiled,
-    }
-    if found := [what for what, is_used in others.items() if is_used]:
+    if precision == "fp16" or compiled:
+        other = "train.precision=fp16" if precision == "fp16" else "train.compile=true"
         raise UsageError(
-            f"train.shard cannot be combined with {found[0]}",
+            f"train.shard cannot be combined with {other}",
             fix="remove train.shard, or use weights without the timm: prefix, a precision of bf16 "
             "or fp32, and train.compile=false",
         )
@@ -333,58 +298,3 @@ def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
     for name, parameter in sharded.named_parameters():
         if parameter.requires_grad:
             originals[name].copy_(full_tensor(parameter))
-
-
-# solution of a head by all processes: the main process takes the steps, all sum over their rows ---
-
-_Solved = TypeVar("_Solved")
-
-
-@dataclass(frozen=True, slots=True)
-class _MainSharing:
-    """The main process's side of `Sharing`; the other processes are in `solve_together`."""
-
-    group: ProcessGroup
-
-    @property
-    def size(self) -> int:
-        return self.group.size
-
-    def start(self, problem: Problem) -> None:
-        self.group.broadcast(problem)
-
-    def sums(self, objective: HeadObjective, flat: Tensor) -> Sequence[Tensor]:
-        self.group.broadcast(flat)
-        with torch_threads(worker_threads()):  # the other processes compute as well
-            own = objective.sums(flat)
-        return self.group.reduce_to_main(own)
-
-
-def solve_together(
-    group: ProcessGroup,
-    solve: Callable[[Sharing | None], _Solved],
-    own: Callable[[Problem], HeadObjective],
-) -> _Solved:
-    """Call `solve` in the main process, and return its result in every process.
-
-    Until then, the other processes evaluate the objectives of their `own` rows whenever the main
-    process requests it. Between requests, the main process may use all cores of the machine.
-    """
-    if group.size == 1:
-        return solve(None)
-    if group.is_main:
-        with torch_threads(node_cores()):
-            solved = solve(_MainSharing(group))
-        group.broadcast((solved,))  # a tuple, so that no result is mistaken for a point
-        return solved
-    objective: HeadObjective | None = None
-    while True:
-        message: object = group.broadcast(None)
-        if isinstance(message, tuple):
-            return cast("_Solved", message[0])
-        if isinstance(message, Problem):
-            objective = own(message)
-        else:
-            assert objective is not None
-            assert isinstance(message, Tensor)
-            group.reduce_to_main(objective.sums(message))

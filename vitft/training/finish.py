@@ -42,7 +42,7 @@ from vitft.system.files import writing
 from vitft.training.batches import Dataset, StageInputs
 from vitft.training.fitted import Fitted, ScoredImages
 from vitft.training.head_stage import representative_scores
-from vitft.training.loop import Batch, predict_logits
+from vitft.training.loop import predict_logits
 from vitft.training.stages import image_logits
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def write_best(fitted: Fitted) -> None:
     best, run = fitted.best, fitted.run
     with fitted.runtime.stopper.deferred_locally():
         best.restore()
-        if best.epochs:
+        if best.facts["epochs"]:
             fitted.adapter = merge_adapters(fitted.model)
             _write_model(fitted)
             run.write_json(run.eval.name, best.results)
@@ -278,11 +278,8 @@ def exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> 
     if not rows:
         return torch.empty(0)
     data = inputs.data
-    batches = (
-        Batch(data.transform.normalise(pixels), data.labels(chunk))
-        for chunk, pixels in data.decode(rows, len(rows))
-    )
-    return predict_logits(model, batches, device=data.device, limit=inputs.limit)[0]
+    batches = (data.transform.normalise(pixels) for _, pixels in data.decode(rows, len(rows)))
+    return predict_logits(model, batches, device=data.device, limit=inputs.limit)
 
 
 def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:

@@ -1,21 +1,29 @@
 """The head or the weights that a run has fitted so far, and how they were found."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
 
 from torch import Tensor
 
 from vitft.features.head import HeldOutLogits
-from vitft.metrics.results import BudgetResults, RunResults
+from vitft.metrics.intervals import Z
+from vitft.metrics.results import BudgetResults, Metrics, RunResults
 from vitft.models.card import Card
 from vitft.models.timm_model import Model
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.text import count
-from vitft.training.best import BestWeights
 from vitft.training.runtime import Runtime
 from vitft.training.setup import Start
-from vitft.training.state import State, newest_state, read_budget, remove_temporary_files
+from vitft.training.state import (
+    BestFacts,
+    State,
+    newest_state,
+    read_budget,
+    remove_temporary_files,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +34,67 @@ class ScoredImages:
 
     features: Tensor
     held_out: HeldOutLogits | None  # held-out logits; None if there are too few images per class
+
+
+class BestWeights:
+    """Trained weights with the best validation metrics so far, and the metrics themselves.
+
+    Of the epochs whose accuracy is at most one standard error below the highest, the one with the
+    lowest loss is the best (`BEST_RULE` in words). With few images, the accuracy stays the same for
+    many epochs or changes by chance. Like the interval, the standard error counts groups. If
+    `selects` is false, the latest weights are kept, whatever their metrics.
+    """
+
+    def __init__(self, model: Model, *, selects: bool = True) -> None:
+        self.model, self.selects = model, selects
+        self.facts = BestFacts(epochs=0, since=0, highest=0.0, figures=None, extra=None)
+        self.weights: Mapping[str, Tensor] = {}
+
+    @property
+    def results(self) -> RunResults:
+        """Contents of eval.json so far; empty before the end of the first epoch."""
+        figures, more = self.facts["figures"], self.facts["extra"] or {}
+        return cast("RunResults", {**figures, **more} if figures else {})
+
+    def update(self, metrics: Metrics) -> None:
+        """Count an epoch, and copy the model's weights if the metrics are the best so far."""
+        facts, before = self.facts, self.facts["figures"]
+        number, highest = facts["epochs"] + 1, max(facts["highest"], metrics["top1"])
+
+        def fits(one: Metrics) -> bool:
+            low, high = one["top1_interval"]
+            return highest - one["top1"] <= (high - low) / (2 * Z)
+
+        is_better = before is None or not self.selects
+        if before is not None and self.selects:
+            is_lower = metrics["loss"] < before["loss"]
+            is_better = fits(metrics) if fits(metrics) != fits(before) else is_lower
+        weights = self.copy_weights() if is_better else self.weights
+        figures: Any = {**metrics, "best_epoch": number} if is_better else before
+        selected = self.selects and number > 1
+        figures = {**figures, "epochs": number, "selected_on_validation": selected}
+        new: BestFacts = {
+            "epochs": number,
+            "since": 0 if is_better else facts["since"] + 1,
+            "highest": highest,
+            "figures": figures,
+            "extra": facts["extra"],
+        }
+        self.facts, self.weights = new, weights  # signals cannot come between
+
+    def restore(self) -> None:
+        """Load the best weights into the model."""
+        for name, tensor in self.trained_tensors():
+            tensor.detach().copy_(self.weights.get(name, tensor))  # others never change
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """Return copies of the trained tensors, kept on the CPU to save GPU memory."""
+        return {name: t.detach().to("cpu", copy=True) for name, t in self.trained_tensors()}
+
+    def trained_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the names and values of all trainable parameters and buffers."""
+        trained = (pair for pair in self.model.named_parameters() if pair[1].requires_grad)
+        return chain(trained, self.model.named_buffers())
 
 
 class Fitted:
@@ -57,14 +126,14 @@ class Fitted:
             remove_temporary_files(run.path)
         else:
             group.barrier()  # wait until damaged states have been renamed
-        found = newest_state(run.resume)
-        if found is None:
+        self.saved = newest_state(run.resume)
+        if self.saved is None:
             run.cut_log(0)
         else:
-            self.saved, facts = found[0], found[0].facts
+            facts = self.saved.facts
             if facts["stage"] >= len(self.config.train.stages):
                 raise damaged_file(run.resume, "its newest state has an unknown stage")
-            self.best.load(facts["best"], found[1], str(facts.get("best_file", "")))
+            self.best.facts, self.best.weights = facts["best"], self.saved.best
             epochs = self.config.optim.epochs
             log.info(
                 f"resuming after {count(facts['step'], 'step')}, in epoch "

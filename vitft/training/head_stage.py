@@ -14,7 +14,6 @@ from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
-from vitft.features.logistic import CHUNK_ROWS, HeadObjective, Problem, Sharing, sample_weights
 from vitft.features.neighbours import nearest_neighbours
 from vitft.messages.training import describe_head
 from vitft.metrics.calibration import MAX_LOGITS
@@ -23,7 +22,6 @@ from vitft.metrics.results import CrossValidation, SolvedHeadResults
 from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.training.batches import Dataset, StageInputs, training_views
-from vitft.training.distributed import solve_together
 from vitft.training.fitted import Fitted, ScoredImages
 from vitft.training.stages import validate
 
@@ -32,131 +30,86 @@ log = logging.getLogger(__name__)
 
 def solve_head_stage(fitted: Fitted) -> SolvedHead:
     """Fit the linear head, validate it, and score all images by cross-validation."""
-    best, model, group = fitted.best, fitted.model, fitted.runtime.group
+    best, model, config, inputs = fitted.best, fitted.model, fitted.config, fitted.inputs
+    data, group = inputs.data, inputs.data.group
+    views = [eval_view(data.transform)]
+    if config.solvable:
+        views = training_views(data.transform, config.train, config.optim)
+    features = functools.cache(lambda: _head_features(model, inputs, views))  # for the main process
+
+    def solve() -> SolvedHead:
+        training, extractor = features()[0], inputs.extractor
+        return solve_head(
+            training,
+            torch.cat([data.labels(data.manifest.train).cpu()] * len(views)),
+            classes=len(data.manifest.outputs),
+            l2=config.optim.l2,
+            balanced=config.balances,
+            seed=config.train.seed,
+            views=len(views),
+            groups=data.group_ids(data.manifest.train),
+            read=training.shape[1] if extractor is None else extractor.prefix.leading,
+        )
+
     with fitted.runtime.stopper.deferred_to_next(when=group.size > 1):  # none waits for another
-        solver = HeadSolver(fitted)
         with console.quiet_step("fitting the head"):
-            solved = solve_together(group, solver.solve, solver.own_objective)
+            solved = group.main_only(solve)
         if not solved.method.reads_several:
             fitted.inputs = of_last_block(fitted.inputs, model)
-        first_loss = group.main_only(lambda: solver.loss(model.head, solved))
-        last_head = model.last_head
         _set_linear(model.head, solved.weight, solved.bias)
-        if last_head is not None:
-            _set_linear(last_head, *(part * solved.method.alone for part in solved.last))
+        if model.last_head is not None:
+            _set_linear(model.last_head, *(part * solved.method.alone for part in solved.last))
         for tried in solved.path:
             fitted.run.log(tried)
         best.update(validate(fitted.inputs))
         with console.quiet_step("cross-validating the head"):
-            best.head_results = group.main_only(lambda: solver.score(solved, first_loss))
+            results = group.main_only(lambda: _score(fitted, features(), solved))
+            best.facts["extra"] = results
     if solved.candidates:
-        choice = best.head_results["head"]
+        choice = results["head"]
         last, blocks = choice["candidates"][0], choice["blocks"]
         read = next(c for c in choice["candidates"] if c["reads"] == choice["reads"])
         log.debug(describe_head(last if blocks == 1 else read, last, blocks))
     return solved
 
 
-class HeadSolver:
-    """Solver that fits and scores a run's head; all but `own_objective` is for the main process."""
-
-    def __init__(self, fitted: Fitted) -> None:
-        self.fitted, self.config, self.inputs = fitted, fitted.config, fitted.inputs
-        data = self.inputs.data
-        self.data, self.views = data, [eval_view(data.transform)]
-        if self.config.solvable:
-            self.views = training_views(data.transform, self.config.train, self.config.optim)
-
-    @functools.cached_property
-    def features(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs to the head (see `_head_features`), read once."""
-        return _head_features(self.fitted.model, self.inputs, self.views)
-
-    @functools.cached_property
-    def labels(self) -> Tensor:
-        """Targets of the training images, (n,) or (n, C)."""
-        return self.data.labels(self.data.manifest.train).cpu()
-
-    def own_objective(self, problem: Problem) -> HeadObjective:
-        """Return the objective of the rows assigned to this process: every `size`-th chunk."""
-        group, train = self.data.group, self.data.manifest.train
-        model, number = self.fitted.model, len(train)
-        targets = torch.cat([self.labels] * len(self.views))
-        weights = sample_weights(
-            targets, len(self.data.manifest.outputs), balanced=self.config.balances
-        )
-        own = group.indices(len(targets), CHUNK_ROWS, group.rank)
-        parts = [
-            inputs_to_head(
-                model, self.inputs, [train[i % number] for i in own if i // number == v], view
-            )
-            for v, view in enumerate(self.views)
-        ]
-        x = torch.cat(parts)
-        assert problem.standardizer is not None
-        leading = x[:, : len(problem.standardizer.mean)]
-        return problem.objective(leading, targets[own], weights[None, own])
-
-    def solve(self, sharing: Sharing | None = None) -> SolvedHead:
-        """Fit the head to all views of the training images."""
-        training, extractor = self.features[0], self.inputs.extractor
-        return solve_head(
-            training,
-            torch.cat([self.labels] * len(self.views)),
-            classes=len(self.data.manifest.outputs),
-            l2=self.config.optim.l2,
-            balanced=self.config.balances,
-            seed=self.config.train.seed,
-            views=len(self.views),
-            groups=self.data.group_ids(self.data.manifest.train),
-            read=training.shape[1] if extractor is None else extractor.prefix.leading,
-            sharing=sharing,
-        )
-
-    @torch.no_grad()
-    def loss(self, head: nn.Module, solved: SolvedHead) -> float:
-        """Return the training loss of a head that reads the same features as the solved head."""
-        assert isinstance(head, nn.Linear)
-        x = self.features[0][: len(self.labels), : solved.weight.shape[1]]
-        device, rows = head.weight.device, max(1, MAX_LOGITS // head.out_features)
-        return sum(
-            mean_loss(head(some.to(device)), targets.to(device)).item() * (len(some) / len(x))
-            for some, targets in zip(x.split(rows), self.labels.split(rows), strict=True)
-        )
-
-    def score(self, solved: SolvedHead, first_loss: float) -> SolvedHeadResults:
-        """Score the solved head, and score all images by cross-validation, for later steps too."""
-        data, read = self.data, solved.method.read
-        training, validation, distinct = self.features
-        plain, held_out = training[: len(self.labels), :read], validation[:, :read]
-        classes = data.manifest.outputs
-        votes = nearest_neighbours(plain, self.labels, held_out, classes=len(classes))
-        truth = data.labels(distinct_rows(data.manifest.val)).cpu()
-        results: SolvedHeadResults = {
-            "first_loss": first_loss,
-            "l2": solved.l2,
-            "knn_top1": fraction_right(are_right(votes - 0.5 * (truth.ndim == 2), truth)),
+def _score(
+    fitted: Fitted, features: tuple[Tensor, Tensor, Tensor], solved: SolvedHead
+) -> SolvedHeadResults:
+    """Score the solved head, and score all images by cross-validation, for later steps too."""
+    data, read, (training, validation, distinct) = fitted.inputs.data, solved.method.read, features
+    labels, classes = data.labels(data.manifest.train).cpu(), data.manifest.outputs
+    plain, held_out = training[: len(labels), :read], validation[:, :read]
+    votes = nearest_neighbours(plain, labels, held_out, classes=len(classes))
+    truth = data.labels(distinct_rows(data.manifest.val)).cpu()
+    zeros = torch.zeros(min(len(labels), max(1, MAX_LOGITS // len(classes))), len(classes))
+    results: SolvedHeadResults = {
+        "first_loss": sum(
+            mean_loss(zeros[: len(some)], some).item() * (len(some) / len(labels))
+            for some in labels.split(len(zeros))
+        ),
+        "l2": solved.l2,
+        "knn_top1": fraction_right(are_right(votes - 0.5 * (truth.ndim == 2), truth)),
+    }
+    if isinstance(solved.method.l2, tuple):
+        results["label_l2"] = list(solved.method.l2)
+    cross_validation, fitted.scored = _cross_validate_images(
+        data, distinct, fitted.config, solved.method
+    )
+    if cross_validation is not None:
+        results["cross_validation"] = cross_validation
+    if solved.candidates:
+        # Which blocks the head reads, and the scores that led to this choice
+        weight, bias = solved.last
+        right = (held_out @ weight.T + bias).argmax(dim=1) == truth
+        blocks = fitted.model.config.read_blocks
+        results["head"] = {
+            "blocks": blocks,
+            "reads": solved.method.name,
+            "candidates": list(solved.candidates),
+            "last_block_top1": fraction_right(right) if blocks > 1 else None,
         }
-        if isinstance(solved.method.l2, tuple):
-            results["label_l2"] = list(solved.method.l2)
-        cross_validation, self.fitted.scored = _cross_validate_images(
-            data, distinct, self.config, solved.method
-        )
-        if cross_validation is not None:
-            results["cross_validation"] = cross_validation
-        if solved.candidates:
-            # Which blocks the head reads, and the scores that led to this choice
-            model = self.fitted.model
-            weight, bias = solved.last
-            right = (held_out @ weight.T + bias).argmax(dim=1) == truth
-            blocks = model.config.read_blocks
-            results["head"] = {
-                "blocks": blocks,
-                "reads": solved.method.name,
-                "candidates": list(solved.candidates),
-                "last_block_top1": fraction_right(right) if blocks > 1 else None,
-            }
-        return results
+    return results
 
 
 def of_last_block(inputs: StageInputs, model: Model) -> StageInputs:
@@ -199,15 +152,13 @@ def representative_scores(fitted: Fitted) -> ScoredImages | None:
     them. A run resumed after the first stage computes them again from its inputs.
     """
     config, best, first = fitted.config, fitted.best, fitted.start.inputs
-    is_solved_head = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
-    if not is_solved_head or best.head_results is None or config.train.views:
-        return None
-    if first.data.known_to_weights:
+    is_first = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
+    solved = best.facts["extra"] if is_first else None
+    if solved is None or config.train.views or first.data.known_to_weights:
         return None
     if fitted.scored is None and first.data.group.is_main:
         _, _, distinct = _head_features(best.model, first, [eval_view(first.data.transform)])
-        by_label = best.head_results.get("label_l2")
-        l2 = tuple(by_label) if by_label else best.head_results["l2"]
+        l2 = tuple(solved.get("label_l2", ())) or solved["l2"]
         method = HeadMethod(l2=l2, read=distinct.shape[1])
         _, fitted.scored = _cross_validate_images(first.data, distinct, config, method)
     return fitted.scored

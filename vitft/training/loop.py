@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -24,14 +23,9 @@ from vitft.metrics.classification import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.models.timm_model import Model
 from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
 from vitft.system.errors import DivergedError, ResourceError, UsageError
+from vitft.system.structure import Natural
 from vitft.system.text import count
-from vitft.training.distributed import (
-    ProcessGroup,
-    full_tensor,
-    is_lost_process,
-    lost_process,
-    report_lost_process,
-)
+from vitft.training.distributed import ProcessGroup, full_tensor, report_lost_process
 
 # optimisers, learning-rate schedule, layer-wise decay and moving average of the weights -----------
 
@@ -65,7 +59,12 @@ def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
 
     Sources: Clark et al. 2020 (arXiv:2003.10555) and Bao et al. 2022 (arXiv:2106.08254).
     """
-    layers = layer_numbers(model) if spec.layer_decay < 1 else {}
+    layers = dict[str, int]()  # from the input; the head is last
+    if spec.layer_decay < 1:
+        numbers: dict[int, int] = {}
+        for inner in model.modules():
+            numbers |= getattr(inner, "layer_numbers", dict)()
+        layers = {name: numbers.get(id(p), 0) for name, p in model.named_parameters()}
     top = max(layers.values(), default=0)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
@@ -77,14 +76,6 @@ def parameter_groups(model: nn.Module, spec: OptimSpec) -> list[dict[str, Any]]:
         group = groups.setdefault((scale, decay), {"lr_scale": scale, "weight_decay": decay})
         group.setdefault("params", []).append(parameter)
     return list(groups.values())
-
-
-def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Return the layer number of each parameter, counting from the input; the head is last."""
-    numbers: dict[int, int] = {}
-    for inner in model.modules():
-        numbers |= getattr(inner, "layer_numbers", dict)()
-    return {name: numbers.get(id(p), 0) for name, p in model.named_parameters()}
 
 
 def _running_statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -194,6 +185,36 @@ class StepResult:
     images: int
 
 
+@dataclass(slots=True)
+class RunningMetrics:
+    """Running mean loss and accuracy over the steps of an epoch."""
+
+    first_loss: float | None = None  # of the stage; ln(classes) for a head of zeros
+    steps: Natural = 0  # number of steps in the stage so far
+    images: Natural = 0
+    correct: Natural = 0
+    total: float = 0.0  # sum of the losses over all images
+    lr: float = 0.0
+
+    def add(self, step: StepResult) -> None:
+        """Include the metrics of one step."""
+        if self.first_loss is None:
+            self.first_loss = step.loss
+        self.steps += 1
+        self.images += step.images
+        self.correct += step.correct
+        self.total += step.loss * step.images
+        self.lr = step.lr
+
+    @property
+    def loss(self) -> float:
+        return self.total / max(1, self.images)
+
+    @property
+    def top1(self) -> float:
+        return self.correct / max(1, self.images)
+
+
 class Trainer:
     """Model and optimiser, trained one step at a time.
 
@@ -296,7 +317,7 @@ class Trainer:
     def clip_gradients(self) -> float:
         """Limit the norm of the gradient to `optim.clip`, if set, and return the original norm."""
         weights = [p for p in self.parameters.values() if p.grad is not None]
-        with report_lost_process() if self.sharded else contextlib.nullcontext():
+        with report_lost_process():
             norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
             if self.spec.clip:
                 nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
@@ -311,7 +332,7 @@ class Trainer:
         """
         while True:
             try:
-                with exact_float32(self.device):
+                with exact_float32(self.device), report_lost_process():
                     found = self.accumulate(batch)
                 return self.sync_gradients(*found)
             except ValueError as error:
@@ -324,8 +345,6 @@ class Trainer:
                     else f"use --batch-size {8 * self.group.size}",
                 ) from error
             except RuntimeError as error:
-                if self.sharded and is_lost_process(error):
-                    raise lost_process(str(error)) from error
                 if self.sharded and is_out_of_memory(error):  # other ranks wait for this one
                     raise ResourceError(
                         f"out of memory with {count(self.micro_batch, 'image')} at a time",
@@ -400,32 +419,25 @@ def diverged(step: int, lr: float, what: str) -> DivergedError:
 @torch.no_grad()
 def predict_logits(
     model: nn.Module,
-    batches: Iterable[Batch],
+    batches: Iterable[Tensor],
     *,
     device: torch.device,
     precision: str = "fp32",
-    limit: BatchLimit | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return float32 logits (n, C) and labels (n,) or (n, C) of all batches, on the CPU.
+    limit: BatchLimit,
+) -> Tensor:
+    """Return float32 logits (n, C) of batches of inputs, on the CPU.
 
-    The model is switched to eval mode. `limit` is the number of images at a time (default: whole
-    batches); it is lowered if memory runs out.
+    The model is switched to eval mode. `limit` is the number of images at a time; it is lowered if
+    memory runs out.
     """
     model.eval()
-    logits, labels = [], []
-    limit = limit or BatchLimit(sys.maxsize)
 
     def compute(inputs: Tensor, part: slice) -> Tensor:
         with _autocast(device, precision), exact_float32(device):
             return model(inputs[part]).float().cpu()
 
-    for batch in batches:
-        inputs = batch.inputs
-        logits.append(limit.join(functools.partial(compute, inputs), len(inputs)))
-        labels.append(batch.labels.cpu())
-    if not logits:  # a rank's shard may be empty
-        return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
-    return torch.cat(logits), torch.cat(labels)
+    logits = [limit.join(functools.partial(compute, some), len(some)) for some in batches]
+    return torch.cat(logits) if logits else torch.empty(0, 0)  # a rank's shard may be empty
 
 
 def _autocast(

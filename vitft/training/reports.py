@@ -71,7 +71,7 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
     data, config, run = fitted.inputs.data, fitted.config, fitted.run
     if not data.group.is_main:
         return
-    if fitted.best.epochs:
+    if fitted.best.facts["epochs"]:
         with console.quiet_step("searching for duplicates and label errors"):
             audit = _audit_run(fitted)
         if complete or fitted.inputs.cut.pooled:
@@ -261,9 +261,8 @@ def _reference_features(
 
     with console.Progress("features of the trained model", len(rows)) as progress:
         for batch in evaluation_batches(inputs, rows):
-            split = functools.partial(compute, batch.inputs)
-            parts += inputs.limit.split(split, len(batch.inputs))
-            progress.advance(len(batch.inputs))
+            parts += inputs.limit.split(functools.partial(compute, batch), len(batch))
+            progress.advance(len(batch))
     head, intermediate = torch.cat(parts).numpy(), None
     if blocks:
         head, intermediate = np.split(head, [model.feature_size], axis=1)

@@ -10,7 +10,7 @@ from vitft.metrics.results import RunResults
 from vitft.metrics.summary import Results
 from vitft.report.notebook import result_card
 from vitft.system.errors import RunError
-from vitft.training.budget import choose_layers
+from vitft.training.budget import choose_layers, try_other_starts
 from vitft.training.finish import evaluate, write_best, write_final
 from vitft.training.fitted import Fitted
 from vitft.training.head_stage import solve_head_stage
@@ -27,7 +27,6 @@ from vitft.training.setup import (
     split_images,
 )
 from vitft.training.stages import StepStage
-from vitft.training.start_trials import try_other_starts
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +144,7 @@ def fit(fitted: Fitted) -> None:
                 best.model, fitted.inputs, config, stage, precision=fitted.precision
             )
             if is_new:
-                best.weights, best.file = best.copy_weights(), ""  # this stage trains more tensors
+                best.weights = best.copy_weights()  # this stage trains more tensors
         if number >= first and config.solves(stage):
             solved = solve_head_stage(fitted)
             if config.train.budget:

@@ -11,7 +11,7 @@ from vitft.system.device import caller_state_preserved
 from vitft.system.rundir import RunDir, locked
 from vitft.system.signals import Stopper
 from vitft.training.distributed import ProcessGroup, process_group
-from vitft.training.trackers import Trackers, connect_trackers, short_timeouts
+from vitft.training.trackers import Trackers, short_timeouts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Runtime:
             names = config.train.trackers if group.is_main else ()
             if "mlflow" in names:
                 stack.enter_context(short_timeouts())
-            trackers = connect_trackers(names, resume=resume)
+            trackers = Trackers(names, resume=resume)
             stack.callback(trackers.finish, "failed", {})
             yield cls(
                 group=group, stopper=stopper, trackers=trackers, resumed=resumed, started=started

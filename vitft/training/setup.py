@@ -5,13 +5,12 @@ before any image is opened.
 """
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
 
 from vitft.config.run import Config, to_toml
 from vitft.config.schema import require
@@ -25,7 +24,6 @@ from vitft.data.inspection import (
     measure_grey_range,
     merge_inspections,
 )
-from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
 from vitft.data.split import (
@@ -56,14 +54,15 @@ from vitft.features.pipeline import (
 from vitft.messages.training import already_trained
 from vitft.metrics.results import StartTrial
 from vitft.models.card import Provenance
+from vitft.models.pretrained.catalog import canonical_name
 from vitft.models.pretrained.load import LoadReport
 from vitft.models.timm_model import Model
 from vitft.models.trainable import add_adapters, freeze_model
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device
-from vitft.system.errors import ImageError
-from vitft.system.rundir import run_path
+from vitft.system.errors import DataError, ImageError, RunError
+from vitft.system.rundir import read_run_json, run_path
 from vitft.system.text import count, labelled, shell_quote
 from vitft.training.batches import (
     Dataset,
@@ -74,11 +73,11 @@ from vitft.training.batches import (
     images_per_epoch,
     training_views,
 )
-from vitft.training.checks import check_matches, former_split, log_data
+from vitft.training.checks import former_split, log_data
 from vitft.training.distributed import ProcessGroup, check_sharding
 from vitft.training.loop import batch_slices, with_step_defaults
 from vitft.training.runtime import Runtime
-from vitft.training.state import at_recorded_commit, checked_report, recorded_weights
+from vitft.training.state import WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +123,10 @@ def list_images(config: Config, runtime: Runtime) -> tuple[Images, Config]:
     if runtime.resumed and runtime.group.is_main:  # a new run has logged this before
         log_data(folder, short_name(spec.path))
     needs_one_class = {
-        f"--budget {config.train.budget}": bool(config.train.budget),
+        f"--budget {config.train.budget}": config.train.budget,
         "optim.class_weights=true": config.optim.class_weights,
         "train.sampling=balanced": config.train.sampling == "balanced",
-        f"data.fixes={spec.fixes}": bool(spec.fixes),
+        f"data.fixes={spec.fixes}": spec.fixes,
     }
     for setting, is_set in needs_one_class.items():
         require(
@@ -148,16 +147,7 @@ def load_model(
     8 bits by the range of their values.
     """
     group, stage = runtime.group, config.train.stages[0]
-    recorded = recorded_weights(runtime.resumed.resume) if runtime.resumed else Provenance()
-    pipeline, report = load_pipeline(
-        folder,
-        stage,
-        weights=at_recorded_commit(config.weights, recorded),
-        model=config.model,
-        train=config.train,
-        max_pixels=config.data.max_pixels,
-    )
-    report = checked_report(report, config.weights.name, recorded)
+    pipeline, report = _load_weights(folder, config, runtime)
     most = ""
     if config.optim.solver == "lbfgs" and not folder.labels:
         several = read_several_blocks(pipeline, config.train, images=len(folder.rows))
@@ -187,6 +177,38 @@ def load_model(
         transform = replace(pipeline.transform, grey_range=grey_range)
         pipeline = replace(pipeline, transform=transform)
     return pipeline, report, config
+
+
+def _load_weights(
+    folder: Images, config: Config, runtime: Runtime
+) -> tuple[FrozenPipeline, LoadReport]:
+    """Load the weights of a run; a resumed run must find those that it began with."""
+    recorded: Provenance = {}
+    if runtime.resumed:
+        recorded = read_run_json(runtime.resumed.resume / WEIGHTS_FILE, Provenance) or recorded
+    weights, typed = config.weights, config.weights.name
+    name, commit = canonical_name(typed), recorded.get("revision", "")
+    if name.startswith("hf:") and commit:
+        weights = replace(weights, name=f"{name.partition('@')[0]}@{commit}")
+    pipeline, report = load_pipeline(
+        folder,
+        config.train.stages[0],
+        weights=weights,
+        model=config.model,
+        train=config.train,
+        max_pixels=config.data.max_pixels,
+    )
+    before, now = recorded.get("sha256", ""), report.provenance.get("sha256", "")
+    if before and now != before:
+        raise RunError(
+            f"the weights {typed} have changed since the start of the run (sha256 was "
+            f"{before[:12]} and is now {now[:12]})",
+            fix="restore the original weights, or start a new run",
+        )
+    if recorded:
+        provenance: Provenance = {**report.provenance, "name": recorded.get("name", typed)}
+        report = replace(report, provenance=provenance)
+    return pipeline, report
 
 
 def extract_features(
@@ -245,8 +267,7 @@ def split_images(
     Some of the `listed` images may be unreadable.
     """
     group, spec = runtime.group, config.data
-    duplicates: Mapping[str, str] = {}
-    former: Mapping[str, Part] | None = None
+    duplicates, former = dict[str, str](), None
     if fingerprints is not None and spec.group_duplicates:
         duplicates = group.main_only(fingerprints.duplicate_groups)
         copies = count(len(duplicates), "image")
@@ -256,7 +277,11 @@ def split_images(
         log.warning(note)
     if fingerprints is not None and spec.like:
         former = group.main_only(lambda: former_split(spec, images, fingerprints))
-        check_matches(spec.like, former, images)
+        if not {"val", "test"} & {*former.values()}:
+            raise DataError(
+                f"none of the images in {images.source} was held out by {spec.like}",
+                fix="use data that contains the validation images of that run, or remove --like",
+            )
     manifest = split(images, spec, duplicates=duplicates, former=former, listed=listed)
     log_split(manifest)
     if config.train.sampling == "balanced":
@@ -305,7 +330,7 @@ def next_inputs(
 ) -> StageInputs:
     """Unfreeze the parameters that a stage trains, and cache and return the inputs to it.
 
-    The inputs before are those to another stage. `trial` labels the progress of a trial.
+    The `inputs` are those to another stage. `trial` labels the progress of a trial.
     """
     data, train = inputs.data, config.train
     pipeline = build_pipeline(
@@ -316,8 +341,7 @@ def next_inputs(
         rows, view = data.manifest.rows, eval_view(data.transform)
         if not trial:
             check_disk_space(extractor, view, len(rows))
-        what = trial or "extracting features"
-        compute_views(extractor, data, rows, [view], what)
+        compute_views(extractor, data, rows, [view], trial or "extracting features")
     inputs = replace(inputs, cut=pipeline.cut, extractor=extractor)
     return _with_stage_data(inputs, config, stage)
 
@@ -368,20 +392,13 @@ def _share_rows(
     group.barrier()  # all rows have been written; those in a common folder need not be sent
     extractor.refresh()
     store = extractor.store(view)
-    keys = list(dict.fromkeys(key_of(digest, view.name) for digest in digests))
-    known = np.array([key in store for key in keys], dtype=bool)
-    if not group.all_reduce_max(int(not known.all())):
-        return
-    table = np.stack(group.gather(known))  # (ranks, n)
-    senders = np.where(table.all(axis=0) | ~table.any(axis=0), -1, table.argmax(axis=0))
-    size = max(1, _MESSAGE_BYTES // (4 * int(np.prod(extractor.prefix.shape))))
-    for rank in range(group.size):
-        sent = np.flatnonzero(senders == rank).tolist()
-        for start in range(0, len(sent), size):
-            chosen = [keys[i] for i in sent[start : start + size]]
-            rows = group.broadcast([store.get(key) for key in chosen], source=rank)
-            pairs = zip(chosen, rows, strict=True)
-            store.add({k: row for k, row in pairs if row is not None and k not in store})
+    keys = {key_of(digest, view.name) for digest in digests}
+    missing = sorted(set[bytes]().union(*group.gather({key for key in keys if key not in store})))
+    size = max(1, _MESSAGE_BYTES // (4 * math.prod(extractor.prefix.shape)))
+    for start in range(0, len(missing), size):
+        own = {key: store.get(key) for key in missing[start : start + size] if key in store}
+        for rows in group.gather(own):
+            store.add({k: row for k, row in rows.items() if row is not None and k not in store})
     store.flush()
 
 
@@ -397,32 +414,31 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
     model = pipeline.model
     labels = _expected_training_labels(folder, config.data)
     test = sum(file.split == "test" for file in folder.rows)
-    what = f"in {len(folder.classes)} classes"
-    if folder.labels:
-        what = f"with {count(len(folder.labels), 'label')}"
-    split = (
+    kinds = count(len(folder.labels), "label")
+    what = f"with {kinds}" if folder.labels else f"in {len(folder.classes)} classes"
+    plan = [
         f"{count(len(folder.rows), 'image')} {what}, not opened yet: "
         f"about {len(labels):,} for training and {len(folder.rows) - len(labels) - test:,} for "
-        f"validation{f', and {test:,} for the final test' * (test > 0)}"
-    )
-    plan = split, *folder.notes
-    if config.train.sampling == "balanced":
-        plan += (describe_epoch(labels, folder.classes),)
-    spec = config.optim
+        f"validation{f', and {test:,} for the final test' * (test > 0)}",
+        *folder.notes,
+    ]
+    spec, balanced = config.optim, config.train.sampling == "balanced"
+    if balanced:
+        plan.append(describe_epoch(labels, folder.classes))
     for stage in config.train.stages:
         if stage == "lora":
             add_adapters(model, config.train)
         trained = _count_parameters(model, freeze_model(model, stage))
         solver = "fitted by L-BFGS without a training loop"
         if not config.solves(stage):
-            images = images_per_epoch(labels, balanced=config.train.sampling == "balanced")
+            images = images_per_epoch(labels, balanced=balanced)
             steps = batch_slices(images, spec.images_per_step, cut_model(model, stage).suffix)
             solver = (
                 f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
                 f"{count(len(steps), 'step')} per epoch, "
                 f"{count(spec.images_per_step, 'image')} per step"
             )
-        plan += (f"--train {stage}: {trained:,} trainable parameters, {solver}",)
+        plan.append(f"--train {stage}: {trained:,} trainable parameters, {solver}")
     show(to_toml(replace(config, data=replace(config.data, path=data))))
     for text in filter(None, (*folder.warnings, check_folder_classes(folder))):
         log.warning(text)
@@ -443,5 +459,4 @@ def _expected_training_labels(folder: Images, spec: DataSpec) -> list[int]:
 
 def _count_parameters(model: Model, names: Sequence[str]) -> int:
     """Return the total number of values in the parameters with the given names."""
-    chosen = set(names)
-    return sum(p.numel() for name, p in model.named_parameters() if name in chosen)
+    return sum(p.numel() for name, p in model.named_parameters() if name in names)

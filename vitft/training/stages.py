@@ -27,10 +27,16 @@ from vitft.training.batches import (
     evaluation_batches,
     training_batches,
 )
-from vitft.training.best import RunningMetrics
 from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.fitted import Fitted
-from vitft.training.loop import StepResult, Trainer, batch_slices, diverged, predict_logits
+from vitft.training.loop import (
+    RunningMetrics,
+    StepResult,
+    Trainer,
+    batch_slices,
+    diverged,
+    predict_logits,
+)
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 
 log = logging.getLogger(__name__)
@@ -55,22 +61,24 @@ class StepStage:
         self.trainer = make_trainer(config.train, config.optim, inputs, self.precision)
         self.metrics = RunningMetrics()
         self.epochs = 0  # number of finished and validated epochs
+        # The earlier stages take this many steps if none of them stops early
         stepping = [s for s in config.train.stages[:number] if not config.solves(s)]
         self.steps_before = len(stepping) * self.trainer.total_steps
-        """Number of steps that the earlier stages take if none of them stops early."""
         self.saved_at, self.save_s = time.monotonic(), 0.0
-        self.epoch_started = self.saved_at
-        self.has_header = False  # whether the header of the table of epochs has been logged
+        self.epoch_s = 0.0  # duration of the last epoch; 0 before this process has finished one
 
     def run(self, saved: State | None = None) -> None:
         """Train to the end of the stage, from its start or a saved state; if stopped, save it."""
+        optim, run = self.config.optim, self.fitted.run
         if saved is not None:
-            facts = cast("StateFacts", saved.facts)
+            facts = saved.facts
             load_trainer_state(self.trainer, saved.tensors, facts)
             self.metrics, self.epochs = facts["tally"], facts["epochs"]
-            self.fitted.run.cut_log(facts["log_bytes"])
-            self.log_earlier_epochs()
-        optim, is_shared = self.config.optim, self.data.group.size > 1
+            run.cut_log(facts["log_bytes"])
+            lines = read_run_lines(run.path / "metrics.jsonl", LogLine)
+            entries = [line for line in lines if line.keys() >= _EPOCH_FIGURES]
+            for number, entry in enumerate(entries[max(0, len(entries) - self.epochs) :]):
+                self.log_epoch(entry, "earlier", is_first=number == 0)
         images = epoch_size(self.data.manifest.train, self.config.train)
         epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
         done = epochs * images + steps * optim.images_per_step  # only the last batch is smaller
@@ -79,9 +87,8 @@ class StepStage:
             console.Progress("training", images * optim.epochs, done=done) as self.progress,
         ):
             try:
-                with self.stopper.deferred_to_next(when=is_shared):
-                    if saved is None or not self.is_out_of_patience():
-                        self.take_steps()
+                with self.stopper.deferred_to_next(when=self.data.group.size > 1):
+                    self.take_steps()
                     with self.stopper.deferred():  # the evaluation that follows may be interrupted
                         self.save_if_due(max(_LAST_SAVE_S, self.save_s))
             except (KeyboardInterrupt, ResourceError) as end:
@@ -97,31 +104,31 @@ class StepStage:
         """Train for the rest of the first epoch and the remaining ones, or until an early stop."""
         batches = training_batches(self.config.train, self.config.optim, self.inputs)
         for epoch in range(self.epochs, self.config.optim.epochs):
-            self.epoch_started = time.monotonic()
-            done = self.trainer.steps - epoch * self.trainer.steps_per_epoch
-            for batch in batches(epoch, done):
+            if epoch and self.ends_early():
+                return
+            started, done = time.monotonic(), epoch * self.trainer.steps_per_epoch
+            for batch in batches(epoch, self.trainer.steps - done):
                 with self.stopper.deferred():  # a signal waits for the end of the step
                     self.on_step(self.trainer.step(batch))
-            self.on_epoch(epoch)
-            if self.stops_early() or self.is_last_in_budget():
-                return
+            self.on_epoch(epoch, started)
 
-    def is_last_in_budget(self) -> bool:
-        """Return whether another epoch would exceed the time budget; if so, record the epochs."""
-        budget = self.fitted.budget
-        if budget is None or self.epochs == self.config.optim.epochs:
+    def ends_early(self) -> bool:
+        """Return whether patience or the time budget ends the stage before its last epoch."""
+        optim, best, budget = self.config.optim, self.fitted.best, self.fitted.budget
+        if 0 < optim.patience <= best.facts["since"]:
+            log.info(stopped_early(self.epochs, optim.epochs, optim.patience, best.results))
+            return True
+        if budget is None or not self.epoch_s:
             return False
-        now = time.monotonic()
-        ends = now + 2 * (now - self.epoch_started)  # the final evaluation takes up to an epoch
+        ends = time.monotonic() + 2 * self.epoch_s  # the final evaluation takes up to an epoch
         is_late = ends > self.fitted.runtime.started + budget["seconds"]
-        if not self.data.group.broadcast(is_late):
-            return False
-        self.fitted.budget = {**budget, "epochs": self.epochs}
-        log.info(
-            f"stopped after {self.epochs} of {self.config.optim.epochs} epochs: training is slower "
-            "than expected, and another epoch would exceed the time budget"
-        )
-        return True
+        if self.data.group.broadcast(is_late):
+            self.fitted.budget = {**budget, "epochs": self.epochs}
+            log.info(
+                f"stopped after {self.epochs} of {optim.epochs} epochs: training is slower than "
+                "expected, and another epoch would exceed the time budget"
+            )
+        return self.fitted.budget is not budget
 
     def on_step(self, step: StepResult) -> None:
         """Log a step, and save the state if a save is due."""
@@ -142,9 +149,9 @@ class StepStage:
         if is_due:
             self.save()
 
-    def on_epoch(self, epoch: int) -> None:
+    def on_epoch(self, epoch: int, started: float) -> None:
         """Validate, keep the best weights and log the metrics of an epoch."""
-        fitted, metrics = self.fitted, self.metrics
+        metrics = self.metrics
         with self.trainer.average.swapped_in():
             if self.trainer.sharded:
                 unshard_into(self.inputs.cut.suffix, self.trainer.model)
@@ -153,76 +160,46 @@ class StepStage:
                 clause = f"the validation loss is {found['loss']}"
                 raise diverged(metrics.steps - 1, metrics.lr, clause)
             with self.stopper.deferred():
+                number, of_steps = epoch + 1, {"lr": metrics.lr, "first_loss": metrics.first_loss}
                 entry = {
-                    "epoch": epoch + 1,
-                    "lr": metrics.lr,
-                    "first_loss": metrics.first_loss,
+                    "epoch": number,
                     "train_loss": metrics.loss,
                     "train_top1": metrics.top1,
                     "val_loss": found["loss"],
                     "val_top1": found["top1"],
                 }
-                fitted.run.log(entry)  # if this fails, the epoch does not count
-                fitted.best.update(found)
-                self.log_epoch(entry, duration(time.monotonic() - self.epoch_started))
+                # If this fails, the epoch does not count
+                self.fitted.run.log({"epoch": number, **of_steps, **entry})
+                self.fitted.best.update(found)
+                self.epoch_s, is_first = time.monotonic() - started, self.epochs == 0
+                self.epochs = number
+                self.log_epoch(entry, duration(self.epoch_s), is_first=is_first)
                 self.metrics = RunningMetrics(metrics.first_loss, metrics.steps)
-                self.epochs = epoch + 1
-                for logged in ("lr", "first_loss"):  # logged by `log_step`
-                    del entry[logged]
                 self.trackers.log_epoch(self.steps_before + self.trainer.steps, entry)
 
-    def is_out_of_patience(self) -> bool:
-        """Return whether there was no improvement in the last `optim.patience` epochs."""
-        return 0 < self.config.optim.patience <= self.fitted.best.epochs_since_best
-
-    def stops_early(self) -> bool:
-        """Return whether there is no patience for another epoch; if there is one left, log this."""
-        optim, stops = self.config.optim, self.is_out_of_patience()
-        if stops and self.epochs < optim.epochs:
-            best = self.fitted.best.results
-            log.info(stopped_early(self.epochs, optim.epochs, optim.patience, best))
-        return stops
-
-    def log_earlier_epochs(self) -> None:
-        """Log the epochs of this stage that were finished before the run was resumed."""
-        lines = read_run_lines(self.fitted.run.path / "metrics.jsonl", LogLine)
-        entries = [line for line in lines if line.keys() >= _EPOCH_FIGURES]
-        for entry in entries[max(0, len(entries) - self.epochs) :]:
-            self.log_epoch(entry, "earlier")
-
-    def log_epoch(self, entry: Mapping[str, Any], when: str) -> None:
+    def log_epoch(self, entry: Mapping[str, Any], when: str, *, is_first: bool) -> None:
         """Log the metrics of an epoch as a table row; `when` is its duration or "earlier"."""
-        if not self.has_header:
-            if self.fitted.best.selects:
-                log.debug(f"best on the validation images so far: {BEST_RULE}")
-            log.info(EPOCH_COLUMNS)
-            self.has_header = True
         best = self.fitted.best
-        is_best = best.selects and best.epochs_since_best == 0 and when != "earlier"
+        if is_first and best.selects:
+            log.debug(f"best on the validation images so far: {BEST_RULE}")
+        if is_first:
+            log.info(EPOCH_COLUMNS)
+        is_best = best.selects and best.facts["since"] == 0 and when != "earlier"
         log.info(epoch_row(entry, self.config.optim.epochs, when, is_best=is_best))
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""
-        started = time.monotonic()
-        fitted, best, step = self.fitted, self.fitted.best, self.trainer.steps
-        if not (self.data.group.is_main or self.trainer.sharded):
-            return
-        tensors, trainer_facts = trainer_state(self.trainer)
-        if not self.data.group.is_main:
+        started, best, run = time.monotonic(), self.fitted.best, self.fitted.run
+        is_main = self.data.group.is_main
+        tensors, facts = (
+            trainer_state(self.trainer) if is_main or self.trainer.sharded else ({}, {})
+        )
+        if not is_main:
             return
         self.trackers.flush()
-        facts: StateFacts = {
-            **trainer_facts,
-            "stage": self.number,
-            "epochs": self.epochs,
-            "tally": self.metrics,
-            "best": best.facts(),
-            "log_bytes": fitted.run.log_size(),
-            "best_file": best.file,
-        }
-        unsaved = None if best.file or not best.epochs else best.weights
-        state = State(tensors, facts)
-        best.file = save_state(fitted.run.resume, self.number, step, state, unsaved)
+        own = {"stage": self.number, "epochs": self.epochs, "tally": self.metrics}
+        facts |= {**own, "best": best.facts, "log_bytes": run.log_size()}
+        save_state(run.resume, State(tensors, cast("StateFacts", facts), best.weights))
         self.saved_at = time.monotonic()
         self.save_s = self.saved_at - started
 
@@ -267,7 +244,7 @@ def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "
     data = inputs.data
     unit = EVAL_BATCH * 8 if inputs.cut.pooled else 1  # if pooled: same batches as with one process
     batches = evaluation_batches(inputs, data.group.shard(rows, unit))
-    logits, _ = predict_logits(
+    logits = predict_logits(
         inputs.cut.suffix, batches, device=data.device, precision=precision, limit=inputs.limit
     )
     return data.group.all_gather(logits, len(rows), unit)

@@ -1,13 +1,12 @@
 """Training states on disk, used to resume a stopped run.
 
     resume/state-0-00000120.safetensors   everything that step 121 of stage 0 depends on
-    resume/best-0-00000100.safetensors    the best weights so far
     resume/budget.json                    finished trials, chosen layers (runs with a time budget)
-    resume/weights.json                   origin of the weights (`training.same_weights`)
+    resume/weights.json                   origin of the weights
 
-Each state contains the name of the file with the best weights up to that step. Files are written
-atomically, and digests are verified on reading. The two newest states are kept; an old state is
-deleted only after its replacement is on disk. States are ordered by stage and step, not by time.
+Files are written atomically, and digests are verified on reading. The two newest states are kept;
+an old state is deleted only after its replacement is on disk. States are ordered by stage and step,
+not by time.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -24,29 +23,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.config.sections import WeightsSpec
 from vitft.data.image_table import Images
-from vitft.metrics.results import BudgetResults, StartTrial
+from vitft.metrics.results import BudgetResults, RunResults, SolvedHeadResults, StartTrial
 from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
-from vitft.models.pretrained.catalog import canonical_name
-from vitft.models.pretrained.load import LoadReport
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.safetensors_file import read_header, with_sorted_metadata
-from vitft.system.structure import Natural, parse_json, structured
+from vitft.system.structure import Natural, Share, parse_json, structured
 from vitft.system.text import count, describe_os_error
-from vitft.training.best import BestFacts, RunningMetrics
 from vitft.training.distributed import full_tensor, slice_like
-from vitft.training.loop import Trainer
+from vitft.training.loop import RunningMetrics, Trainer
 
 log = logging.getLogger(__name__)
 
 
-# the pretrained weights of an unfinished run: recorded at its start, the same when it is ----------
-
-WEIGHTS_FILE = "weights.json"
+WEIGHTS_FILE, BUDGET_FILE = "weights.json", "budget.json"
 
 
 def write_for_resume(run: RunDir, name: str, content: Provenance | BudgetResults) -> None:
@@ -57,63 +50,36 @@ def write_for_resume(run: RunDir, name: str, content: Provenance | BudgetResults
         write_json(run.resume / name, content)
 
 
-def recorded_weights(folder: Path) -> Provenance:
-    """Return the recorded origin of a run's weights; it is empty if there is no such file."""
-    return read_run_json(folder / WEIGHTS_FILE, Provenance) or {}
+class BestFacts(TypedDict):
+    """The best epoch so far, without its weights."""
+
+    epochs: Natural  # number of validated epochs of the run
+    since: Natural  # how many of them came after the best one
+    highest: Share  # highest validation accuracy of an epoch
+    figures: RunResults | None  # None before the end of the first epoch
+    extra: SolvedHeadResults | None  # of a solved head, reported for any later stage, too
 
 
-def at_recorded_commit(spec: WeightsSpec, recorded: Provenance) -> WeightsSpec:
-    """Return the settings, with the commit of a hub repository that the run began with."""
-    name, commit = canonical_name(spec.name), recorded.get("revision", "")
-    if not (name.startswith("hf:") and commit):
-        return spec
-    return replace(spec, name=f"{name.partition('@')[0]}@{commit}")
-
-
-def checked_report(report: LoadReport, name: str, recorded: Provenance) -> LoadReport:
-    """Return the report on the loaded weights, which must be the weights the run started with."""
-    before, now = recorded.get("sha256", ""), report.provenance.get("sha256", "")
-    if before and now != before:
-        raise RunError(
-            f"the weights {name} have changed since the start of the run (sha256 was "
-            f"{before[:12]} and is now {now[:12]})",
-            fix="restore the original weights, or start a new run",
-        )
-    if not recorded:
-        return report
-    return replace(report, provenance={**report.provenance, "name": recorded.get("name", name)})
-
-
-# training states on disk, used to resume a stopped run --------------------------------------------
-
-BUDGET_FILE = "budget.json"  # trials of a run with a time budget
-
-
-class TrainerFacts(TypedDict):
-    """Values other than tensors in the state of a trainer."""
+class StateFacts(TypedDict):
+    """Values other than tensors in a training state."""
 
     step: Natural
     micro_batch: Natural
     scaler: dict[str, Any]
-
-
-class StateFacts(TrainerFacts):
-    """Values other than tensors in a training state."""
-
     stage: Natural  # index of the stage in the run, counting from 0
     epochs: Natural  # number of finished and validated epochs of the stage
     tally: RunningMetrics  # running metrics of the current epoch
     best: BestFacts
-    best_file: str  # with the best weights; empty before the first epoch ends
     log_bytes: Natural  # size of metrics.jsonl in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Training state saved for resuming: tensors of the model and optimiser, and `StateFacts`."""
+    """Training state saved for resuming."""
 
-    tensors: Mapping[str, Tensor]
-    facts: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]  # of the trainer
+    facts: StateFacts
+    best: Mapping[str, Tensor]  # weights of the best epoch; empty before the end of the first
 
 
 def _tensors_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -128,7 +94,7 @@ def _tensors_of(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
+def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state of a trainer before its next step, as tensors and JSON values.
 
     Every rank of a sharded model must call it, but only the main process receives the tensors.
@@ -145,7 +111,7 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], TrainerFacts]:
 
 @torch.no_grad()
 def load_trainer_state(
-    trainer: Trainer, tensors: Mapping[str, Tensor], facts: TrainerFacts
+    trainer: Trainer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
     """Restore a trainer from a state returned by `trainer_state`; a RunError if it does not fit."""
     targets = _tensors_of(trainer)
@@ -180,27 +146,21 @@ def load_trainer_state(
         trainer.limit.images = trainer.spec.micro_batch
 
 
-def save_state(
-    folder: Path, stage: int, step: int, state: State, best: Mapping[str, Tensor] | None
-) -> str:
-    """Write the state after `step` steps of a stage, and any best weights not yet on disk.
-
-    States other than the two newest are deleted afterwards.
-
-    Returns:
-        The name of the file with the best weights, as recorded in the state; empty for none.
-    """
+def save_state(folder: Path, state: State) -> None:
+    """Write a state with a digest of all its contents, and delete all but the two newest."""
     with writing(folder):
         folder.mkdir(exist_ok=True)
-    facts = dict(state.facts)
-    if best is not None:
-        facts["best_file"] = f"best-{stage}-{step:08}.safetensors"
-        write_state(folder / facts["best_file"], best, {})
-    write_state(folder / f"state-{stage}-{step:08}.safetensors", state.tensors, facts)
-    kept = list_states(folder)[:2]
-    needed = {path.name for path in kept} | {_best_file_of(path) for path in kept}
-    _remove_files(path for path in folder.glob("*.safetensors") if path.name not in needed)
-    return str(facts.get("best_file", ""))
+    path = folder / f"state-{state.facts['stage']}-{state.facts['step']:08}.safetensors"
+    tensors = {**state.tensors, **{f"best/{name}": value for name, value in state.best.items()}}
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    metadata = _metadata(json.dumps(state.facts, default=asdict), plain)
+    write_atomically(path, with_sorted_metadata(to_safetensors(plain, metadata=metadata)))
+    _remove_files(list_states(folder)[2:])
+
+
+def _metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the metadata of a state file, with a digest that detects any changed byte."""
+    return {"format": "pt", "facts": facts, "sha256": state_digest(facts, tensors)}
 
 
 def _remove_files(paths: Iterable[Path]) -> None:
@@ -212,47 +172,21 @@ def _remove_files(paths: Iterable[Path]) -> None:
             log.warning(f"cannot remove {path}: {describe_os_error(error)}")
 
 
-def write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a state file with a digest of all its contents."""
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = json.dumps(facts, default=asdict)
-    content = to_safetensors(plain, metadata=state_metadata(text, plain))
-    write_atomically(path, with_sorted_metadata(content))
-
-
-def state_metadata(facts: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the metadata of a state file, with a digest that detects any changed byte."""
-    return {"format": "pt", "facts": facts, "sha256": state_digest(facts, tensors)}
-
-
 def read_state(path: Path) -> State | None:
-    """Return the state that `write_state` wrote to a file, or None if it is missing or damaged."""
+    """Return the state that `save_state` wrote to a file, or None if it is damaged."""
     try:
         read_header(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata.get("facts", "")
-        if metadata != state_metadata(text, tensors):
+        facts = metadata.get("facts", "")
+        if metadata != _metadata(facts, tensors):
             return None
-        facts = parse_json(text)
-        if not facts:
-            return State(tensors, {})
-        found: StateFacts = structured(facts, StateFacts)
-        name = re.fullmatch(r"(best-\d+-\d+\.safetensors)?", found["best_file"])
-        return State(tensors, found) if name else None
+        kept = [name for name in tensors if name.startswith("best/")]
+        best = {name.removeprefix("best/"): tensors.pop(name) for name in kept}
+        return State(tensors, structured(parse_json(facts), StateFacts), best)
     except (SafetensorError, OSError, ValueError):
         return None
-
-
-def _best_file_of(path: Path) -> str | None:
-    """Return the best-weights file name recorded in a state, or None if the state is unreadable."""
-    try:
-        facts = parse_json(read_header(path).metadata.get("facts", "{}"))
-    except (OSError, ValueError):
-        return None
-    name = facts.get("best_file") if isinstance(facts, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def list_states(folder: Path) -> list[Path]:
@@ -262,26 +196,21 @@ def list_states(folder: Path) -> list[Path]:
     return sorted(order, key=lambda path: order[path], reverse=True)
 
 
-def newest_state(folder: Path) -> tuple[State, Mapping[str, Tensor]] | None:
-    """Return the newest intact state and its best weights, or None if there are no states.
+def newest_state(folder: Path) -> State | None:
+    """Return the newest intact state, or None if there are no states.
 
-    Damaged states, or those whose best weights are, are renamed to `*.damaged` and logged.
+    Damaged states are renamed to `*.damaged` and logged.
 
     Raises:
         RunError: The folder contains states, but all of them are damaged.
     """
     found = list_states(folder)
     for path in found:
-        state = read_state(path)
-        name = state.facts.get("best_file") if state else None
-        best = read_state(folder / str(name)) if name else State({}, {})
-        if state is not None and best is not None:
-            return state, best.tensors
-        broken = path if state is None else folder / str(name)
-        log.warning(f"{broken} is damaged: falling back to the previous state")
-        with writing(broken):
-            if broken.exists():
-                broken.replace(broken.with_name(f"{broken.name}.damaged"))
+        if (state := read_state(path)) is not None:
+            return state
+        log.warning(f"{path} is damaged: falling back to the previous state")
+        with writing(path), contextlib.suppress(FileNotFoundError):
+            path.replace(path.with_name(f"{path.name}.damaged"))
     if found:
         raise RunError(
             f"all training states in {folder} are damaged",

@@ -14,9 +14,8 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular
@@ -37,38 +36,35 @@ _PROGRESS_FILE = "trackers.json"
 _STEP_INTERVAL = 10  # steps between logged losses and learning rates
 
 
-class _Tracker:
-    """Client of a tracker; constructing it connects to the service. Methods may raise any error.
-
-    In a resumed run, `id` and `last_moment` are set before `start`.
-    """
-
-    id = ""  # of the run in the tracker; empty before it is started
-    last_moment = -1  # of the last metrics sent; -1 if none were sent
-
-    def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
-        """Start or continue a run in `folder`; return its URL, or how to find, view or upload it.
-
-        The settings are by dotted key.
-        """
-        raise NotImplementedError
-
-    def log(self, points: _MetricPoints) -> None:
-        """Send metrics."""
-        raise NotImplementedError
-
-    def finish(self, status: str, results: Mapping[str, float]) -> None:
-        """Send the final status and results."""
-        raise NotImplementedError
-
-
 def check_trackers(names: Sequence[str]) -> None:
     """Raise a UsageError if the library of a tracker is missing, without importing it."""
     for name in names:
         require_extra(name, feature=f"--tracker {name}")
 
 
-class TensorBoard(_Tracker):
+class _Tracker(Protocol):
+    """Client of a tracker; constructing it connects to the service. Methods may raise any error.
+
+    In a resumed run, `id` and `last_moment` are set before `start`.
+    """
+
+    id: str = ""  # of the run in the tracker; empty before it is started
+    last_moment: int = -1  # of the last metrics sent; -1 if none were sent
+
+    def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
+        """Start or continue a run in `folder`; return its URL, or how to find, view or upload it.
+
+        The settings are by dotted key.
+        """
+
+    def log(self, points: _MetricPoints) -> None:
+        """Send metrics."""
+
+    def finish(self, status: str, results: Mapping[str, float]) -> None:
+        """Send the final status and results."""
+
+
+class _TensorBoard(_Tracker):
     """TensorBoard client that writes event files to the run directory."""
 
     def __init__(self) -> None:
@@ -93,9 +89,8 @@ class TensorBoard(_Tracker):
                 self.writer.add_scalar(key, value, moment // 2)
         self.writer.flush()
 
-    def finish(self, _: str, results: Mapping[str, float]) -> None:
-        for key, value in results.items():
-            self.writer.add_scalar(f"final/{key}", value, 0)
+    def finish(self, status: str, results: Mapping[str, float]) -> None:  # noqa: ARG002
+        self.log([(0, {f"final/{key}": value for key, value in results.items()})])
         self.writer.close()
 
 
@@ -111,28 +106,22 @@ class _MLflow(_Tracker):
         self.experiment: Any = self.client.get_experiment_by_name(self.name)
 
     def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
-        if self.id:
-            self.client.update_run(self.id, status="RUNNING")
-            at = {key: self.client.get_metric_history(self.id, key) for key in ("loss", "epoch")}
-            last = {
-                key: 2 * max((p.step for p in points), default=-1) for key, points in at.items()
-            }
-            self.last_moment = max(self.last_moment, last["loss"], last["epoch"] + 1)
-        else:
-            self.id = self.create_run(folder.name, settings)
-        return f"run {self.id} at {self.address}"
-
-    def create_run(self, name: str, settings: Mapping[str, Any]) -> str:
-        """Create a run with the settings as parameters, and return its ID."""
         from mlflow.entities import Param
 
-        found = self.experiment
-        experiment = found.experiment_id if found else self.client.create_experiment(self.name)
-        created = self.client.create_run(experiment, run_name=name)
-        params = [Param(key, str(value)[:500]) for key, value in settings.items()]
-        for start in range(0, len(params), 100):  # maximum per request
-            self.client.log_batch(created.info.run_id, params=params[start : start + 100])
-        return str(created.info.run_id)
+        if self.id:
+            self.client.update_run(self.id, status="RUNNING")
+            for key, after in (("loss", 0), ("epoch", 1)):
+                known = self.client.get_metric_history(self.id, key)
+                moments = (2 * point.step + after for point in known)
+                self.last_moment = max(self.last_moment, *moments, -1)
+        else:
+            found, create = self.experiment, self.client.create_experiment
+            experiment = found.experiment_id if found else create(self.name)
+            self.id = str(self.client.create_run(experiment, run_name=folder.name).info.run_id)
+            params = [Param(key, str(value)[:500]) for key, value in settings.items()]
+            for first in range(0, len(params), 100):  # maximum per request
+                self.client.log_batch(self.id, params=params[first : first + 100])
+        return f"run {self.id} at {self.address}"
 
     def log(self, points: _MetricPoints) -> None:
         from mlflow.entities import Metric
@@ -140,8 +129,8 @@ class _MLflow(_Tracker):
         now = int(time.time() * 1000)
         values = [(moment, key, value) for moment, new in points for key, value in new.items()]
         metrics = [Metric(key, value, now, moment // 2) for moment, key, value in values]
-        for start in range(0, len(metrics), 1000):  # maximum per request
-            self.client.log_batch(self.id, metrics=metrics[start : start + 1000])
+        for first in range(0, len(metrics), 1000):  # maximum per request
+            self.client.log_batch(self.id, metrics=metrics[first : first + 1000])
 
     def finish(self, status: str, results: Mapping[str, float]) -> None:
         self.log([(0, {f"final.{key}": value for key, value in results.items()})])
@@ -190,16 +179,12 @@ class _Wandb(_Tracker):
         self.run.finish(exit_code=int(status == "failed"))
 
 
-CLIENTS: Mapping[str, Callable[[], _Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": _MLflow,
-    "wandb": _Wandb,
+CLIENTS: Mapping[str, tuple[Callable[[], _Tracker], str]] = {
+    "tensorboard": (_TensorBoard, "install a version of tensorboard that is compatible with torch"),
+    "mlflow": (_MLflow, "set MLFLOW_TRACKING_URI to a running server or to sqlite:///mlflow.db"),
+    "wandb": (_Wandb, "log in with `wandb login`, set WANDB_MODE=offline"),
 }
-_CONNECTION_HELP = {
-    "tensorboard": "install a version of tensorboard that is compatible with torch",
-    "mlflow": "set MLFLOW_TRACKING_URI to a running server or to sqlite:///mlflow.db",
-    "wandb": "log in with `wandb login`, set WANDB_MODE=offline",
-}
+"""The client of each tracker, and what helps if it does not connect."""
 
 
 @contextlib.contextmanager
@@ -215,35 +200,51 @@ def short_timeouts() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-@dataclass(slots=True)
 class Trackers:
-    """The trackers to which a run logs; there may be none."""
+    """The trackers to which a run logs; there may be none.
 
-    run: RunDir | None = None
-    active: dict[str, _Tracker] = field(default_factory=dict)
-    pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    is_finished: bool = False
+    A UsageError is raised if a new run cannot connect; a resumed run continues without the tracker.
+    """
+
+    def __init__(self, names: Sequence[str] = (), *, resume: bool = False) -> None:
+        self.active: dict[str, _Tracker] = {}
+        self.pending: list[tuple[int, dict[str, float]]] = []
+        self.progress: dict[str, Any] = {}  # content of trackers.json
+        self.run: RunDir | None = None
+        for name in names:
+            create, help_text = CLIENTS[name]
+            try:
+                with self.dropping(name) if resume else _no_warnings():
+                    self.active[name] = create()
+            except Exception as error:
+                raise UsageError(
+                    f"--tracker {name} failed to start: {_describe_error(error)}",
+                    fix=f"{help_text}, or remove --tracker {name}",
+                ) from error
 
     def start(self, run: RunDir, settings: Mapping[str, Any], *, resume: bool) -> None:
         """Start or continue a run in each tracker, and log where to find it."""
         self.run = run
-        before = _read_progress(run) if resume else {}
+        if resume:
+            with contextlib.suppress(OSError, ValueError):  # missing or damaged
+                found = parse_json(read_regular(run.path / _PROGRESS_FILE, limit=2**24))
+                self.progress = found if isinstance(found, dict) else {}
         for name, tracker in list(self.active.items()):
-            known = before.get(name, {})
-            tracker.id, tracker.last_moment = str(known.get("id", "")), int(known.get("moment", -1))
             with self.dropping(name):
+                if known := self.progress.get(name):
+                    tracker.id, tracker.last_moment = str(known["id"]), int(known["moment"])
                 log.info(f"{name}: {tracker.start(run.path.resolve(), settings)}")
         self.write_progress()
 
     def log_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Queue the values of a step for sending if `step` is a multiple of `_STEP_INTERVAL`."""
         if self.active and step % _STEP_INTERVAL == 0:
-            self.pending.append((2 * step, finite_numbers(values)))
+            self.pending.append((2 * step, _finite_numbers(values)))
 
     def log_epoch(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the values of an epoch that ended after `step` steps of the run."""
         if self.active:
-            self.pending.append((2 * step + 1, finite_numbers(values)))
+            self.pending.append((2 * step + 1, _finite_numbers(values)))
             self.flush()
 
     def flush(self) -> None:
@@ -260,15 +261,13 @@ class Trackers:
 
     def finish(self, status: str, results: Mapping[str, Any]) -> None:
         """Send pending values, the status and, if it is `finished`, the final results, once."""
-        if self.is_finished:
-            return
-        self.is_finished = True
         self.flush()
-        final = finite_numbers(results) if status == "finished" else {}
+        final = _finite_numbers(results) if status == "finished" else {}
         for name, tracker in list(self.active.items()):
             if tracker.id:
                 with self.dropping(name):
                     tracker.finish(status, final)
+        self.active = {}
 
     @contextlib.contextmanager
     def dropping(self, name: str) -> Iterator[None]:
@@ -286,27 +285,9 @@ class Trackers:
     def write_progress(self) -> None:
         """Write each tracker's run ID and the moment of its last metrics to trackers.json."""
         if self.run is not None and self.active:
-            ids = {name: {"id": t.id, "moment": t.last_moment} for name, t in self.active.items()}
-            self.run.write_json(_PROGRESS_FILE, _read_progress(self.run) | ids)
-
-
-def connect_trackers(names: Sequence[str], *, resume: bool) -> Trackers:
-    """Import the trackers' libraries, connect to their services and return the trackers.
-
-    A UsageError is raised if a new run cannot connect; a resumed run continues without the tracker.
-    """
-    check_trackers(names)
-    trackers = Trackers()
-    for name in names:
-        try:
-            with trackers.dropping(name) if resume else _no_warnings():
-                trackers.active[name] = CLIENTS[name]()
-        except Exception as error:
-            raise UsageError(
-                f"--tracker {name} failed to start: {_describe_error(error)}",
-                fix=f"{_CONNECTION_HELP[name]}, or remove --tracker {name}",
-            ) from error
-    return trackers
+            for name, tracker in self.active.items():
+                self.progress[name] = {"id": tracker.id, "moment": tracker.last_moment}
+            self.run.write_json(_PROGRESS_FILE, self.progress)
 
 
 @contextlib.contextmanager
@@ -317,16 +298,7 @@ def _no_warnings() -> Iterator[None]:
         yield
 
 
-def _read_progress(run: RunDir) -> dict[str, dict[str, Any]]:
-    """Return the contents of trackers.json, or an empty mapping if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        found = parse_json(read_regular(run.path / _PROGRESS_FILE, limit=2**24))
-        if isinstance(found, dict):
-            return {name: facts for name, facts in found.items() if isinstance(facts, dict)}
-    return {}
-
-
-def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return only the values that are finite numbers."""
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
     return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
