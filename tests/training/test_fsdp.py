@@ -160,7 +160,8 @@ def test_only_a_sharded_run_may_lower_its_micro_batches(
     for name, shard in (("split", "true"), ("plain", "false")):  # runs that have not ended
         (home / name).mkdir()
         (home / name / "config.toml").write_text(text.replace("shard = true", f"shard = {shard}"))
-        (home / name / "split.csv").write_bytes((home / "whole" / "split.csv").read_bytes())
+        for file in ("split.csv", "class_indices.json"):
+            (home / name / file).write_bytes((home / "whole" / file).read_bytes())
 
     codes = [
         main(["finetune", "--resume", str(home / name), "--set", "optim.micro_batch=2"])

@@ -254,7 +254,7 @@ def caches_views(cut: Cut, train: TrainSpec) -> bool:
     return cut.pooled or (cut.prefix is not None and train.augment == "none")
 
 
-def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
+def _training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
     """Return the random resized crop used in training."""
     return CropTransform(
         image_size=transform.image_size,
@@ -267,7 +267,7 @@ def training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
 
 def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec) -> list[View]:
     """Return the views to cache for each training image."""
-    crop = training_crop(transform, train)
+    crop = _training_crop(transform, train)
     if train.augment != "none":  # a random crop per epoch
         return crop_views(transform, crop, optim.epochs, train.seed)
     return [eval_view(transform), *crop_views(transform, crop, train.views, train.seed)]
@@ -320,7 +320,7 @@ def _fresh_inputs(
     data, images, transform = inputs.data, inputs.images, inputs.data.transform
     rows, seen = data.manifest.train, defaultdict[int, Iterator[int]](itertools.count)
     repeats = [next(seen[i]) for i in order.tolist()]  # how often an image was used before
-    crop = training_crop(transform, train) if train.augment in ("crop", "rand") else None
+    crop = _training_crop(transform, train) if train.augment in ("crop", "rand") else None
     drawn = [rows[i] for i in order.tolist()]
     chosen = [(drawn[i], repeats[i]) for places in own for i in places]
     shuffled = [row for row, _ in chosen]

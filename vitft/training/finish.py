@@ -262,7 +262,7 @@ def _final_logits(
     while done < len(rows) and (done == 0 or margins[done] < 4 * change):
         some = batches[done // size :][: data.group.size]
         own = [rows[i] for batch in data.group.shard(some) for i in batch.tolist()]
-        recomputed = data.group.gather(exact_logits(inputs, heads, own))
+        recomputed = data.group.gather(_exact_logits(inputs, heads, own))
         for chosen, exact in zip(some, recomputed, strict=False):
             if done and margins[done] >= 4 * change:
                 break
@@ -273,7 +273,7 @@ def _final_logits(
     return logits, done
 
 
-def exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> Tensor:
+def _exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> Tensor:
     """Return the output of a model for images, computed from pixels in float32 in one batch."""
     if not rows:
         return torch.empty(0)
