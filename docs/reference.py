@@ -17,7 +17,7 @@ from vitft.cli.guide import GUIDES
 from vitft.cli.main import build_parser
 from vitft.cli.parser import Parser
 from vitft.config import defaults
-from vitft.config.options import SECTIONS
+from vitft.config.run import SECTIONS
 from vitft.config.schema import settings_of
 
 FILLED_IN = {"fixes_digest"}

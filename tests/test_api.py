@@ -16,7 +16,7 @@ from tests.conftest import draw_folder, tiny_home
 from tests.support.children import ended
 from tests.support.limits import HANG_S
 from vitft import Trained
-from vitft.config import FINETUNE_OPTIONS, read_run_config
+from vitft.config import SETTINGS, read_toml
 from vitft.data import draw_demo, open_image
 from vitft.predict import choose_threshold
 from vitft.system import DataError, ImageError, RunError, UsageError
@@ -229,7 +229,7 @@ def test_errors_are_raised_before_anything_is_written(
 
 def test_the_signature_has_the_options_of_the_command() -> None:
     parameters = inspect.signature(vitft.finetune).parameters
-    options = {option.keyword: option for option in FINETUNE_OPTIONS}
+    options = {option.keyword: option for option in SETTINGS.values() if option.help}
 
     assert {*parameters} == {*options, "out", "recipe", "seed", "settings"}
     for name, parameter in parameters.items():
@@ -378,7 +378,7 @@ def test_the_weights_of_a_recipe_need_not_be_repeated(
 
     result = vitft.finetune(data=data, recipe=recipe, out=tmp_path / "run", cache="none")
 
-    assert read_run_config(result.run)["weights"]["name"] == str(tiny_weights)
+    assert read_toml(result.run / "config.toml")["weights"]["name"] == str(tiny_weights)
 
 
 def test_without_weights_the_demo_chooses_its_own(
@@ -389,7 +389,7 @@ def test_without_weights_the_demo_chooses_its_own(
 
     result = vitft.finetune(data="demo", cache="none")
 
-    assert read_run_config(result.run)["weights"]["name"] == "demo"
+    assert read_toml(result.run / "config.toml")["weights"]["name"] == "demo"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.children import ended
 from vitft.cli.main import build_parser
-from vitft.system import LATEST
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -63,7 +62,7 @@ def test_the_container_serves_the_mounted_run_on_the_published_port() -> None:
     assert str(arguments.port) == port
     folder, _, name = arguments.run.rpartition("/")
     assert f'"$PWD{folder}:{folder}:ro"' in TEXT  # with its name, which answers contain
-    assert name == LATEST  # a link to the name of the run
+    assert name == "latest"  # a link to the name of the run
     (health,) = of("HEALTHCHECK")
     assert f"127.0.0.1:{port}/healthz" in health
     assert json.loads(health.partition("CMD")[2])[0] == "python"

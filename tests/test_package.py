@@ -94,7 +94,7 @@ HEAVY = {
 LATE_WITH_REASON = {
     "__main__.py: vitft.cli.main": "signal handlers are installed before anything slow is imported",
     "cli/output.py: importlib.metadata": "it imports email and zipfile",
-    "cli/parser.py: vitft.config.options": "only a wrong option needs it",
+    "cli/parser.py: vitft.config.run": "only a wrong option needs it",
     "system/device.py: resource": "POSIX only",
     "system/files.py: fcntl": "POSIX only",
     "system/imports.py: importlib.metadata": "only a missing library needs it",

@@ -15,8 +15,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitft.config.options import check_argument_types, option_settings, options_as_arguments
-from vitft.config.run import requested_config
+from vitft.config.run import (
+    check_argument_types,
+    joined_settings,
+    options_as_arguments,
+    requested_config,
+)
 from vitft.data.demo import demo_data
 from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
@@ -112,13 +116,9 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
     """
     arguments = {k: v for k, v in locals().items() if k != "settings"}
     check_argument_types(arguments, settings)
-    options = option_settings(arguments)
-    if twice := {key for key, _ in options} & {*(settings or {})}:
-        raise UsageError(
-            f"{min(twice)} is set both by an argument and by `settings`", fix="remove one of them"
-        )
-    named = [*options, *(settings or {}).items()]
-    config = requested_config(None if recipe is None else os.fspath(recipe), named)
+    more = (settings or {}).items()
+    named = joined_settings(arguments, more, "by an argument and by `settings`")
+    config = requested_config(os.fspath(recipe or "") or None, named)
     config = replace(config, data=demo_data(config.data))
     config, run = check_request(config, None if out is None else os.fspath(out), spell=parameter)
     result = run_finetuning(config, out=run)
@@ -160,15 +160,14 @@ class Trained:
 
     def _repr_html_(self) -> str:
         height, width = self.transform.image_size
-        facts = {"input": f"{height} × {width} pixels"}
+        facts = [("input", f"{height} × {width} pixels")]
+        next_step = 'model.predict("photo.jpg")'
         if isinstance(self.engine, Predictor):
             parameters = sum(one.numel() for one in self.engine.model.parameters())
-            facts |= {"parameters": f"{parameters:,}", "device": str(self.engine.device)}
-        can_explain = isinstance(self.engine, Predictor)
-        facts["files"] = str(self.folder)
-        facts["next"] = 'model.predict("photo.jpg")'
-        facts["next"] += ', model.explain("photo.jpg")' if can_explain else ""
-        return trained_card(self.postprocess.describe(), self.classes, [*facts.items()])
+            facts += [("parameters", f"{parameters:,}"), ("device", str(self.engine.device))]
+            next_step += ', model.explain("photo.jpg")'
+        facts += [("files", str(self.folder)), ("next", next_step)]
+        return trained_card(self.postprocess.describe(), self.classes, facts)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -242,13 +241,11 @@ class Trained:
             UsageError: An image has an unsupported type, or the model is an ONNX graph.
         """
         predictor = self.require_torch("features")
-        parts = [
-            predictor.scores(
-                np.stack([self.view(picture_name(i, p), p) for i, p in batch])
-            ).features
-            for batch in numbered_batches(images, PREDICT_BATCH_SIZE)
-        ]
-        return np.concatenate([np.empty((0, predictor.feature_size), np.float32), *parts])
+        parts = [np.empty((0, predictor.feature_size), np.float32)]
+        for batch in numbered_batches(images, PREDICT_BATCH_SIZE):
+            views = np.stack([self.view(picture_name(i, p), p) for i, p in batch])
+            parts.append(predictor.scores(views).features)
+        return np.concatenate(parts)
 
     def explain(
         self,
@@ -337,11 +334,7 @@ class Trained:
         )
 
     def load_image(self, index: int, picture: Picture) -> LoadedImage:
-        """Return the preprocessed image, or an error if the image is unusable.
-
-        Raises:
-            UsageError: The image has an unsupported type.
-        """
+        """Return the preprocessed image, or an error if the image is unusable."""
         name = picture_name(index, picture)
         try:
             picture = read_picture(picture)
@@ -351,12 +344,7 @@ class Trained:
             return LoadedImage(name, None, error.reason)
 
     def view(self, name: str, picture: Picture) -> Views:
-        """Return the preprocessed image, as `Engine.view` does; errors refer to it as `name`.
-
-        Raises:
-            ImageError: The image is unusable.
-            UsageError: The image has an unsupported type.
-        """
+        """Return the preprocessed image, as `Engine.view` does; errors refer to it as `name`."""
         picture = read_picture(picture)
         if isinstance(picture, bytes):
             return self.engine.view(picture, name)

@@ -27,7 +27,7 @@ from torchvision import transforms as tv
 from benchmarks.timing import cpu_seconds, interleave
 from vitft.config.run import Config, config_from_table, read_recipe
 from vitft.data.image_table import Images
-from vitft.system.malloc import freed_memory_kept
+from vitft.system.cores import freed_memory_kept
 from vitft.training.batches import training_batches
 from vitft.training.loop import Trainer
 from vitft.training.runtime import Runtime

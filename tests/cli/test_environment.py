@@ -125,8 +125,8 @@ def test_a_disk_without_inodes_ends_a_run_with_6_and_the_way_out(
 
     *_, error, fix = capsys.readouterr().err.splitlines()
     assert code == 6
-    assert error.startswith(f"vitft: error: no inodes left on the disk while writing {few_inodes}")
-    assert fix.startswith("  fix: delete files there (df -i ")
+    assert error.startswith(f"vitft: error: disk full while writing {few_inodes}")
+    assert "df -i" in fix
     assert all((few_inodes / f"{n}.txt").read_text() == "earlier" for n in range(files))
 
 

@@ -14,7 +14,7 @@ from vitft.config import (
     config_from_table,
     default_batch_size,
     default_lr,
-    flat_settings,
+    to_toml,
 )
 
 SETTINGS_PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -77,7 +77,8 @@ def test_few_images_are_trained_in_small_batches(layers: str, images: int, size:
 def test_a_run_has_the_documented_defaults_of_the_layers_that_it_trains(
     layers: str, given: Mapping[str, Any]
 ) -> None:
-    settings = flat_settings(config_from_table(given))
+    table = tomllib.loads(to_toml(config_from_table(given)))
+    settings = {f"{name}.{key}": table[name][key] for name in table for key in table[name]}
     expected = documented(layers)
 
     if layers != "weights none":

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.conftest import draw_folder
 from vitft.cli.main import main
-from vitft.config import checked_run_config
+from vitft.config import read_toml
 from vitft.data import find_labelled
 from vitft.predict import evaluate
 
@@ -56,7 +56,7 @@ def test_fixes_that_have_changed_are_not_applied(
     fixed: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     data, run = fixed
-    Path(checked_run_config(run).data.fixes).write_text("path,action\n")
+    Path(read_toml(run / "config.toml")["data"]["fixes"]).write_text("path,action\n")
     (data / "odd" / "001.png").rename(data / "green" / "001.png")
     (data / "odd").rmdir()
 

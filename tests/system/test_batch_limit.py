@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitft.system import BatchLimit, ResourceError, is_out_of_memory
+from vitft.system import BatchLimit, ResourceError
 
 MPS = "MPS backend out of memory (MPS allocated: 8.95 GB, other allocations: 1.2 GB)."
 CPU = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: 12 GB"
@@ -29,7 +29,8 @@ CPU = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allo
 def test_a_lack_of_memory_is_recognised_on_every_device(
     error: RuntimeError, expected: bool
 ) -> None:
-    assert is_out_of_memory(error) == expected
+    with pytest.raises(ResourceError if expected else RuntimeError):
+        BatchLimit(1).halve(1, error)
 
 
 def test_parts_that_do_not_fit_are_halved_and_the_size_that_worked_is_kept() -> None:

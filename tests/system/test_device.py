@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from tests.support.pretend_gpu import pretend_gpu
-from vitft.system import (
-    UsageError,
-    exact_float32,
-    gpu_precision,
-    one_thread,
-    pick_device,
-    torch_threads,
-)
+from vitft.system import UsageError, exact_float32, pick_device
 
 
 @pytest.mark.parametrize("name", ["gpu", "banana", "0"])
@@ -23,22 +16,6 @@ def test_an_unknown_device_is_refused_in_a_short_sentence(name: str) -> None:
 
     assert caught.value.problem == f"cannot use device '{name}': unknown name"
     assert caught.value.fix.startswith("use --device auto")
-
-
-@pytest.mark.parametrize(
-    ("gpu", "capability", "has_bf16", "precision"),
-    [
-        ("H100", (9, 0), True, "bf16"),
-        ("A100", (8, 0), True, "bf16"),
-        ("T4", (7, 5), False, "fp16"),
-        ("V100", (7, 0), False, "fp16"),
-        ("GTX 1080", (6, 1), False, "fp32"),
-    ],
-)
-def test_a_gpu_computes_in_its_fastest_precision(
-    gpu: str, capability: tuple[int, int], has_bf16: bool, precision: str
-) -> None:
-    assert gpu_precision(capability, has_bf16=has_bf16) == precision
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
@@ -76,16 +53,3 @@ def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored()
         assert (convolutions.fp32_precision, products.fp32_precision) == ("ieee", "ieee")
 
     assert (convolutions.fp32_precision, products.fp32_precision) == before
-
-
-def test_the_number_of_threads_is_restored_even_after_an_error() -> None:
-    torch.set_num_threads(2)
-
-    with torch_threads(3):
-        assert torch.get_num_threads() == 3
-    with one_thread(when=False):
-        assert torch.get_num_threads() == 2
-    with pytest.raises(ZeroDivisionError), one_thread(when=True):
-        assert torch.get_num_threads() == 1 / 0
-
-    assert torch.get_num_threads() == 2

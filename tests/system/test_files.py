@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from vitft.system import (
     ResourceError,
     RunError,
     atomic_folder,
-    free_name,
-    open_regular,
     read_regular,
-    temporary_file,
     write_atomically,
     write_json,
     writing,
@@ -36,8 +32,6 @@ def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="not a regular file"):
         read_regular(tmp_path / "pipe", limit=5)
-    with pytest.raises(OSError, match="not a regular file"):
-        open_regular(tmp_path, os.O_RDONLY)
 
 
 @pytest.mark.parametrize("content", ["a\u00e4", b"a\xc3\xa4", [b"a", memoryview(b"\xc3\xa4")]])
@@ -77,26 +71,6 @@ def test_json_is_indented_strict_and_ends_with_a_line_break(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="Out of range float"):
         write_json(tmp_path / "a", {"x": float("nan")})
     assert (tmp_path / "a").read_text() == text
-
-
-def test_a_temporary_file_is_hidden_private_to_its_process_and_removed(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        with (
-            temporary_file(tmp_path / "a") as (one, first),
-            temporary_file(tmp_path / "a") as (other, second),
-        ):
-            os.close(one)
-            os.close(other)
-            assert first != second
-            assert first.name.startswith(".a.")
-            assert first.parent == tmp_path
-            assert stat.S_IMODE(first.stat().st_mode) == 0o640  # as the umask allows
-            second.rename(tmp_path / "kept")
-    finally:
-        os.umask(before)
-
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 @pytest.mark.parametrize(
@@ -142,15 +116,3 @@ def test_an_empty_folder_is_replaced_and_a_used_one_is_not(tmp_path: Path) -> No
 
     assert [path.name for path in (tmp_path / "empty").iterdir()] == ["x"]
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["mine"]
-
-
-def test_the_first_free_name_has_the_smallest_number_from_two_on(tmp_path: Path) -> None:
-    path = tmp_path / "a.b.html"
-
-    assert free_name(path, suffix=".html") == path
-    path.touch()
-    assert free_name(path, suffix=".html") == tmp_path / "a.b-2.html"
-    assert free_name(path) == tmp_path / "a.b.html-2"
-    (tmp_path / "a.b-2.html").touch()
-    (tmp_path / "a.b-4.html").touch()
-    assert free_name(path, suffix=".html") == tmp_path / "a.b-3.html"

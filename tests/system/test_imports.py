@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitft.system import EXTRA_LIBRARIES, UsageError, require_extra, requirements
+from vitft.system import EXTRA_LIBRARIES, UsageError, require_extra
 
 STATED = [
     "torch>=2.4",
@@ -42,4 +42,5 @@ def test_the_first_missing_library_is_named_with_the_command_that_installs_all(
 
 def test_every_extra_states_its_requirements_in_the_package() -> None:
     for extra in EXTRA_LIBRARIES:
-        assert requirements(extra)
+        with pytest.raises(UsageError, match=r"fix: run pip install \S+"):
+            require_extra(extra, feature="drawing", libraries=("no_such_library",))

@@ -1,26 +1,19 @@
 """glibc malloc: freed memory is kept during training and returned afterwards."""
 
+import platform
 import resource
 
 import pytest
 
 from tests.support.children import python
-from vitft.system import LARGEST_KEPT, MMAP_THRESHOLD, VARIABLES
 
-ABLE = (
-    "import sys; from vitft.system.malloc import *; f = glibc('mallopt'); "
-    "sys.exit(not (f and f({}, {})))"
-)
-pytestmark = pytest.mark.skipif(
-    python(ABLE.format(MMAP_THRESHOLD, LARGEST_KEPT)).returncode != 0,
-    reason="another C library, or a glibc that cannot keep large blocks",
-)
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
 STEPS = """
 import ctypes, resource, torch
 PR_SET_THP_DISABLE = 41
 ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # one fault per page on every system
-from vitft.system.malloc import freed_memory_kept
+from vitft.system.cores import freed_memory_kept
 size = 12 * 2**20  # of 4 bytes: more than glibc keeps by itself
 def faults(times=5):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -45,7 +38,7 @@ PAGES = 48 * 2**20 // resource.getpagesize()
 def test_memory_of_a_step_is_kept_for_the_next_and_then_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in VARIABLES:
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
 
     done = python(STEPS, check=True)

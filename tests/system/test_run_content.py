@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import pytest
 
-from vitft.system import RunError, read_run_bytes, read_run_lines
+from vitft.system import RunError, read_run_lines
 
 
 class Line(TypedDict):
@@ -27,9 +27,7 @@ def test_a_confusion_matrix_of_5000_classes_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     os.truncate(tmp_path / "a", 4 * 5000**2)  # "0, " and more for each pair
 
-    data = read_run_bytes(tmp_path / "a")
-
-    assert data is not None
+    assert read_run_lines(tmp_path / "a", Line) == ()
     os.truncate(tmp_path / "a", 2**29)
     with pytest.raises(RunError, match="more than the limit"):
-        read_run_bytes(tmp_path / "a")
+        read_run_lines(tmp_path / "a", Line)

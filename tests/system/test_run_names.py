@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from vitft.system import environment, unfinished_run, write_json
+from tests.support.run_files import ENVIRONMENT
+from vitft.system import unfinished_run, write_json
 
 FLOWERS, LEAVES = "20261123-101500-Bl\u00fcten", "20261123-103000-leaves"
 
@@ -15,7 +16,7 @@ def started(folder: Path, *, status: str = "", time: int = 0) -> Path:
         (folder / name).touch()
     os.utime(folder / "config.toml", (time, time))
     if status:
-        write_json(folder / "environment.json", environment(status, "cpu", "fp32"))
+        write_json(folder / "environment.json", ENVIRONMENT | {"status": status})
     return folder
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from vitft.system import TensorFacts, map_tensors, read_header, with_sorted_metadata
+from vitft.system import map_tensors, read_header, with_sorted_metadata
 
 TENSORS: dict[str, Any] = {
     "b": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 def test_the_header_has_types_shapes_and_metadata(path: Path) -> None:
     header = read_header(path)
 
-    assert header.tensors == {"b": TensorFacts("F32", (2, 3)), "a": TensorFacts("F16", (2,))}
+    assert header.tensors == {"b": ("F32", (2, 3)), "a": ("F16", (2,))}
     assert header.metadata == {"x": "1"}
     assert header.size == path.stat().st_size - 6 * 4 - 2 * 2
     path.write_bytes(save(TENSORS))

@@ -25,21 +25,12 @@ def _list_cache(args: argparse.Namespace) -> int:
     from vitft.features.cache import LIMIT_GB, default_folder, spaces
 
     folder = Path(args.cache).expanduser() if args.cache else default_folder()
-    found = spaces(folder)
-    output.table(
-        ("contents", "prefix digest", "precision", "last used", "MB"),
-        [
-            (
-                space.settings.get("cut", space.settings.get("what", "?")),
-                space.settings.get("prefix", "")[:12],
-                space.settings.get("precision", ""),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(space.used)),
-                f"{space.size / 1e6:,.1f}",
-            )
-            for space in found
-        ],
-        numbers=1,
-    )
+    found, rows = spaces(folder), list[tuple[str, ...]]()
+    for space in found:
+        of, used = space.settings, time.strftime("%Y-%m-%d %H:%M", time.localtime(space.used))
+        what = (of.get("cut", of.get("what", "?")), of.get("prefix", "")[:12])
+        rows.append((*what, of.get("precision", ""), used, f"{space.size / 1e6:,.1f}"))
+    output.table(("contents", "prefix digest", "precision", "last used", "MB"), rows, numbers=1)
     total = sum(space.size for space in found) / 1e9
     output.result(f"{total:.2f} GB in {folder}, limit {LIMIT_GB:.0f} GB")
     for place, copy in [] if args.cache else find_copies(cache_folder("data")):

@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,20 @@ from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, table_settings, with_table_settings
 from vitft.config.run import Config
 from vitft.config.sections import DataSpec
-from vitft.data.fixes import paths_settled_by
+from vitft.data.arrays import find_arrays
+from vitft.data.fixes import (
+    UNDECIDED,
+    is_leak,
+    paths_settled_by,
+    read_fixes,
+    subset_names,
+    write_fixes,
+)
+from vitft.data.mistaken import check_is_folder
+from vitft.data.remote.copies import prepare_data
 from vitft.data.table import is_table
 from vitft.data.transforms import describe_view
+from vitft.models.pretrained.catalog import check_weights_name
 from vitft.system.errors import DataError, RunError
 from vitft.system.files import free_name, writing
 from vitft.system.rundir import check_folder_name, check_outside
@@ -54,10 +65,6 @@ def _check_command(args: argparse.Namespace) -> int:
     """Check the folder, print the problems and write the proposed fixes and the page."""
     from vitft.check.folder import check_folder, compare_with_run, read_run_settings
     from vitft.check.page import write_check_page
-    from vitft.data.arrays import find_arrays
-    from vitft.data.fixes import paths_settled_by, write_fixes
-    from vitft.data.mistaken import check_is_folder
-    from vitft.data.remote.copies import prepare_data
 
     config, split = read_run_settings(args.run) if args.run else (Config(), None)
     spec = with_table_settings(config.data, args.set)
@@ -74,34 +81,22 @@ def _check_command(args: argparse.Namespace) -> int:
     if args.fixes:
         spec = replace(spec, fixes=args.fixes, fixes_digest="")
     if args.weights:
-        from vitft.models.pretrained.catalog import check_weights_name
-
         check_weights_name(args.weights, allow_pickle=False, allow_random=True)
         config = replace(config, weights=replace(config.weights, name=args.weights))
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
-    config = replace(config, train=replace(config.train, **named))
+    train, weights = replace(config.train, **named), config.weights
     outcome = check_folder(
-        data,
-        spec=spec,
-        weights=config.weights,
-        train=config.train,
-        split=split,
-        needs_fixes=bool(args.fixes),
+        data, spec=spec, weights=weights, train=train, split=split, needs_fixes=bool(args.fixes)
     )
-    command = _training_command(
-        args,
-        data,
-        spec,
-        config,
-        together=outcome.groups_help or bool(args.run and config.data.group_duplicates),
-    )
+    together = outcome.groups_help or bool(args.run and config.data.group_duplicates)
+    command = _training_command(args, data, spec, config, together=together)
     if outcome.fixes:
         with writing(fixes):
             fixes.parent.mkdir(parents=True, exist_ok=True)
         write_fixes(fixes, outcome.fixes)
-    settled = paths_settled_by(outcome.former)
-    difference = compare_with_run(outcome.audit, args.run, settled) if args.run else ""
-    page = None
+    page, difference = None, ""
+    if args.run:
+        difference = compare_with_run(outcome.audit, args.run, paths_settled_by(outcome.former))
     if outcome.proposed or not outcome.former:  # otherwise, the earlier page and table say it all
         page = write_check_page(
             outcome,
@@ -126,8 +121,6 @@ def _earlier_table(fixes: Path, outcome: "CheckResult") -> str:
     """Return a note on a table of an earlier check of these images that was not applied, or ""."""
     if fixes.name == "fixes.csv" or outcome.former:
         return ""
-    from vitft.data.fixes import UNDECIDED, read_fixes
-
     try:
         earlier = read_fixes(fixes.with_name("fixes.csv"), "")
     except DataError:
@@ -157,8 +150,6 @@ def _training_command(
 
 def _print_findings(outcome: "CheckResult") -> None:
     """Print the sizes of the classes and a few examples of each problem."""
-    from vitft.data.fixes import is_leak, subset_names
-
     audit = outcome.audit
     balance = audit["imbalance"]
     largest, smallest, ratio = balance["largest"], balance["smallest"], balance["ratio"]
@@ -178,20 +169,25 @@ def _print_findings(outcome: "CheckResult") -> None:
     output.rows(rows)
     # Suspects that earlier fixes keep or move are counted, but not repeated
     kept = paths_settled_by(outcome.former)
-    groups = audit["duplicates"]
     suspects = [entry for entry in audit["mislabels"] if entry["path"] not in kept]
     decided = len(audit["mislabels"]) - len(suspects)
     beside = f" (besides {decided:,} already decided)" * (decided > 0)
+
+    def members(is_meant: Callable[[Any], bool]) -> list[str]:
+        """Return the paths of up to four members of each group of duplicates."""
+        chosen = filter(is_meant, audit["duplicates"])
+        return [" = ".join(member["path"] for member in one["members"][:4]) for one in chosen]
+
     problems = {
         "unreadable files": [f"{entry['path']}: {entry['reason']}" for entry in audit["bad"]],
         "unusual images": [f"{entry['path']}: {entry['reason']}" for entry in audit["odd"]],
-        "groups of identical files": _members(g for g in groups if g["kind"] == "exact"),
-        "groups of near-duplicates": _members(g for g in groups if g["kind"] == "near"),
-        "duplicates in both training and validation": _members(g for g in groups if is_leak(g)),
-        "duplicates in test and other images": _members(
-            g for g in groups if g["across_split"] and "test" in subset_names(g)
+        "groups of identical files": members(lambda group: group["kind"] == "exact"),
+        "groups of near-duplicates": members(lambda group: group["kind"] == "near"),
+        "duplicates in both training and validation": members(is_leak),
+        "duplicates in test and other images": members(
+            lambda group: group["across_split"] and "test" in subset_names(group)
         ),
-        "duplicates with different labels": _members(g for g in groups if g["labels_differ"]),
+        "duplicates with different labels": members(lambda group: group["labels_differ"]),
         f"probable label errors{beside}": [
             f"{entry['path']}: {entry['suggested']} "
             f"({whole_percent(entry['suggested_probability'])}) rather than {entry['label']} "
@@ -238,8 +234,3 @@ def _print_next_steps(
     if outcome.folder.empty:
         output.note(labelled("Next", "remove the empty class folders or add --classes (see above)"))
     output.note(labelled("Next", shell_join([*command, "--fixes", written])))
-
-
-def _members(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return one line per group, with the paths of up to four members."""
-    return [" = ".join(member["path"] for member in group["members"][:4]) for group in groups]

@@ -15,12 +15,10 @@ from vitft.system.text import count, labelled, shell_quote
 name [NAME]  name of a known dataset (available: flower_photos)
 --url URL  URL of a .tar, .tar.gz or .zip file
 --out DIR  folder to create (default: ./NAME)
---to DIR  -
 --sha256 HEX  expected SHA-256 of the archive
 --allow-private-addresses  also download from this machine and its local network
 """,
     help="download an archive and unpack its image folder",
-    changed={"to": {"dest": "out"}},  # former name of --out
 )
 def _fetch_data(args: argparse.Namespace) -> int:
     """Download and unpack an archive, and print a summary of its contents."""

@@ -18,9 +18,6 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import csv_line
 
-_ACCURACIES = ("top1", "top5", "balanced")
-_LABEL_METRICS = ("map", "macro_f1", "micro_f1")
-
 
 @Command(
     "evaluate",
@@ -82,34 +79,22 @@ def _evaluate_command(args: argparse.Namespace) -> int:
 
 def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """Yield rows: a header, then the overall and per-class metrics; undefined values are empty."""
-    yield "figure", "class", "value", "low", "high"
-    calibration = results["calibration"]
-    yield "images", "", results["images"], "", ""
-    for name in (*_ACCURACIES, "loss"):
-        yield name, "", *_value_cells(results, name)
-    several = results.get("labels") or {"per_label": {}}
-    for name in _LABEL_METRICS if "map" in several else ():
-        yield name, "", *_value_cells(several, name)
-    if kept := results.get("kept"):
-        yield "threshold", "", kept["threshold"], "", ""
-        yield "kept_images", "", kept["images"], "", ""
-        yield "kept_fraction", "", *_value_cells(kept, "fraction")
-        yield "kept_top1", "", *_value_cells(kept, "top1")
-    yield "ece", "", *_value_cells(calibration, "ece")
-    yield "ece_before", "", *_value_cells(calibration, "ece_before")
+    several, kept = results.get("labels") or {}, results.get("kept") or {}
+    groups: list[tuple[str, str, Mapping[str, Any], Sequence[str]]] = [
+        ("", "", results, ("images", "top1", "top5", "balanced", "loss")),
+        ("", "", several, ("map", "macro_f1", "micro_f1") if "map" in several else ()),
+        ("", "", kept, ("threshold",)),
+        ("kept_", "", kept, ("images", "fraction", "top1")),
+        ("", "", results["calibration"], ("ece", "ece_before")),
+    ]
     for label, row in results["per_class"].items():
-        yield "images", label, row["images"], "", ""
-        for name in CLASS_METRICS:
-            yield name, label, *_value_cells(row, name)
-        if label in several["per_label"]:
-            yield "ap", label, *_value_cells(several["per_label"][label], "ap")
-
-
-def _value_cells(results: Mapping[str, Any], name: str) -> tuple[object, object, object]:
-    """Return a metric and the bounds of its interval; undefined values are empty strings."""
-    low, high = results.get(f"{name}_interval") or ("", "")
-    value = results[name]
-    return ("" if value is None else value), low, high
+        groups.append(("", label, row, ("images", *CLASS_METRICS)))
+        groups.append(("", label, several.get("per_label", {}).get(label, {}), ("ap",)))
+    yield "figure", "class", "value", "low", "high"
+    for prefix, label, found, names in groups:
+        for name in names if found else ():
+            bounds = found.get(f"{name}_interval") or ("", "")
+            yield f"{prefix}{name}", label, "" if found[name] is None else found[name], *bounds
 
 
 def _print_evaluation(found: Mapping[str, Any]) -> None:
@@ -135,12 +120,9 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
 def _print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
     """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
     if len(names) <= 12:  # fits on a terminal
-        columns, indices = ["true \\ predicted", *names], range(len(names))
+        indices = range(len(names))
         rows = [[names[i], *(str(counts.get((i, j), 0)) for j in indices)] for i in indices]
-        if not output.fits_terminal(columns, rows):  # the columns are numbered like the rows
-            columns[1:] = [str(i + 1) for i in indices]
-            rows = [[f"{i + 1} {name}", *cells] for i, (name, *cells) in enumerate(rows)]
-        output.table(columns, rows, numbers=len(names))
+        output.table(["true \\ predicted", *names], rows, numbers=len(names))
         return
     mistakes = sorted((-count, i, j) for (i, j), count in counts.items() if i != j)
     output.table(

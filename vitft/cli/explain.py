@@ -16,6 +16,8 @@ from vitft.explain.heatmaps import (
     check_picture_side,
     chosen_method,
 )
+from vitft.models.find import find_model
+from vitft.models.pretrained.catalog import check_weights_name
 from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.files import free_name
@@ -72,23 +74,19 @@ def _explain_command(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in METHOD_OPTIONS}
     method = chosen_method(args.method, options, about=args.about)
     out = plan_run(args.out or str(free_name(Path("explained"))), "")
+    pickles = {"allow_pickle": args.allow_pickle}
     if args.weights is not None:
-        from vitft.models.pretrained.catalog import check_weights_name
-
-        check_weights_name(args.weights, allow_pickle=args.allow_pickle)
+        check_weights_name(args.weights, **pickles)
     else:
-        from vitft.models.find import find_model
-
         find_model(args.run)
     images = list(expand(args.images))
-    step = loading_step(args.run) if args.weights is None else f"loading {args.weights}"
-    with heavy_imports(step):
+    with heavy_imports(loading_step(args.run) if not args.weights else f"loading {args.weights}"):
         from vitft.explain.explainer import load_run_model, load_weights_model
 
     model = (
-        load_run_model(args.run, device=args.device)
-        if args.weights is None
-        else load_weights_model(args.weights, allow_pickle=args.allow_pickle, device=args.device)
+        load_weights_model(args.weights, device=args.device, **pickles)
+        if args.weights is not None
+        else load_run_model(args.run, device=args.device)
     )
     if args.model:
         from vitft.explain.explainer import validation_files
@@ -162,13 +160,10 @@ def _draw_images(
             rows.append((done.path, answer, *[done.shown] * by_class, files))
     sheet = job.finish()
     output.table(("path", "prediction", *["explained class"] * by_class, "picture"), rows)
-    if failed < len(images):
-        number = count(len(images) - failed, "image")
-        also = f", overview: {sheet.name}" if sheet else ""
-        output.result(f"{method.name} maps of {number} written to {out}/{also}")
-        if sheet and len(images) - failed > len(job.tiles):
-            output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
-    return exit_code(failed)
+    if sheet and len(images) - failed > len(job.tiles):
+        output.note(f"{sheet.name} shows only the first {len(job.tiles)} images")
+    where = f"{out}/{f', overview: {sheet.name}' if sheet else ''}"
+    return _print_end(f"{method.name} maps", len(images), failed, where)
 
 
 def _draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
@@ -182,14 +177,13 @@ def _draw_patches(model: "ExplainedModel", images: list[str], out: Path) -> int:
             progress.advance()
             rows.append((done.path, done.file.name if done.file else f"error: {done.error}"))
     output.table(("path", "picture"), rows)
-    if failed < len(images):
-        number = count(len(images) - failed, "image")
-        output.result(f"patches and tokens of {number} written to {out}/")
-    return exit_code(failed)
+    return _print_end("patches and tokens", len(images), failed, f"{out}/")
 
 
-def exit_code(failed: int) -> int:
-    """Return the exit code, given the number of images that failed; print what to do about them."""
+def _print_end(what: str, images: int, failed: int, where: str) -> int:
+    """Print what was drawn and what to do about images that failed; return the exit code."""
+    if failed < images:
+        output.result(f"{what} of {count(images - failed, 'image')} written to {where}")
     if failed:
         them = "it" if failed == 1 else "them"
         output.note(

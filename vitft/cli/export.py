@@ -18,26 +18,20 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count, labelled, listing, shell_quote
 
-
-class _FormatByName(argparse.Action):
-    """Argparse action for `--format NAME` of other tools, which raises an error with the option."""
-
-    def __call__(self, _parser: object, _namespace: object, value: object, *_: object) -> None:
-        """Raise a UsageError that suggests the option for the format."""
-        name = str(value).lower().replace("_", "-")
-        problem = "export has one option for each format, and no --format"
-        if name in EXPORT_FORMATS:
-            raise UsageError(problem, fix=f"use --{name}: vitft export --{name}")
-        if name in FOREIGN_FORMATS:
-            found = FOREIGN_FORMATS[name]
-            raise UsageError(
-                f"export does not write {value}",
-                fix=f"use vitft export --{found}: {EXPORT_FORMATS[found]} (see docs/export.md)",
-            )
-        raise UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
-
-
 _FORMATS = "\n".join(f"--{name}  {text}" for name, text in EXPORT_FORMATS.items())
+
+
+def _by_option(name: str) -> UsageError:
+    """Return the error for `--format NAME`, which names the option."""
+    known = name.lower().replace("_", "-")
+    found = FOREIGN_FORMATS.get(known, known)
+    problem = "export has one option for each format, and no --format"
+    if found != known:
+        problem = f"export does not write {name}"
+    if found in EXPORT_FORMATS:
+        fix = f"use vitft export --{found}: {EXPORT_FORMATS[found]} (see docs/export.md)"
+        return UsageError(problem, fix=fix)
+    return UsageError(problem, fix=f"use one of --{', --'.join(EXPORT_FORMATS)}")
 
 
 @Command(
@@ -63,7 +57,6 @@ Hugging Face Hub:
 --image-licence NAME  licence of your images, which lets the model page show one image per class
 --image-credit TEXT  authors and source of your images
 """,
-    changed={"format": {"action": _FormatByName}},
     defaults=dict.fromkeys(
         ("licence", "push_to_hub", "revision", "image_licence", "image_credit"), ""
     ),
@@ -72,13 +65,15 @@ def _export_command(args: argparse.Namespace) -> int:
     """Export the model, print a comparison with the run, and push the export if requested."""
     from vitft.models.find import find_model
 
+    if args.format:  # as in other tools
+        raise _by_option(args.format)
     options = (
         *("with_preprocessing", "with_resize", "images", "licence"),
         *("private", "revision", "dry_run", "image_licence", "image_credit"),
     )
     formats = [name for name in EXPORT_FORMATS if getattr(args, name.replace("-", "_"))]
     plan = plan_export(
-        formats or (["timm"] if args.push_to_hub else []),
+        formats or ["timm"] * bool(args.push_to_hub),
         args.out,
         repo=args.push_to_hub,
         **{name: getattr(args, name) for name in options},
@@ -90,29 +85,23 @@ def _export_command(args: argparse.Namespace) -> int:
     done = export_run(args.run, plan)
     for text in done.notes:
         output.note(text)
-    on = f"on {count(done.images, 'validation image')}"
-    if not done.images:
-        on = "on random noise, because the validation images are missing"
-    answers = "identical predictions"
-    if done.changed:
-        changed = count(done.changed, "changed prediction")
-        answers = f"{changed}, largest logit difference {done.difference:.1e}"
+    noise = "random noise, because the validation images are missing"
+    on = count(done.images, "validation image") if done.images else noise
+    changed = count(done.changed, "changed prediction")
+    changed += f", largest logit difference {done.difference:.1e}"
+    answers = changed if done.changed else "identical predictions"
     sizes = listing(f"{row.name} {row.size / 1e6:.1f} MB" for row in done.rows)
-    checked = [("Checked", f"{on}: {answers}"), *[("", text) for text in done.compared_with]]
+    checked = [("Checked", f"on {on}: {answers}"), *[("", text) for text in done.compared_with]]
     output.rows([*checked, ("Wrote", f"{done.folder}/ ({sizes})")])
     if console.shows_details():
         output.table(
             ("format", "loaded by", "logit difference", "changed", "images/s", "run's images/s"),
             [
                 (
-                    row.name,
-                    row.by,
-                    f"{row.difference:.1e}",
-                    str(row.changed),
-                    f"{row.speed:.1f}",
-                    f"{row.original_speed:.1f}",
+                    *(one.name, one.by, f"{one.difference:.1e}", str(one.changed)),
+                    *(f"{speed:.1f}" for speed in (one.speed, one.original_speed)),
                 )
-                for row in done.rows
+                for one in done.rows
             ],
             numbers=4,
         )

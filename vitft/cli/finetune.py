@@ -13,8 +13,16 @@ from typing import Any
 from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.config.defaults import LBFGS_SETTINGS, STEP_SETTINGS
-from vitft.config.options import FINETUNE_OPTIONS, SEED_SETTINGS, option_settings
-from vitft.config.run import Config, parse_setting, requested_config, to_toml
+from vitft.config.run import (
+    FINETUNE_OPTIONS,
+    SEED_SETTINGS,
+    Config,
+    joined_settings,
+    option_settings,
+    parse_setting,
+    requested_config,
+    to_toml,
+)
 from vitft.config.sections import DataSpec
 from vitft.system.errors import UsageError, VitftError
 from vitft.system.imports import heavy_imports
@@ -184,16 +192,5 @@ def _typed_names(args: argparse.Namespace) -> dict[str, str]:
 
 
 def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:
-    """Return the settings given by options and --set.
-
-    Raises:
-        UsageError: A setting is given twice, or a `--set` is invalid.
-    """
-    options = option_settings(vars(args))
-    settings = [parse_setting(text) for text in args.set]
-    twice = {key for key, _ in options} & {key for key, _ in settings}
-    if twice:
-        raise UsageError(
-            f"{min(twice)} is set both by an option and by --set", fix="remove one of them"
-        )
-    return [*options, *settings]
+    """Return the settings given by options and --set."""
+    return joined_settings(vars(args), map(parse_setting, args.set), "by an option and by --set")

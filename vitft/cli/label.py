@@ -1,7 +1,6 @@
 """`vitft label`: label unsorted pictures on a web page, the most informative ones first."""
 
 import argparse
-import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -84,14 +83,7 @@ def _label_command(args: argparse.Namespace) -> int:
         from vitft.serve.server import listen, make_server
 
     train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
-    with contextlib.ExitStack() as stack:
-        if table.exists():  # say that it is in use rather than that the port is
-            file = stack.enter_context(AnswerFile(table))
-            bound = stack.enter_context(listen(args.host, args.port))
-        else:
-            bound = stack.enter_context(listen(args.host, args.port))
-            file = stack.enter_context(AnswerFile(table))
-        stopper = stack.enter_context(Stopper())
+    with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
         pool = load_pool(folder, weights=weights, run=args.run, train=train)
         session = Session(pool, file, prefix=paths_in_table(root, table)[0], classes=names)
         for text in session.notes:

@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from vitft.cli import output
@@ -19,6 +20,7 @@ from vitft.cli.parser import Parser, add_command
 from vitft.system import console
 from vitft.system.errors import ResourceError, UsageError, VitftError
 from vitft.system.signals import Stopper
+from vitft.system.text import redacted
 
 _OVERVIEW = """Fine-tune a Vision Transformer on images in one folder per class.
 
@@ -56,65 +58,55 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(arguments: list[str]) -> int:
     """Run one command, print the error if it fails, and return its exit code."""
-    debug = "--debug" in arguments
-    if not arguments:
-        output.exact(_OVERVIEW)
-        return 0
     try:
+        if not arguments or arguments == ["--version"]:
+            output.exact(f"vitft {output.version()}" if arguments else _OVERVIEW)
+            return 0
         command = next((a for a in arguments if not a.startswith("-")), "")
         parser = build_parser(command)
         own = [a for a in arguments if a not in {"--debug", *_LOG_LEVELS}]
         chosen = parser.commands.get(command, parser)
         chosen.typed = own = chosen.with_images(own)
-        args, unknown = parse(parser, own)
-        if unknown:
-            chosen.error(f"unrecognized arguments: {unknown[0]}")
+        args = _parse(parser, chosen, own)
         with Stopper():  # on a signal, every command cleans up
             return args.command(args)
     except StdoutLostError:
         return 0
     except VitftError as error:
-        if debug:
-            output.show_traceback()
+        if "--debug" in arguments:
+            sys.stderr.write(redacted(traceback.format_exc()))
         output.fail(error)
         return error.exit_code
     except KeyboardInterrupt as stop:  # Ctrl-C, or Stopped with the exit code of its signal
-        output.interrupted()
+        sys.stderr.write("vitft: interrupted\n")
         return getattr(stop, "exit_code", 130)
-    except SystemExit as end:  # --help and --version
+    except SystemExit as end:  # --help
         return end.code if isinstance(end.code, int) else 0
     except Exception as error:  # the only catch-all: the error is a bug
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # from a path argument
             output.fail(UsageError("a path is too long", fix="use a shorter path"))
             return UsageError.exit_code
-        output.show_traceback()
-        output.bug()
+        bug = f"vitft: this is a bug in vitft {output.version()}."
+        ask = "Please report it with the traceback above"
+        sys.stderr.write(f"{redacted(traceback.format_exc())}{bug} {ask}\n")
         return 1
 
 
-def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the parsed arguments and those that no option knows.
-
-    Raises:
-        UsageError: The arguments are invalid, or one is the name of a file with a leading hyphen.
-    """
+def _parse(parser: Parser, chosen: Parser, arguments: list[str]) -> argparse.Namespace:
+    """Return the parsed arguments; an error hints at a file whose name begins with a hyphen."""
     try:
         args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            chosen.error(f"unrecognized arguments: {unknown[0]}")
+        return args
     except UsageError:
-        _refuse_hyphen(arguments)
+        for word in arguments:
+            if word.startswith("-") and os.path.lexists(word):
+                raise UsageError(
+                    f"{word} was taken for an option, because it begins with a hyphen",
+                    fix=f"to use the file or folder of this name, write ./{word}",
+                ) from None
         raise
-    _refuse_hyphen(unknown)
-    return args, unknown
-
-
-def _refuse_hyphen(words: list[str]) -> None:
-    """Raise a UsageError if one of the words is the name of a file with a leading hyphen."""
-    for word in words:
-        if word.startswith("-") and os.path.lexists(word):
-            raise UsageError(
-                f"{word} was taken for an option, because it begins with a hyphen",
-                fix=f"to use the file or folder of this name, write ./{word}",
-            )
 
 
 def build_parser(command: str | None = None) -> Parser:
@@ -126,27 +118,12 @@ def build_parser(command: str | None = None) -> Parser:
         "-v (--verbose) for more detail, -q (--quiet) for results and warnings only, and\n"
         "--debug for the traceback of an error.",
     )
-    parser.add_argument(
-        "--version",
-        action=_ShowVersion,
-        nargs=0,
-        default=argparse.SUPPRESS,
-        help="show the version and exit",
-    )
+    about = "show the version and exit"  # `_run_command` does it
+    parser.add_argument("--version", action="store_true", default=argparse.SUPPRESS, help=about)
     parser.add_commands("commands")
-    for title, group in COMMAND_GROUPS.items():
-        for name, guide in group.items():
-            added = parser.add_command(name, guide.summary)
-            if command in {None, name}:
-                importlib.import_module(f"vitft.cli.{name}")
-                add_command(added, name)
-        parser.command_groups[title] = group
+    for name, guide in (pair for group in COMMAND_GROUPS.values() for pair in group.items()):
+        added = parser.add_command(name, guide.summary)
+        if command in {None, name}:
+            importlib.import_module(f"vitft.cli.{name}")
+            add_command(added, name)
     return parser
-
-
-class _ShowVersion(argparse.Action):
-    """Argparse action that looks up the installed version, which is slow, and prints it."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        output.exact(f"vitft {output.version()}")
-        parser.exit()

@@ -11,69 +11,13 @@ import io
 import json
 import os
 import sys
-import textwrap
-import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
 from vitft.system.errors import ResourceError, VitftError
-from vitft.system.text import describe_os_error, labelled, listing, redacted
-
-# widths of the columns of a table that is wider than the terminal ---------------------------------
-
-_GAP = 2
-"""Number of spaces between columns."""
-_MIN_TEXT = 16
-"""Width to which a text column is shortened before another column is left out."""
-
-
-def _column_widths(
-    natural: Sequence[int], width: int, *, shorten: Sequence[int], drop: Sequence[int]
-) -> dict[int, int]:
-    """Return the widths of the columns that are shown, by index, given their `natural` widths.
-
-    `shorten` are the columns whose text may be cut, `drop` those that may be left out if that is
-    not enough, the least important first. The result may still be wider than `width`.
-    """
-    shown = dict(enumerate(natural))
-    for dropped in range(len(drop) + 1):
-        shown = {i: size for i, size in enumerate(natural) if i not in drop[:dropped]}
-        for i in shorten:
-            excess = _table_width(shown) - width
-            if i in shown and excess > 0:
-                shown[i] = max(min(shown[i], _MIN_TEXT), shown[i] - excess)
-        if _table_width(shown) <= width:
-            break
-    return shown
-
-
-def _wrapped_widths(
-    headings: Mapping[int, str], content: Sequence[int], width: int, *, whole: Collection[int]
-) -> dict[int, int]:
-    """Return the widths of the columns, by index, in a table that is wrapped between words.
-
-    `content` are the widths of the widest cells without the headings. The cells of the columns
-    `whole` are not wrapped if the others can give way. The result is empty if the table needs no
-    wrapping, or if it is wider than `width` even then.
-    """
-    natural = {i: max(len(name), content[i]) for i, name in headings.items()}
-    if _table_width(natural) <= width:
-        return {}
-    words = {i: max(map(len, name.split()), default=0) for i, name in headings.items()}
-    text = {i: max(words[i], min(natural[i], _MIN_TEXT)) for i in natural}
-    cells = {i: max(words[i], content[i]) if i in whole else text[i] for i in natural}
-    found = next((least for least in (cells, text, words) if _table_width(least) <= width), {})
-    for i in sorted(found, key=lambda i: i not in whole):
-        found[i] = min(natural[i], found[i] + width - _table_width(found))
-    return found
-
-
-def _table_width(widths: dict[int, int]) -> int:
-    """Return the width of a table with columns of these widths."""
-    return sum(widths.values()) + _GAP * (len(widths) - 1)
-
+from vitft.system.text import describe_os_error, labelled, listing
 
 # standard streams that survive a full disk, a closed descriptor and a closed pipe -----------------
 
@@ -104,8 +48,8 @@ class SafeStream:
     """A text stream, perhaps a closed one, that drops what fails and keeps the first error."""
 
     def __init__(self, inner: TextIO | None) -> None:
-        self.is_missing = inner is None
-        self.inner = inner or open(os.devnull, "w", encoding="utf-8", newline="")  # noqa: SIM115, PTH123
+        closed = os.open(os.devnull, os.O_RDONLY) if inner is None else -1  # fails on writing
+        self.inner = inner or os.fdopen(closed, "w", encoding="utf-8", newline="")
         self.failure: OSError | None = None
         if isinstance(inner, io.TextIOWrapper):
             codecs.register_error("vitft", _replace_character)
@@ -116,26 +60,20 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         """Write text, or drop it if the stream fails."""
-        if self.is_missing or self.inner.closed:
-            self.failure = self.failure or OSError(errno.EBADF, "it is closed")
-        else:
-            with self.keeping_failure():
-                self.inner.write(text)
+        self._keep_failure(self.inner.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Write the buffered text, or keep the error in `failure`."""
-        if not self.inner.closed:
-            with self.keeping_failure():
-                self.inner.flush()
+        self._keep_failure(self.inner.flush)
 
-    @contextlib.contextmanager
-    def keeping_failure(self) -> Iterator[None]:
-        """Keep the first error of the stream in `failure` instead of raising it."""
+    def _keep_failure(self, write: Callable[..., object], *text: str) -> None:
+        """Call a method of the stream; keep the first error in `failure` instead of raising it."""
         try:
-            yield
-        except OSError as error:
-            self.failure = self.failure or error
+            write(*text)
+        except (OSError, ValueError) as error:  # ValueError: a library has closed the stream
+            closed = OSError(errno.EBADF, "it is closed")
+            self.failure = self.failure or (error if isinstance(error, OSError) else closed)
 
     def finish(self) -> None:
         """Flush the stream for the last time, and discard text that could not be written.
@@ -143,9 +81,7 @@ class SafeStream:
         Otherwise, Python would try to write it again at exit, fail, and exit with code 120.
         """
         self.flush()
-        if self.is_missing:
-            self.inner.close()
-        elif self.failure is not None:
+        if self.failure is not None:
             with contextlib.suppress(OSError, ValueError):  # closed, or without a descriptor
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, self.inner.fileno())
@@ -164,10 +100,8 @@ class _Stdout(SafeStream):
     def exit_code(self, code: int) -> int:
         """Return the final exit code of a command that itself returned `code`.
 
-        If the reader has closed the pipe, there is no message, as of a program killed by SIGPIPE.
-
-        Raises:
-            ResourceError: The results of a successful command could not be written.
+        Results of a successful command that could not be written are a ResourceError. There is no
+        message if the reader has closed the pipe, as of a program killed by SIGPIPE.
         """
         self.finish()
         if self.failure is None or code not in _SUCCESSES:
@@ -213,12 +147,7 @@ def rows(found: Sequence[tuple[str, str]], *, strong: str = "") -> None:
 
 
 def exact(text: str) -> None:
-    """Print text unchanged, for output such as JSON that programs read."""
-    print(text)
-
-
-def row(text: str) -> None:
-    """Print one of many rows unchanged, and end the command if stdout cannot be written to."""
+    """Print text unchanged, and end the command if stdout cannot be written to."""
     print(text)
     if isinstance(sys.stdout, _Stdout):
         sys.stdout.check()
@@ -226,7 +155,7 @@ def row(text: str) -> None:
 
 def as_json(fields: Mapping[str, Any]) -> None:
     """Print a mapping as indented JSON."""
-    print(json.dumps(fields, indent=2, allow_nan=False))
+    exact(json.dumps(fields, indent=2, allow_nan=False))
 
 
 def note(text: str) -> None:
@@ -254,72 +183,46 @@ def table(
     title: str = "",
     numbers: int = 0,
     remarks: int = 0,
-    shorten: Sequence[str] = (),
     drop: Sequence[str | int] = (),
 ) -> None:
     """Print a table as a result; in a file or a pipe, each row is one line.
 
     The last columns are `numbers`, which are right-aligned, and then `remarks` in words. On a
     terminal that is too narrow, columns of `drop` (headings or indices, the least important first)
-    are left out, and then headings and text columns are wrapped between words. With `shorten`, each
-    row remains one line instead, and the text of these columns is cut, the least important first.
+    are left out, and then headings and text are wrapped between words.
     """
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[Text(visible(cell)) for cell in row] for row in rows]
-    widest = [max((row[i].cell_len for row in cells), default=0) for i in range(len(columns))]
-    natural = [max(len(name), size) for name, size in zip(columns, widest, strict=True)]
+    cells = {
+        i: [Text(visible(cell)) for cell in column]
+        for i, column in enumerate(zip(columns, *rows, strict=True))
+    }
     after_numbers = len(columns) - remarks
-    first_number = after_numbers - numbers
-    is_list, width = bool(shorten), stdout().width
-    shown = _column_widths(
-        natural,
-        width,
-        shorten=[columns.index(name) for name in shorten],
-        drop=[one if isinstance(one, int) else columns.index(one) for one in drop],
+    for one in drop:
+        widths = [2 + max(cell.cell_len for cell in column) for column in cells.values()]
+        if sum(widths) - 2 > stdout().width:
+            del cells[one if isinstance(one, int) else columns.index(one)]
+    grid = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False
     )
-    # Wrapped names and numbers are hard to read, so the other columns give way if they can.
-    whole = [i for i in shown if i == 0 or first_number <= i < after_numbers]
-    headings = {i: columns[i] for i in shown}
-    wrapped_to = {} if is_list else _wrapped_widths(headings, widest, width, whole=whole)
-    caption = Text(title) if title else None
-    grid = Table(title=caption, title_justify="left", box=None, pad_edge=False)
-    for i, size in shown.items():
+    for i, (heading, *column) in cells.items():
+        is_number = after_numbers - numbers <= i < after_numbers
         grid.add_column(
-            Text(visible(columns[i])),  # not as markup: a class may be named "shoes [old]"
-            justify="right" if first_number <= i < after_numbers else "left",
-            overflow="ellipsis" if is_list else "fold",
-            no_wrap=is_list,
-            width=size if is_list and size < natural[i] else wrapped_to.get(i),
+            heading,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=i == 0,  # wrapped names and numbers are hard to read
+            min_width=max((cell.cell_len for cell in column), default=0) if is_number else None,
         )
-    for row in cells:
-        grid.add_row(*(row[i] for i in shown))
+    for row in zip(*(column[1:] for column in cells.values()), strict=True):
+        grid.add_row(*row)
     stdout().print(grid)
-    if len(shown) < len(columns):
-        hidden = dict.fromkeys(name for i, name in enumerate(columns) if i not in shown)
+    if hidden := dict.fromkeys(name for i, name in enumerate(columns) if i not in cells):
         note(
             f"not shown, because the terminal is too narrow: {listing(hidden)}. To show all, "
             "append `| cat`"
         )
-
-
-def fits_terminal(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a table fits on the terminal without wrapping."""
-    from rich.cells import cell_len
-
-    widths = {
-        i: max(cell_len(visible(cell)) for cell in cells)
-        for i, cells in enumerate(zip(columns, *rows, strict=True))
-    }
-    return _table_width(widths) <= stdout().width
-
-
-def wrapped(text: str, *, indent: int) -> None:
-    """Print text as a result, wrapped between words on a terminal; later lines are indented."""
-    width = stdout().width
-    for line in textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False):
-        result(line)
 
 
 def fail(error: VitftError) -> None:
@@ -334,26 +237,8 @@ def fail(error: VitftError) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def show_traceback() -> None:
-    """Print the traceback of the current exception, with passwords and tokens in URLs redacted."""
-    print(redacted(traceback.format_exc()), end="", file=sys.stderr)
-
-
-def interrupted() -> None:
-    """Report on stderr that the command was interrupted."""
-    print("vitft: interrupted", file=sys.stderr)
-
-
 def version() -> str:
     """Return the installed version. This imports `importlib.metadata`, which is slow."""
     import importlib.metadata
 
     return importlib.metadata.version("vitft")
-
-
-def bug() -> None:
-    """Print a request to report the traceback of an unexpected error."""
-    print(
-        f"vitft: this is a bug in vitft {version()}. Please report it with the traceback above",
-        file=sys.stderr,
-    )

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vitft.cli.guide import GUIDES
+from vitft.cli.guide import COMMAND_GROUPS, GUIDES
 from vitft.system.errors import UsageError
 from vitft.system.rundir import BASE
 from vitft.system.suggest import suggest
@@ -52,8 +52,6 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-        self.sections: dict[str, argparse._ArgumentGroup] = {}
-        self.command_groups: dict[str, Collection[str]] = {}
         self.commands: dict[str, Parser] = {}
         self.settable: Collection[str] = ()
         self.typed: Sequence[str] = ()
@@ -70,12 +68,6 @@ class Parser(argparse.ArgumentParser):
         command = self.choice.add_parser(name, help=help_text, description=about)
         self.commands[name] = command
         return command
-
-    def section(self, title: str) -> argparse._ArgumentGroup:
-        """Return the group of options with a title, which is added if it is new."""
-        if title not in self.sections:
-            self.sections[title] = self.add_argument_group(title)
-        return self.sections[title]
 
     def format_usage(self) -> str:
         """Return the usage line, without the options that can be left out."""
@@ -94,14 +86,15 @@ class Parser(argparse.ArgumentParser):
             longest = max(map(len, guide.examples))
             lines = (f"  {words:<{longest}}  {does}" for words, does in guide.examples.items())
             blocks.append("\n".join(["examples:", *lines]))
-        for title, names in self.command_groups.items():
-            lines = (f"  {name:<9} {GUIDES[name].summary}" for name in names)
+        is_top = " " not in self.prog
+        for title, names in COMMAND_GROUPS.items() if is_top else ():
+            lines = (f"  {name:<9} {one.summary}" for name, one in names.items())
             blocks.append("\n".join([f"{title}:", *lines]))
         formatter = self._get_formatter()
         for group in self._action_groups:
             formatter.start_section(group.title)
             formatter.add_text(group.description)
-            if not (self.command_groups and group is self._subparsers):
+            if not (is_top and group is self._subparsers):
                 formatter.add_arguments(group._group_actions)
             formatter.end_section()
         blocks += [formatter.format_help().strip(), (self.epilog or "").strip()]
@@ -184,7 +177,7 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, wrong: str, choices: Iterable[str]) -> str | None:
         """Return the option, command or choice that was probably meant, or None."""
-        from vitft.config.options import SETTINGS, find_setting
+        from vitft.config.run import SETTINGS, find_setting
 
         wrong = wrong.partition("=")[0]
         known = (self.words() | {*choices}) - {wrong}  # another action may have it
@@ -296,7 +289,8 @@ class Command:
         group: argparse._ActionsContainer = parser
         for line in _entries(self.options):
             if title := re.fullmatch(r"((?:\w+ )*\w+):(?:  (.+))?", line):
-                group = parser.section(title[1])
+                sections = {one.title: one for one in parser._action_groups}
+                group = sections.get(title[1]) or parser.add_argument_group(title[1])
                 group.description = title[2]
                 continue
             declared, help_text = shared.get(line, line).split("  ", 1)

@@ -82,7 +82,7 @@ def _predict_command(args: argparse.Namespace) -> int:
     from vitft.predict.jobs import run_prediction
 
     stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # it may be closed
-    errors = run_prediction(request, write=output.row, stdin=stdin, illustrate=illustrate)
+    errors = run_prediction(request, write=output.exact, stdin=stdin, illustrate=illustrate)
     return 3 if errors and request.shard.world == 1 else 0
 
 

@@ -30,9 +30,9 @@ def _recipes_command(args: argparse.Namespace) -> int:
         output.as_json(known)
         return 0
     for name, recipe in known.items():
-        output.wrapped(f"{name}: {recipe['what']}", indent=4)
+        output.result(f"{name}: {recipe['what']}")
         for word, key in (("for", "for_whom"), ("result", "expected"), ("time", "time")):
-            output.wrapped(f"    {word:<7} {recipe[key]}", indent=12)
-        output.result(f"    {recipe['command']}")
+            output.result(f"  {word:<7} {recipe[key]}")
+        output.result(f"  {recipe['command']}")
     output.note("to change a setting of a recipe: vitft finetune --recipe NAME --set KEY=VALUE")
     return 0

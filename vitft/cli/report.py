@@ -8,9 +8,6 @@ from vitft.cli.parser import Command
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import plan_run
 
-_FIGURE_SUFFIXES = frozenset({".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".gif", ".eps", ".tif"})
-"""Suffixes of figures that are not written."""
-
 
 @Command(
     "report",
@@ -40,22 +37,14 @@ def _report_command(args: argparse.Namespace) -> int:
 def new_page(name: str, also: str = "") -> Path:
     """Return the path of a page to write, after checking that it can be created.
 
-    `also` is the suffix of another kind of file that can be written, e.g. ".png".
-
-    Raises:
-        UsageError: The name ends with the suffix of another kind of file.
-        RunError: The file already exists, or its folder does not exist.
+    `also` is the suffix of figures that can be written instead, e.g. ".png".
     """
     path = Path(name).expanduser()
-    if also and path.suffix.lower() in _FIGURE_SUFFIXES:
-        raise UsageError(
-            f"invalid --out {name}: a figure is a {also[1:].upper()} file",
-            fix=f"use a name that ends with {also}, or .html for a page",
-        )
     if path.suffix.lower() not in ("", ".html", ".htm", also):
+        figure = f", or {also} for a figure" if also else ""
         raise UsageError(
             f"invalid --out {name}: a page is an HTML file",
-            fix="use a name that ends with .html" + (f", or {also} for a figure" if also else ""),
+            fix=f"use a name that ends with .html{figure}",
         )
     if path.exists():
         raise RunError(f"{path} already exists", fix="choose another file with --out")

@@ -3,20 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from vitft.config.options import setting_words
-from vitft.config.run import config_from_table, merge_settings, parse_setting
+from vitft.config.run import config_from_table, merge_settings, parse_setting, setting_words
 from vitft.config.sections import DataSpec
 from vitft.data.label_table import SETTING_OF
 from vitft.system.errors import UsageError
 
-TABLE_SETTINGS = (
-    *SETTING_OF.values(),
-    "data.labels",
-    "data.separator",
-    "data.root",
-    "data.classes",
-    "data.allow_private_addresses",
-)
+_OTHERS = ("labels", "separator", "root", "classes", "allow_private_addresses")
+TABLE_SETTINGS = (*SETTING_OF.values(), *(f"data.{name}" for name in _OTHERS))
 
 
 def table_settings(spec: DataSpec) -> list[str]:
@@ -28,12 +21,7 @@ def table_settings(spec: DataSpec) -> list[str]:
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:
-    """Return the settings updated with the values of `--set`.
-
-    Raises:
-        UsageError: A string is not of the form KEY=VALUE, or its key is not a setting for reading
-            a table.
-    """
+    """Return the settings updated with the values of `--set`, which must be for tables."""
     settings = [parse_setting(text) for text in texts]
     for key, _ in settings:
         if key not in TABLE_SETTINGS:

@@ -29,56 +29,31 @@ def _list_weights(args: argparse.Namespace) -> int:
     if not (args.all or args.size or args.licence or args.data):
         from vitft.models.pretrained.catalog import machine_speed, recommendations
 
-        speed = machine_speed()
-        output.table(
-            ("recommended weights", "", "licence", "MB", "1,000 images"),
-            [
-                (
-                    one.name,
-                    one.tier or "",
-                    marked_licence(one.licence),
-                    f"{one.megabytes:,}",
-                    duration(max(1, one.seconds(1000, speed))),
-                )
-                for one in recommendations()
-            ],
-            numbers=2,
-        )
+        speed, rows = machine_speed(), list[tuple[str, ...]]()
+        for one in recommendations():
+            time = duration(max(1, one.seconds(1000, speed)))
+            licence = marked_licence(one.licence)
+            rows.append((one.name, one.tier or "", licence, f"{one.megabytes:,}", time))
+        headings = ("recommended weights", "", "licence", "MB", "1,000 images")
+        output.table(headings, rows, numbers=2)
         machine = "a GPU" if has_gpu() else "this CPU"
         output.note(f"times are estimates for one pass over 1,000 images on {machine}")
         output.note("no account is required. `vitft weights list --all` lists the whole catalogue")
         return 0
     licence = (args.licence or "").lower()
     terms: Any = {"open": ("open",), "commercial": ("open", "own terms")}.get(licence)
-    chosen = [
-        entry
-        for entry in catalog_entries()
-        if args.size in (None, "", entry.size)
-        and (
-            licence_terms(entry.licence) in terms
-            if terms
-            else licence in ("", entry.licence.lower())
-        )
-        and (args.data or "").lower() in entry.data
-    ]
-    if not chosen:
+    rows = []
+    for entry in catalog_entries():
+        name = entry.licence.lower()
+        is_licensed = licence_terms(entry.licence) in terms if terms else licence in ("", name)
+        is_meant = args.size in (None, "", entry.size) and (args.data or "").lower() in entry.data
+        if is_licensed and is_meant:
+            shown = (marked_licence(entry.licence), str(entry.num_classes or "-"))
+            rows.append((entry.name, entry.data, *shown, "x".join(map(str, entry.image_size))))
+    if not rows:
         raise UsageError("no weights match all filters", fix="remove one of the filters")
-    output.table(
-        ("name", "trained on", "licence", "classes", "px"),
-        [
-            (
-                entry.name,
-                entry.data,
-                marked_licence(entry.licence),
-                str(entry.num_classes or "-"),
-                "x".join(str(side) for side in entry.image_size),
-            )
-            for entry in chosen
-        ],
-        numbers=2,
-        shorten=("trained on", "licence"),
-        drop=("px", "classes", "trained on"),
-    )
+    headings = ("name", "trained on", "licence", "classes", "px")
+    output.table(headings, rows, numbers=2, drop=("px", "classes", "trained on"))
     output.note("none of these files is gated: no account is required")
     return 0
 

@@ -1,15 +1,19 @@
-"""Settings of a fine-tuning run, as read from TOML files, recipes and `--set`."""
+"""Settings of a fine-tuning run: their names, and values from files, options and arguments."""
 
 import dataclasses
+import inspect
 import logging
 import math
 import os
+import re
+import textwrap
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tomli_w
 
@@ -19,8 +23,7 @@ from vitft.config.defaults import (
     with_stage_defaults,
     without_effect,
 )
-from vitft.config.options import SECTIONS, SETTINGS, current_setting, suggest_setting
-from vitft.config.schema import invalid, require, settings_of
+from vitft.config.schema import invalid, require, settings_of, shown_value
 from vitft.config.sections import DataSpec, ModelSpec, OptimSpec, TrainSpec, WeightsSpec
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular, resource
@@ -29,9 +32,76 @@ from vitft.system.suggest import suggest
 from vitft.system.text import count, describe_os_error, listing
 
 log = logging.getLogger(__name__)
-
-
 _MAX_TOML_BYTES = 2**24
+
+# names of all settings, and suggestions for unknown names -----------------------------------------
+
+SECTIONS: Mapping[str, type] = {
+    "data": DataSpec,
+    "weights": WeightsSpec,
+    "model": ModelSpec,
+    "train": TrainSpec,
+    "optim": OptimSpec,
+}
+SETTINGS = {
+    setting.key: setting
+    for name, section in SECTIONS.items()
+    for setting in settings_of(section, name).values()
+}
+"""All settings by dotted name."""
+FINETUNE_OPTIONS = tuple(setting for setting in SETTINGS.values() if setting.help)
+"""Settings that have an option of `vitft finetune`."""
+SEED_SETTINGS = ("data.seed", "train.seed")
+"""Settings that the option `--seed` sets."""
+
+
+def _current_setting(key: str, value: Any) -> tuple[str, Any]:  # noqa: ANN401
+    """Return a setting under its current name, and with the current word for its value."""
+    key = "train.layers" if key == "train.freeze" else key  # its former name
+    if key == "train.layers" and isinstance(value, str):
+        value = re.sub(r"\bnone\b", "all", value)
+    return key, value
+
+
+_SHORT_NAME, _SIMILAR, _CLOSE = 3, 0.6, 0.8
+"""Number of characters up to which a name is similar to others by chance; minimum ratio of difflib
+for longer names of the same section, and for all others."""
+
+
+def find_setting(name: str) -> str | None:
+    """Return the setting that an unknown name most likely means, or None if no name is similar.
+
+    The last part of the name is matched first: `train.lr` means `optim.lr`, not `train.flip`.
+    """
+    section, _, last = name.lower().replace("-", "_").rpartition(".")
+    known: dict[str, list[str]] = {}
+    for key, setting in SETTINGS.items():
+        for other in (key.partition(".")[2], *setting.aliases.split()):
+            known.setdefault(other, []).append(key)
+    begun = [name for name in SETTINGS if section and name.startswith(f"{section}.{last}")]
+    if last not in known and len(begun) == 1:
+        return begun[0]
+    names = [key for key in known if len(key) > _SHORT_NAME or f"{section}.{key}" in SETTINGS]
+    own = [key for key in names if any(n.startswith(f"{section}.") for n in known[key])]
+    near = (
+        suggest(last, known, cutoff=1)
+        or suggest(last, own, cutoff=_CLOSE if len(last) <= _SHORT_NAME else _SIMILAR)
+        or suggest(last, names, cutoff=_CLOSE if section else _SIMILAR)
+    )
+    candidates = known[near[0]] if near else []
+    return min(candidates, key=lambda name: not name.startswith(f"{section}."), default=None)
+
+
+def _suggest_setting(key: str) -> str:
+    """Return the suggested fix for an unknown setting."""
+    if (found := find_setting(key)) is not None:
+        return f"use {found}"
+    section = key.partition(".")[0]
+    names = ", ".join(name for name in SETTINGS if name.startswith(f"{section}."))
+    return f"use one of {names or 'the sections ' + ', '.join(SECTIONS)}"
+
+
+# all settings of a run, with the checks between sections ------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +201,7 @@ class Config:
 
 
 def check_patches(image_size: tuple[int, int], patch: int) -> None:
-    """Check that patches with this side in pixels cover images (height, width) exactly.
-
-    Raises:
-        UsageError: They do not; the fix names the next smaller and larger sides that do.
-    """
+    """Check that patches with this side in pixels cover images (height, width) exactly."""
     common = math.gcd(*image_size)
     sides = [side for side in range(1, common + 1) if common % side == 0]
     near = [*(s for s in sides[1:] if s < patch)][-1:] + [s for s in sides if s > patch][:1]
@@ -149,7 +215,6 @@ def check_patches(image_size: tuple[int, int], patch: int) -> None:
 
 
 def _model_without_effect(weights: str) -> UsageError:
-    """Return the error for settings of the architecture with pretrained weights."""
     return UsageError(
         "settings of the section [model] (model.norm etc.) have no effect on pretrained weights"
         f"{f' ({weights})' if weights else ''}",
@@ -161,14 +226,13 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
     """Convert nested tables to settings, with defaults that depend on the trained layers.
 
     Raises:
-        UsageError: A key is unknown, a value has the wrong type or is not allowed, or the settings
-            are not compatible.
+        UsageError: A key is unknown, a value is not allowed, or settings are not compatible.
     """
     sections: dict[str, Any] = {}
     for section, values in with_stage_defaults(table).items():
         if section not in SECTIONS:
             if not isinstance(values, Mapping):
-                raise UsageError(f"unknown setting {section}", fix=suggest_setting(section))
+                raise UsageError(f"unknown setting {section}", fix=_suggest_setting(section))
             near = suggest(section, SECTIONS, cutoff=0.6)
             fix = f"use the section [{near[0]}]" if near else f"use one of {', '.join(SECTIONS)}"
             raise UsageError(f"unknown section {section}", fix=fix)
@@ -181,16 +245,12 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
 
 
 def section_from_table(section: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Convert a table to the settings of one section, without the checks between sections.
-
-    Raises:
-        UsageError: A key is unknown, or a value has the wrong type or is not allowed.
-    """
+    """Convert a table to the settings of one section, without the checks between sections."""
     kinds, converted = settings_of(SECTIONS[section], section), {}
     for name, value in values.items():
         key = f"{section}.{name}"
         if name not in kinds:
-            raise UsageError(f"unknown setting {key}", fix=suggest_setting(key))
+            raise UsageError(f"unknown setting {key}", fix=_suggest_setting(key))
         try:
             converted[name] = kinds[name].converted(value)
         except ValueError as error:
@@ -199,34 +259,25 @@ def section_from_table(section: str, values: Mapping[str, Any]) -> Any:  # noqa:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file as nested tables, with settings under current names.
-
-    Raises:
-        UsageError: The file cannot be read or is not valid TOML in UTF-8.
-    """
+    """Return the contents of a TOML file as nested tables, with settings under current names."""
     try:
         table = tomllib.loads(read_regular(path, limit=_MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {describe_os_error(error)}", fix="check the path"
-        ) from error
+        problem = f"cannot read {path}: {describe_os_error(error)}"
+        raise UsageError(problem, fix="check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not valid TOML: {error}",
             fix='correct the file. Text needs quotes, e.g. layers = "blocks:1"',
         ) from error
     if isinstance(train := table.get("train"), dict):
-        named = (current_setting(f"train.{name}", value) for name, value in train.items())
+        named = (_current_setting(f"train.{name}", value) for name, value in train.items())
         table["train"] = {key.removeprefix("train."): value for key, value in named}
     return table
 
 
 def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections of a run's config.toml without checking the values.
-
-    Raises:
-        RunError: The file is missing or not valid TOML, or a section is not a table.
-    """
+    """Return the sections of a run's config.toml without checking the values."""
     path = run / "config.toml"
     try:
         table = read_toml(path)
@@ -239,24 +290,15 @@ def read_run_config(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def checked_run_config(run: Path) -> Config:
-    """Return the checked settings of a run.
-
-    Raises:
-        RunError: The file config.toml is missing or damaged, or a setting is invalid.
-    """
-    table = read_run_config(run)
+    """Return the settings of a run; a file config.toml that is not valid is a RunError."""
     try:
-        return config_from_table(table)
+        return config_from_table(read_run_config(run))
     except UsageError as error:
         raise damaged_file(run / "config.toml", error.problem) from error
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Return the settings of a bundled recipe or a TOML file, without the section `[recipe]`.
-
-    Raises:
-        UsageError: The recipe is unknown, or the file cannot be read or is not valid TOML.
-    """
+    """Return the settings of a bundled recipe or a TOML file, without the section `[recipe]`."""
     path = Path(name)
     if not path.exists():
         folder = resource("recipes")
@@ -277,13 +319,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Return the key and the value in text such as `optim.lr=0.01`.
-
-    A value that is not valid TOML is returned as text.
-
-    Raises:
-        UsageError: The text is not of the form KEY=VALUE.
-    """
+    """Return the key and the value in text such as `optim.lr=0.01`; other than TOML is text."""
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise UsageError(
@@ -296,17 +332,13 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return nested tables updated with values given by dotted name; later values take precedence.
-
-    Raises:
-        UsageError: A name is unknown.
-    """
+    """Return nested tables updated with values given by dotted name; later values replace them."""
     result = {k: dict(v) if isinstance(v, Mapping) else v for k, v in base.items()}
     for given, setting in settings:
-        key, value = current_setting(given, setting)
+        key, value = _current_setting(given, setting)
         section, _, name = key.partition(".")
         if key not in SETTINGS:
-            raise UsageError(f"unknown setting {key}", fix=suggest_setting(key))
+            raise UsageError(f"unknown setting {key}", fix=_suggest_setting(key))
         if isinstance(table := result.setdefault(section, {}), dict):
             table[name] = value
     return result
@@ -319,11 +351,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """Convert the settings to TOML.
-
-    Settings that are None are omitted, so that reading the TOML restores their defaults. So is the
-    shape of a new model, if the run has weights.
-    """
+    """Convert the settings to TOML, without those that are None, i.e. have their defaults."""
     tables = dataclasses.asdict(config)
     if config.weights.name != "none":
         del tables["model"]
@@ -337,11 +365,8 @@ def to_toml(config: Config) -> str:
 def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Config:
     """Return the settings of a new run, and log if they replace the solver of a head.
 
-    `named` are settings by dotted name, which take precedence over the recipe or TOML file.
-
-    Raises:
-        UsageError: The recipe is unknown, or a setting is unknown, is invalid or has no effect. The
-            error names the recipe if it would also occur without `named`.
+    `named` are settings by dotted name, which take precedence over the recipe or TOML file. Those
+    without effect are an error. An error that would occur without them, too, names the recipe.
     """
     base = read_recipe(recipe) if recipe else {}
     table = merge_settings(base, named)
@@ -357,25 +382,24 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
     unused = without_effect(solver, len(train.stages))
     idle = idle_augmentation(train.augment, train.views) if not train.budget else ()
     for key, value in named:
-        if key in unused:
-            other = "adamw" if solver == "lbfgs" else "lbfgs"
-            raise UsageError(
-                f"{key} has no effect with solver {solver}",
-                fix=f"remove it, or use --solver {other}",
-            )
-        if key in idle and value:  # a flip of 0 is obeyed without augmentation, too
-            other = "--train all --set train.augment=shift"
-            raise UsageError(
-                f"{key} has no effect with train.augment={train.augment}",
-                fix=f"remove it, or add {other if key == 'train.padding' else '--views 3'}",
-            )
+        other = "adamw" if solver == "lbfgs" else "lbfgs"
+        require(
+            key not in unused,
+            f"{key} has no effect with solver {solver}",
+            fix=f"remove it, or use --solver {other}",
+        )
+        more = "--train all --set train.augment=shift" if key == "train.padding" else "--views 3"
+        require(
+            key not in idle or not value,  # a flip of 0 is obeyed without augmentation, too
+            f"{key} has no effect with train.augment={train.augment}",
+            fix=f"remove it, or add {more}",
+        )
     if (note := _implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
         log.info(note)
     return config
 
 
 def _problem_of(table: Mapping[str, Any]) -> str:
-    """Return the problem with the settings of a recipe, or an empty string."""
     try:
         config_from_table(table)
     except UsageError as error:
@@ -389,8 +413,119 @@ def _implied_solver(table: Mapping[str, Any], config: Config) -> str:
     if not config.solvable or config.optim.solver == "lbfgs" or "solver" in optim:
         return ""
     given = [f"optim.{name}" for name in optim if name in STEP_SETTINGS]
-    need = f"{listing(given)} {'needs' if len(given) == 1 else 'need'}"
     return (
-        f"solver:     {config.optim.solver} for {count(config.optim.epochs, 'epoch')}, because "
-        f"{need} a training loop. Without it, lbfgs would fit the head, which is faster"
+        f"solver:     {config.optim.solver} for {count(config.optim.epochs, 'epoch')}, because of "
+        f"{listing(given)}. Without a training loop, lbfgs would fit the head, which is faster"
     )
+
+
+# options of `vitft finetune`, arguments of `vitft.finetune` and the corresponding settings --------
+
+_Given = ParamSpec("_Given")
+_Outcome = TypeVar("_Outcome")
+
+
+def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Convert option values, given by keyword, to names and values of settings.
+
+    Options with the value None are left out. The option `seed` sets two settings.
+    """
+    require(
+        values.get("weights") != "",  # e.g. because a shell variable is not set
+        "the name of the weights is empty",
+        fix="use a name from `vitft weights list`, or leave out --weights",
+    )
+    settings: list[tuple[str, object]] = []
+    for option in FINETUNE_OPTIONS:
+        value = values.get(option.keyword)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if option.type is str:
+                value = ",".join(value)
+            elif option.length and len(value) == 1:
+                value = value[0]  # a single side length
+        settings.append((option.key, value))
+    settings += [(name, values.get("seed")) for name in SEED_SETTINGS]
+    return [(key, value) for key, value in settings if value is not None]
+
+
+def joined_settings(
+    options: Mapping[str, object], others: Iterable[tuple[str, object]], where: str
+) -> list[tuple[str, object]]:
+    """Return the settings of options (see `option_settings`) and other ones, none of them twice."""
+    given, others = option_settings(options), [*others]
+    if twice := {key for key, _ in given} & {key for key, _ in others}:
+        raise UsageError(f"{min(twice)} is set both {where}", fix="remove one of them")
+    return [*given, *others]
+
+
+def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
+    """Give `finetune` a docstring that describes all options, and errors with a fix.
+
+    An unknown or unnamed argument is a UsageError. The signature stays the same.
+    """
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
+        if "freeze" in arguments and "train" not in arguments:  # its former name
+            arguments["train"] = arguments.pop("freeze")
+        if args:
+            named = (  # a table is not printed
+                f"{name}={'...' if hasattr(value, 'columns') else repr(value)}"
+                for name, value in zip(known, args, strict=False)
+            )
+            raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
+        if unknown := next((name for name in arguments if name not in known), None):
+            near, setting = suggest(unknown, known), find_setting(unknown)
+            fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
+            if setting and (not near or unknown.lower() in SETTINGS[setting].aliases.split()):
+                option = SETTINGS[setting]
+                fix = (
+                    f"use {option.keyword}" if option.help else f'use settings={{"{setting}": ...}}'
+                )
+            raise UsageError(f"unknown argument {unknown}", fix=fix)
+        return function(*args, **arguments)
+
+    described = "".join(
+        textwrap.fill(f"{option.keyword}: {option.text}.", 92, initial_indent=" " * 4,
+                      subsequent_indent=" " * 8) + "\n"
+        for option in FINETUNE_OPTIONS
+    )  # fmt: skip
+    checked.__doc__ = inspect.cleandoc(str(function.__doc__)).replace(
+        "Args:\n", f"Args:\n{described}", 1
+    )
+    return checked
+
+
+def check_argument_types(arguments: Mapping[str, object], settings: object) -> None:
+    """Raise a UsageError if a path or `settings` has a type that `finetune` does not accept."""
+    for name in ("data", "weights", "out", "recipe", "classes", "like", "fixes", "cache"):
+        value, fix = arguments[name], 'pass one path or name, e.g. data="photos"'
+        if hasattr(value, "to_csv"):
+            fix = f'write a table with {name}.to_csv("{name}.csv", index=False), and pass '
+            fix += f'{name}="{name}.csv"'
+        require(
+            isinstance(value, str | os.PathLike | None),
+            f"invalid {name}: expected a string or a path, got {type(value).__name__}",
+            fix=fix,
+        )
+    require(
+        isinstance(settings, Mapping | None),
+        f"invalid settings: expected a mapping, got {type(settings).__name__}",
+        fix='pass settings by name, e.g. settings={"optim.ema": 0.9}',
+    )
+
+
+def setting_words(key: str, value: object) -> list[str]:
+    """Return the words of a command that set a setting: its own option, or `--set` without one."""
+    option = SETTINGS[key]
+    values = [*value] if isinstance(value, (list, tuple)) else [value]
+    if key == "weights.image_size" and len({*values}) == 1:
+        values = values[:1]  # a single side length
+    texts = [shown_value(one) for one in values]
+    has_flag = option.help and texts and not any(text.startswith("-") for text in texts)
+    if not has_flag or value is False or (len(values) > 1 and option.length is None):
+        return ["--set", f"{key}={shown_value(value)}"]
+    return [option.flag, *([] if option.type is bool else texts)]

@@ -16,16 +16,15 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
-from vitft.system.structure import NO_LIMITS, Range
+from vitft.system.structure import Range
 
 _T = TypeVar("_T")
 
 
 def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401
-    """Declare a setting as a field of a dataclass.
+    """Declare a setting; with a `help`, it has an option of `vitft finetune`.
 
-    A setting with a `help` has an option of `vitft finetune`. `known` are further fields of
-    `Setting`, and the bounds of a number as for `Range`.
+    `known` are further fields of `Setting`, and the bounds of a number as for `Range`.
     """
     bounds = {name: known.pop(name) for name in ("ge", "gt", "le", "lt") if name in known}
     return field(default=default, metadata={"help": help, "limits": Range(**bounds), **known})
@@ -44,7 +43,7 @@ class Setting:
     length: int | None = None
     """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
-    limits: Range = NO_LIMITS
+    limits: Range = field(default_factory=Range)
     help: str = ""
     metavar: str = ""
     """Placeholder for the value in the help, if the type alone is not informative."""
@@ -90,12 +89,9 @@ class Setting:
         return f"{self.help} (default: {self.shown or shown_value(self.default)})"
 
     def converted(self, value: Any) -> Any:  # noqa: ANN401
-        """Convert a value from TOML or Python to the type of the setting.
+        """Convert a value from TOML or Python to the type of the setting, or raise a ValueError.
 
         If a list is expected, a single value is repeated for each item.
-
-        Raises:
-            ValueError: The value has another type, or the list has another length.
         """
         accepted = (int, float) if self.type is float else (self.type,)
         if value is None and self.is_optional:
@@ -153,15 +149,10 @@ def settings_of(section: type[Any], title: str) -> Mapping[str, Setting]:
 
 
 def check_values(settings: object, section: str) -> None:
-    """Check every value of a section against its annotation.
-
-    Raises:
-        UsageError: A value is not allowed; the message contains the setting's dotted name.
-    """
+    """Check every value of a section against its annotation."""
     declared: Any = type(settings)  # mypy takes it for unhashable
     for name, kind in settings_of(declared, section).items():
-        value = getattr(settings, name)
-        if not kind.allows(value):
+        if not kind.allows(value := getattr(settings, name)):
             raise invalid(kind.key, value, kind)
 
 
@@ -200,23 +191,6 @@ def one_class_only(what: str) -> UsageError:
 def is_several(columns: str) -> bool:
     """Return whether the value of `data.label` names several columns of a table."""
     return columns == "*" or "," in columns
-
-
-def check_pattern(key: str, pattern: str) -> None:
-    """Raise a UsageError unless `pattern` is a regular expression with one capturing group."""
-    try:
-        groups = re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(
-            f"invalid {key}={pattern}: {error}",
-            fix="use a regular expression, e.g. patient([0-9]+)",
-        ) from error
-    require(
-        groups == 1,
-        f"{key}={pattern} has {groups} capturing groups instead of one",
-        fix="put only the name of the group in parentheses, e.g. patient([0-9]+), and use (?:...) "
-        "elsewhere",
-    )
 
 
 def multiples(name: str, value: int, step: int) -> str:

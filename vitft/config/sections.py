@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from vitft.config.schema import check_pattern, check_values, invalid, multiples, require, setting
+from vitft.config.schema import check_values, invalid, multiples, require, setting
+from vitft.system.errors import UsageError
 from vitft.system.text import duration_fix, parse_duration
 
 MAX_IMAGE_SIDE = 4096
@@ -132,8 +133,19 @@ class DataSpec:
             "data.group_by and data.group both define the groups",
             fix="use only one of them",
         )
-        if self.group_by:
-            check_pattern("data.group_by", self.group_by)
+        try:
+            groups = re.compile(self.group_by or "()").groups
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UsageError(
+                f"invalid data.group_by={self.group_by}: {error}",
+                fix="use a regular expression, e.g. patient([0-9]+)",
+            ) from error
+        require(
+            groups == 1,
+            f"data.group_by={self.group_by} has {groups} capturing groups instead of one",
+            fix="put only the name of the group in parentheses, e.g. patient([0-9]+), and use "
+            "(?:...) elsewhere",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

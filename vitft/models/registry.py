@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitft.config.options import SETTINGS
+from vitft.config.run import SETTINGS
 from vitft.models.card import TIMM_VITS, timm_modules
 from vitft.models.pretrained.catalog import SIZE_LETTERS, similar_models
 from vitft.models.pretrained.convert import (

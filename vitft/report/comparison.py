@@ -47,7 +47,7 @@ from vitft.system.text import (
     count,
     interval,
     listing,
-    p_text,
+    p_equation,
     percent,
     points,
     shell_join,
@@ -321,7 +321,7 @@ class RunComparison:
                 f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
                 f"{p.paired.only_first:,}",
                 f"{p.paired.only_second:,}",
-                p_text(p.p),
+                p_equation(p.p).removeprefix("p ").removeprefix("= "),
             )
             for p in self.pairs
         ]

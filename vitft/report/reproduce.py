@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitft.config.defaults import default_batch_size, default_lr, idle_augmentation, without_effect
-from vitft.config.options import setting_words
-from vitft.config.run import config_from_table, merge_settings
+from vitft.config.run import config_from_table, merge_settings, setting_words
 from vitft.models.card import Provenance
 from vitft.models.vit_config import ViTConfig
 from vitft.report.run_files import Run

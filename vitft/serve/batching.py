@@ -31,8 +31,8 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.rows import Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
+from vitft.system.cores import return_memory
 from vitft.system.errors import ImageError, UsageError
-from vitft.system.malloc import return_memory
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 _PLAIN_INTERVAL_S = 5.0  # seconds between progress records in the log
 _QUIET_S = 1.5  # seconds after which a step without a count is shown
 _MEASURED_S = 3.0  # seconds of progress on which the first estimate of the time left rests
-_WIDE_COLUMNS = 100  # minimum width of a terminal for metrics and speed beside a bar
 NOTE = 15  # level of log records that are shown with -v, and otherwise counted
 _HELD_SPACE = "\x00"  # stands for a space at which a line is not broken; `visible` escapes others
 
@@ -48,19 +47,13 @@ def visible(text: str) -> str:
 def between_words(text: str, console: "Console", *, indent: str = "  ") -> str:
     """Break a line between words so that it fits a terminal; further lines are indented.
 
-    In a file or a pipe, the line is not broken. Commands are not broken either, so that they can be
-    copied: a command in backquotes is one word. Any other command and the text after it are moved
-    to a line of their own, unless only one word, such as `next:`, precedes it. A word that is too
-    long, such as a path, stays in one piece.
+    Commands are not broken, so that they can be copied: a command in backquotes is one word, and so
+    is any other with the text after it, and with a single word before it, such as `Next`.
     """
     if not console.is_terminal or len(text) <= console.width:
         return text
-    held = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _HELD_SPACE), text)
-    before, command, after = held.partition("vitft ")
-    if command:
-        if len(before.split()) < 2:
-            return text
-        held = before + (command + after).replace(" ", _HELD_SPACE)
+    commands = re.compile(r"`[^`]*`|(?:^\S* +)?vitft .*")
+    held = commands.sub(lambda command: command[0].replace(" ", _HELD_SPACE), text)
     return textwrap.fill(
         held,
         console.width,
@@ -93,23 +86,17 @@ def silence() -> None:
     stdout().quiet = stderr().quiet = LogHandler.is_silent = True
 
 
+def _log_stream() -> TextIO:
+    """Return the stream for the log and progress: stderr, also behind a `DiscardingStream`."""
+    return getattr(sys.stderr, "rich_proxied_file", sys.stderr) or io.StringIO()  # it may be closed
+
+
 class DiscardingStream(io.StringIO):
     """Replacement for stderr that discards what libraries print; the log and progress bypass it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rich_proxied_file = _log_stream()  # rich writes to it instead
-
-
-def _log_stream() -> TextIO | None:
-    """Return the stream for the log and progress: stderr, also behind a `DiscardingStream`."""
-    return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-
-
-def _has_terminal() -> bool:
-    """Return whether the log and progress are shown on a terminal."""
-    stream = _log_stream()
-    return stream is not None and stream.isatty()
 
 
 class LogHandler(logging.Handler):
@@ -129,18 +116,17 @@ class LogHandler(logging.Handler):
         is_warning = record.levelno >= logging.WARNING
         text = f"{'warning: ' * is_warning}{visible(record.getMessage())}"
         with contextlib.suppress(OSError):  # a log that cannot be written must not end a run
-            if _has_terminal():
+            if _log_stream().isatty():
                 text, style = between_words(text, stderr()), "yellow" if is_warning else None
                 stderr().print(text, markup=False, style=style)
-            elif (stream := _log_stream()) is not None and not self.is_silent:
-                stream.write(f"{text}\n")
+            elif not self.is_silent:
+                _log_stream().write(f"{text}\n")
 
 
 def show_log(level: int = logging.INFO) -> None:
     """Print the package's log records of at least `level` to stderr.
 
-    DEBUG adds details such as the tensors that were loaded. WARNING shows only warnings, and no
-    progress. A second call only sets the level.
+    WARNING shows no progress. A second call only sets the level.
     """
     logger = logging.getLogger("vitft")
     logger.setLevel(NOTE if level == logging.INFO else level)
@@ -184,11 +170,11 @@ def quiet_step(
 ) -> Iterator[None]:
     """Show that a step without a count is running if it takes longer than `after` seconds.
 
-    A terminal shows a spinner if `spins`, and the seconds so far. Otherwise, the log has a line at
-    `level`, and then one every few seconds.
+    A terminal shows a spinner if `spins`. Otherwise, the log has a line at `level`, and then one
+    every few seconds.
     """
     started, ended = time.monotonic(), threading.Event()
-    is_live = spins and shows_notes() and _has_terminal()
+    is_live = spins and shows_notes() and _log_stream().isatty()
     if not (after or is_live):
         log.log(level, label)
 
@@ -197,12 +183,8 @@ def quiet_step(
             return
         if is_live:
             from rich.markup import escape
-            from rich.progress import Progress as Bar
-            from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            with Bar(*columns, console=stderr(), transient=True) as bar:
-                bar.add_task(escape(label), total=None)
+            with stderr().status(escape(label)):
                 ended.wait()
         elif after:
             log.log(level, label)
@@ -223,9 +205,8 @@ def quiet_step(
 class Progress:
     """Context manager that shows progress: a bar on a terminal, otherwise periodic log records.
 
-    `level` is the level of the final line, which is a detail if the task took less than
-    `_PLAIN_INTERVAL_S` seconds. `total` is None if it is unknown. `done` is the number of units
-    that an interrupted run has done; the rate does not count them.
+    `total` is None if it is unknown. `done` units were done by an interrupted run and do not count
+    in the rate. The final line has the level `level`, or is a detail after a short time.
     """
 
     def __init__(
@@ -244,7 +225,7 @@ class Progress:
         self.started = self.printed = time.monotonic()
         self.first: tuple[float, int] | None = None
         """Time and units done after the first `advance`."""
-        self.live = shows_notes() and _has_terminal()
+        self.live = shows_notes() and _log_stream().isatty()
 
     def __enter__(self) -> "Progress":
         if self.live:
@@ -285,8 +266,7 @@ class Progress:
         self.metrics |= metrics
         self.first = self.first or (time.monotonic(), self.done)
         if self.live:
-            shown = self.shown(with_speed=stderr().width >= _WIDE_COLUMNS)
-            self.bar.update(self.task, completed=self.done, **shown)
+            self.bar.update(self.task, completed=self.done, **self.shown())
             return
         is_complete = self.total is not None and self.done >= self.total
         if not is_complete and time.monotonic() - self.printed >= _PLAIN_INTERVAL_S:
@@ -298,16 +278,15 @@ class Progress:
         self.skipped = count
         self.before = min(self.done, self.before + count)
 
-    def shown(self, *, with_speed: bool = True) -> dict[str, Any]:
+    def shown(self) -> dict[str, Any]:
         """Return texts on the progress: the `count`, e.g. `120/600`, the `metrics` and time `left`.
 
-        The time left is empty until it can be estimated. The estimate excludes the first `advance`,
-        in which caches are filled and files are opened.
+        The estimate of the time left excludes the first `advance`, in which caches are filled.
         """
         now, new = time.monotonic(), self.done - self.before
         speed = new / max(1e-9, now - self.started)
         metrics = [f"{name} {value}" for name, value in self.metrics.items()]
-        if new and (with_speed or not metrics):
+        if new:
             metrics.append(f"{speed:,.{0 if speed >= 10 else 1}f} {self.unit}/s")
         left, (first, before) = "", self.first or (now, self.done)
         if self.total is not None and now - first >= _MEASURED_S and self.done > before:

@@ -27,10 +27,6 @@ def pick_device(wanted: str) -> torch.device:
 
     `auto` and `cuda` give each process of torchrun its own GPU. If a process sees only one GPU, as
     under Slurm, they give that one.
-
-    Raises:
-        UsageError: The device does not exist on this machine, vitft does not support it, or all
-            processes of torchrun would use the same GPU of several.
     """
     gpus = torch.cuda.device_count()
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
@@ -63,23 +59,16 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     """Return the precision of a run, given `train.precision` (see docs/gpu.md, Mixed precision).
 
     `auto` is bf16 where the hardware supports it natively, fp16 on older GPUs that compute faster
-    in fp16, and fp32 elsewhere.
+    in fp16 (they have tensor cores from 7.0 on), and fp32 elsewhere.
     """
     if wanted != "auto":
         return wanted
     if device.type == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        return gpu_precision(torch.cuda.get_device_capability(device), has_bf16=has_bf16)
-    if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported():
-        return "bf16"
-    return "fp32"
-
-
-def gpu_precision(capability: tuple[int, int], *, has_bf16: bool) -> str:
-    """Return the fastest precision of a CUDA GPU, which has fp16 tensor cores from 7.0 on."""
-    if has_bf16:
-        return "bf16"
-    return "fp16" if capability >= (7, 0) else "fp32"
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        return "fp16" if torch.cuda.get_device_capability(device) >= (7, 0) else "fp32"
+    has_bf16 = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    return "bf16" if has_bf16 else "fp32"
 
 
 _LOCK = threading.Lock()
@@ -91,9 +80,8 @@ _BLOCKS: list[list[str]] = []
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Disable TensorFloat-32 inside the `with` block, so that float32 is computed exactly.
 
-    By default, torch rounds the inputs of convolutions on a GPU to TensorFloat-32, which has a
-    10-bit mantissa like fp16. The setting applies to the whole process, so it is restored when the
-    last of all threads leaves the block. On other devices, it has no effect and is left unchanged.
+    By default, torch rounds the inputs of convolutions on a GPU to its 10-bit mantissa. The setting
+    applies to the whole process, so it is restored when the last of all threads leaves the block.
     """
     if device.type != "cuda":
         yield
@@ -123,10 +111,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def worker_threads() -> int:
-    """Return the number of worker threads for this process: as many as torch uses.
-
-    Under torchrun, which limits torch to one thread, return this process's share of the cores.
-    """
+    """Return how many threads torch uses, or this process's share of the cores under torchrun."""
     return usable_cores() if local_processes() > 1 else torch.get_num_threads()
 
 
@@ -149,16 +134,14 @@ def torch_threads(number: int) -> Iterator[None]:
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return this process's peak memory use in MiB: `resident`, if known, and `gpu` with CUDA."""
     peaks = {}
-    with contextlib.suppress(OSError):  # unlike getrusage, /proc excludes the parent program
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                peaks["resident"] = int(line.split()[1]) // 1024
-    if not peaks:
+    try:  # unlike getrusage, /proc excludes the parent program
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        peaks["resident"] = int(status.partition("VmHWM:")[2].split()[0]) // 1024
+    except (OSError, IndexError):
         with contextlib.suppress(ImportError):  # Windows
             import resource
 
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            peaks["resident"] = peak // (2**20 if platform.system() == "Darwin" else 1024)
+            peaks["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**20
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
     return peaks
@@ -201,11 +184,10 @@ class BatchLimit:
         self.images, self.fix = images, fix
 
     def halve(self, tried: int, error: RuntimeError) -> None:
-        """Halve the limit after processing `tried` images raised `error`.
+        """Halve the limit after `tried` images raised `error`, unless it has another reason.
 
         Raises:
             ResourceError: A single image does not fit in memory.
-            RuntimeError: `error` is not an out-of-memory error.
         """
         if not is_out_of_memory(error):
             raise error
@@ -221,9 +203,6 @@ class BatchLimit:
         """Call `compute` for consecutive slices of `images` images, each within the limit.
 
         If there are no images, `compute` is called once with an empty slice.
-
-        Raises:
-            ResourceError: A single image does not fit in memory.
         """
         done, found = 0, list[_Computed]()
         while done < images or not found:

@@ -1,15 +1,5 @@
 """Errors that a user can fix, each with a fix and an exit code.
 
-    VitftError            1   base class, never raised directly
-    ├── UsageError        2   unknown option or name, invalid value, missing extra
-    ├── DataError         3   folders, labels, images
-    │   └── ImageError    3   a file that is not a usable image
-    ├── WeightsError      4   weight files, the catalogue, the hub
-    ├── RunError          5   run directories and checkpoints: damaged, mismatched, not writable
-    ├── ResourceError     6   disk full, stdout not writable, memory
-    ├── DivergedError     7   loss or weights are not finite
-    └── LockedError       8   another process is writing to the run directory
-
 Any other exception, e.g. an AssertionError, is a bug; it prints a traceback and exits with code 1.
 An interruption exits with code 130 (SIGINT) or 143 (SIGTERM, SIGUSR1, SIGHUP), and a closed pipe
 with code 141.
@@ -31,7 +21,7 @@ class VitftError(Exception):
 
 
 class UsageError(VitftError):
-    """An invalid option, setting or argument."""
+    """An invalid option, setting or argument, or a missing extra."""
 
     exit_code = 2
 
@@ -57,7 +47,7 @@ class WeightsError(VitftError):
 
 
 class RunError(VitftError):
-    """A problem with a run directory or a checkpoint."""
+    """A run directory or a checkpoint that is damaged, does not match or is not writable."""
 
     exit_code = 5
 

@@ -51,20 +51,13 @@ def weight_format(path: Path) -> str:
 
 
 def resource(name: str) -> Path:
-    """Return the path of a bundled file or folder, such as `recipes` or `weights/catalog.toml`.
-
-    Bundled files are at the top level of the repository; in a wheel, they are inside the package.
-    """
-    packed = _PACKAGE / name
+    """Return the path of a bundled file or folder, such as `recipes` or `weights/catalog.toml`."""
+    packed = _PACKAGE / name  # in a wheel; in the repository, it is at the top level
     return packed if packed.exists() else _PACKAGE.parent / name
 
 
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a regular file and return the descriptor, without blocking if the path is a pipe.
-
-    Raises:
-        OSError: The file cannot be opened or is not regular.
-    """
+    """Open a file and return the descriptor; raise an OSError at once if it is e.g. a pipe."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -73,11 +66,7 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def read_regular(path: str | Path, *, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes.
-
-    Raises:
-        OSError: The file is missing, not regular or too large, or cannot be read.
-    """
+    """Return the content of a regular file of at most `limit` bytes, or raise an OSError."""
     with open(path, "rb", opener=open_regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -89,16 +78,13 @@ def read_regular(path: str | Path, *, limit: int) -> bytes:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed, and return False if another process has locked it.
-
-    On Windows, there are no locks.
-    """
+    """Lock an open file until it is closed, and return False if another process has locked it."""
     try:
         import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows, where there are no locks
+        return True
     except OSError:
         return False
     return True
@@ -107,11 +93,8 @@ def try_lock(descriptor: int) -> bool:
 def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryview]) -> None:
     """Write the file `path` atomically: after a crash, it has either the old or the new content.
 
-    The content may be a sequence of parts, which avoids copying large parts to join them.
-
-    Raises:
-        ResourceError: The disk is full or faulty.
-        RunError: The file cannot be written for another reason.
+    The content may be a sequence of parts, which avoids copying large parts to join them. Errors
+    are those of `writing`.
     """
     text = content.encode() if isinstance(content, str) else content
     parts = [text] if isinstance(text, bytes) else text
@@ -124,7 +107,7 @@ def write_atomically(path: Path, content: bytes | str | Sequence[bytes | memoryv
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write indented strict JSON atomically, raising the same errors as `write_atomically`."""
+    """Write indented strict JSON atomically."""
     write_atomically(path, json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
@@ -143,43 +126,25 @@ def temporary_file(path: Path) -> Iterator[tuple[int, Path]]:
             temporary.unlink()
 
 
-def _has_inodes(path: Path) -> bool:
-    """Return whether another file fits on the disk of `path`, as far as is known."""
-    place = path.absolute()
-    try:
-        found = os.statvfs(next(p for p in (place, *place.parents) if p.exists()))
-    except (AttributeError, OSError):  # Windows; a folder that was deleted meanwhile
-        return True
-    return found.f_files == 0 or found.f_favail > 0  # some file systems have no limit and state 0
-
-
 @contextlib.contextmanager
 def writing(path: Path, *, option: str = "--out") -> Iterator[None]:
     """Convert an OSError raised while writing to `path` into a VitftError.
 
-    The fix suggested by a RunError is to choose a writable folder with `option`.
-
     Raises:
         ResourceError: The disk is full or faulty.
-        RunError: Writing failed for another reason, e.g. because the folder is not writable.
+        RunError: Writing failed for another reason. The fix is to choose a writable folder with
+            `option`.
     """
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC and not _has_inodes(path):
-            raise ResourceError(
-                f"no inodes left on the disk while writing {path}: it has too many files",
-                fix="delete files there (df -i shows how many are left) and run the command again",
-            ) from error
-        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            raise ResourceError(
-                f"disk full while writing {path}", fix="free some space and run the command again"
-            ) from error
-        if error.errno == errno.EIO:
-            raise ResourceError(
-                f"I/O error while writing {path}",
-                fix="check the disk (dmesg), then run the command again",
-            ) from error
+        fixes = dict.fromkeys(
+            (errno.ENOSPC, errno.EFBIG, errno.EDQUOT),
+            "free some space (or inodes, see df -i) and run the command again",
+        ) | {errno.EIO: "check the disk (dmesg), then run the command again"}
+        if fix := fixes.get(error.errno or 0):
+            problem = "I/O error" if error.errno == errno.EIO else "disk full"
+            raise ResourceError(f"{problem} while writing {path}", fix=fix) from error
         raise RunError(
             f"cannot write {path}: {describe_os_error(error)}",
             fix=f"choose a writable folder with {option}",
@@ -201,9 +166,7 @@ def check_space(folder: Path, needed: float, what: str, *, option: str) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder that is renamed to `path` at the end, or removed on an error.
 
-    Raises:
-        ResourceError: The disk is full or faulty.
-        RunError: The folder cannot be written, or `path` is no longer empty.
+    Errors are those of `writing`; a `path` that is no longer empty is a RunError.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with writing(path):
@@ -212,10 +175,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         yield temporary
         with writing(path):
             files = [file for file in temporary.rglob("*") if file.is_file()]
-            is_many = len(files) > _MANY_FILES and hasattr(os, "sync")
-            if is_many:  # flushing 150,000 small files one by one takes minutes
-                os.sync()
-            for file in [] if is_many else files:
+            if len(files) > _MANY_FILES and hasattr(os, "sync"):
+                os.sync()  # flushing 150,000 small files one by one takes minutes
+                files = []
+            for file in files:
                 with file.open("rb+") as content:
                     os.fsync(content.fileno())
             with contextlib.suppress(FileNotFoundError):

@@ -35,12 +35,10 @@ _RUN_PIP = "run pip install"
 
 
 def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) -> None:
-    """Check that the libraries required by a feature are installed, without importing them.
+    """Check, without importing them, that the libraries of a feature are installed.
 
-    By default, the feature requires all libraries of the extra.
-
-    Raises:
-        UsageError: A library is missing; the fix is the command that installs it.
+    By default, the feature requires all libraries of the extra. If one is missing, the fix of the
+    UsageError is the command that installs it.
     """
     needed = libraries or EXTRA_LIBRARIES[extra]
     missing = [m for m in needed if importlib.util.find_spec(m) is None]
@@ -62,16 +60,12 @@ def missing_library_command(reason: str) -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra, e.g. `matplotlib>=3.9`, without versions if unknown."""
+    """Return the requirements of an extra, e.g. `matplotlib>=3.9`."""
     import importlib.metadata  # takes 50 ms, which only an error needs
 
-    try:
-        stated = importlib.metadata.requires("vitft") or []
-    except importlib.metadata.PackageNotFoundError:
-        stated = []
     pattern = re.compile(rf"([^;]+?)\s*;.*\bextra == ['\"]{extra}['\"]")
-    found = [match[1] for match in map(pattern.match, stated) if match]
-    return found or [library.replace("_", "-") for library in EXTRA_LIBRARIES[extra]]
+    stated = importlib.metadata.requires("vitft") or []
+    return [match[1] for match in map(pattern.match, stated) if match]
 
 
 @contextlib.contextmanager

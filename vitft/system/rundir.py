@@ -1,25 +1,10 @@
-"""The run directory: its files, its location and its lock.
+"""The run directory: reading and writing its files, its location and its lock.
 
-    config.toml         settings, with defaults resolved
-    split.csv           path, label, split and SHA-256 of every image
-    model.safetensors   best weights, with a model card in the metadata
-    class_indices.json  mapping from index to class name
-    metrics.jsonl       one line per epoch and, if L-BFGS fitted the head, per penalty tried
-    eval.json           final metrics (`metrics.results`)
-    validation.npz      `logits` (n, C) of the saved model for the validation images, in the order
-                        of split.csv; also `train_probability` (m,) and `train_correct` (m,) of the
-                        cross-validated predictions for training images if calibration used them,
-                        and `cross_validated` (rows,), the cross-validated class of each row of
-                        split.csv or -1, if the model is a head that was solved
-    thumbs/             thumbnails of images shown in the report (`training.reports`)
-    report.html         HTML report (`report`)
-    reference.npz       statistics of the training features (`features.ood`)
-    audit.json          problems found in the images (`training.audit`)
-    environment.json    versions, device, precision and status
-    resume/             training state of an unfinished run (`training.state`)
-    trackers.json       ids of the run in experiment trackers (`training.trackers`), if any
-
-`runs/latest` is a link to the newest finished run. Does not import torch.
+docs/results.md describes the files. The arrays of validation.npz are `logits` (n, C) of the saved
+model for the validation images, in the order of split.csv; `train_probability` (m,) and
+`train_correct` (m,) of the cross-validated predictions for training images, if calibration used
+them; and `cross_validated` (rows,), the cross-validated class of each row of split.csv or -1, if
+the model is a head that was solved. Does not import torch.
 """
 
 import contextlib
@@ -39,7 +24,7 @@ from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, try_lock, write_atomically, writing
 from vitft.system.structure import parse_json, structured
 from vitft.system.suggest import Spelling, option, suggest, without_suffix
-from vitft.system.text import count, describe_os_error, listing, shell_quote
+from vitft.system.text import count, describe_os_error, shell_quote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +32,8 @@ if TYPE_CHECKING:
     from vitft.system.npz import AnyArray
 
 
-# readers for the files of a run directory, which may be damaged, edited or untrusted --------------
+# readers for the files of a run directory, which may be damaged, edited or untrusted: each raises
+# a RunError for a file that is not regular, is too large or has another content than expected -----
 
 _Content = TypeVar("_Content")
 _MAX_TEXT_BYTES = 256 * 2**20
@@ -67,30 +53,20 @@ def _damage_reported(path: Path) -> Iterator[None]:
     """Convert an error in the block, which reads a file of a run, into a RunError."""
     try:
         yield
-    except OSError as error:
-        raise damaged_file(path, describe_os_error(error)) from error
-    except ValueError as error:
-        raise damaged_file(path, str(error)) from error
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise damaged_file(path, reason) from error
 
 
 def read_run_bytes(path: Path, *, limit: int = _MAX_TEXT_BYTES) -> bytes | None:
-    """Return the content of a file of a run, or None if it does not exist.
-
-    Raises:
-        RunError: The file is not a regular file, is too large, or cannot be read.
-    """
+    """Return the content of a file of a run, or None if it does not exist."""
     with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return read_regular(path, limit=limit)
     return None
 
 
 def read_run_json(path: Path, kind: type[_Content]) -> _Content | None:
-    """Read a run's JSON file and convert its content to `kind`; return None if it does not exist.
-
-    Raises:
-        RunError: The file cannot be read, is too large or is not strict JSON, or a value does not
-            conform to `kind`.
-    """
+    """Return the content of a run's JSON file as `kind`, or None if it does not exist."""
     data = read_run_bytes(path)
     with _damage_reported(path):
         return None if data is None else cast("_Content", structured(parse_json(data), kind))
@@ -104,11 +80,7 @@ def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
 
 
 def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
-    """Return the arrays of a .npz file of a run, or None if it does not exist.
-
-    Raises:
-        RunError: The file cannot be read, is damaged, or unpacks to an implausible size.
-    """
+    """Return the arrays of a .npz file of a run, or None if it does not exist."""
     from vitft.system.npz import read_npz  # imports numpy
 
     with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -116,7 +88,7 @@ def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
     return None
 
 
-# the run directory: its files, its location and its lock ------------------------------------------
+# names of files and folders -----------------------------------------------------------------------
 
 BASE = Path("runs")
 LATEST = "latest"
@@ -224,12 +196,7 @@ class RunDir:
                 os.truncate(path, min(size, self.log_size()))
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl; if writing fails, remove the incomplete line.
-
-        Raises:
-            RunError: The file is not regular or not writable, or the directory no longer exists.
-            ResourceError: The disk is full.
-        """
+        """Append a line to metrics.jsonl; if writing fails, remove the incomplete line."""
         if not self.writes:
             return
         self.check_exists()
@@ -248,14 +215,7 @@ class RunDir:
                 raise
 
 
-def plan_run(
-    out: str | None,
-    data: str,
-    *,
-    now: datetime | None = None,
-    name: str = "out",
-    spell: Spelling = option,
-) -> Path:
+def plan_run(out: str | None, data: str, *, name: str = "out", spell: Spelling = option) -> Path:
     """Return the path for a new run, `out` or `runs/<time>-<data>`, without creating it.
 
     `name` is the option that chooses the path, which errors spell with `spell`.
@@ -267,8 +227,7 @@ def plan_run(
     """
     if out is None:
         short = re.sub(r"[^\w.-]+", "_", Path(data).resolve().name) or "data"
-        stamp = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
-        path = free_name(BASE / f"{stamp}-{short}")
+        path = free_name(BASE / f"{datetime.now():%Y%m%d-%H%M%S}-{short}")
     else:
         path = Path(out).expanduser()
         check_folder_name(path, name, spell)
@@ -276,12 +235,14 @@ def plan_run(
     parent = path
     while not parent.exists():
         parent = parent.parent
-    if not parent.is_dir() or not is_writable(parent):
+    try:
+        with writing(parent), tempfile.TemporaryFile(dir=parent):
+            return path
+    except RunError as error:
         raise RunError(
             f"cannot write {path}: {parent} is not a writable folder",
             fix=f"choose a writable folder with {spell(name)}",
-        )
-    return path
+        ) from error
 
 
 def check_folder_name(path: Path, name: str = "out", spell: Spelling = option) -> None:
@@ -302,26 +263,8 @@ def check_outside(out: Path, data: Path) -> None:
         )
 
 
-def is_writable(folder: Path) -> bool:
-    """Return whether a temporary file can be created in a folder.
-
-    Raises:
-        ResourceError: The disk is full.
-    """
-    try:
-        with writing(folder), tempfile.TemporaryFile(dir=folder):
-            return True
-    except RunError:
-        return False
-
-
 def create_run(path: Path) -> RunDir:
-    """Create the directory of a planned run; concurrent runs in `runs` get different ones.
-
-    Raises:
-        ResourceError: The disk is full.
-        RunError: The directory cannot be created or is no longer empty.
-    """
+    """Create the directory of a planned run; concurrent runs in `runs` get different ones."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         while path.parent == BASE:
@@ -336,12 +279,7 @@ def create_run(path: Path) -> RunDir:
 
 @contextlib.contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Lock a run against other processes inside the `with` block, except on Windows.
-
-    Raises:
-        LockedError: Another process holds the lock.
-        RunError: The directory is not writable.
-    """
+    """Lock a run against other processes (a LockedError) inside the block, except on Windows."""
     path = run.path / ".lock"
     with writing(path):
         file = path.open("ab+", buffering=0)  # so that close() writes nothing
@@ -372,16 +310,14 @@ def _check_empty(path: Path, name: str = "out", spell: Spelling = option) -> Non
 
 
 def point_latest(run: RunDir) -> None:
-    """Atomically point the link `runs/latest` to the run.
+    """Atomically point the link `runs/latest` to the run, if the run is in `runs`.
 
     If links cannot be created (on Windows, most users lack the permission), write the name of the
-    run to a file `runs/latest` instead; `run_path` reads it. Do nothing if the run is not in
-    `runs`, or if `latest` is a folder that the user has created.
+    run to a file `runs/latest` instead, which `run_path` reads.
     """
-    if run.path.parent != BASE:
-        return
     link = run.path.parent / LATEST
-    if link.is_dir() and not link.is_symlink():
+    is_folder = link.is_dir() and not link.is_symlink()  # created by the user
+    if run.path.parent != BASE or is_folder:
         return
     temporary = link.with_name(f".{LATEST}.{os.getpid()}")
     with writing(link):
@@ -410,11 +346,7 @@ def loading_step(run: str | None) -> str:
 
 
 def read_environment(path: Path) -> RunEnvironment | None:
-    """Return the content of environment.json, or None if it does not exist.
-
-    Raises:
-        RunError: The file is damaged.
-    """
+    """Return the content of environment.json, or None if it does not exist."""
     return read_run_json(path, RunEnvironment)
 
 
@@ -438,11 +370,7 @@ def environment(
 
 
 def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list[str]:
-    """Return descriptions of how steps before a resumption were computed, if it was not as `now`.
-
-    They contain whatever changes the rounding: device, threads, precision, instructions, processes,
-    torch.
-    """
+    """Describe how steps before a resumption were computed, if it was not as `now`."""
     if before is None:
         return []
     found = dict.fromkeys([*before.get("earlier", []), _describe_arithmetic(before)])
@@ -451,16 +379,15 @@ def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list
 
 def _describe_arithmetic(known: RunEnvironment) -> str:
     """Return a description of everything that changes how a run rounds sums."""
-    number, instructions = known.get("processes", 1), known.get("instructions", "")
-    parts = [f"{known['device']} in {known['precision']}"]
-    parts += [instructions] * bool(instructions) + [f"{number} processes"] * (number > 1)
-    return ", ".join([*parts, f"torch {known['packages'].get('torch', 'unknown')}"])
+    several = f"{number} processes" if (number := known.get("processes", 1)) > 1 else ""
+    torch = f"torch {known['packages'].get('torch', 'unknown')}"
+    device = f"{known['device']} in {known['precision']}"
+    return ", ".join(filter(None, (device, known.get("instructions"), several, torch)))
 
 
 def processes_of(arithmetic: str) -> int:
     """Return the number of processes in a description by `_describe_arithmetic`."""
-    found = re.search(r", (\d+) processes, torch ", arithmetic)
-    return int(found[1]) if found else 1
+    return int(found[1]) if (found := re.search(r", (\d+) processes, ", arithmetic)) else 1
 
 
 # suggestions for the name of a run that does not exist --------------------------------------------
@@ -478,27 +405,20 @@ def suggest_runs(
     README.md, count with the option --run only. `name` is the option that names the run, or empty
     for an argument without one. `otherwise` is the fix if there are no runs.
     """
-
-    def spelled(path: Path) -> str:
-        return spell(name, str(path)) if name else shell_quote(str(path))
-
-    given = Path(run)
-    known = {
-        child.name: child
-        for folder in dict.fromkeys((BASE, given.parent))
-        for child in _runs_in(folder)
-        if child != given and (name == "run" or not (child / "README.md").is_file())
-    }
+    given, known = Path(run), dict[str, Path]()
+    for child in (*_runs_in(BASE), *_runs_in(given.parent)):
+        if child != given and (name == "run" or not (child / "README.md").is_file()):
+            known[child.name] = child
     if not known:
         return otherwise
+    near = suggest(without_suffix(given.name), known, cutoff=0.6, inside=True, most=2)
+    shown = [str(known[one]) for one in near or [LATEST if LATEST in known else next(iter(known))]]
+    text = " or ".join(spell(name, path) if name else shell_quote(path) for path in shown)
     list_all = f"`{'dir' if os.name == 'nt' else 'ls'} {BASE}` lists the runs"
-    if near := suggest(without_suffix(given.name), known, cutoff=0.6, inside=True, most=2):
-        names = (spelled(known[one]) for one in near)
-        return f"did you mean {listing(names).replace(' and ', ' or ')}? {list_all}"
-    example = spelled(known.get(LATEST) or next(iter(known.values())))
+    if near:
+        return f"did you mean {text}? {list_all}"
     listed = {child.name for child in known.values() if child.parent == BASE} or {*known}
-    number = count(len(listed - {LATEST}) or 1, "run")
-    return f"choose from {number}, e.g. {example} ({list_all})"
+    return f"choose from {count(len(listed - {LATEST}) or 1, 'run')}, e.g. {text} ({list_all})"
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -512,23 +432,17 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def unfinished_run(folder: Path = BASE) -> Path | None:
     """Return the most recently started run in a folder that has not finished, or None."""
-    started: list[tuple[float, Path]] = []
-    for run in _runs_in(folder):
-        with contextlib.suppress(OSError):  # deleted meanwhile
-            if not run.is_symlink() and is_unfinished(run):
-                started.append(((run / "config.toml").stat().st_mtime, run))
-    return max(started)[1] if started else None
+    started = [run for run in _runs_in(folder) if not run.is_symlink() and is_unfinished(run)]
+    return max(started, key=lambda run: (run / "config.toml").stat().st_mtime, default=None)
 
 
 def is_unfinished(folder: Path) -> bool:
     """Return whether a folder contains a run that has not finished; a damaged one is ignored."""
-    if not has_settings(folder):
-        return False
     try:
         environment = read_environment(folder / "environment.json")
     except RunError:
         return False
-    return environment is None or environment["status"] != "finished"
+    return has_settings(folder) and (environment is None or environment["status"] != "finished")
 
 
 def has_settings(run: Path) -> bool:

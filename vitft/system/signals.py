@@ -23,16 +23,12 @@ SIGNALS = {
 }
 """Exit code for each signal; job schedulers may send any of the four."""
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
 _Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 @contextlib.contextmanager
 def signal_handlers(handler: _Handler, numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
-    """Install a handler inside the `with` block; ignored signals stay ignored.
-
-    In threads other than the main thread, this has no effect.
+    """Install a handler inside the `with` block, in the main thread; ignored signals stay ignored.
 
     Python's handlers do not run during a blocking call. With `signal.SIG_DFL`, a signal kills the
     process even then, so use it only while nothing is open that needs to be closed.
@@ -86,8 +82,8 @@ class Stopper:
     def caused(self, error: BaseException | None) -> bool:
         """Return whether an error is the consequence of a signal that this object has handled.
 
-        A library may convert Stopped into its own error, as safetensors and torch.compile do. A
-        signal to the whole process group may also terminate a compiler started by torch.compile.
+        A library may convert Stopped into its own error, as safetensors and torch.compile do. The
+        signal may also have terminated a compiler that torch.compile had started.
         """
         if self.exit_code is None or not isinstance(error, Exception):
             return False
@@ -112,12 +108,7 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred_locally(self) -> Iterator[None]:
-        """Defer the first signal to the end of the block, in this process only.
-
-        Raises:
-            Stopped: A signal arrived, the block raised no exception, and no outer block defers the
-                signal further.
-        """
+        """Defer the first signal to the end of the (outermost) block, in this process only."""
         before = self.exit_code
         self.depth += 1
         try:
@@ -129,13 +120,9 @@ class Stopper:
 
     @contextlib.contextmanager
     def deferred_to_next(self, *, when: bool) -> Iterator[None]:
-        """Defer the first signal in this block to the end of the next `deferred` block.
+        """Defer the first signal in this block to the end of the next `deferred` block, if `when`.
 
-        This way, processes that train together stop after the same step. If `when` is false, the
-        signal is not deferred.
-
-        Raises:
-            Stopped: A signal arrived or the time limit was exceeded before the end of the block.
+        This way, processes that train together stop after the same step.
         """
         self.defers_all = when
         try:

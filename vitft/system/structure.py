@@ -35,18 +35,14 @@ class Range:
 
     def __str__(self) -> str:
         """Describe the bounds in a phrase that can follow `a number`, e.g. `from 0 to 1`."""
-        if math.isfinite(self.ge) and math.isfinite(self.le):
-            return f"from {self.ge:.9g} to {self.le:.9g}"
-        if math.isfinite(self.ge):
-            end = f"up to but not including {self.lt:.9g}"
-            return (
-                f"from {self.ge:.9g} {end}" if self.lt < math.inf else f"of {self.ge:.9g} or more"
-            )
+        if self.ge > -math.inf:
+            upper = {"to": self.le, "up to but not including": self.lt}
+            ends = [f" {word} {n:.9g}" for word, n in upper.items() if n < math.inf]
+            return f"from {self.ge:.9g}{ends[0]}" if ends else f"of {self.ge:.9g} or more"
         bounds = {"above": self.gt, "at most": self.le, "below": self.lt}
         return " and ".join(f"{word} {n:.9g}" for word, n in bounds.items() if math.isfinite(n))
 
 
-NO_LIMITS = Range()
 Share = Annotated[float, Range(ge=0, le=1 + 1e-9)]  # a mean of ones may be rounded up
 Natural = Annotated[int, Range(ge=0)]
 AtLeastOne = Annotated[int, Range(ge=1)]
@@ -79,8 +75,16 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> float:
-    """Raise ValueError for NaN or Infinity, which are not valid JSON."""
     raise ValueError(f"{name} is not a JSON number")
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether text is UTF-8, apart from the invalid bytes of file names (surrogates)."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 - any type
@@ -97,7 +101,11 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
     if kind is Any:
         return value
     if origin is Annotated:
-        return _in_range(structured(value, arguments[0], place), arguments[1], place)
+        found, limits = structured(value, arguments[0], place), arguments[1]
+        for number in found if isinstance(found, list | tuple) else (found,):
+            if number is not None and number not in limits:
+                raise _mismatch(number, f"a number {limits}", place)
+        return found
     if origin in (Union, types.UnionType):
         return _one_of(value, arguments, place)
     if origin is Literal:
@@ -120,23 +128,6 @@ def _scalar(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     if kind is float or type(value) is not kind or (kind is int and abs(value) > _LARGEST):
         names = {float: "a number", int: "an integer", str: "text", bool: "true or false"}
         raise _mismatch(value, names.get(kind, "null"), place)
-    return value
-
-
-def is_encodable(text: str) -> bool:
-    """Return whether text is UTF-8, apart from the invalid bytes of file names (surrogates)."""
-    try:
-        text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _in_range(value: Any, limits: Range, place: str) -> Any:  # noqa: ANN401
-    """Return a number, a sequence of numbers or None unchanged if it is within the limits."""
-    for number in value if isinstance(value, Sequence) else (value,):
-        if number is not None and number not in limits:
-            raise _mismatch(number, f"a number {limits}", place)
     return value
 
 
@@ -173,14 +164,13 @@ def _object(value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401
     arguments = typing.get_args(kind)
     hints, required = ({}, ()) if arguments else _keys_of(kind)
     if arguments:
-        hints = {_scalar(key, str, place): arguments[1] for key in value}
-    for name in value if is_class else ():
-        if name not in hints:
-            raise StructureError(f"{joined(place, name)} is unknown")
-    for name in required:
-        if name not in value:
-            raise StructureError(f"{joined(place, name)} is missing")
-    found = {k: structured(v, hints.get(k, Any), joined(place, k)) for k, v in value.items()}
+        hints = {structured(key, str, place): arguments[1] for key in value}
+    unknown = [name for name in value if is_class and name not in hints]
+    missing = [name for name in required if name not in value]
+    for name in (*unknown, *missing):
+        is_what = "unknown" if name in unknown else "missing"
+        raise StructureError(f"{_joined(place, name)} is {is_what}")
+    found = {k: structured(v, hints.get(k, Any), _joined(place, k)) for k, v in value.items()}
     try:
         return kind(**found) if is_class else found
     except UsageError as error:
@@ -195,13 +185,12 @@ def _keys_of(kind: Any) -> tuple[dict[str, Any], Sequence[str]]:  # noqa: ANN401
         hints[name] = typing.get_args(hint)[0] if typing.get_origin(hint) is NotRequired else hint
     if not dataclasses.is_dataclass(kind):
         return hints, [*kind.__required_keys__]
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    none = dataclasses.MISSING
-    required = [n for n, f in fields.items() if f.default is f.default_factory is none]
-    return {name: hints[name] for name in fields}, required
+    fields, none = dataclasses.fields(kind), dataclasses.MISSING
+    required = [f.name for f in fields if f.default is f.default_factory is none]
+    return {field.name: hints[field.name] for field in fields}, required
 
 
-def joined(place: str, name: str) -> str:
+def _joined(place: str, name: str) -> str:
     """Return the location of a key inside an object, such as `architecture.width`."""
     return f"{place}.{name[:60]}" if place else name[:60]
 
@@ -214,19 +203,15 @@ def _mismatch(value: object, wanted: str, place: str) -> StructureError:
 
 
 def check_ranges(settings: object) -> None:
-    """Check the numbers in a dataclass against their annotated ranges.
+    """Check the values of a dataclass that have ranges; a wrong one is a UsageError.
 
     Call this function for dataclass instances that were not created by `structured`.
-
-    Raises:
-        UsageError: A number is out of range.
     """
     kind: Any = type(settings)
     for name, hint in _keys_of(kind)[0].items():
-        if typing.get_origin(hint) is not Annotated:
-            continue
-        value, limits = getattr(settings, name), typing.get_args(hint)[1]
-        try:
-            _in_range(value, limits, name)
-        except StructureError as error:
-            raise UsageError(str(error), fix=f"use a number {limits}") from error
+        if typing.get_origin(hint) is Annotated:
+            try:
+                structured(getattr(settings, name), hint, name)
+            except StructureError as error:
+                fix = f"use a number {typing.get_args(hint)[1]}"
+                raise UsageError(str(error), fix=fix) from error

@@ -60,14 +60,10 @@ def parameter(name: str, value: str | float = "") -> str:
 
 # existing paths that were probably meant by a path that does not exist ----------------------------
 
-_MAX_FOLDERS = 200
-"""Maximum number of folders in which a name is searched."""
-_SHORT = 4
-"""Number of characters up to which another letter makes another word."""
-_SIMILAR = 0.66
-"""Minimum ratio of difflib for a misspelling."""
-_MAX_FOUND = 3
-"""Maximum number of paths to suggest."""
+_MAX_FOLDERS, _MAX_FOUND = 200, 3
+"""Maximum number of folders in which a name is searched, and of paths to suggest."""
+_SHORT, _SIMILAR = 4, 0.66
+"""Number of characters up to which another letter makes another word; minimum ratio of difflib."""
 
 _Accept = Callable[["os.DirEntry[str]"], bool]
 
@@ -75,11 +71,9 @@ _Accept = Callable[["os.DirEntry[str]"], bool]
 def near_paths(path: Path, accept: _Accept) -> list[Path]:
     """Return existing paths that were probably meant by `path`, which does not exist.
 
-    First choice: the first part that is missing is replaced with the name in the same folder of
-    which it is probably a misspelling, and so on for the remaining parts, as far as they exist
-    there. Second choice: entries of the same name one or two levels below that folder, or next to
-    it, unless the name is a number, which is not unique enough. Symlinks and `..` are not resolved,
-    so results look as the user wrote them.
+    First choice: the first missing part is replaced with the name in the same folder of which it is
+    probably a misspelling, and so on for the remaining parts. Second choice: see `namesakes`,
+    unless the name is a number, which is not unique enough.
     """
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
@@ -111,17 +105,14 @@ class EquivalentNames:
     """
 
     def __init__(self, known: Collection[str]) -> None:
-        self.known = known
-        self.by_form: dict[str, str] | None = None
+        self.by_form = {unicodedata.normalize("NFC", name): name for name in known}
+        self.by_form |= {name: name for name in known}
 
     def find(self, name: str) -> str:
         """Return the known name that is meant, or `name` if there is none."""
-        if name in self.known:
-            return name
-        if self.by_form is None:
-            self.by_form = {unicodedata.normalize("NFC", other): other for other in self.known}
         form = unicodedata.normalize("NFC", name)
-        return self.by_form.get(form) or self.by_form.get(form.replace("\\", "/"), name)
+        tried = (name, form, form.replace("\\", "/"))
+        return next((self.by_form[one] for one in tried if one in self.by_form), name)
 
 
 def misspelt_name(name: str, known: Iterable[str]) -> str | None:
@@ -154,7 +145,12 @@ def without_suffix(name: str) -> str:
 
 
 def namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
-    """Return paths of entries with a name (see `folded`) below a folder or next to it."""
+    """Return entries with a name (see `folded`) up to two levels below a folder, or next to it."""
+
+    def subfolders(folder: Path) -> list[Path]:
+        found = entries_of(folder, lambda entry: entry.is_dir(follow_symlinks=False))
+        return [folder / entry.name for entry in found]
+
     below = subfolders(parent)
     above = Path(os.pardir) / parent if str(parent) == os.curdir else parent.parent
     folders = chain(below, [above], (deeper for folder in below for deeper in subfolders(folder)))
@@ -165,11 +161,6 @@ def namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
         if folded(entry.name) == name
     )
     return [*islice(found, _MAX_FOUND)]
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """Return the sorted folders in a folder; links are left out."""
-    return [folder / e.name for e in entries_of(folder, lambda e: e.is_dir(follow_symlinks=False))]
 
 
 def entries_of(folder: Path, accept: _Accept) -> list["os.DirEntry[str]"]:

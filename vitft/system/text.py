@@ -11,9 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_OPTION = re.compile(r"--[a-z]|-[a-z]$")
-"""Beginning of an option of a command."""
-
 
 def labelled(label: str, text: str) -> str:
     """Return a line of a command's screen: a label, such as `Model`, and a text beside it."""
@@ -138,11 +135,10 @@ def days_and_hours(seconds: float) -> str:
 def shell_quote(word: str) -> str:
     """Quote a word of a command to be copied into a terminal, if necessary.
 
-    On Windows, double quotes are used: all shells support them, and paths cannot contain them.
-    Single quotes do not quote in all shells, and backslashes separate folders. A name that begins
-    with a hyphen gets the prefix `./`, because the command would read it as an option.
+    On Windows, double quotes are used: all shells support them, and paths cannot contain them. A
+    name that begins with a hyphen gets the prefix `./`, not to be read as an option.
     """
-    if word.startswith("-") and not _OPTION.match(word):
+    if word.startswith("-") and not re.match(r"--[a-z]|-[a-z]$", word):  # not an option
         word = f"./{word}"
     if os.name != "nt":
         return shlex.quote(word)
@@ -156,8 +152,8 @@ def shell_join(words: Iterable[str]) -> str:
 
 def describe_os_error(error: OSError) -> str:
     """Return the reason for an operating-system error, such as `permission denied`."""
-    text = error.strerror or str(error) or "unknown error"
-    return text[0].lower() + text[1:] if text[1:2].islower() else text
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
@@ -194,12 +190,7 @@ def format_bytes(size: int) -> str:
 
 def p_equation(p: float) -> str:
     """Return an equation or inequality for a p-value, e.g. `p = 0.012` or `p < 0.001`."""
-    return f"p = {p_text(p)}".replace("= <", "<")
-
-
-def p_text(p: float) -> str:
-    """Return a p-value as text, e.g. `0.012` or `< 0.001`."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 # redaction of passwords and tokens from URLs in anything that is shown or written -----------------

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from vitft.config.run import flat_settings, to_toml
+from vitft.system.cores import freed_memory_kept
 from vitft.system.device import describe_device, peak_memory, vector_instructions
 from vitft.system.errors import ResourceError, Stopped
-from vitft.system.malloc import freed_memory_kept
 from vitft.system.rundir import (
     RunDir,
     create_run,

@@ -73,7 +73,7 @@ def run_finetuning(
 
     On a signal (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP) or at the time limit, the training state and any
     best weights are saved, so that the run can be resumed. Random number generators, thread counts
-    and signal handlers are restored at the end, but malloc settings are not (see `system.malloc`).
+    and signal handlers are restored at the end, but malloc settings are not (see `system.cores`).
 
     Args:
         config: The settings; for a resumed run, those in its directory.
