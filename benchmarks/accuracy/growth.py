@@ -137,7 +137,7 @@ def run_with_like(data: Path, found: Images, name: str, weights: Path, cache: st
             seconds = time.monotonic() - started
         before, after = (Images.from_csv(run / "split.csv", run) for run in runs)
         trained = {row.sha256 for row in after.train} & {row.sha256 for row in before.val}
-        text = compare_runs([read_run(run) for run in runs]).conclusions()[0]
+        text = compare_runs([read_run(run) for run in runs]).conclusions[0]
         print(
             f"| {name} | {100 * staying(before, after):.1f}% | {len(trained)} | "
             f"{distance(after, 0.2):.1f} | {seconds:.0f} | {text} |",

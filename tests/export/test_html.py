@@ -21,7 +21,6 @@ from tests.support.reference_run import FOREIGN, make_reference_run
 from vitft.cli.main import main
 from vitft.data import EvalTransform
 from vitft.export import (
-    Bits,
     Exported,
     engine,
     engine_input,
@@ -30,7 +29,6 @@ from vitft.export import (
     plan_export,
     read_page,
     read_tensors,
-    scores,
     store_model,
 )
 from vitft.features import Reference
@@ -104,7 +102,7 @@ CLASSIFY = """async ({ meta, parts, views }) => {
 @needs_node
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("settings", [*KINDS, *LATER])
-def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits: Bits) -> None:
+def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits: Any) -> None:
     model = model_of(**settings)
     config, size = model.config, model.config.feature_size
     channels = config.in_channels
@@ -120,19 +118,17 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
         intermediate = Reference(centre=more[0, 0], means=more[1, :4], within=more[2])
         reference = replace(reference, intermediate_blocks=blocks, intermediate=intermediate)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    content = store_model(weights, reference, bits)
+    described, data = store_model(weights, reference, bits)
     views = np.random.default_rng(1).integers(0, 256, (2, 24, 32, channels), np.uint8)
 
-    meta = engine_input(card, reference, content)
-    found = in_node(
-        CLASSIFY, meta=meta, parts=parts_of(content.data), views=views.reshape(2, -1).tolist()
-    )
+    meta = engine_input(card, reference, described, data)
+    found = in_node(CLASSIFY, meta=meta, parts=parts_of(data), views=views.reshape(2, -1).tolist())
 
-    tensors = read_tensors(*content)
+    tensors = read_tensors(described, data)
     twin = NumpyModel(config, tensors)
     both = twin.features(normalise(views, transform), blocks)
     features, inner = both[:, :size], both[:, size:]
-    logits = scores(twin, normalise(views, transform))
+    logits = twin.classify(features)
     arrays = {name.removeprefix("reference."): array for name, array in tensors.items()}
     stored = Reference.from_arrays(reference.arrays() | arrays)
     assert found["warning"] == ""
@@ -154,13 +150,12 @@ def test_a_page_whose_weights_were_changed_fails_its_self_test() -> None:
         classes=tuple("abcde"),
     )
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    content = store_model(weights, None, 16)
-    other = store_model({**weights, "head.weight": -weights["head.weight"]}, None, 16)
+    described, data = store_model(weights, None, 16)
+    _, other = store_model({**weights, "head.weight": -weights["head.weight"]}, None, 16)
 
-    meta = engine_input(card, None, content)
+    meta = engine_input(card, None, described, data)
     changed, short = (
-        in_node(CLASSIFY, meta=meta, parts=parts_of(data), views=[])
-        for data in (other.data, content.data[:-4])
+        in_node(CLASSIFY, meta=meta, parts=parts_of(data), views=[]) for data in (other, data[:-4])
     )
 
     assert "the self-test failed" in changed["problem"]

@@ -1,6 +1,6 @@
 """The transform for other languages: a specification, vectors, and three programs that agree."""
 
-import importlib
+import importlib.util
 import json
 import shutil
 import sys
@@ -18,14 +18,7 @@ from tests.data.test_images import tiff
 from tests.support.children import ended
 from tests.support.export_run import make_run, tiny
 from vitft.data import EvalTransform, open_image
-from vitft.export import (
-    Vector,
-    constants_of,
-    drawn,
-    export_run,
-    plan_export,
-    write_vector,
-)
+from vitft.export import Vector, export_run, plan_export, write_vector
 from vitft.system import RunError
 
 NODE, COMPILER = shutil.which("node"), shutil.which("g++")
@@ -63,6 +56,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for vector in random_vectors():
         write_vector(found / "more", transform, vector)
     return found
+
+
+def drawn(random: np.random.Generator, height: int, width: int, channels: int) -> Any:
+    """Draw blocks of 6 x 6 pixels with noise."""
+    blocks = random.integers(0, 256, (-(-height // 6), -(-width // 6), channels))
+    coarse = blocks.repeat(6, axis=0).repeat(6, axis=1)[:height, :width]
+    noise = random.integers(-40, 41, coarse.shape)
+    return (coarse + noise).clip(0, 255).astype(np.uint8)
 
 
 def random_vectors() -> Iterator[Vector]:
@@ -140,13 +141,13 @@ def test_every_language_names_a_vector_that_differs_by_one_bit(
 
 
 @pytest.fixture
-def reference(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The Python program before it is written to a folder, with the constants of that folder."""
-    module = importlib.import_module("vitft.export.reference.preprocess")
-    described = json.loads((folder / "preprocessing.json").read_text())
-    transform = EvalTransform.from_json(described["transform"])
-    for name, value in constants_of(transform).items():
-        monkeypatch.setattr(module, name, value)
+def reference(folder: Path) -> ModuleType:
+    """The Python program of a folder."""
+    spec = importlib.util.spec_from_file_location("preprocess", folder / "preprocess.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

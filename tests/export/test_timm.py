@@ -12,25 +12,18 @@ from safetensors.torch import save_model
 from tests.conftest import draw_folder
 from tests.support.export_run import tiny
 from vitft.cli.main import main
-from vitft.data import EvalTransform
-from vitft.export import TransformersFormat, has_other_names, hf_tensors, timm_obstacle
-from vitft.models import Card, RopeConfig, TimmConfig, ViTConfig
+from vitft.export import unsupported_part
+from vitft.models import RopeConfig, TimmConfig
 from vitft.predict import Predictor
 
 RMS: dict[str, Any] = {"norm_layer": "rmsnorm", "gated_mlp": True, "norm_eps": 1e-5}
 ROPE: dict[str, Any] = {"rope": RopeConfig(), "positions": False}
 
 
-def card_of(architecture: ViTConfig | TimmConfig, **fields: Any) -> Card:
-    usual: dict[str, Any] = {"classes": ("a", "b", "c"), "weights": {"name": "noise"}, "split": ""}
-    transform = EvalTransform(image_size=architecture.image_size)
-    return Card(architecture=architecture, transform=transform, **{**usual, **fields})
-
-
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"pre_logits": True}, "pre_logits"),
+        ({"pre_logits": True}, "pre_logits (a Linear + Tanh before the head)"),
         ({"norm": "post"}, "a post-norm encoder"),
         ({"distilled": True}, "a distillation token"),
         ({"norm_eps": 1e-12}, "a LayerNorm eps other than 1e-6 or 1e-5"),
@@ -45,12 +38,15 @@ def card_of(architecture: ViTConfig | TimmConfig, **fields: Any) -> Card:
             "RMSNorm without SwiGLU or with an eps other than 1e-5",
         ),
         ({**RMS, "norm_eps": 1e-6}, "RMSNorm without SwiGLU or with an eps other than 1e-5"),
-        ({**RMS, "pool": "map"}, "RMSNorm and attention pooling"),
-        ({**RMS, **ROPE}, "RMSNorm and rotary position embeddings"),
-        ({"patch_norm": True}, "a norm after the patch projection without RMSNorm"),
+        ({**RMS, "pool": "map"}, "RMSNorm with attention pooling or rotary position embeddings"),
+        ({**RMS, **ROPE}, "RMSNorm with attention pooling or rotary position embeddings"),
+        (
+            {"patch_norm": True},
+            "a norm after the patch projection without RMSNorm or without a bias",
+        ),
         (
             {**RMS, "patch_norm": True, "embed_norm": True},
-            "a patch projection with a norm but without a bias",
+            "a norm after the patch projection without RMSNorm or without a bias",
         ),
         (
             {**ROPE, "proj_bias": False},
@@ -58,17 +54,17 @@ def card_of(architecture: ViTConfig | TimmConfig, **fields: Any) -> Card:
         ),
         (
             {**ROPE, "activation": "quick_gelu"},
-            "rotary position embeddings or SwiGLU and the activation quick_gelu",
+            "rotary position embeddings or SwiGLU without the activation GELU",
         ),
         (
             {"gated_mlp": True, "pool": "map", "class_token": False, "activation": "gelu_tanh"},
-            "rotary position embeddings or SwiGLU and the activation gelu_tanh",
+            "rotary position embeddings or SwiGLU without the activation GELU",
         ),
-        ({"positions": False}, "neither learned nor rotary position embeddings"),
+        ({"positions": False}, "neither learned nor rotary positions"),
     ],
 )
 def test_timm_cannot_build_these_parts(fields: dict[str, Any], part: str) -> None:
-    found = timm_obstacle(card_of(tiny(3, **fields)))
+    found = unsupported_part("timm", tiny(3, **fields))
 
     assert found == f"the model has {part}, which the timm format does not support"
 
@@ -96,14 +92,15 @@ def test_timm_cannot_build_these_parts(fields: dict[str, Any], part: str) -> Non
     ],
 )
 def test_timm_can_build_these_parts(fields: dict[str, Any]) -> None:
-    assert timm_obstacle(card_of(tiny(3, **fields))) == ""
+    assert unsupported_part("timm", tiny(3, **fields)) == ""
 
 
-def test_timm_can_build_its_own_models() -> None:
-    card = card_of(TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3))
+def test_only_timm_can_build_its_own_models() -> None:
+    network = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
 
-    assert timm_obstacle(card) == ""
-    assert not has_other_names(card.architecture)
+    assert unsupported_part("timm", network) == ""
+    for form in ("transformers", "html"):
+        assert "a network of timm" in unsupported_part(form, network)
 
 
 # transformers -------------------------------------------------------------------------------------
@@ -137,41 +134,38 @@ def test_timm_can_build_its_own_models() -> None:
     ],
 )
 def test_transformers_cannot_build_these_parts(fields: dict[str, Any], part: str) -> None:
-    found = TransformersFormat().obstacle(card_of(tiny(3, **fields)))
+    found = unsupported_part("transformers", tiny(3, **fields))
 
     words = f"the model has {part}, which ViTForImageClassification does not support"
     assert found == (words if part else "")
 
 
-def test_queries_keys_and_values_are_separate_tensors_in_this_order() -> None:
-    state = {
-        "cls_token": torch.zeros(1),
-        "pos_embed": torch.ones(1),
-        "patch_embed.proj.weight": torch.full((1,), 2.0),
-        "blocks.11.attn.qkv.weight": torch.arange(6.0)[:, None],
-        "blocks.11.attn.qkv.bias": torch.arange(6.0),
-        "blocks.0.mlp.fc2.bias": torch.full((1,), 3.0),
-        "norm.weight": torch.full((1,), 4.0),
-        "head.bias": torch.full((1,), 5.0),
-    }
+# the page ----------------------------------------------------------------------------------------
 
-    found = {name: tensor.flatten().tolist() for name, tensor in hf_tensors(state).items()}
 
-    layer = "vit.encoder.layer.11.attention.attention"
-    assert found == {
-        "vit.embeddings.cls_token": [0],
-        "vit.embeddings.position_embeddings": [1],
-        "vit.embeddings.patch_embeddings.projection.weight": [2],
-        f"{layer}.query.weight": [0, 1],
-        f"{layer}.key.weight": [2, 3],
-        f"{layer}.value.weight": [4, 5],
-        f"{layer}.query.bias": [0, 1],
-        f"{layer}.key.bias": [2, 3],
-        f"{layer}.value.bias": [4, 5],
-        "vit.encoder.layer.0.output.dense.bias": [3],
-        "vit.layernorm.weight": [4],
-        "classifier.bias": [5],
-    }
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"pool": "map", "class_token": False}, "attention pooling"),
+        ({"rope": RopeConfig()}, "rotary position embeddings"),
+        ({"gated_mlp": True}, "a SwiGLU MLP"),
+        ({"norm_layer": "rmsnorm"}, "RMSNorm"),
+        ({"final_norm": False}, "no final LayerNorm"),
+        ({"mlp_norm": True}, "additional LayerNorms"),
+        ({"proj_bias": False}, "layers without biases"),
+        ({"positions": False}, "no learned position embeddings"),
+        ({"stem": (), "patch_size": (8, 8)}, "a hybrid stem"),
+        ({"convs": (8, 8)}, "a convolutional stem"),
+        ({"norm": "post", "registers": 2, "layer_scale": 0.1}, ""),
+    ],
+)
+def test_the_page_cannot_run_these_parts(fields: dict[str, Any], part: str) -> None:
+    found = unsupported_part("html", tiny(3, **fields))
+
+    assert found == (f"the model has {part}, which the page does not support" if part else "")
+
+
+# from timm and back ------------------------------------------------------------------------------
 
 
 def test_a_fine_tuned_hybrid_from_a_file_of_timm_goes_back_to_timm(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparison of runs: limits of significance, wording by number, and the images on its page."""
+"""Comparison of runs: limits of significance, wording by number, and recalls by class."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,156 +10,171 @@ import pytest
 from tests.support.run_files import make_run
 from vitft.data import Row
 from vitft.metrics import PairedDifference, holm, mcnemar, wilson_interval
-from vitft.report import (
-    Run,
-    RunComparison,
-    SharedImage,
-    class_recalls,
-    comparison_results,
-    read_run,
-    run_pairs,
-)
+from vitft.report import RunComparison, compare_runs, comparison_results, read_run
+
+Images = Sequence[tuple[str, ...]]
+"""The label of each image, and the prediction of each run."""
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> Any:
     return read_run(make_run(tmp_path / "run"))
 
 
-def image(label: str, *predicted: str, path: str = "x", p: float = 0.5) -> SharedImage:
-    """Return an image with its label and the prediction of each run."""
-    return SharedImage(path, path, label, predicted, tuple(p for _ in predicted))
+def runs_of(run: Any, images: Images) -> list[Any]:
+    """Return several copies of a run with other predictions."""
+    return [
+        replace(
+            run,
+            path=Path(f"run{i}"),
+            predictions=tuple(
+                replace(
+                    run.predictions[0],
+                    path=f"{number}.jpg",
+                    sha256=str(number),
+                    label=label,
+                    predicted=predicted[i],
+                )
+                for number, (label, *predicted) in enumerate(images)
+            ),
+        )
+        for i in range(len(images[0]) - 1)
+    ]
 
 
-def compared(run: Run, images: Sequence[SharedImage]) -> RunComparison:
-    """Return the comparison of several copies of a run with other predictions."""
-    runs = [run] * len(images[0].predicted)
-    names = [f"run{i}" for i in range(len(runs))]
-    pairs = run_pairs(images, len(runs))
-    return RunComparison(runs=runs, names=names, notes=(), images=images, pairs=pairs)
+def compared(run: Any, images: Images) -> RunComparison:
+    return compare_runs(runs_of(run, images))
 
 
-def outcomes(*rows: tuple[str, int]) -> list[SharedImage]:
+def outcomes(*rows: tuple[str, int]) -> list[tuple[str, ...]]:
     """Return so many images for each string of a digit per run, which is 1 if the run is right."""
     return [
-        image("a", *("a" if digit == "1" else "b" for digit in digits), path=f"{digits} {i}")
+        ("a", *("a" if digit == "1" else "b" for digit in digits))
         for digits, number in rows
-        for i in range(number)
+        for _ in range(number)
     ]
 
 
 # significance ------------------------------------------------------------------------------------
 
 
-def test_each_pair_counts_the_images_that_only_one_of_its_runs_has_right() -> None:
+def test_each_pair_counts_the_images_that_only_one_of_its_runs_has_right(run: Any) -> None:
     images = outcomes(("111", 20), ("100", 4), ("010", 9), ("011", 6), ("000", 1))
 
-    pairs = run_pairs(images, 3)
+    pairs = comparison_results(compared(run, images))["pairs"]
 
-    assert [(p.first, p.second, p.paired.only_second, p.paired.only_first) for p in pairs] == [
-        (0, 1, 4, 15),
-        (0, 2, 4, 6),
-        (1, 2, 9, 0),
+    assert [(*p["runs"], p["only_first_right"], p["only_second_right"]) for p in pairs] == [
+        ("run0", "run1", 4, 15),
+        ("run0", "run2", 4, 6),
+        ("run1", "run2", 9, 0),
     ]
-    assert [p.difference for p in pairs] == pytest.approx([11 / 40, 2 / 40, -9 / 40])
+    assert [p["difference"] for p in pairs] == pytest.approx([11 / 40, 2 / 40, -9 / 40])
     single = [mcnemar(4, 15), mcnemar(4, 6), mcnemar(9, 0)]
-    assert [p.p for p in pairs] == holm(single)
+    assert [p["p_holm"] for p in pairs] == holm(single)
     for pair, p in zip(pairs, single, strict=True):
-        counts = pair.paired.only_first, pair.paired.only_second
-        assert pair.interval == PairedDifference(*counts, 40, p).interval(pair.p)
+        counts = pair["only_second_right"], pair["only_first_right"]
+        assert pair["interval"] == PairedDifference(*counts, 40, p).interval(pair["p_holm"])
 
 
-def test_a_p_value_of_five_percent_is_not_significant(run: Run) -> None:
-    found = compared(run, outcomes(("01", 8), ("11", 8)))
-    border = replace(found, pairs=[replace(found.pairs[0], p=0.05)])
+@pytest.mark.parametrize(
+    ("rows", "better"),
+    [
+        pytest.param([("01", 5), ("11", 8)], "run1", id="second"),
+        pytest.param([("10", 5), ("11", 8)], "run0", id="first"),
+        pytest.param([("01", 4), ("11", 8)], None, id="p = 0.0625"),
+    ],
+)
+def test_a_difference_is_significant_below_a_p_value_of_five_percent(
+    run: Any, rows: list[tuple[str, int]], better: str | None
+) -> None:
+    found = comparison_results(compared(run, outcomes(*rows)))
 
-    assert found.winner == 1
-    assert border.winner is None
-    assert border.conclusions()[0].startswith("No significant difference")
-    (pair,) = comparison_results(border)["pairs"]
-    assert (pair["significant"], pair["more_accurate"]) == (False, None)
-    (better,) = comparison_results(found)["pairs"]
-    assert (better["significant"], better["more_accurate"]) == (True, "run1")
-    worse = compared(run, outcomes(("10", 8), ("11", 8)))
-    assert comparison_results(worse)["pairs"][0]["more_accurate"] == "run0"
+    (pair,) = found["pairs"]
+    assert (pair["significant"], pair["more_accurate"]) == (better is not None, better)
+    assert found["winner"] == better
+    assert ("is more accurate than" in pair["conclusion"]) is (better is not None)
+    assert pair["conclusion"].startswith("No significant difference") is (better is None)
 
 
 @pytest.mark.parametrize(
     ("rows", "winner"),
     [
-        pytest.param([("100", 12)], 0, id="first"),
-        pytest.param([("010", 12)], 1, id="second"),
-        pytest.param([("001", 12)], 2, id="third"),
+        pytest.param([("100", 12)], "run0", id="first"),
+        pytest.param([("010", 12)], "run1", id="second"),
+        pytest.param([("001", 12)], "run2", id="third"),
         pytest.param([("110", 12)], None, id="two are equal"),
         pytest.param([("011", 12), ("001", 4)], None, id="one difference is not significant"),
-        pytest.param([("011", 12), ("001", 12)], 2, id="ahead of both"),
+        pytest.param([("011", 12), ("001", 12)], "run2", id="ahead of both"),
         pytest.param([("000", 12)], None, id="all wrong"),
     ],
 )
 def test_the_winner_is_significantly_ahead_of_every_other_run(
-    run: Run, rows: list[tuple[str, int]], winner: int | None
+    run: Any, rows: list[tuple[str, int]], winner: str | None
 ) -> None:
-    assert compared(run, outcomes(*rows)).winner == winner
+    assert comparison_results(compared(run, outcomes(*rows)))["winner"] == winner
 
 
 @pytest.mark.parametrize(("runs", "needed"), [(2, 5), (3, 6), (4, 7), (5, 8)], ids=lambda n: str(n))
-def test_more_pairs_need_more_disagreements(run: Run, runs: int, needed: int) -> None:
+def test_more_pairs_need_more_disagreements(run: Any, runs: int, needed: int) -> None:
     pairs = runs * (runs - 1) // 2
 
-    comparison = compared(run, outcomes(("1" * runs, 9)))
+    limit = compared(run, outcomes(("1" * runs, 9))).power
 
     # All k favour one run: p = 1 / 2**k, times the number of pairs (Holm).
     assert pairs / 2**needed < 0.05 <= pairs / 2 ** (needed - 1)
-    assert comparison.needed_disagreements == needed
+    assert f"a difference of less than {100 * needed / 9:.1f} points cannot be" in limit
 
 
 # tables ------------------------------------------------------------------------------------------
 
 
-def test_recalls_are_counted_by_class_and_the_widest_range_comes_first(run: Run) -> None:
+def test_recalls_are_counted_by_class_and_the_widest_range_comes_first(run: Any) -> None:
+    rows = {("b", "b", "a"): 30, ("a", "a", "b"): 2, ("a", "b", "a"): 3, ("c", "c", "c"): 4}
     images = [
-        *(image("b", "b", "a") for _ in range(30)),
-        *(image("a", "a", "b") for _ in range(2)),
-        *(image("a", "b", "a") for _ in range(3)),
-        *(image("c", "c", "c") for _ in range(4)),
-        *(image("d", "c", "d") for _ in range(30)),
+        image for image, number in {**rows, ("d", "c", "d"): 30}.items() for _ in range(number)
     ]
 
     comparison = compared(run, images)
-    rows = class_recalls(comparison)
+    found = comparison.recalls
 
-    assert comparison.recall_counts["a"] == ([2, 3], 5)
-    assert [row[0] for row in rows] == ["b", "d", "a", "c"]
-    assert [row[1] for row in rows] == [30, 30, 5, 4]
-    assert [row[3] for row in rows] == pytest.approx([1, 1, 0.2, 0])
-    assert rows[2][2] == [(0.4, wilson_interval(2, 5)), (0.6, wilson_interval(3, 5))]
-    assert [row[4] for row in rows] == [0, 1, None, None]  # certainly the highest recall
+    assert [row[0] for row in found] == ["b", "d", "a", "c"]
+    assert [row[1] for row in found] == [30, 30, 5, 4]
+    assert [row[3] for row in found] == pytest.approx([1, 1, 0.2, 0])
+    assert found[2][2] == [(0.4, wilson_interval(2, 5)), (0.6, wilson_interval(3, 5))]
+    assert [row[4] for row in found] == [0, 1, None, None]  # certainly the highest recall
     assert comparison_results(comparison)["runs"][1]["recall"]["a"] == 0.6
 
 
 # added images ------------------------------------------------------------------------------------
 
 
-def trained_on(run: Run, *numbers: range, settings: dict[str, Any] | None = None) -> Run:
-    """Return the run with training images of these numbers and one validation image."""
-    rows = [Row(f"{i}.jpg", 0, "train", str(i)) for part in numbers for i in part]
-    config = {key: {**table, **(settings or {}).get(key, {})} for key, table in run.config.items()}
-    return replace(run, rows=(*rows, Row("v.jpg", 0, "val", "v")), config=config)
+def trained_on(run: Any, number: int) -> Any:
+    """Return the run with so many training images and one validation image."""
+    rows = [Row(f"{i}.jpg", 0, "train", str(i)) for i in range(number)]
+    return replace(run, rows=(*rows, Row("v.jpg", 0, "val", "v")))
 
 
-def test_the_effect_of_added_images_is_clear_only_if_it_is_significant(run: Run) -> None:
-    runs = [trained_on(run, range(10)), trained_on(run, range(12))]
-    found = replace(compared(run, outcomes(("01", 8), ("11", 8))), runs=runs)
-    border = replace(found, pairs=[replace(found.pairs[0], p=0.05)])
+@pytest.mark.parametrize(
+    ("sizes", "rows", "conclusion"),
+    [
+        (
+            (10, 12),
+            [("01", 8)],
+            "The 2 training images that B adds to those of A helped: B - A = +",
+        ),
+        ((12, 10), [("01", 8)], "The 2 training images that A adds to those of B hurt: B - A = +"),
+        ((10, 12), [("10", 8)], "The 2 training images that B adds to those of A hurt: B - A = −"),
+        ((10, 12), [("01", 4), ("11", 4)], "No clear effect of the 2 training images that B adds"),
+    ],
+    ids=["helped", "the first run", "hurt", "not significant"],
+)
+def test_the_effect_of_added_images_is_clear_only_if_it_is_significant(
+    run: Any, sizes: tuple[int, int], rows: list[tuple[str, int]], conclusion: str
+) -> None:
+    runs = runs_of(run, outcomes(*rows, ("11", 8)))
 
-    assert found.conclusions()[0].startswith(
-        "The 2 training images that B adds to those of A helped: B - A = +50.0 points on the shared"
-    )
-    reverse = replace(found, runs=runs[::-1])
-    assert reverse.conclusions()[0].startswith(
-        "The 2 training images that A adds to those of B hurt: B - A = +50.0 points on the shared"
-    )
-    worse = replace(compared(run, outcomes(("10", 8), ("11", 8))), runs=runs)
-    assert " adds to those of A hurt: B - A = −50.0 points" in worse.conclusions()[0]
-    assert found.conclusions()[0].endswith(", p = 0.004)")
-    assert border.conclusions()[0].startswith("No clear effect of the 2 training images")
+    found = compare_runs([trained_on(one, size) for one, size in zip(runs, sizes, strict=True)])
+
+    (text,) = found.conclusions
+    assert text.startswith(conclusion)
+    assert " points on the shared images (95% CI " in text

@@ -28,8 +28,12 @@ def _compare_command(args: argparse.Namespace) -> int:
     is_figure = out is not None and out.suffix.lower() == ".png"
     if is_figure:
         require_extra("plots", feature="a figure of the comparison")
-    from vitft.report.comparison import compare_runs, comparison_results
-    from vitft.report.comparison_page import draw_comparison, write_comparison
+    from vitft.report.comparison import (
+        compare_runs,
+        comparison_results,
+        draw_comparison,
+        write_comparison,
+    )
     from vitft.report.run_files import find_runs, read_run
 
     comparison = compare_runs([read_run(path) for path in find_runs(args.runs)])
@@ -43,11 +47,10 @@ def _compare_command(args: argparse.Namespace) -> int:
         output.note(f"{'figure' if is_figure else 'page'}: {out}")
         return 0
     page = "add --out compare.html for a page"
-    if disputed := [image for image in comparison.images if image.disputed]:
+    if disputed := comparison.disputed:
         page += f" with the {count(len(disputed), 'image')} on which the runs disagree"
         # The table of the pairs does not contain those that all runs classify wrongly
-        runs = range(len(comparison.runs))
-        wrong = sum(not any(image.is_correct(run) for run in runs) for image in disputed)
+        wrong = sum(not any(one.is_correct for one in image) for image in disputed)
         page += f" ({wrong:,} of them with different wrong predictions)" if wrong else ""
     output.note(page)
     return 0
@@ -55,15 +58,15 @@ def _compare_command(args: argparse.Namespace) -> int:
 
 def _print_comparison(comparison: "RunComparison") -> None:
     """Print the conclusions, the accuracies and a significance test for each pair of runs."""
-    for text in comparison.conclusions():
+    for text in comparison.conclusions:
         output.result(text, style="bold")
-    if step := comparison.next_step():
+    if step := comparison.next_step:
         output.result(step)
     output.result("")
     kind = "images" if comparison.runs[0].is_evaluation else "validation images"
     groups = "" if comparison.groups is None else f" of {comparison.units}"
     columns, rows = comparison.accuracy_table()
-    title = f"{kind} compared: {comparison.shared:,}{groups}"
+    title = f"{kind} compared: {len(comparison.images):,}{groups}"
     output.table(columns, rows, title=title, numbers=len(columns) - 1)
     if comparison.pairs:
         corrected = (
@@ -80,5 +83,5 @@ def _print_comparison(comparison: "RunComparison") -> None:
         )
     for text in comparison.limits:
         output.note(text)
-    if power := comparison.power_text():
+    if power := comparison.power:
         output.detail(power)

@@ -28,7 +28,8 @@ def _demo_command(_: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.data.demo import DEMO_FOLDER, demo_data
         from vitft.data.image_table import Images
-        from vitft.export.job import export_safetensors
+        from vitft.export.job import export_run
+        from vitft.export.plan import plan_export
         from vitft.predict.torch_engine import Predictor
         from vitft.report.run_page import write_report
         from vitft.training.checks import check_request
@@ -49,7 +50,8 @@ def _demo_command(_: argparse.Namespace) -> int:
     images = [str(manifest.locate(row)) for row in manifest.val]
     shown = images[:: max(1, len(images) // 6)]  # about six, spread over the classes
     predictions = tuple(Predictor.from_run(str(run)).stream(shown, top_k=2))
-    export, report = export_safetensors(str(run), run / "export"), write_report(run)
+    export = export_run(str(run), plan_export(["safetensors"], str(run / "export")))
+    report = write_report(run)
     for line in text_lines(RowFormat("table", 2), predictions):
         output.exact(line)
     names = ("pretrained on generated images", "randomly initialised")

@@ -1,6 +1,7 @@
 """`vitft weights`: list, inspect and download pretrained weights."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from vitft.cli import output
@@ -68,16 +69,16 @@ name NAME  catalogue name or weight file
 )
 def _show_weights(args: argparse.Namespace) -> int:
     """Print the catalogue entry for a name, or a summary of a weight file."""
-    from vitft.models.pretrained.catalog import CatalogEntry, check_weights_name, locate_entry
+    from vitft.models.pretrained.catalog import check_weights_name, locate_entry
 
     check_weights_name(args.name, allow_pickle=args.allow_pickle)
     found = locate_entry(args.name)
-    if isinstance(found, CatalogEntry) and not found.local:
-        for line in found.lines():
-            output.result(line)
-        return 0
-    args.file, args.classes, args.image_size = args.name, None, None
-    return _inspect_weights(args)
+    if isinstance(found, Path) or found.local:
+        args.file, args.classes, args.image_size = args.name, None, None
+        return _inspect_weights(args)
+    for line in found.lines():
+        output.result(line)
+    return 0
 
 
 @Command(
@@ -90,11 +91,11 @@ name NAME  catalogue name, hf:OWNER/NAME[@REVISION] or timm:NAME
 )
 def _fetch_weights(args: argparse.Namespace) -> int:
     """Download weights, verify them, and print their path, commit and digest."""
-    from vitft.models.pretrained.catalog import CatalogEntry, fact_lines, locate_entry
+    from vitft.models.pretrained.catalog import fact_lines, locate_entry
     from vitft.models.pretrained.fetch import fetch
 
     found = locate_entry(args.name)
-    if not isinstance(found, CatalogEntry) or found.local:
+    if isinstance(found, Path) or found.local:
         raise UsageError(
             f"{args.name} is a local file: there is nothing to fetch",
             fix="use a name from `vitft weights list`",

@@ -40,7 +40,7 @@ from vitft.features.ood import Reference, read_reference
 from vitft.metrics.summary import Results
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.find import find_model
-from vitft.models.pretrained.catalog import CatalogEntry, locate
+from vitft.models.pretrained.catalog import locate
 from vitft.models.pretrained.weights import load_classifier, log_assumptions, open_pretrained
 from vitft.models.timm_model import Model
 from vitft.models.vit_config import ViTConfig
@@ -114,7 +114,7 @@ def load_weights_model(
 ) -> ExplainedModel:
     """Load pretrained weights, including their classification head if it is usable."""
     found = locate(name)
-    if found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found):
+    if holds_timm(found) if isinstance(found, Path) else found.is_timm:
         raise UsageError(
             f"cannot explain {name}: the pretrained weights of timm models can be explained only "
             "after fine-tuning",

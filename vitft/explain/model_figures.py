@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitft.data.inspection import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
 from vitft.explain.explainer import ExplainedImage, ExplainedModel, picture_stem
-from vitft.models.layers import StdConv2d
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -79,12 +78,7 @@ def patch_filters(
         that each one explains, (n,). Every image is scaled to [0, 1], and is grey unless the model
         has three input channels.
     """
-    first = next(m for m in model.patch_embed.modules() if isinstance(m, nn.Conv2d))
-    kernels = first.weight.detach().float().cpu()  # (D, channels, k, k)
-    if isinstance(first, StdConv2d):
-        flat = kernels.flatten(1)
-        deviation = flat.std(dim=1, correction=0, keepdim=True)
-        kernels = ((flat - flat.mean(dim=1, keepdim=True)) / (deviation + 1e-8)).view_as(kernels)
+    kernels = model.patch_embed.first_kernels.float().cpu()  # (D, channels, k, k)
     rows = kernels.flatten(1) - kernels.flatten(1).mean(dim=0)  # (D, channels * k * k)
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
     parts = directions[:count].unflatten(1, kernels.shape[1:])  # (n, channels, k, k)

@@ -6,29 +6,30 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from vitft.export.card import write_readme
-from vitft.export.compare import (
-    MAX_ERROR,
-    MAX_ERROR_RESIZED,
+from vitft.export.card import is_from_scratch, pretrained_licence, write_readme
+from vitft.export.formats.base import (
     ExportComparison,
+    ExportFormat,
+    OpenedModel,
     check_comparison,
     compare_exports,
+    open_module,
+    unsupported_part,
 )
-from vitft.export.facts import is_from_scratch, pretrained_licence
-from vitft.export.formats.base import ExportFormat, OpenedModel, open_module
-from vitft.export.formats.html import MAX_ERROR_ROUNDED, HtmlFormat
-from vitft.export.formats.onnx import OPSET, Int8Format, OnnxFormat, TorchExportFormat, open_onnx
-from vitft.export.formats.onnx_resize import view_difference
+from vitft.export.formats.html import HtmlFormat
+from vitft.export.formats.onnx import (
+    MAX_ERROR_RESIZED,
+    Int8Format,
+    OnnxFormat,
+    TorchExportFormat,
+    open_onnx,
+    view_difference,
+)
 from vitft.export.formats.preprocessing import PreprocessingFormat
-from vitft.export.formats.timm import SafetensorsFormat, TimmFormat, timm_obstacle
+from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
 from vitft.export.formats.transformers import TransformersFormat, TransformersJsFormat
-from vitft.export.plan import ExportPlan, format_options, plan_export
-from vitft.export.trained import (
-    TrainedRun,
-    comparison_images,
-    load_trained,
-    num_comparison_images,
-)
+from vitft.export.plan import ExportPlan, format_options
+from vitft.export.trained import TrainedRun, comparison_images, load_trained, num_comparison_images
 from vitft.models.pretrained.fetch import describe_failure, http_error, plain_http, status_of
 from vitft.report.html import filled
 from vitft.system import console
@@ -94,18 +95,19 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         "preprocessing": PreprocessingFormat(trained=trained),
     }
     formats = {name: known[name] for name in plan.formats}
+    in_timm = not unsupported_part("timm", trained.card.architecture)
     for name, each in formats.items():
         if reason := each.obstacle(each.source(trained).card):
+            also = "--timm (which transformers also opens)" if in_timm else "--safetensors"
             raise RunError(
                 f"--{name} cannot represent this model exactly: {reason}",
                 fix="use --with-preprocessing instead of --with-resize"
                 if plan.with_resize
-                else "use --safetensors, --onnx or --torch-export, which support every model",
+                else f"use {also}, --onnx or --torch-export",
             )
     with Stopper(), atomic_folder(plan.out) as fresh:
         folders = {name: fresh if len(formats) == 1 else fresh / name for name in formats}
-        opened: dict[str, OpenedModel] = {}
-        sizes: dict[str, int] = {}
+        opened, sizes = dict[str, OpenedModel](), dict[str, int]()
         for name, each in formats.items():
             with console.timed_step(f"writing --{name}"):
                 _write(name, each, trained, folders[name], opened, sizes)
@@ -121,15 +123,14 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             total = num_comparison_images(source, plan.images)
             with console.Progress(f"comparing {which}with the run", total) as progress:
                 rows += compare_exports(original, group, images, sizes, done=progress.advance)
-        # Formats whose predictions differ from the run's are removed.
-        refused = _refused(rows, plan)
+        refused = _refused(rows, formats, plan)
         for name in refused:
             with writing(fresh):
-                shutil.rmtree(folders[name])
-        named = {row.name: row for row in rows if row.form not in refused}
-        kept = {name: one for name, one in formats.items() if name not in refused}
+                shutil.rmtree(folders.pop(name))
+        named = {row.name: row for row in rows if row.form in folders}
+        kept = {name: formats[name] for name in folders}
         is_other = trained.of_last_block is not trained
-        narrow = [name for name, one in kept.items() if one.reads_last_block and is_other]
+        narrow = tuple(name for name, one in kept.items() if one.reads_last_block and is_other)
         notes = _export_notes(trained, plan, [*named.values()], kept, narrow)
         for name, one in kept.items():
             if one.is_model:
@@ -138,9 +139,9 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
     return Exported(
         folder=plan.out,
         rows=tuple(named.values()),
-        notes=tuple(notes),
+        notes=tuple(filter(None, notes.split("\n"))),
         refused=tuple(refused.values()),
-        narrow=tuple(narrow),
+        narrow=narrow,
     )
 
 
@@ -165,17 +166,18 @@ def _write(
         sizes[name] -= small.stat().st_size
 
 
-def _refused(rows: Sequence[ExportComparison], plan: ExportPlan) -> dict[str, RunError]:
+def _refused(
+    rows: Sequence[ExportComparison], formats: Mapping[str, ExportFormat], plan: ExportPlan
+) -> dict[str, RunError]:
     """Return an error for each format that does not agree with the run; raise it if none does."""
     refused: dict[str, RunError] = {}
-    limits = {"transformers-js": MAX_ERROR_RESIZED, "html": MAX_ERROR_ROUNDED}
     for row in rows:
-        limit = MAX_ERROR_RESIZED if plan.with_resize else limits.get(row.name, MAX_ERROR)
+        limit = MAX_ERROR_RESIZED if plan.with_resize else formats[row.form].max_error
         try:
             check_comparison(row, max_error=limit)
         except RunError as error:
             refused.setdefault(row.form, error)
-    if refused and len(refused) == len({row.form for row in rows}):
+    if len(refused) == len(formats):
         raise next(iter(refused.values()))
     return refused
 
@@ -186,17 +188,17 @@ def _export_notes(
     rows: Sequence[ExportComparison],
     formats: Mapping[str, ExportFormat],
     narrow: Sequence[str],
-) -> list[str]:
-    """Return notes for the user on the verified `formats` of an export."""
-    resized = ""
+) -> str:
+    """Return notes for the user on the verified `formats` of an export, one per line."""
+    resized, weights = "", trained.card.weights
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
         with console.timed_step("comparing the images that the graph resizes"):
-            levels, fraction = view_difference(trained.card.transform, images, OPSET)
+            levels, fraction = view_difference(trained.card.transform, images)
         levels_text = f"{count(levels, 'grey level')} (out of 255)"
         resized = f"at most {levels_text}, in {percent(fraction, 2)} of the values"
-    weights, has_model = trained.card.weights, any(one.is_model for one in formats.values())
-    text = filled(
+    has_model = any(one.is_model for one in formats.values())
+    return filled(
         "notes.j2",
         rows=rows,
         status=trained.results.status,
@@ -204,21 +206,11 @@ def _export_notes(
         formats=formats,
         narrow=format_options(narrow),
         narrow_reason=trained.last_block_reason,
-        obstacle=timm_obstacle(trained.of_last_block.card),
+        obstacle=unsupported_part("timm", trained.of_last_block.card.architecture),
         resized=resized,
         is_licensed=not has_model or plan.licence or pretrained_licence(weights),
         from_scratch=is_from_scratch(weights),
     )
-    return [line for line in text.split("\n") if line]
-
-
-def export_safetensors(run: str | None, out: Path) -> Exported:
-    """Export a run to `out/model.safetensors`, with `out/config.json` if timm can open it.
-
-    Raises:
-        VitftError: As for `export_run`, or the folder `out` already contains files.
-    """
-    return export_run(run, plan_export(["safetensors"], str(out)))
 
 
 # upload of an exported folder to a hub repository, in one commit ----------------------------------

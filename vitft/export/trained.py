@@ -22,7 +22,7 @@ from vitft.messages.results import fewer_blocks
 from vitft.metrics.intervals import Flags, wilson_interval
 from vitft.metrics.results import RunResults, read_results
 from vitft.metrics.summary import Results
-from vitft.models.card import Card, TimmConfig
+from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model
 from vitft.models.pretrained.weights import load_classifier
@@ -72,13 +72,12 @@ class TrainedRun:
     @cached_property
     def of_last_block(self) -> "TrainedRun":
         """This run with the head that reads only the last block, as other libraries require."""
-        shape = self.card.architecture
-        if isinstance(shape, TimmConfig) or shape.read_blocks == 1:
+        if self.card.architecture.read_blocks == 1:
             return self
         state = {n: t for n, t in self.state.items() if not n.startswith(("head.", "last_head."))}
         for part in ("weight", "bias"):
             state[f"head.{part}"] = self.state[f"last_head.{part}"]
-        card = replace(self.card, architecture=replace(shape, read_blocks=1))
+        card = replace(self.card, architecture=replace(self.card.vit, read_blocks=1))
         return TrainedRun(self.run, state, _with_results(card, self.run))
 
 
@@ -133,8 +132,8 @@ def _with_results(card: Card, run: Path) -> Card:
 
 def _last_block_accuracy(card: Card, found: RunResults | None) -> float | None:
     """Return the accuracy of an exported head that reads fewer blocks than the run's head."""
-    shape, choice = card.architecture, found.get("head") if found else None
-    if not choice or isinstance(shape, TimmConfig) or shape.read_blocks > 1:
+    choice = found.get("head") if found else None
+    if not choice or card.architecture.read_blocks > 1:
         return None
     return choice["last_block_top1"]
 

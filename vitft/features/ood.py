@@ -28,7 +28,6 @@ import numpy as np
 
 from vitft.metrics.results import Interval, OodResults
 from vitft.models.card import AnyConfig
-from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError
 from vitft.system.npz import read_npz
 from vitft.system.text import describe_os_error, percent
@@ -174,8 +173,7 @@ def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None
         if not _fits_width(found, width):
             raise ValueError(f"it does not match {width}-dimensional features")
         if found.intermediate is not None and not (
-            isinstance(config, ViTConfig)
-            and found.intermediate_blocks <= config.depth - config.read_blocks
+            found.intermediate_blocks <= config.depth - config.read_blocks  # never of timm models
             and _fits_width(found.intermediate, config.width)
         ):
             raise ValueError("its intermediate feature does not match the model")

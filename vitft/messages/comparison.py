@@ -116,14 +116,11 @@ def smallest_difference(needed: int, images: int) -> str:
     )
 
 
-def excluded_images(different: int, changed: Sequence[tuple[str, int]]) -> str:
-    """Return how many images with different labels are excluded, and whose fixes changed them."""
-    moved = [f"the fixes of {letter} changed {number:,} of them" for letter, number in changed]
-    return (
-        f"Excluded: {count(different, 'validation image')} that "
-        f"{'has' if different == 1 else 'have'} different labels in the runs"
-        f"{f': {listing(moved)}' if moved else ''}."
-    )
+def excluded_images(different: int) -> str:
+    """Return how many images with different labels are excluded."""
+    verb = "has" if different == 1 else "have"
+    images = count(different, "validation image")
+    return f"Excluded: {images} that {verb} different labels in the runs."
 
 
 def split_difference(sizes: Sequence[int], shared: int, *, relabelled: bool) -> str:

@@ -73,6 +73,7 @@ class TimmConfig:
     pre_logits: ClassVar[bool] = False
     read_blocks: ClassVar[int] = 1
     depth: ClassVar[int] = 0
+    width: ClassVar[int] = 0
     patch_size: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -144,6 +145,12 @@ class Card:
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class. Labels have independent probabilities (sigmoid)."""
     run: Results | None = None  # numbers of the run, in the card of an export only
+
+    @property
+    def vit(self) -> ViTConfig:
+        """Architecture of a model that is not from timm."""
+        assert isinstance(self.architecture, ViTConfig)
+        return self.architecture
 
     def to_json(self) -> str:
         """Convert the card to JSON that `parse_card` can read."""

@@ -210,11 +210,15 @@ class StdConv2d(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def kernels(self) -> Tensor:
+        """The standardised kernels."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        kernels = (self.weight - mean) * torch.rsqrt(variance + 1e-8)
+        return (self.weight - mean) * torch.rsqrt(variance + 1e-8)
+
+    def forward(self, x: Tensor) -> Tensor:
         x = _pad_same(x, self.kernel_size[0], self.stride[0])
-        return F.conv2d(x, kernels, stride=self.stride)
+        return F.conv2d(x, self.kernels, stride=self.stride)
 
 
 class _Root(nn.Module):

@@ -34,6 +34,7 @@ from vitft.models.layers import (
     DropPath,
     LayerScale,
     Rotary,
+    StdConv2d,
     build_norm,
     build_stem,
 )
@@ -56,6 +57,12 @@ class PatchEmbed(nn.Module):
         has_bias = not config.embed_norm
         self.proj = nn.Conv2d(channels, config.width, kernel, stride=kernel, bias=has_bias)
         self.norm = build_norm(config, is_there=config.patch_norm)
+
+    @property
+    def first_kernels(self) -> Tensor:
+        """The kernels (F, channels, k, k) of the convolution that reads the pixels, as applied."""
+        first = next(m for m in self.modules() if isinstance(m, nn.Conv2d))
+        return first.kernels if isinstance(first, StdConv2d) else first.weight
 
     def forward(self, pixels: Tensor) -> Tensor:
         if tuple(pixels.shape[-2:]) != self.image_size:
@@ -155,6 +162,11 @@ class Block(nn.Module):
 
 def _layer_scale(config: ViTConfig) -> nn.Module:
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
+
+
+def blocks_of(module: nn.Module) -> list[Block]:
+    """Return the encoder blocks anywhere inside a module."""
+    return [each for each in module.modules() if isinstance(each, Block)]
 
 
 class VisionTransformer(nn.Module):

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, NamedTuple, Self, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
 from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
@@ -177,6 +177,9 @@ class ViTConfig:
     """Whether there are learned position embeddings."""
     rope: RopeConfig | None = None
     """Rotary position embeddings, applied to queries and keys in every block; None for no RoPE."""
+    # Fields of `TimmConfig` that do not apply
+    timm: ClassVar[str] = ""
+    sized: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self)

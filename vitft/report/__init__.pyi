@@ -1,15 +1,11 @@
 """Public names of `vitft.report`, imported on first use."""
 
 from .charts import learning_chart as learning_chart
-from .comparison import FixesEffect as FixesEffect
 from .comparison import RunComparison as RunComparison
-from .comparison import SharedImage as SharedImage
 from .comparison import compare_runs as compare_runs
 from .comparison import comparison_results as comparison_results
-from .comparison import run_pairs as run_pairs
-from .comparison_page import class_recalls as class_recalls
-from .comparison_page import draw_comparison as draw_comparison
-from .comparison_page import write_comparison as write_comparison
+from .comparison import draw_comparison as draw_comparison
+from .comparison import write_comparison as write_comparison
 from .html import digest_source as digest_source
 from .notebook import Explanation as Explanation
 from .notebook import result_card as result_card
@@ -21,11 +17,6 @@ from .plots import drawable as drawable
 from .plots import filters_png as filters_png
 from .plots import patches_png as patches_png
 from .plots import positions_png as positions_png
-from .plots import to_png as to_png
 from .reproduce import command_of as command_of
-from .reproduce import different_settings as different_settings
-from .run_files import Run as Run
-from .run_files import find_run as find_run
 from .run_files import read_run as read_run
-from .run_page import key_figures as key_figures
 from .run_page import write_report as write_report

@@ -6,7 +6,7 @@ The SVG markup is for pages with two colour schemes and no style attributes.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import compress, pairwise
 from pathlib import Path
@@ -30,16 +30,19 @@ from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder
 from vitft.system.text import count, interval, percent
 
-WIDTH, HEIGHT = 324.0, 208.8  # in SVG units; as wide as a narrow phone, so that labels are legible
+_WIDTH, _HEIGHT = (
+    324.0,
+    208.8,
+)  # in SVG units; as wide as a narrow phone, so that labels are legible
 _BOTTOM = 172.8  # vertical position of the x-axis
-FONT_SIZE, LEGEND_FONT_SIZE = 11, 10
+_FONT_SIZE, _LEGEND_SIZE = 11, 10
 _LETTER_WIDTHS = {
     **dict.fromkeys("%mMW", 0.95),
     **dict.fromkeys("wOQG", 0.82),
     **dict.fromkeys("fijltrI.,:;'()[] -", 0.4),
 }
 """Widths of letters in DejaVu Sans that differ from those of most letters, in units of the size."""
-TICK_LENGTH, LABEL_GAP, HANDLE_LENGTH = 3.5, 7.0, 18.0  # `HANDLE` is a line in the legend
+_TICK, _LABEL_GAP, _HANDLE = 3.5, 7.0, 18.0  # lengths; the handle is a line in the legend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,99 +123,90 @@ class Chart:
     x: Axis
     y: Axis
     series: Sequence[Series]
-    elements: list[str] = field(default_factory=list)
 
     def markup(self) -> str:
-        """Return the chart as an SVG element. Call this method only once."""
+        """Return the chart as an SVG element."""
         named = [s for s in self.series if s.name]
         labels = max((_text_width(text) for _, text in self.y.ticks), default=0.0)
-        self.x.begin = LABEL_GAP + labels + (19.0 if self.y.title else 5.0)
-        self.x.end = WIDTH - 5.0 - max(4.0, _text_width(self.x.ticks[-1][1]) / 2 - 4.0)
+        self.x.begin = _LABEL_GAP + labels + (19.0 if self.y.title else 5.0)
+        self.x.end = _WIDTH - 5.0 - max(4.0, _text_width(self.x.ticks[-1][1]) / 2 - 4.0)
         self.y.begin, self.y.end = _BOTTOM, 23.0 if named else 8.0
-        self._draw_axes()
-        for series in self.series:
-            self._draw_series(series)
-        self._draw_legend(named)
-        inside = "\n".join(self.elements)
+        elements = self._axes()
+        for one in self.series:
+            points = [
+                (self.x.position(x), self.y.position(y))
+                for x, y in zip(one.xs, one.ys, strict=True)
+            ]
+            elements += [_line(points, one.colour, one.width, one.dashes)] * bool(one.width)
+            shown = points if one.markers is None else compress(points, one.markers)
+            elements += [_marker(point, one) for point in shown]
+        # The legend is above the plotting area so that it does not cover any points
+        left = self.x.begin
+        for one in named:
+            ends = (left + 3, 10.9), (left + 3 + _HANDLE, 10.9)
+            elements += [_line(ends, one.colour, one.width, one.dashes)] * bool(one.width)
+            if one.markers is None or any(one.markers):
+                elements.append(_marker((left + 3 + _HANDLE / 2, 10.9), one))
+            left += 3 + _HANDLE + 8
+            elements.append(_text(left, 14.4, one.name, "start", size=_LEGEND_SIZE))
+            left += _text_width(one.name, _LEGEND_SIZE) + 9
+        inside = "\n".join(elements)
         return (
-            f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" class="chart" role="img" '
+            f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" class="chart" role="img" '
             f'aria-label="{escape(self.label)}">\n{inside}\n</svg>'
         )
 
-    def _draw_axes(self) -> None:
+    def _axes(self) -> list[str]:
         left, right, bottom, top = self.x.begin, self.x.end, self.y.begin, self.y.end
-        free = -math.inf
+        elements, free = list[str](), -math.inf
         for value, text in self.x.ticks:
-            at = self.x.position(value)
-            self._draw_line(((at, bottom), (at, top)), "line", 0.6)
-            self._draw_line(((at, bottom), (at, bottom + TICK_LENGTH)), "muted", 0.8)
-            if at - _text_width(text) / 2 > free:  # omit a label that overlaps the previous one
-                self._draw_text(at, bottom + 15.4, text, "middle")
-                free = at + _text_width(text) / 2 + 2
+            at, half = self.x.position(value), _text_width(text) / 2
+            elements.append(_line(((at, bottom), (at, top)), "line", 0.6))
+            elements.append(_line(((at, bottom), (at, bottom + _TICK)), "muted", 0.8))
+            if at - half > free:  # omit a label that overlaps the previous one
+                elements.append(_text(at, bottom + 15.4, text, "middle"))
+                free = at + half + 2
         for value, text in self.y.ticks:
             at = self.y.position(value)
-            self._draw_line(((left, at), (right, at)), "line", 0.6)
-            self._draw_line(((left, at), (left - TICK_LENGTH, at)), "muted", 0.8)
-            self._draw_text(left - LABEL_GAP, at + 4.0, text, "end")
-        self._draw_line(((left, top), (left, bottom), (right, bottom)), "muted", 0.8)
-        self._draw_text((left + right) / 2, 203.2, self.x.title, "middle")
+            elements.append(_line(((left, at), (right, at)), "line", 0.6))
+            elements.append(_line(((left, at), (left - _TICK, at)), "muted", 0.8))
+            elements.append(_text(left - _LABEL_GAP, at + 4.0, text, "end"))
+        elements.append(_line(((left, top), (left, bottom), (right, bottom)), "muted", 0.8))
+        elements.append(_text((left + right) / 2, 203.2, self.x.title, "middle"))
         if self.y.title:
             middle = (top + bottom) / 2
             rotation = f' transform="rotate(-90 11.4 {middle:.1f})"'
-            self._draw_text(11.4, middle, self.y.title, "middle", rotation)
-
-    def _draw_series(self, series: Series) -> None:
-        points = [
-            (self.x.position(x), self.y.position(y))
-            for x, y in zip(series.xs, series.ys, strict=True)
-        ]
-        if series.width:
-            self._draw_line(points, series.colour, series.width, series.dashes)
-        for point in points if series.markers is None else compress(points, series.markers):
-            self._draw_marker(point, series)
-
-    def _draw_marker(self, point: tuple[float, float], series: Series) -> None:
-        x, y, r = *point, series.radius
-        look = f'class="f-{series.colour}"'
-        if series.is_hollow:
-            look = f'class="s-{series.colour}" fill="none" stroke-width="{2 if r > 4 else 1}"'
-        arc = f"A {r:g} {r:g} 0 1 0"
-        circle = f"M {x - r:.2f} {y:.2f} {arc} {x + r:.2f} {y:.2f} {arc} {x - r:.2f} {y:.2f}"
-        self.elements.append(f'<path d="{circle}" {look}></path>')
-
-    def _draw_legend(self, named: Sequence[Series]) -> None:
-        """Draw the legend above the plotting area so that it does not cover any points."""
-        left = self.x.begin
-        for series in named:
-            ends = ((left + 3, 10.9), (left + 3 + HANDLE_LENGTH, 10.9))
-            if series.width:
-                self._draw_line(ends, series.colour, series.width, series.dashes)
-            if series.markers is None or any(series.markers):
-                self._draw_marker((left + 3 + HANDLE_LENGTH / 2, 10.9), series)
-            left += 3 + HANDLE_LENGTH + 8
-            self._draw_text(left, 14.4, series.name, "start", size=LEGEND_FONT_SIZE)
-            left += _text_width(series.name, LEGEND_FONT_SIZE) + 9
-
-    def _draw_line(
-        self, points: Sequence[tuple[float, float]], colour: str, width: float, dashes: str = ""
-    ) -> None:
-        path = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
-        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-        self.elements.append(
-            f'<path d="M {path}" fill="none" stroke-width="{width:g}"{dashed} '
-            f'class="s-{colour}"></path>'
-        )
-
-    def _draw_text(
-        self, x: float, y: float, text: str, anchor: str, more: str = "", size: int = FONT_SIZE
-    ) -> None:
-        self.elements.append(
-            f'<text x="{x:.2f}" y="{y:.2f}"{more} font-size="{size}" text-anchor="{anchor}" '
-            f'class="f-ink">{escape(text)}</text>'
-        )
+            elements.append(_text(11.4, middle, self.y.title, "middle", rotation))
+        return elements
 
 
-def _text_width(text: str, size: int = FONT_SIZE) -> float:
+def _marker(point: tuple[float, float], series: Series) -> str:
+    x, y, r = *point, series.radius
+    look = f'class="f-{series.colour}"'
+    if series.is_hollow:
+        look = f'class="s-{series.colour}" fill="none" stroke-width="{2 if r > 4 else 1}"'
+    arc = f"A {r:g} {r:g} 0 1 0"
+    circle = f"M {x - r:.2f} {y:.2f} {arc} {x + r:.2f} {y:.2f} {arc} {x - r:.2f} {y:.2f}"
+    return f'<path d="{circle}" {look}></path>'
+
+
+def _line(
+    points: Sequence[tuple[float, float]], colour: str, width: float, dashes: str = ""
+) -> str:
+    path = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
+    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    look = f'fill="none" stroke-width="{width:g}"{dashed} class="s-{colour}"'
+    return f'<path d="M {path}" {look}></path>'
+
+
+def _text(
+    x: float, y: float, text: str, anchor: str, more: str = "", size: int = _FONT_SIZE
+) -> str:
+    look = f'{more} font-size="{size}" text-anchor="{anchor}" class="f-ink"'
+    return f'<text x="{x:.2f}" y="{y:.2f}"{look}>{escape(text)}</text>'
+
+
+def _text_width(text: str, size: int = _FONT_SIZE) -> float:
     """Return the width of a string in SVG units, in a font with wide letters (DejaVu Sans)."""
     return size * sum(_LETTER_WIDTHS.get(letter, 0.63) for letter in text)
 
@@ -293,17 +287,10 @@ def score_bar(
 # sections of a run's page that consist of text, charts and a table of the charted values ----------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ChartSection:
-    title: str
-    text: str
-    charts: list[str]
-    caption: str = ""
-    columns: list[str]
-    rows: list[list[str | int]]
+_Section = dict[str, Any]  # title, text, charts, caption; columns and rows of the charted values
 
 
-def epochs_section(run: Run) -> _ChartSection | None:
+def epochs_section(run: Run) -> _Section | None:
     """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
@@ -346,7 +333,7 @@ def epochs_section(run: Run) -> _ChartSection | None:
             final, during = run.measured["top1"], log[index]["val_top1"]
             if again := confirmed_in_float32(final, during, precision):
                 text += f" {sentence(again)}"
-    return _ChartSection(
+    return _Section(
         title="Training curves",
         text=text,
         charts=[
@@ -370,7 +357,7 @@ def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
     return list(range(1, len(log) + 1)) if restarts else numbers
 
 
-def penalty_section(run: Run) -> _ChartSection | None:
+def penalty_section(run: Run) -> _Section | None:
     """Return the section on penalties compared by cross-validation, or None if there are none."""
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
@@ -388,7 +375,7 @@ def penalty_section(run: Run) -> _ChartSection | None:
         series.append(ring)
     ticks = [(value, f"{value:g}") for value in sorted(penalties)]
     axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")
-    return _ChartSection(
+    return _Section(
         title="How the head was fitted",
         text=penalty_text(run.measured, len(run.classes), log[0].get("cv_classes")),
         charts=[charted(label, axis, series).markup()],
@@ -399,7 +386,7 @@ def penalty_section(run: Run) -> _ChartSection | None:
     )
 
 
-def confidence_section(run: Run) -> _ChartSection | None:
+def confidence_section(run: Run) -> _Section | None:
     """Return the section on calibration, or None if the calibration error is unknown."""
     calibration = run.measured.get("calibration")
     bins = [b for b in calibration["bins"] if b["images"]] if calibration else []
@@ -430,7 +417,7 @@ def confidence_section(run: Run) -> _ChartSection | None:
     ]
     ticks = [(value / 5, f"{20 * value}%") for value in range(6)]
     x, y = (Axis(low=0, high=1.02, ticks=ticks, title=t) for t in ("confidence", "accuracy"))
-    return _ChartSection(
+    return _Section(
         title="Is the confidence reliable?",
         text=confidence_text(run.measured),
         charts=[Chart(label="Accuracy by confidence", x=x, y=y, series=series).markup()],
@@ -440,7 +427,7 @@ def confidence_section(run: Run) -> _ChartSection | None:
     )
 
 
-def learning_section(run: Run) -> _ChartSection | None:
+def learning_section(run: Run) -> _Section | None:
     """Return the section on accuracy by number of training images, or None if it is unknown."""
     more = run.measured.get("cross_validation")
     if not more or len(more["curve"]) < 2:
@@ -449,7 +436,7 @@ def learning_section(run: Run) -> _ChartSection | None:
     bounds, last = [point["top1_interval"] for point in more["curve"]], measured[-1]
     extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
     label = "Accuracy by number of training images"
-    return _ChartSection(
+    return _Section(
         title="Would more images help?",
         text=learning_text(more, several=run.several),
         charts=[learning_chart(label, measured, extrapolated, bounds=bounds).markup()],
@@ -490,8 +477,6 @@ def learning_chart(
 
 # charts of a run's page as SVG files, for slides and papers ---------------------------------------
 
-_SCALE = 3  # pixels per SVG unit; a chart is about as wide as a slide
-
 
 def write_charts(run: Path, folder: Path) -> list[str]:
     """Write the charts of the page of a run as SVG files to a new folder, and return their names.
@@ -500,25 +485,23 @@ def write_charts(run: Path, folder: Path) -> list[str]:
     """
     content = read_run(run)
     makers = (epochs_section, penalty_section, learning_section, confidence_section)
-    sections = [section for make in makers if (section := make(content)) is not None]
-    charts = [chart for section in sections for chart in section.charts]
+    charts = [chart for make in makers if (one := make(content)) for chart in one["charts"]]
     if not charts:
         raise RunError(
             f"{run} has no charts: it has neither finished epochs nor results",
             fix="choose a finished run with --run",
         )
-    begin = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SCALE * WIDTH:g}" '
-        f'height="{_SCALE * HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
+    begin = (  # three pixels per SVG unit, so that a chart is about as wide as a slide
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{3 * _WIDTH:g}" '
+        f'height="{3 * _HEIGHT:g}" font-family="Helvetica, Arial, sans-serif"'
     )
-    ground = f'<rect width="{WIDTH:g}" height="{HEIGHT:g}" fill="{LIGHT["ground"]}"></rect>'
+    ground = f'<rect width="{_WIDTH:g}" height="{_HEIGHT:g}" fill="{LIGHT["ground"]}"></rect>'
     names = []
     with atomic_folder(folder) as new:
         for chart in charts:
-            title = re.search(r'aria-label="([^"]*)"', chart)
-            assert title is not None
-            names.append(re.sub(r"\W+", "_", title[1].lower()) + ".svg")
-            # Attributes take the place of the CSS classes of the page.
+            label = chart.split('aria-label="')[1].split('"')[0]
+            names.append(re.sub(r"\W+", "_", label.lower()) + ".svg")
+            # Attributes take the place of the CSS classes of the page
             alone = chart.replace("<svg", begin, 1).replace(' class="chart"', "", 1)
             for name, colour in LIGHT.items():
                 alone = alone.replace(f'class="f-{name}"', f'fill="{colour}"')

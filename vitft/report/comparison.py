@@ -1,4 +1,4 @@
-"""Comparison of several runs on the validation images that they share.
+"""Comparison of several runs on the validation images that they share, its page and its figure.
 
 Images are matched by the digest of their bytes, and classes by name. Each image is counted once,
 and only if no run was trained on it. The significance test compares these trained models, not their
@@ -12,16 +12,18 @@ model disagreed with their label, so they would favour that model.
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
 from vitft.config.schema import shown_value
 from vitft.messages import comparison as messages
+from vitft.messages.comparison import BY_EPOCH
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -31,31 +33,34 @@ from vitft.metrics.intervals import (
     mcnemar,
 )
 from vitft.metrics.results import EvaluationResults, Interval
+from vitft.metrics.summary import own_cross_validation
+from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import ValidationPrediction
+from vitft.report.charts import (
+    Axis,
+    Chart,
+    Series,
+    axis_limits,
+    charted,
+    epoch_axis,
+    epoch_numbers,
+    log_axis,
+    percent_ticks,
+    round_ticks,
+)
 from vitft.report.decisions import former_fixes
-from vitft.report.reproduce import (
-    blocks_row,
-    different_keys,
-    different_settings,
-    effective_settings,
-    shown_settings,
-)
-from vitft.report.run_files import Run, groups_of
+from vitft.report.html import render
+from vitft.report.reproduce import different_settings, effective_settings, shown_settings
+from vitft.report.run_files import Run, Thumbnails, groups_of
+from vitft.system.console import visible
 from vitft.system.errors import RunError, UsageError
+from vitft.system.files import write_atomically
 from vitft.system.rundir import resume_command
-from vitft.system.text import (
-    count,
-    interval,
-    listing,
-    p_equation,
-    percent,
-    points,
-    shell_join,
-    shell_quote,
-)
+from vitft.system.text import count, interval, listing, p_equation, percent, points, shell_join
 
-Proportion = tuple[float, Interval]
+_Proportion = tuple[float, Interval]
 _Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # headings and rows
+_SharedImage = tuple[ValidationPrediction, ...]  # the prediction of each run for the same image
 _LOST = 0.02  # maximum fraction of the smaller run's training images that the larger may lack
 _FEW = 0.005  # minimum number of added images, as a fraction of the smaller run's training images
 _FREE_SETTINGS = frozenset(
@@ -66,123 +71,111 @@ _AUTOMATIC = (
     "model.channels", "optim.l2", "optim.micro_batch", "train.padding", "train.head_blocks"
 )  # fmt: skip
 """Settings for which 0 means that the value is chosen for the data."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedImage:
-    """A validation image shared by all runs, with the prediction of each run."""
-
-    sha256: str
-    path: str
-    label: str
-    predicted: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-    @property
-    def disputed(self) -> bool:
-        """Whether the predictions of the runs differ."""
-        return len(set(self.predicted)) > 1
-
-    def is_correct(self, run: int) -> bool:
-        return self.predicted[run] == self.label
+_RUN_LOOKS = (
+    ("accent", ""), ("second", "7 4"), ("muted", "2 3"), ("accent", "2 3"), ("second", "")
+)  # fmt: skip
+"""Colour and dashes of each run in the charts; further runs repeat them."""
+_MAX_DISPUTED = 60  # maximum number of disputed images on the page
+_MAX_CURVES = 6  # maximum number of runs whose curves are overlaid; colours and dashes would repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Difference:
-    """Difference in accuracy between two runs, and its significance."""
+class _DataEffect:
+    """What the fixes, or the added training images, of one of two runs do to the accuracy."""
 
-    paired: PairedDifference
+    is_second: bool  # whether the second run has them; if both applied fixes, it counts
+    paired: PairedDifference  # the run with them minus the other one
     p: float  # p-value of `paired`, Holm-corrected for the number of pairs
+    settings: tuple[str, ...]  # other settings that differ and may change the accuracy
+    added: int  # number of distinct images that only one of the runs has, not left out by fixes
+    relabelled: int = 0  # number of distinct images whose label differs between the runs
+    left_out: int = 0  # number of distinct images that the fixes leave out
+    both: bool = False  # whether the other run applied fixes, too
+    is_cross_validated: bool = False
 
     @property
-    def difference(self) -> float:
-        """Accuracy of the second run (or the one with fixes) minus that of the other."""
-        return self.paired.difference
+    def verdict(self) -> str:
+        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs also differ in other ways."""
+        if self.settings or (self.added and (self.relabelled or self.left_out)):
+            return "mixed"
+        if self.p >= 0.05:
+            return "no clear effect"
+        return "helped" if self.paired.difference > 0 else "hurt"
 
-    @property
-    def interval(self) -> Interval:
-        """95% interval of the difference."""
-        return self.paired.interval(self.p)
+    def text(self, letters: tuple[str, str]) -> str:
+        """Return whether it helped, as a sentence without a full stop."""
+        difference, (low, high) = self.paired.difference, self.paired.interval(self.p)
+        if not self.is_second:
+            difference, low, high = 0.0 - difference, -high, -low  # no negative zero
+        other, own = letters if self.is_second else letters[::-1]
+        images, others = "the shared images", list(self.settings)
+        cause = f"the {count(self.added, 'training image')} that {own} adds to those of {other}"
+        if self.relabelled or self.left_out:
+            cause = messages.fixes_of(own, other * self.both, self.relabelled, self.left_out)
+            images = f"the {count(self.paired.images, 'image')} with the same label in both runs"
+            images += ", cross-validated" if self.is_cross_validated else " that both hold out"
+            others += [count(self.added, "added image")] * bool(self.added)
+        measured = (difference, (low, high), self.p)
+        return messages.effect(cause, self.verdict, letters, measured, images=images, others=others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RunPair(_Difference):
+class _RunPair:
     """Comparison of the runs with indices `first` and `second` on the shared images."""
 
     first: int
     second: int
+    paired: PairedDifference  # the second run minus the first
+    p: float  # p-value of `paired`, Holm-corrected for the number of pairs
+    fixes: _DataEffect | None
+    added: _DataEffect | None
+
+    @property
+    def interval(self) -> Interval:
+        return self.paired.interval(self.p)
 
     @property
     def letters(self) -> tuple[str, str]:
         return ascii_uppercase[self.first], ascii_uppercase[self.second]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixesEffect(_Difference):
-    """Difference in accuracy between a run with fixes and a run without, or with other fixes."""
-
-    is_second: bool  # whether the fixes are those of the second run, also if both applied some
-    relabelled: int  # number of distinct images whose label differs between the runs
-    left_out: int  # number of distinct images that the fixes leave out and the run without them has
-    added: int  # number of other distinct images that only one of the runs has
-    settings: tuple[str, ...]  # other settings that differ and may change the accuracy
-    is_cross_validated: bool
-    both: bool = False  # whether the other run applied fixes, too
-
-    @property
-    def verdict(self) -> str:
-        """`helped`, `hurt` or `no clear effect`; `mixed` if the runs also differ in other ways."""
-        if self.added or self.settings:
-            return "mixed"
-        if self.p >= 0.05:
-            return "no clear effect"
-        return "helped" if self.difference > 0 else "hurt"
-
-    def text(self, letters: tuple[str, str]) -> str:
-        """Return whether the fixes of one of two runs helped, as a sentence without a stop."""
-        difference, (low, high) = self.difference, self.interval
-        if not self.is_second:
-            difference, low, high = 0.0 - difference, -high, -low  # no negative zero
-        images = f"the {count(self.paired.images, 'image')} with the same label in both runs"
-        images += ", cross-validated" if self.is_cross_validated else " that both hold out"
-        other = letters[not self.is_second] * self.both
-        return messages.effect(
-            messages.fixes_of(letters[self.is_second], other, self.relabelled, self.left_out),
-            self.verdict,
-            letters,
-            (difference, (low, high), self.p),
-            images=images,
-            others=[*self.settings, *[count(self.added, "added image")] * bool(self.added)],
-        )
-
-
-class _AddedImages(NamedTuple):
-    """Training images that occur in only one of two runs."""
-
-    is_second: bool  # whether the second of the two runs has more images
-    images: int
-    settings: tuple[str, ...]  # settings outside `_FREE_SETTINGS` that differ between the runs
-
-
-def _find_added(first: Run, second: Run) -> _AddedImages | None:
-    """Return the added training images of a run that has almost all those of the other run."""
+def _added_images(
+    first: Run, second: Run, paired: PairedDifference, p: float
+) -> _DataEffect | None:
+    """Return the effect of training images, if one run has almost all those of the other."""
     trained = [{row.sha256 for row in run.rows if row.split == "train"} for run in (first, second)]
     for is_second in (True, False):
         fewer, more = trained if is_second else reversed(trained)
         enough = len(more - fewer) >= max(1, _FEW * len(fewer))
         if fewer and enough and len(fewer - more) <= _LOST * len(fewer):
-            keys = different_keys([effective_settings(run.config) for run in (first, second)])
-            settings = tuple(key for key in keys if key not in _FREE_SETTINGS)
-            return _AddedImages(is_second, len(more - fewer), settings)
+            return _DataEffect(
+                is_second=is_second,
+                paired=_oriented(paired, is_second=is_second),
+                p=p,
+                settings=_other_settings(first, second, _FREE_SETTINGS),
+                added=len(more - fewer),
+            )
     return None
 
 
-def _fixes_effect(runs: Sequence[Run], pair: _RunPair) -> FixesEffect | None:
+def _other_settings(first: Run, second: Run, ignored: frozenset[str]) -> tuple[str, ...]:
+    return tuple(key for key, _ in different_settings([first, second]) if key not in ignored)
+
+
+def _oriented(paired: PairedDifference, *, is_second: bool) -> PairedDifference:
+    """Return a difference (the second run minus the first) as that of the run in question."""
+    if is_second:
+        return paired
+    return paired._replace(only_first=paired.only_second, only_second=paired.only_first)
+
+
+def _fixes_effect(
+    first: Run, second: Run, paired: PairedDifference, p: float
+) -> _DataEffect | None:
     """Return the effect of the fixes of one of two runs, without a correction of its p-value.
 
     It is None if the fixes are the same or changed no image.
     """
-    first, second, paired = runs[pair.first], runs[pair.second], pair.paired
     tables = [effective_settings(run.config) for run in (first, second)]
     fixes = [(t.get("data.fixes") or "", t.get("data.fixes_digest") or "") for t in tables]
     if fixes[0] == fixes[1]:
@@ -204,21 +197,19 @@ def _fixes_effect(runs: Sequence[Run], pair: _RunPair) -> FixesEffect | None:
     left_out = len(missing - kept)
     if not relabelled and not left_out:
         return None
-    if not is_second:
-        paired = paired._replace(only_first=paired.only_second, only_second=paired.only_first)
     more = PairedDifference.of(*_cross_validated_pairs(fixed, without))
     is_cross_validated = more.images > paired.images
     ignored = _FREE_SETTINGS | {"data.fixes", "data.fixes_digest", "data.group_duplicates"}
-    return FixesEffect(
+    return _DataEffect(
         is_second=is_second,
+        paired=more if is_cross_validated else _oriented(paired, is_second=is_second),
+        p=more.p if is_cross_validated else p,
+        settings=_other_settings(first, second, ignored),
+        added=len(added) + len(missing) - left_out,
         relabelled=relabelled,
         left_out=left_out,
-        added=len(added) + len(missing) - left_out,
-        settings=tuple(key for key in different_keys(tables) if key not in ignored),
-        is_cross_validated=is_cross_validated,
-        paired=more if is_cross_validated else paired,
-        p=more.p if is_cross_validated else pair.p,
         both=all(name for name, _ in fixes),
+        is_cross_validated=is_cross_validated,
     )
 
 
@@ -251,65 +242,66 @@ class RunComparison:
 
     runs: Sequence[Run]
     names: Sequence[str]
-    notes: Sequence[str]  # sentences on the limits of the comparison
-    images: Sequence[SharedImage]
+    letters: str  # one for each run, starting with A
+    images: Sequence[_SharedImage]  # those with the same label in all runs
+    flags: Sequence[Flags]  # which of the images each run classifies correctly
+    groups: Groups | None  # groups of the images, or None if the runs have none
+    accuracies: Sequence[_Proportion]  # of each run on the images; empty if there are none
+    cross_validated: Sequence[_Proportion | None]  # of each run; empty if no run has it
+    test: str  # name of the significance test of each pair
+    units: str  # what the test counts, e.g. `40 shared images` or `12 groups`
     pairs: Sequence[_RunPair]
-    groups: Groups | None = None  # groups of the shared images, or None if the runs have none
-
-    @property
-    def shared(self) -> int:
-        return len(self.images)
+    conclusions: Sequence[str]
+    """A sentence without a full stop for each pair: about the runs, or about the fixes or
+    additional images by which they differ."""
+    winner: int | None  # the run that is significantly more accurate than every other run
+    limits: Sequence[str]  # sentences on what the comparison does not show
+    power: str  # a sentence on differences that so few shared images cannot show, or ""
+    next_step: str  # a sentence with the commands that compare the runs most reliably, or ""
 
     @property
     def is_same_images(self) -> bool:
         """Whether each run has only the shared images, so that one accuracy per run is enough."""
-        return all(len(run.predictions) == self.shared for run in self.runs)
+        return all(len(run.predictions) == len(self.images) for run in self.runs)
 
     @property
-    def letters(self) -> str:
-        """One letter for each run, starting with A."""
-        return ascii_uppercase[: len(self.runs)]
+    def disputed(self) -> list[_SharedImage]:
+        """The shared images for which the predictions differ."""
+        return [image for image in self.images if len({one.predicted for one in image}) > 1]
 
     @cached_property
-    def flags(self) -> list[Flags]:
-        """Which of the shared images each run classifies correctly."""
-        return _right(self.images, len(self.runs))
+    def recalls(self) -> list[tuple[str, int, list[_Proportion], float, int | None]]:
+        """A row for each class, widest range of recalls first.
 
-    @cached_property
-    def accuracies(self) -> list[Proportion]:
-        """Accuracy and interval of each run on the shared images; empty if no images are shared."""
-        flags = self.flags if self.images else []
-        return [(float(own.mean()), accuracy_interval(own, self.groups)) for own in flags]
-
-    @cached_property
-    def recall_counts(self) -> dict[str, tuple[list[int], int]]:
-        """Each run's number of correct predictions and the number of images, by class."""
-        labels = np.array([image.label for image in self.images])
-        own = {name: labels == name for name in np.unique(labels).tolist()}
-        return {
-            name: ([int(right[members].sum()) for right in self.flags], int(members.sum()))
-            for name, members in own.items()
-        }
-
-    @cached_property
-    def cross_validated(self) -> list[Proportion | None]:
-        """Cross-validated accuracy and interval of each run, or None; empty if no run has them."""
-        found = [run.results.estimate("cross-validation") for run in self.runs]
-        known = [(one.value, one.interval) if one and one.interval else None for one in found]
-        return known if any(known) else []
+        A row consists of the name, the number of images, the recall of each run, the range of the
+        recalls, and the run whose recall is clearly the highest, its interval above all others.
+        """
+        rows, labels = [], np.array([image[0].label for image in self.images])
+        for name in np.unique(labels).tolist():
+            own = labels == name
+            groups = None if self.groups is None else self.groups[own]
+            recalls = [_proportion(flags[own], groups) for flags in self.flags]
+            values = [value for value, _ in recalls]
+            best = values.index(max(values))
+            others = [high for i, (_, (_, high)) in enumerate(recalls) if i != best]
+            winner = best if recalls[best][1][0] > max(others) else None
+            rows.append((name, int(own.sum()), recalls, max(values) - min(values), winner))
+        return sorted(rows, key=lambda row: (-row[3], row[0]))
 
     def accuracy_table(self) -> _Table:
         """Return each run's name, accuracy, interval, and accuracy on shared and in all folds."""
-        rows = []
+
+        def cells(found: tuple[float, Interval | None] | None) -> tuple[str, str]:
+            return (percent(found[0]), interval(found[1])) if found else ("–", "")
+
+        is_same, crossed, rows = self.is_same_images, bool(self.cross_validated), []
         for i, run in enumerate(self.runs):
-            cells: tuple[str, ...] = _cells(self.accuracies[i] if self.images else None)
-            if not self.is_same_images:
+            row: tuple[str, ...] = cells(self.accuracies[i] if self.images else None)
+            if not is_same:
                 own = run.accuracy
-                cells = (*_cells((own.value, own.interval) if own else None), cells[0])
-            if self.cross_validated:
-                cells += _cells(self.cross_validated[i])
-            rows.append((f"{self.letters[i]} {self.names[i]}", *cells))
-        is_same, crossed = self.is_same_images, bool(self.cross_validated)
+                row = (*cells((own.value, own.interval) if own else None), row[0])
+            row += cells(self.cross_validated[i]) if crossed else ()
+            rows.append((f"{self.letters[i]} {self.names[i]}", *row))
         return messages.accuracy_columns(same_images=is_same, cross_validated=crossed), rows
 
     def pair_table(self) -> _Table:
@@ -317,8 +309,8 @@ class RunComparison:
         rows: list[tuple[str, ...]] = [
             (
                 " - ".join(reversed(p.letters)),
-                points(p.difference),
-                f"{points(p.interval[0]).split()[0]} to {points(p.interval[1]).split()[0]}",
+                points(p.paired.difference),
+                " to ".join(points(end).split()[0] for end in p.interval),
                 f"{p.paired.only_first:,}",
                 f"{p.paired.only_second:,}",
                 p_equation(p.p).removeprefix("p ").removeprefix("= "),
@@ -329,7 +321,9 @@ class RunComparison:
 
     def setting_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each setting in which the runs differ."""
-        rows = blocks_row(self.runs)
+        shapes = [run.card and run.card.architecture for run in self.runs]
+        read = [count(one.read_blocks, "block") if one and one.depth else "–" for one in shapes]
+        rows = [("read by the head", *read)] if len({*read} - {"–"}) > 1 else []
         for key, values in shown_settings(self.runs):
             texts = ["–" if value in (None, "") else shown_value(value) for value in values]
             is_chosen = [key in _AUTOMATIC and value == 0 for value in values]
@@ -337,119 +331,9 @@ class RunComparison:
             rows.append((key, *("auto" if chosen else text for chosen, text in pairs)))
         return rows
 
-    @property
-    def test(self) -> str:
-        """Name of the significance test of each pair."""
-        return "mid-p McNemar test" if self.groups is None else f"sign-flip test of {self.units}"
 
-    @property
-    def num_units(self) -> int:
-        """Number of images, or of their groups, that the tests count."""
-        return self.shared if self.groups is None else len(np.unique(self.groups))
-
-    @property
-    def units(self) -> str:
-        """What the tests count as text, e.g. `40 shared images` or `12 groups`."""
-        return count(self.num_units, "shared image" if self.groups is None else "group")
-
-    @cached_property
-    def fixes(self) -> list[FixesEffect | None]:
-        """Effect of the fixes for each pair of runs; None if it does not differ in them."""
-        found = [_fixes_effect(self.runs, pair) for pair in self.pairs]
-        corrected = iter(holm([one.p for one in found if one and one.is_cross_validated]))
-        return [
-            replace(one, p=next(corrected)) if one and one.is_cross_validated else one
-            for one in found
-        ]
-
-    @property
-    def limits(self) -> list[str]:
-        """Sentences on what the comparison does not show, including the notes."""
-        notes = [messages.OWN_LABELS] * any(self.fixes)
-        for effect, pair in zip(self.fixes, self.pairs, strict=True):
-            if effect is None or effect.is_cross_validated:
-                continue
-            order = (pair.first, pair.second)[:: 1 if effect.is_second else -1]
-            before, after = (self.runs[i] for i in order)
-            if after.root_uri:  # its image files are in one folder
-                words = [
-                    "--data",
-                    str(after.path / "split.csv"),
-                    "--set",
-                    f"data.root={after.root}",
-                ]
-                command = f"vitft evaluate {shell_join([*words, '--run', str(before.path)])}"
-                run, fixed = (self.letters[i] for i in order)
-                notes.append(messages.accuracy_on_corrected_labels(run, fixed, command))
-        return [*notes, *self.notes]
-
-    def conclusions(self) -> list[str]:
-        """Return the conclusion for each pair of runs as a sentence without a full stop.
-
-        It is about the runs, or about the fixes or additional images by which they differ.
-        """
-        return [
-            fixes.text(pair.letters) if fixes else self._conclusion(pair)
-            for pair, fixes in zip(self.pairs, self.fixes, strict=True)
-        ]
-
-    def _conclusion(self, pair: _RunPair) -> str:
-        added = _find_added(self.runs[pair.first], self.runs[pair.second])
-        if added and not added.settings:
-            fewer, more = pair.letters if added.is_second else pair.letters[::-1]
-            verdict = "helped" if (pair.difference > 0) == added.is_second else "hurt"
-            return messages.effect(
-                f"the {count(added.images, 'training image')} that {more} adds to those of {fewer}",
-                verdict if pair.p < 0.05 else "no clear effect",
-                pair.letters,
-                (pair.difference, pair.interval, pair.p),
-                images="the shared images",
-            )
-        if self.needed_disagreements > self.num_units:
-            return messages.too_few(self.units, pair.letters)
-        return messages.more_accurate(pair.letters, pair.difference, pair.p, self.shared)
-
-    def next_step(self) -> str:
-        """Return a sentence with the commands that compare the runs most reliably, if needed."""
-        if self.runs[0].is_evaluation:
-            return ""
-        return (
-            "The surest answer comes from labelled photos that no run has seen: "
-            f"{' and '.join(_evaluate_commands(self.runs))}"
-            f"{' for each run' * (len(self.runs) != 2)}, with --out DIR for `vitft compare`"
-        )
-
-    @property
-    def winner(self) -> int | None:
-        """The run that is significantly more accurate than every other run, or None."""
-        wins = Counter(p.second if p.difference > 0 else p.first for p in self.pairs if p.p < 0.05)
-        return next((run for run, won in wins.items() if won == len(self.runs) - 1), None)
-
-    @cached_property
-    def needed_disagreements(self) -> int:
-        """Smallest number of differing images (or groups) that can be significant.
-
-        In McNemar's test, the p-value is smallest if all of them favour the same run.
-        """
-        return next(k for k in range(100) if len(self.pairs) * mcnemar(k, 0) < 0.05)
-
-    def power_text(self) -> str:
-        """Return a sentence on differences that so few shared images cannot show, or ""."""
-        needed = self.needed_disagreements
-        is_cross_validated = all(one and one.is_cross_validated for one in self.fixes)
-        if not self.pairs or is_cross_validated or needed / self.shared < 0.02:
-            return ""
-        if needed > self.num_units:
-            return f"With only {self.units}, no difference can be significant."
-        return "" if self.groups is not None else messages.smallest_difference(needed, self.shared)
-
-
-def _cells(found: tuple[float, Interval | None] | None) -> tuple[str, str]:
-    return (percent(found[0]), interval(found[1])) if found else ("–", "")
-
-
-def _right(images: Sequence[SharedImage], runs: int) -> list[Flags]:
-    return [np.array([one.is_correct(run) for one in images], bool) for run in range(runs)]
+def _proportion(flags: Flags, groups: Groups | None) -> _Proportion:
+    return float(flags.mean()), accuracy_interval(flags, groups)
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
@@ -465,36 +349,106 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
     common = [sha256 for sha256 in by_digest[0] if all(sha256 in other for other in by_digest[1:])]
     if not common:
         raise _nothing_shared(runs)
-    images, relabelled = list[SharedImage](), list[str]()
-    for sha256 in common:
-        predictions = [table[sha256] for table in by_digest]
-        if len({one.label for one in predictions}) > 1:
-            relabelled.append(sha256)
-            continue
-        first, predicted = predictions[0], tuple(one.predicted for one in predictions)
-        probabilities = tuple(one.probability for one in predictions)
-        images.append(SharedImage(sha256, first.path, first.label, predicted, probabilities))
-    names = [run.name for run in runs]
-    groups = groups_of([image.sha256 for image in images], runs)
+    every = [tuple(table[sha256] for table in by_digest) for sha256 in common]
+    images = [image for image in every if len({one.label for one in image}) == 1]
+    names, letters = [run.name for run in runs], ascii_uppercase[: len(runs)]
+    flags = [np.array([one[i].is_correct for one in images], bool) for i in range(len(runs))]
+
+    # Each pair is tested on the images, or on their groups
+    groups = groups_of([image[0].sha256 for image in images], runs)
+    number = len(images if groups is None else np.unique(groups))
+    units = count(number, "shared image" if groups is None else "group")
+    pairs = _run_pairs(runs, flags, groups) if images else []
+    clear = [pair for pair in pairs if pair.p < 0.05]
+    wins = Counter(pair.second if pair.paired.difference > 0 else pair.first for pair in clear)
+    # In McNemar's test, the p-value is smallest if all of them favour the same run.
+    needed = next(k for k in range(100) if len(pairs) * mcnemar(k, 0) < 0.05)
+    power = ""
+    is_crossed = all(pair.fixes and pair.fixes.is_cross_validated for pair in pairs)
+    if pairs and not is_crossed and needed / len(images) >= 0.02:
+        if needed > number:
+            power = f"With only {units}, no difference can be significant."
+        elif groups is None:
+            power = messages.smallest_difference(needed, len(images))
+
+    found = [run.results.estimate("cross-validation") for run in runs]
+    crossed = [(one.value, one.interval) if one and one.interval else None for one in found]
+    step = (
+        f"The surest answer comes from labelled photos that no run has seen: "
+        f"{_evaluate_commands(runs)}{' for each run' * (len(runs) != 2)}, with --out DIR for "
+        "`vitft compare`"
+    )
+    sizes = [len(table) for table in by_digest]
     return RunComparison(
         runs=runs,
         names=names if len({*names}) == len(names) else [str(run.path) for run in runs],
-        notes=_comparison_notes(runs, by_digest, len(common), relabelled),
+        letters=letters,
         images=images,
-        pairs=run_pairs(images, len(runs), groups) if images else [],
+        flags=flags,
         groups=groups,
+        accuracies=[_proportion(own, groups) for own in flags] if images else [],
+        cross_validated=crossed if any(crossed) else [],
+        test="mid-p McNemar test" if groups is None else f"sign-flip test of {units}",
+        units=units,
+        pairs=pairs,
+        conclusions=[_conclusion(pair, units, len(images), needed > number) for pair in pairs],
+        winner=next((run for run, won in wins.items() if won == len(runs) - 1), None),
+        limits=[
+            *_fixes_notes(runs, pairs),
+            *_comparison_notes(runs, sizes, len(every), len(images)),
+        ],
+        power=power,
+        next_step="" if runs[0].is_evaluation else step,
     )
 
 
-def run_pairs(
-    images: Sequence[SharedImage], runs: int, groups: Groups | None = None
+def _conclusion(pair: _RunPair, units: str, images: int, too_few: bool) -> str:
+    if pair.fixes:
+        return pair.fixes.text(pair.letters)
+    if pair.added and not pair.added.settings:
+        return pair.added.text(pair.letters)
+    if too_few:
+        return messages.too_few(units, pair.letters)
+    return messages.more_accurate(pair.letters, pair.paired.difference, pair.p, images)
+
+
+def _fixes_notes(runs: Sequence[Run], pairs: Sequence[_RunPair]) -> list[str]:
+    """Return that accuracies with different fixes cannot be compared, and commands that can."""
+    notes = [messages.OWN_LABELS] * any(pair.fixes for pair in pairs)
+    for pair in pairs:
+        if pair.fixes is None or pair.fixes.is_cross_validated:
+            continue
+        before, after = (pair.first, pair.second)[:: 1 if pair.fixes.is_second else -1]
+        fixed, letters = runs[after], ascii_uppercase
+        if fixed.root_uri:  # its image files are in one folder
+            words = ["vitft", "evaluate", "--data", str(fixed.path / "split.csv")]
+            words += ["--set", f"data.root={fixed.root}", "--run", str(runs[before].path)]
+            command = shell_join(words)
+            notes.append(
+                messages.accuracy_on_corrected_labels(letters[before], letters[after], command)
+            )
+    return notes
+
+
+def _run_pairs(
+    runs: Sequence[Run], flags: Sequence[Flags], groups: Groups | None
 ) -> list[_RunPair]:
-    """Compare each pair of runs on the shared images; there must be at least one image."""
-    flags, pairs = _right(images, runs), list(itertools.combinations(range(runs), 2))
-    found = [PairedDifference.of(flags[second], flags[first], groups) for first, second in pairs]
+    chosen = list(itertools.combinations(range(len(runs)), 2))
+    found = [PairedDifference.of(flags[second], flags[first], groups) for first, second in chosen]
+    p_values, pairs = holm([paired.p for paired in found]), list[_RunPair]()
+    for (first, second), paired, p in zip(chosen, found, p_values, strict=True):
+        both = runs[first], runs[second]
+        fixes, added = _fixes_effect(*both, paired, p), _added_images(*both, paired, p)
+        pairs.append(
+            _RunPair(first=first, second=second, paired=paired, p=p, fixes=fixes, added=added)
+        )
+    crossed = [one.fixes.p for one in pairs if one.fixes and one.fixes.is_cross_validated]
+    corrected = iter(holm(crossed))
     return [
-        _RunPair(first=first, second=second, paired=paired, p=p)
-        for (first, second), paired, p in zip(pairs, found, holm([f.p for f in found]), strict=True)
+        replace(one, fixes=replace(one.fixes, p=next(corrected)))
+        if one.fixes and one.fixes.is_cross_validated
+        else one
+        for one in pairs
     ]
 
 
@@ -523,43 +477,41 @@ def _check_runs(runs: Sequence[Run]) -> None:
 
 def _nothing_shared(runs: Sequence[Run]) -> UsageError:
     """Return the error for runs without a common validation image, naming what differs."""
-    names = [*dict.fromkeys(run.data_name for run in runs if run.data_name)]
-    differences = [f"data ({listing(names)})"] * (len(names) > 1)
-    differences += ["classes"] * (len({run.classes for run in runs}) > 1)
-    seeds = [*dict.fromkeys(str(run.setting("data", "seed")) for run in runs)]
-    differences += [f"data.seed ({listing(seeds)})"] * (len(seeds) > 1)
-    differ = f". The runs differ in {listing(differences)}" if differences else ""
-    problem = f"cannot compare: no validation image is shared by all runs{differ}"
-    fix = "evaluate each run on the same labelled photos, which no run has seen: "
-    fix += " and ".join(_evaluate_commands(runs))
+    keys = [key for key, _ in different_settings(runs) if key.startswith("data.")]
+    keys += ["classes"] * (len({run.classes for run in runs}) > 1)
+    differ = f". The runs differ in {listing(keys)}" if keys else ""
     if not set.intersection(*(set(run.classes) for run in runs)):
-        problem = f"cannot compare: the runs have no class in common{differ}"
-        fix = "compare runs that were trained on the same data"
-    return UsageError(problem, fix=fix)
+        return UsageError(
+            f"cannot compare: the runs have no class in common{differ}",
+            fix="compare runs that were trained on the same data",
+        )
+    return UsageError(
+        f"cannot compare: no validation image is shared by all runs{differ}",
+        fix="evaluate each run on the same labelled photos, which no run has seen: "
+        f"{_evaluate_commands(runs)}",
+    )
 
 
-def _evaluate_commands(runs: Sequence[Run]) -> list[str]:
+def _evaluate_commands(runs: Sequence[Run]) -> str:
     """Return the commands that evaluate two runs on new images, or one with RUN for more runs."""
     names = [str(run.path) for run in runs] if len(runs) == 2 else ["RUN"]
-    return [f"`vitft evaluate --data NEW --run {shell_quote(name)}`" for name in names]
+    words = [["vitft", "evaluate", "--data", "NEW", "--run", name] for name in names]
+    return " and ".join(f"`{shell_join(each)}`" for each in words)
 
 
 def _comparison_notes(
-    runs: Sequence[Run],
-    by_digest: Sequence[Mapping[str, ValidationPrediction]],
-    common: int,
-    relabelled: Sequence[str],
+    runs: Sequence[Run], sizes: Sequence[int], common: int, same: int
 ) -> list[str]:
     """Return sentences about the limits of the comparison.
 
-    `by_digest` are the validation predictions of each run, by SHA-256 of the image, `common` is the
-    number of shared images, and `relabelled` are the digests of those whose labels differ.
+    `sizes` are the numbers of validation images of each run, `common` is that of shared images, and
+    `same` that of those with the same label.
     """
-    notes, sizes = list[str](), [len(table) for table in by_digest]
+    notes = list[str]()
     if any(size != common for size in sizes):
-        shared = common - len(relabelled)
-        notes.append(messages.split_difference(sizes, shared, relabelled=bool(relabelled)))
-    notes += _fixes_notes(runs, by_digest, relabelled)
+        notes.append(messages.split_difference(sizes, same, relabelled=same < common))
+    if same < common:
+        notes.append(messages.excluded_images(common - same))
     for letter, changes in zip(ascii_uppercase[1:], _data_changes(runs), strict=False):
         notes.append(messages.data_difference(letter, *changes))
     # The effect of fixes on two heads that were both cross-validated has its own test.
@@ -579,8 +531,8 @@ def _comparison_notes(
             "cross_validation" in run.measured and not run.results.estimate("cross-validation")
             for run in runs
         ],
-        compared=common > len(relabelled),
-        fitted=common > len(relabelled) and not runs[0].is_evaluation,
+        compared=same > 0,
+        fitted=same > 0 and not runs[0].is_evaluation,
     )
     return [*filter(None, notes)]
 
@@ -598,40 +550,15 @@ def _data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
     ]
 
 
-def _fixes_notes(
-    runs: Sequence[Run],
-    by_digest: Sequence[Mapping[str, ValidationPrediction]],
-    relabelled: Sequence[str],
-) -> list[str]:
-    """Return sentences about validation images that are excluded because of known fixes."""
-    notes, moved = list[str](), list[tuple[str, int]]()
-    for letter, run, own in zip(ascii_uppercase, runs, by_digest, strict=False):
-        actions = {fix.path: fix.action for fix in former_fixes(run)[0]}
-        if changed := sum(  # relabelled, or a copy with another label was left out
-            any(actions.get(table[sha256].path) in ("move", "drop") for table in by_digest)
-            for sha256 in relabelled
-        ):
-            moved.append((letter, changed))
-        every = {sha256: one.path for table in by_digest for sha256, one in table.items()}
-        dropped = [key for key in every.keys() - own.keys() if actions.get(every[key]) == "drop"]
-        if dropped:
-            notes.append(
-                f"The fixes of {letter} left out {count(len(dropped), 'validation image')} of the "
-                f"other {'run' if len(runs) == 2 else 'runs'}, which the comparison excludes."
-            )
-    if relabelled:
-        notes.insert(0, messages.excluded_images(len(relabelled), moved))
-    return notes
-
-
 def comparison_results(comparison: RunComparison) -> dict[str, Any]:
     """Return a comparison as a JSON object; `docs/schemas/comparison.json` describes it."""
     runs, names, winner = comparison.runs, comparison.names, comparison.winner
     changes = zip(names[1:], _data_changes(runs), strict=True)
+    recalls = sorted(comparison.recalls, key=lambda row: row[0])
     return {
-        "shared_images": comparison.shared,
+        "shared_images": len(comparison.images),
         "notes": comparison.limits,
-        "limit": comparison.power_text() or None,
+        "limit": comparison.power or None,
         "winner": None if winner is None else names[winner],
         "runs": [
             {
@@ -640,70 +567,209 @@ def comparison_results(comparison: RunComparison) -> dict[str, Any]:
                 "path": str(run.path),
                 "results": run.results.to_json(),
                 "shared_right": int(comparison.flags[i].sum()),
-                "shared_interval": comparison.accuracies[i][1] if comparison.shared else None,
-                "recall": {
-                    label: right[i] / of for label, (right, of) in comparison.recall_counts.items()
-                },
+                "shared_interval": comparison.accuracies[i][1] if comparison.images else None,
+                "recall": {label: values[i][0] for label, _, values, _, _ in recalls},
             }
             for i, run in enumerate(runs)
         ],
         "pairs": [
-            _pair_results(comparison, *found)
-            for found in zip(
-                comparison.pairs, comparison.fixes, comparison.conclusions(), strict=True
-            )
+            {
+                "runs": (own := (names[pair.first], names[pair.second])),
+                "test": "mid-p McNemar" if comparison.groups is None else "sign flips of groups",
+                "only_first_right": pair.paired.only_second,
+                "only_second_right": pair.paired.only_first,
+                "difference": pair.paired.difference,
+                "interval": pair.interval,
+                "p_holm": pair.p,
+                "significant": pair.p < 0.05,
+                "more_accurate": own[pair.paired.difference > 0] if pair.p < 0.05 else None,
+                "conclusion": conclusion,
+                "added": {
+                    "run": own[added.is_second],
+                    "images": added.added,
+                    "settings": list(added.settings),
+                }
+                if (added := pair.added) and not pair.fixes
+                else None,
+                "fixes": {
+                    "run": own[effect.is_second],
+                    "verdict": effect.verdict,
+                    "relabelled": effect.relabelled,
+                    "left_out": effect.left_out,
+                    "added": effect.added,
+                    "settings": list(effect.settings),
+                    "cross_validated": effect.is_cross_validated,
+                    "images": effect.paired.images,
+                    "only_with_right": effect.paired.only_first,
+                    "only_without_right": effect.paired.only_second,
+                    "difference": effect.paired.difference,
+                    "interval": effect.paired.interval(effect.p),
+                    "p_holm": effect.p,
+                }
+                if (effect := pair.fixes)
+                else None,
+            }
+            for pair, conclusion in zip(comparison.pairs, comparison.conclusions, strict=True)
         ],
         "settings": dict(different_settings(runs)),
         "data": [
             {"run": name, "labels_changed": changed, "left_out": left_out, "added": added}
             for name, (changed, left_out, added) in changes
         ],
-        "disagree": [image.path for image in comparison.images if image.disputed],
+        "disagree": [image[0].path for image in comparison.disputed],
     }
 
 
-def _pair_results(
-    comparison: RunComparison,
-    pair: _RunPair,
-    effect: FixesEffect | None,
-    conclusion: str,
-) -> dict[str, Any]:
-    names = comparison.names[pair.first], comparison.names[pair.second]
-    is_significant = pair.p < 0.05
-    added = _find_added(comparison.runs[pair.first], comparison.runs[pair.second])
+# page of a comparison, and its figure as a PNG ----------------------------------------------------
+
+
+def write_comparison(comparison: RunComparison, out: Path) -> Path:
+    """Write a comparison as an HTML page and return the path of the page."""
+    runs, accuracies = comparison.runs, comparison.accuracies
+    data, descriptions = _data_names(runs), _run_descriptions(runs)
+    view = {
+        "title": f"{data}: {listing(descriptions, most=3)}",
+        "data": data,
+        "root": runs[0].root_uri,
+        "comparison": comparison,
+        "descriptions": descriptions,
+        "accuracies": accuracies,
+        "chart": _accuracy_chart(comparison, comparison.letters).markup() if accuracies else "",
+        "curves": [(title, chart.markup()) for title, chart in _curve_charts(comparison)],
+        "settings": comparison.setting_rows(),
+        "fixes": any(pair.fixes for pair in comparison.pairs),
+        "disputed": _disputed_groups(comparison),
+        "thumbnails": Thumbnails(runs),
+    }
+    write_atomically(out, render("compare.html.j2", view))
+    return out
+
+
+def _data_names(runs: Sequence[Run]) -> str:
+    return listing(dict.fromkeys(run.data_name or "unknown data" for run in runs))
+
+
+def _run_descriptions(runs: Sequence[Run]) -> list[str]:
+    """Describe each run by its data, weights and trained layers, as far as these differ.
+
+    A run without pretrained weights is `from scratch`. Runs whose descriptions would be equal are
+    described by their names.
+    """
+    facts = []
+    for run in runs:
+        start, layers = weights_name(str(run.setting("weights", "name") or "")), run.layers
+        if start == "none":
+            start, layers = "from scratch", ""
+        fixes = "with fixes" if run.setting("data", "fixes") else ""
+        facts.append((run.data_name, start, "all layers" if layers == "all" else layers, fixes))
+    differs = [len({*values}) > 1 for values in zip(*facts, strict=True)]
+    described = [", ".join(filter(None, itertools.compress(row, differs))) for row in facts]
+    with_fixes = [text or "without fixes" for text in described]
+    return with_fixes if len({*with_fixes}) == len(runs) else [run.name for run in runs]
+
+
+def draw_comparison(comparison: RunComparison, out: Path) -> Path:
+    """Draw the accuracies of the runs as a PNG, and their accuracy by epoch if two have any."""
+    from vitft.report.plots import charts_png, last_part
+
+    runs, letters = comparison.runs, comparison.letters
+    texts = map(last_part, map(visible, _run_descriptions(runs)))
+    names = [f"{letter}  {text}" for letter, text in zip(letters, texts, strict=True)]
+    curves = [chart for title, chart in _curve_charts(comparison) if title.startswith(BY_EPOCH)]
+    size = 10.5 if curves else 6.4, max(3.2 if curves else 1.8, 1.2 + 0.4 * len(runs))
+    detail = messages.figure_of_runs(len(comparison.images))
+    charts = [_accuracy_chart(comparison, names), *curves]
+    write_atomically(out, charts_png(charts, size, _data_names(runs), detail))
+    return out
+
+
+def _accuracy_chart(comparison: RunComparison, names: Sequence[str]) -> Chart:
+    """Return a chart of accuracies and intervals, with one row per run."""
+    series = []
+    for row, (accuracy, ends) in enumerate(comparison.accuracies):
+        colour, _ = _RUN_LOOKS[row % len(_RUN_LOOKS)]
+        series += [
+            Series(colour=colour, xs=ends, ys=[row, row], width=1.6, markers=()),
+            Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4),
+        ]
+    values = [value for one in series for value in one.xs] or [0.0, 1.0]
+    low, high = axis_limits(values, is_percent=True)
+    ticks = percent_ticks(round_ticks(low, high))
+    x_axis = Axis(low=low, high=high, ticks=ticks, title=messages.ON_SHARED)
+    y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
+    return Chart(label=messages.EACH_RUN, x=x_axis, y=y_axis, series=series)
+
+
+def _curve_charts(comparison: RunComparison) -> list[tuple[str, Chart]]:
+    """Return the title and the chart of each kind of curve that at least two runs have."""
+    every, drawn = list(map(_curves_of, comparison.runs)), list[tuple[str, Chart]]()
+    for title, x in every[0]:
+        found = zip(comparison.letters, (curves[title, x] for curves in every), strict=True)
+        curves = [(letter, curve) for letter, curve in found if len(curve) > 1]
+        if len(curves) < 2:
+            continue
+        series = []
+        for letter, curve in curves[:_MAX_CURVES]:
+            colour, dashes = _RUN_LOOKS[comparison.letters.index(letter) % len(_RUN_LOOKS)]
+            xs, ys = zip(*curve, strict=True)
+            markers = None if len(xs) <= 24 else ()
+            series.append(
+                Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys, markers=markers)
+            )
+        places = sorted({place for one in series for place in one.xs})
+        axis = epoch_axis(places)
+        if x != "epoch":
+            axis = log_axis(places, [(value, f"{value:,g}") for value in places], x)
+        is_percent = "accuracy" in title
+        y = "accuracy" if is_percent else "loss (nats)"
+        more = f" ({', '.join(letter for letter, _ in curves[_MAX_CURVES:])} not shown)"
+        name = title + more * (len(curves) > _MAX_CURVES)
+        drawn.append((name, charted(title, axis, series, title=y, is_percent=is_percent)))
+    return drawn
+
+
+def _curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Return the points of each curve of a run, by the titles of its chart and of its x-axis.
+
+    Accuracies in cross-validation are those of the model itself, measured on all classes.
+    """
+
+    def by_epoch(key: str) -> list[tuple[float, float]]:
+        log = [line for line in run.log if "epoch" in line and line.get(key) is not None]
+        values = [float(str(line.get(key))) for line in log]
+        return list(zip(epoch_numbers(log), values, strict=True))
+
+    own = own_cross_validation(run.measured)
+    penalties = [one for one in run.log if {"l2", "cv_top1"} <= {*one} and "cv_classes" not in one]
     return {
-        "runs": names,
-        "test": "mid-p McNemar" if comparison.groups is None else "sign flips of groups",
-        "only_first_right": pair.paired.only_second,
-        "only_second_right": pair.paired.only_first,
-        "difference": pair.difference,
-        "interval": pair.interval,
-        "p_holm": pair.p,
-        "significant": is_significant,
-        "more_accurate": names[pair.difference > 0] if is_significant else None,
-        "conclusion": conclusion,
-        "added": None
-        if effect or added is None
-        else {
-            "run": names[added.is_second],
-            "images": added.images,
-            "settings": list(added.settings),
-        },
-        "fixes": None
-        if effect is None
-        else {
-            "run": names[effect.is_second],
-            "verdict": effect.verdict,
-            "relabelled": effect.relabelled,
-            "left_out": effect.left_out,
-            "added": effect.added,
-            "settings": list(effect.settings),
-            "cross_validated": effect.is_cross_validated,
-            "images": effect.paired.images,
-            "only_with_right": effect.paired.only_first,
-            "only_without_right": effect.paired.only_second,
-            "difference": effect.difference,
-            "interval": effect.interval,
-            "p_holm": effect.p,
-        },
+        (BY_EPOCH, "epoch"): by_epoch("val_top1"),
+        ("Validation loss by epoch", "epoch"): by_epoch("val_loss"),
+        (messages.BY_IMAGES, "training images"): [
+            (point["images"], point["top1"]) for point in (own["curve"] if own else ())
+        ],
+        (messages.BY_PENALTY, "L2 penalty"): sorted(
+            (line["l2"], line["cv_top1"]) for line in (penalties if own else ())
+        ),
     }
+
+
+def _disputed_groups(comparison: RunComparison) -> list[dict[str, object]]:
+    """Return the images with different predictions, in groups, most confident first.
+
+    `number` counts the images of a group, shown or not. Images that some run classifies correctly
+    come first. Of two runs, each has a group of its own.
+    """
+    some, groups = len(comparison.runs), dict[int, list[_SharedImage]]()
+    for image in sorted(
+        comparison.disputed, key=lambda one: (-max(each.probability for each in one), one[0].path)
+    ):
+        right = [run for run, one in enumerate(image) if one.is_correct]
+        group = some + 1 if not right else right[0] if some == 2 else some
+        groups.setdefault(group, []).append(image)
+    titles = [f"Only {letter} is right" for letter in comparison.letters]
+    titles += ["Some are right", "All are wrong, in different ways"]
+    most = -(-_MAX_DISPUTED // max(1, len(groups)))
+    return [
+        {"title": titles[group], "images": images[:most], "number": len(images)}
+        for group, images in sorted(groups.items())
+    ]

@@ -8,7 +8,7 @@ content that `data.fixes.write_fixes` would write.
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,11 @@ MAX_FINDINGS, MAX_MEMBERS = 40, 6  # of each kind on a page, and of members of a
 class _DecisionTable:
     """Files of the table, in the order of their first mention, with their proposed fixes."""
 
-    fixes: list[Fix]
+    fixes: list[Fix]  # the proposed ones first; other files are written only if they change
     labels: Mapping[str, str]
     thumbnail: Callable[[str], str]
-    classes: Sequence[str]  # names of the classes to which images can be moved
-    position: dict[str, int] = field(default_factory=dict)
-    proposed: int = 0  # files with a proposed fix; others are written only if they change
+    position: dict[str, int]
     cards: int = 0  # number of cards made so far
-
-    def __post_init__(self) -> None:
-        self.position = {fix.path: i for i, fix in enumerate(self.fixes)}
-        self.proposed = len(self.fixes)
 
     def card(self, path: str, **fields: object) -> _View:
         """Return a card for a file, after adding the file to the table if necessary.
@@ -66,47 +60,32 @@ class _DecisionTable:
             self.position[path] = len(self.fixes)
             self.fixes.append(Fix(path=path, action=UNDECIDED, label=label))
         self.cards += 1
-        return {
-            "number": self.cards,
-            "file": self.position[path],
-            "path": path,
-            "label": label,
-            "label_probability": None,
-            "suggested": "",
-            "class_index": None,
-            "detail": "",
-            "is_readable": True,
-            "thumbnail": self.thumbnail(path),
-            **fields,
-        }
-
-    def to_json(self, former: Sequence[Fix]) -> str:
-        """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
-        files = [
-            [
-                *map(_encoded_cell, fix.cells[:4]),
-                ",".join(map(_encoded_cell, fix.cells[4:])),
-                number < self.proposed,
-            ]
-            for number, fix in enumerate(self.fixes)
-        ]
-        content = {
-            "header": ",".join(FIX_COLUMNS),
-            "files": files,
-            "classes": [[visible(name), _encoded_cell(name)] for name in self.classes],
-            "former": [
-                [_encoded_cell(f.path), f.action, ",".join(map(_encoded_cell, f.cells))]
-                for f in former
-            ],
-        }
-        text = json.dumps(content)
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return escape(json.dumps({**content, "key": key}))
+        usual = {"label_probability": None, "suggested": "", "class_index": None, "detail": ""}
+        place = {"number": self.cards, "file": self.position[path], "path": path, "label": label}
+        picture = {"is_readable": True, "thumbnail": self.thumbnail(path)}
+        return {**place, **usual, **picture, **fields}
 
 
-def _encoded_cell(text: str) -> str:
-    """Return a cell as `write_fixes` writes it: quoted if necessary, with formulas escaped."""
-    return quote_cell(escape_formula(text))
+def _table_json(
+    fixes: Sequence[Fix], proposed: int, classes: Sequence[str], former: Sequence[Fix]
+) -> str:
+    """Return the table as JSON for the script of the page, escaped for an HTML attribute."""
+
+    def cell(text: str) -> str:
+        """A cell as `write_fixes` writes it: quoted if necessary, with formulas escaped."""
+        return quote_cell(escape_formula(text))
+
+    content = {
+        "header": ",".join(FIX_COLUMNS),
+        "files": [
+            [*map(cell, fix.cells[:4]), ",".join(map(cell, fix.cells[4:])), number < proposed]
+            for number, fix in enumerate(fixes)
+        ],
+        "classes": [[visible(name), cell(name)] for name in classes],
+        "former": [[cell(f.path), f.action, ",".join(map(cell, f.cells))] for f in former],
+    }
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return escape(json.dumps({**content, "key": key}))
 
 
 def make_decisions(
@@ -127,18 +106,18 @@ def make_decisions(
     URI, or "". There is no table for `several` labels. It includes the fixes that were applied
     before (`former`), or there is a `warning` that they cannot be read. `steps` have commands.
     """
-    table = _DecisionTable(
-        fixes=[] if several else list(fixes), labels=labels, thumbnail=thumbnail, classes=classes
-    )
+    proposed = [] if several else list(fixes)
+    position = {fix.path: i for i, fix in enumerate(proposed)}
+    table = _DecisionTable(fixes=[*proposed], labels=labels, thumbnail=thumbnail, position=position)
     open_labels, open_groups = undecided_numbers(audit, paths_settled_by(former))
     findings, groups, sections = dict[str, Any](audit), audit["duplicates"], list[_View]()
 
-    def add(kind: str, title: str, noun: Sequence[str], found: Sequence[_View], kept: int) -> None:
-        """Add the findings of a kind; `kept` of them need no decision."""
-        number = len(findings[kind])
-        heading = {"id": kind, "title": title, "number": count(number - kept, *noun), "kept": kept}
-        if number:
-            sections.append({**heading, "groups": found, "more": max(0, number - MAX_FINDINGS)})
+    def add(kind: str, title: str, noun: Sequence[str], found: Sequence[_View], left: int) -> None:
+        """Add the findings of a kind, `left` of which need a decision."""
+        if number := len(findings[kind]):
+            heading = {"id": kind, "title": title, "number": count(left, *noun)}
+            more = max(0, number - MAX_FINDINGS)
+            sections.append({**heading, "kept": number - left, "groups": found, "more": more})
 
     place = {name: number for number, name in enumerate(classes)}
     cards = [
@@ -152,16 +131,15 @@ def make_decisions(
         )
         for item in audit["mislabels"][:MAX_FINDINGS]
     ]
-    kept = len(audit["mislabels"]) - open_labels, len(groups) - open_groups
-    add("mislabels", "Probable label errors", _LABELS, [_group(cards)], kept[0])
+    add("mislabels", "Probable label errors", _LABELS, [_group(cards)], open_labels)
     copies = [_copies(group, table) for group in shown_groups(groups)]
-    add("duplicates", "Duplicates", _GROUPS, copies, kept[1])
+    add("duplicates", "Duplicates", _GROUPS, copies, open_groups)
     for kind, noun in (("odd", "unusual image"), ("bad", "unreadable file")):
         cards = [
             table.card(item["path"], detail=item["reason"], is_readable=kind != "bad")
             for item in findings[kind][:MAX_FINDINGS]
         ]
-        add(kind, f"{noun.capitalize()}s", (noun,), [_group(cards)], 0)
+        add(kind, f"{noun.capitalize()}s", (noun,), [_group(cards)], len(findings[kind]))
     if not sections:
         return None
     single = [item["path"] for kind in ("mislabels", "odd", "bad") for item in findings[kind]]
@@ -173,7 +151,7 @@ def make_decisions(
         "findings": len(single) + len(groups),
         "files": len({*single, *grouped}),
         "copies": COPIES_WARNING * any(map(is_leak, groups)) + TEST_COPIES_WARNING * is_tested,
-        "table": "" if several else table.to_json(former),
+        "table": "" if several else _table_json(table.fixes, len(proposed), classes, former),
         "can_decide": not several,
         "former": len(former),
         "warning": warning,
@@ -250,6 +228,18 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
     if not run.audit:
         return None
     former, warning = former_fixes(run)
+    left_out = ("fixes", "fixes_digest", "like")
+    data = {k: value for k, value in run.config.get("data", {}).items() if k not in left_out}
+    steps, name = list[tuple[str, str]](), shell_quote(str(run.path))
+    if command := command_of({**run.config, "data": data}):
+        is_content = data.get("split") == "content"
+        is_drawn = is_content and not run.audit.get("own_split", False)
+        is_drawn &= not data.get("group_duplicates")
+        near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
+        command += f" --fixes {DOWNLOADED}{' --group-duplicates' * (near and is_drawn)}"
+        command += f" --like {name}" * is_content
+        steps.append((f"Repeat the run with the table. {OTHER_PATH}", command))
+        steps.append(("Compare both runs.", f"vitft compare {name} runs/latest"))
     return make_decisions(
         run.audit,
         propose_fixes(run.audit),
@@ -259,7 +249,7 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
         several=run.several,
         former=former,
         warning=warning,
-        steps=_next_steps(run),
+        steps=steps,
     )
 
 
@@ -275,27 +265,3 @@ def former_fixes(run: Run) -> tuple[list[Fix], str]:
             f"This run applied the decisions in {table}, which cannot be shown here "
             f"({error.problem}). Copy those that still hold into the saved table."
         )
-
-
-def _next_steps(run: Run) -> list[tuple[str, str]]:
-    data = {
-        key: value
-        for key, value in run.config.get("data", {}).items()
-        if key not in ("fixes", "fixes_digest", "like")
-    }
-    command = command_of({**run.config, "data": data})
-    if not command:
-        return []
-    name = shell_quote(str(run.path))
-    is_drawn = data.get("split") == "content" and not run.audit.get("own_split", False)
-    is_drawn &= not data.get("group_duplicates")
-    near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
-    together = " --group-duplicates" * (near and is_drawn)
-    like = f" --like {name}" if data.get("split") == "content" else ""
-    return [
-        (
-            f"Repeat the run with the table. {OTHER_PATH}",
-            f"{command} --fixes {DOWNLOADED}{together}{like}",
-        ),
-        ("Compare both runs.", f"vitft compare {name} runs/latest"),
-    ]

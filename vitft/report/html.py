@@ -48,44 +48,31 @@ DARK: Mapping[str, str] = {
     "bad": "#ff9086",
 }
 
-NUM_SHADES = 6  # number of background shades for matrix cells; their text has the colour `ink`
-STRONGEST = {"light": 0.42, "dark": 0.5}  # fraction of the colour in the strongest shade
+SHADES = (13, 18, 24, 30, 36, 42)
+"""Percentages of the colour in the shades behind the numbers of a matrix, which have the colour
+`ink`; the remainder is the background."""
 
 
-def shades(theme: Mapping[str, str], colour: str, strongest: float) -> list[str]:
-    """Return the shades of a colour on the background of the theme, from faintest to strongest."""
-    pairs = [*zip(*(bytes.fromhex(theme[name][1:]) for name in (colour, "ground")), strict=True)]
-    found = []
-    for i in range(NUM_SHADES):
-        step = strongest * (0.3 + 0.7 * i / (NUM_SHADES - 1))  # the proportion of the colour
-        found.append("#" + bytes(round(step * a + (1 - step) * b) for a, b in pairs).hex())
-    return found
-
-
-def css_variables(name: str, theme: Mapping[str, str]) -> str:
-    """Return a theme's colours, and shades for right and wrong cells, as CSS custom properties."""
-    lines = [f"--{key}: {value};" for key, value in theme.items()]
-    for meaning, colour in (("right", "accent"), ("wrong", "bad")):
-        steps = shades(theme, colour, STRONGEST[name])
-        lines += [f"--{meaning}-{i}: {value};" for i, value in enumerate(steps)]
-    return " ".join(lines)
+def css_variables(theme: Mapping[str, str]) -> str:
+    """Return a theme's colours as CSS custom properties."""
+    return " ".join(f"--{name}: {value};" for name, value in theme.items())
 
 
 def colour_scheme(*, prints_light: bool = False) -> str:
     """Return CSS rules that define the colours of a page for light and dark mode."""
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
     scheme, media = ("", "screen and ") if prints_light else ("color-scheme: light dark; ", "")
     return (
-        f":root {{ {scheme}{light} }}\n"
-        f"@media {media}(prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+        f":root {{ {scheme}{css_variables(LIGHT)} }}\n"
+        f"@media {media}(prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}\n"
     )
 
 
 def colour_classes() -> str:
     """Return CSS classes for the fills and strokes of charts and for the shades of cells."""
     rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]
-    for meaning in ("right", "wrong"):
-        rules += [f".{meaning}-{i}{{background:var(--{meaning}-{i})}}" for i in range(NUM_SHADES)]
+    for meaning, colour in (("right", "accent"), ("wrong", "bad")):
+        mixed = f"background:color-mix(in srgb,var(--ground),var(--{colour})"
+        rules += [f".{meaning}-{i}{{{mixed} {share}%)}}" for i, share in enumerate(SHADES)]
     return "".join(f"{rule}\n" for rule in rules)
 
 
@@ -99,11 +86,8 @@ def render(template: str, view: Mapping[str, object]) -> str:
     """
     from markupsafe import Markup
 
-    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    css += colour_scheme(prints_light=True) + colour_classes()
-    script = "\n".join(
-        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "decisions.js")
-    )
+    css = read_asset(TEMPLATES, "page.css") + colour_scheme(prints_light=True) + colour_classes()
+    script = "\n".join(read_asset(TEMPLATES, name) for name in ("page.js", "decisions.js"))
     policy = (  # allows only this style sheet, this script and embedded images
         f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -150,3 +134,29 @@ def _template_engine() -> "Environment":
 def digest_source(text: str) -> str:
     """Return the CSP source expression that allows an inline style or script by its digest."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# style sheet and script for pages on which users choose images and see predictions: that of the
+# server and that of `export --html`. Each appends its own script, which classifies an image.
+
+_CARDS = Path(__file__).parent / "cards"
+
+
+def cards_style() -> str:
+    """Return the style sheet, with the colours for light and dark mode."""
+    return colour_scheme() + read_asset(_CARDS, "cards.css")
+
+
+def elements_script() -> str:
+    """Return the script that creates elements with text in which every character is visible."""
+    return read_asset(_CARDS, "elements.js")
+
+
+def cards_script() -> str:
+    """Return the script that queues the chosen images and shows their predictions."""
+    return elements_script() + read_asset(_CARDS, "cards.js")
+
+
+def read_asset(folder: Path, name: str) -> str:
+    """Return the text of a file in the folder of a page."""
+    return (folder / name).read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ affect the rest of the notebook. It contains no script and makes no requests. It
 if the notebook is.
 """
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,15 @@ from vitft.messages.results import headline_text, weakest_sentence
 from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes
 from vitft.report.charts import epochs_section, learning_section, penalty_section
-from vitft.report.html import DARK, LIGHT, TEMPLATES, colour_classes, css_variables, filled
+from vitft.report.html import (
+    DARK,
+    LIGHT,
+    TEMPLATES,
+    colour_classes,
+    css_variables,
+    filled,
+    read_asset,
+)
 from vitft.report.run_files import Thumbnails, read_run
 from vitft.report.run_page import cautions, key_figures
 from vitft.system.text import listing, shell_quote
@@ -144,16 +151,10 @@ def _notebook_part(part: str, **view: object) -> str:
     """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
     from markupsafe import Markup
 
-    return filled(f"notebook_{part}.html.j2", **view, css=_notebook_style(), svg=Markup)
-
-
-@functools.cache
-def _notebook_style() -> str:
-    own, page = (
-        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("notebook.css", "page.css")
-    )
-    light, dark = css_variables("light", LIGHT), css_variables("dark", DARK)
-    return (
-        f".vitft {{ {light} }}\n{', '.join(_DARK_NOTEBOOKS)} {{ {dark} }}\n"
+    own, page = (read_asset(TEMPLATES, name) for name in ("notebook.css", "page.css"))
+    css = (
+        f".vitft {{ {css_variables(LIGHT)} }}\n"
+        f"{', '.join(_DARK_NOTEBOOKS)} {{ {css_variables(DARK)} }}\n"
         f".vitft.vitft {{\n{page}{colour_classes()}}}\n{own}"
     )
+    return filled(f"notebook_{part}.html.j2", **view, css=css, svg=Markup)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_FONT = "DejaVu Sans"  # font that matplotlib contains
 _SYMBOL_FONTS = ("Last Resort", "STIX", "cm")  # beginnings of fonts with boxes or formulas
-MAX_TITLE, MAX_LABEL = 72, 26  # maximum number of characters; longer text is shortened
+_MAX_TITLE, _MAX_LABEL = 72, 26  # maximum number of characters; longer text is shortened
 _LINE_COLOURS = ("#0b5fa5", "#c2410c", "#0f766e", "#8b3a8f", "#7a5c00", "#3f3f8f", "#a3154f")
 """Colours that colour-blind readers can tell apart; contrast on white is at least 4.5:1."""
 _BASE_LINE_COLOURS = ("#4a4a4a", "#6e6e6e")
@@ -60,7 +60,7 @@ def filters_png(
             axes.set_axis_off()
     detail = f"first {count(len(components), 'principal component')}, "
     _add_title(figure, title, f"{detail}{percent(float(variance.sum()), 0)} of the variance")
-    return to_png(figure)
+    return _to_png(figure)
 
 
 def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
@@ -78,7 +78,7 @@ def positions_png(similarity: NDArray[np.float32], title: str) -> bytes:
     axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8)
     _add_title(figure, title, "similarity of each patch's position embedding to all others")
-    return to_png(figure)
+    return _to_png(figure)
 
 
 def distance_png(distance: NDArray[np.float32], images: int, uniform: float, title: str) -> bytes:
@@ -106,7 +106,7 @@ def distance_png(distance: NDArray[np.float32], images: int, uniform: float, tit
     axes.set_xticks(range(0, depth, 1 if depth <= 16 else 2))
     axes.spines[["top", "right"]].set_visible(False)
     _add_title(figure, title, f"mean over {count(images, 'image')}")
-    return to_png(figure)
+    return _to_png(figure)
 
 
 def charts_png(
@@ -148,7 +148,7 @@ def charts_png(
         for text in legend.get_texts():
             text.set(fontfamily=drawable(names)[1], parse_math=False)
     _add_title(figure, title, detail)
-    return to_png(figure)
+    return _to_png(figure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +172,8 @@ def accuracy_curves_png(
     """Return a PNG of the accuracy curves of a study, with their intervals as bands."""
     series, colours, greys = list[Series](), cycle(_LINE_COLOURS), cycle(_BASE_LINE_COLOURS)
     for curve in curves:
-        name = visible(curve.name)  # paths usually differ at the end
         look = Series(
-            name=name if len(name) <= MAX_LABEL else f"...{name[3 - MAX_LABEL :]}",
+            name=last_part(visible(curve.name)),
             colour=next(greys if curve.is_baseline else colours),
             dashes="8 4" if curve.is_baseline else "",
             xs=shots,
@@ -192,10 +191,15 @@ def accuracy_curves_png(
     return charts_png([Chart(label=title, x=x, y=y, series=series)], (8.6, 4.6), title, detail)
 
 
+def last_part(text: str) -> str:
+    """Return the end of a name that is too long for a label: paths usually differ there."""
+    return text if len(text) <= _MAX_LABEL else f"...{text[3 - _MAX_LABEL :]}"
+
+
 def _add_title(figure: Figure, title: str, detail: str) -> None:
     """Draw a title and a line of details above a figure, without parsing markup in the text."""
     text = visible(title)
-    text = text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 3]}..."
+    text = text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 3]}..."
     text, families = drawable(f"{text}\n{detail}")
     figure.suptitle(text, fontsize=10, fontfamily=families, parse_math=False)
 
@@ -251,7 +255,7 @@ def _add_new_fonts() -> None:
                 fontManager.addfont(path)
 
 
-def to_png(figure: Figure) -> bytes:
+def _to_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file without metadata."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
@@ -309,7 +313,7 @@ def patches_png(view: NDArray[np.uint8], parts: PatchTokens, title: str) -> byte
     also = f", preceded by the {listing(parts.prefix)}" if parts.prefix else ""
     detail = f"{len(patches)} tokens of {parts.tokens.shape[1]} numbers{also}"
     _add_title(figure, title, f"{view.shape[1]} x {view.shape[0]} pixels become {detail}")
-    return to_png(figure)
+    return _to_png(figure)
 
 
 def cut_patches(view: NDArray[np.uint8], grid: tuple[int, int]) -> NDArray[np.uint8]:

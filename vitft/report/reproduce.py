@@ -1,4 +1,4 @@
-"""Information needed to repeat a run: the command, the environment and digests."""
+"""Settings of a run: the command that repeats it, those that differ between runs, and digests."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,20 +7,21 @@ from typing import Any
 from vitft.config.defaults import default_batch_size, default_lr, idle_augmentation, without_effect
 from vitft.config.run import config_from_table, merge_settings, setting_words
 from vitft.models.card import Provenance
-from vitft.models.vit_config import ViTConfig
 from vitft.report.run_files import Run
 from vitft.system.errors import UsageError
-from vitft.system.text import count, shell_join, shell_quote
+from vitft.system.text import shell_join, shell_quote
 
 _DECISIVE = ("train.layers", "train.augment", "optim.solver")  # other defaults depend on them
-
-_DIMENSIONS = (
-    "patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs", "registers"
-)  # fmt: skip
 _SHAPE_FIELDS = {
     "weights.image_size": "image_size",
     "model.channels": "in_channels",
-    **{f"model.{name}": name for name in _DIMENSIONS},
+    **{
+        f"model.{name}": name
+        for name in (
+            *("patch_size", "width", "depth", "heads", "mlp_ratio", "norm", "pool", "convs"),
+            "registers",
+        )
+    },
 }
 """Mapping from settings to the fields of an architecture that contain their values."""
 
@@ -51,17 +52,12 @@ def command_of(config: Mapping[str, Any]) -> str:
         return ""
 
 
-def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of all sections in one mapping, by dotted name."""
-    return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
-
-
 def effective_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run that have an effect, by dotted name.
 
     The settings of the training loop, such as the epochs, have none if L-BFGS fits the head.
     """
-    settings = dotted(config)
+    settings = _dotted(config)
     if not {"optim.solver", "train.layers"} <= settings.keys():
         return settings
     stages = str(settings["train.layers"]).split(",")
@@ -70,26 +66,24 @@ def effective_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in unused}
 
 
-def different_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the dotted names of the settings that differ between runs, in alphabetical order.
-
-    The digest of the fixes is left out if the runs name different tables of fixes.
-    """
-    keys = sorted({key for table in tables for key in table})
-    different = [key for key in keys if any(t.get(key) != tables[0].get(key) for t in tables)]
-    if "data.fixes" in different:
-        different = [key for key in different if key != "data.fixes_digest"]
-    return different
+def _dotted(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{k}": v for name, section in config.items() for k, v in section.items()}
 
 
 def different_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """Return each setting that differs between runs, with its value in each run.
+    """Return each setting that differs between runs, in alphabetical order, with its values.
 
-    The value is None in a run where the setting is unset or had no effect.
+    The value is None in a run where the setting is unset or had no effect. The digest of the fixes
+    is left out if the runs name different tables of fixes.
     """
     tables = [effective_settings(run.config) for run in runs]
-    keys = different_keys(tables)
-    return [(key, [table.get(key) for table in tables]) for key in keys]
+    rows = []
+    for key in sorted({key for table in tables for key in table}):
+        values = [table.get(key) for table in tables]
+        if any(value != values[0] for value in values):
+            rows.append((key, values))
+    has_fixes = any(key == "data.fixes" for key, _ in rows)
+    return [row for row in rows if not (has_fixes and row[0] == "data.fixes_digest")]
 
 
 def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
@@ -99,10 +93,15 @@ def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     input size or a dimension of the model is not set in a run, because it comes from the pretrained
     weights or the images, the values come from the trained models.
     """
-    tables, rows = [effective_settings(run.config) for run in runs], []
-    defaults = [_own_defaults(run) for run in runs]
+    rows, defaults = [], [_own_defaults(run) for run in runs]
     for key, values in different_settings(runs):
-        own = [(t[key], d.get(key)) for t, d in zip(tables, defaults, strict=True) if key in t]
+        own = [
+            (table[key], usual.get(key))
+            for table, usual in zip(
+                (effective_settings(r.config) for r in runs), defaults, strict=True
+            )
+            if key in table
+        ]
         if len(own) < len(runs) and all(value == usual == own[0][0] for value, usual in own):
             continue
         built = [_value_of_model(run, key) for run in runs]
@@ -123,27 +122,20 @@ def _value_of_model(run: Run, key: str) -> Any:  # noqa: ANN401 - any TOML value
     return list(value) if isinstance(value, tuple) else value
 
 
-def blocks_row(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Return a row with the number of blocks that each head reads; empty if they are equal."""
-    shapes = [run.card.architecture if run.card else None for run in runs]
-    read = [count(s.read_blocks, "block") if isinstance(s, ViTConfig) else "–" for s in shapes]
-    return [("read by the head", *read)] if len({*read} - {"–"}) > 1 else []
-
-
 def _own_defaults(run: Run) -> dict[str, Any]:
     """Return the defaults of all settings for the solver and the layers of a run, by dotted name.
 
     They are empty if this version does not know the solver or the layers. For timm models, they
     lack the learning rate and the batch size, which depend on the layers.
     """
-    settings = dotted(run.config)
+    settings = _dotted(run.config)
     named = [key for key in ("weights.name", *_DECISIVE) if key in settings]
     try:
         found = _defaults_with({key: settings[key] for key in named})
     except UsageError:
         return {}
-    shape = run.card.architecture if run.card else None
-    if not isinstance(shape, ViTConfig):
+    shape = run.card and run.card.architecture
+    if not shape or shape.timm:
         return found
     layers, images = found["train.layers"], sum(row.split == "train" for row in run.rows)
     batch_size = default_batch_size(layers, images, batch_norm=False)
@@ -159,7 +151,7 @@ def _defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
     config = config_from_table(merge_settings({}, list(given.items())))
     return {
         key: list(value) if isinstance(value, tuple) else value
-        for key, value in dotted(dataclasses.asdict(config)).items()
+        for key, value in _dotted(dataclasses.asdict(config)).items()
         if value is not None
     }
 

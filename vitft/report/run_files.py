@@ -134,15 +134,14 @@ class Thumbnails:
     """Thumbnails saved by one or more runs, as data URIs; empty once the page is full."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
-        self.budget = _MAX_EMBEDDED
+        self.runs, self.budget = runs, _MAX_EMBEDDED
 
     def get(self, sha256: str, *, attention: bool = False) -> str:
         """Return the thumbnail of an image from the first run that has one, or ""."""
         if self.budget <= 0:
             return ""
         found = (run.thumbnail(sha256, attention=attention) for run in self.runs)
-        uri = next((uri for uri in found if uri), "")
+        uri = next(filter(None, found), "")
         self.budget -= len(uri)
         return uri
 

@@ -1,26 +1,28 @@
-"""HTML page of a run: its sections as plain values for the template.
+"""HTML page of a run: its sections as plain values for the template, and advice on the next steps.
 
 A section without data is None or empty, and is omitted from the page and its table of contents.
 """
 
+import itertools
 import logging
 import os
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from vitft.data.fixes import is_leak, paths_settled_by
 from vitft.data.inspection import describe_counts
 from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages
 from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
+from vitft.metrics.intervals import sample_size
 from vitft.metrics.results import class_pair_counts
 from vitft.metrics.summary import own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
-from vitft.models.vit_config import ViTConfig
-from vitft.predict.validation import least_confident, mistakes
-from vitft.report.advice import advise
+from vitft.predict.validation import accuracy_without_copies, least_confident, mistakes
 from vitft.report.charts import (
     confidence_section,
     epochs_section,
@@ -28,10 +30,10 @@ from vitft.report.charts import (
     penalty_section,
     score_bar,
 )
-from vitft.report.decisions import MAX_FINDINGS, run_decisions, undecided_numbers
-from vitft.report.html import NUM_SHADES, filled, render
-from vitft.report.reproduce import command_of, digests, environment_rows
-from vitft.report.run_files import Run, Thumbnails, read_run
+from vitft.report.decisions import MAX_FINDINGS, former_fixes, run_decisions, undecided_numbers
+from vitft.report.html import SHADES, filled, render
+from vitft.report.reproduce import command_of, digests, effective_settings, environment_rows
+from vitft.report.run_files import Run, Thumbnails, groups_of, read_run
 from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
@@ -39,13 +41,14 @@ from vitft.system.text import count, duration, interval, listing, percent, perce
 
 log = logging.getLogger(__name__)
 
-
+_Step = dict[str, str]  # `what` to do next, and `why`; `section` of the page and `command`, or ""
 _MAX_EXAMPLES = 8  # maximum number of example images on the first screen
 _MAX_UNFOLDED, _MAX_MISTAKES = 24, 300  # maximum numbers of mistakes shown unfolded and in total
 _MAX_BARS = 100  # maximum number of classes whose recalls are drawn as bars
 _MAX_MATRIX_CLASSES, _MAX_PAIRS = 20, 30
 """With more than `_MAX_MATRIX_CLASSES` classes, the page lists up to `_MAX_PAIRS` confused pairs
 instead of the matrix."""
+_SMALL_CLASS = 20  # a smaller class that is less than a third of the median is small
 _WHAT_WAS_TRAINED: Mapping[str, str] = {  # by `train.layers`
     "head": "only a new linear head was trained",
     "pre_logits": "only its pre_logits layer and a new head were trained",
@@ -71,11 +74,11 @@ def report_of_new_run(run: Path) -> Path | None:
 def write_report(run: Path, out: Path | None = None) -> Path:
     """Write the page of a run (default: `report.html` in its directory) and return its path."""
     path = out or run / "report.html"
-    write_atomically(path, render("report.html.j2", run_page(read_run(run))))
+    write_atomically(path, render("report.html.j2", _run_page(read_run(run))))
     return path
 
 
-def run_page(run: Run) -> dict[str, object]:
+def _run_page(run: Run) -> dict[str, object]:
     """Return the values for the template `report.html.j2`."""
     wrong, one = mistakes(run.predictions), run.results.headline
     is_named = not run.results.at_chance and len(run.classes) > 1
@@ -101,7 +104,7 @@ def run_page(run: Run) -> dict[str, object]:
         "examples": _examples(run, thumbnails),
         "about": _about(run),
         "figures": key_figures(run),
-        "advice": advise(run),
+        "advice": _advise(run),
         "thumbnails": thumbnails,
         "class_index": {name: i for i, name in enumerate(run.classes)},
         "several": run.several,
@@ -137,26 +140,21 @@ def run_page(run: Run) -> dict[str, object]:
     }
 
 
-class _KeyFigure(NamedTuple):
-    """A metric with its 95% interval and an explanation."""
+def key_figures(run: Run) -> list[dict[str, str]]:
+    """Return the metrics of a run, or an empty list if the run has no results.
 
-    name: str
-    value: str
-    interval: str
-    meaning: str
-    bar: str = ""  # SVG of the value and its interval; empty for the calibration error
-
-
-def key_figures(run: Run) -> list[_KeyFigure]:
-    """Return the metrics of a run, or an empty list if the run has no results."""
+    Each has a `name`, a `value`, its `interval`, a `meaning` and a `bar`: SVG of the value and its
+    interval, which the calibration error does not have.
+    """
+    figures = list[dict[str, str]]()
     if not run.measured:
-        return []
-    figures = []
+        return figures
     for name, value, ends, meaning in messages.metric_rows(run.results, run.measured):
         text, bar = percent(value), score_bar(name, value, ends, None)
         if name == "calibration error":
             text, bar = percent_or_bound(value, ends), ""
-        figures.append(_KeyFigure(name, text, interval(ends), meaning, bar))
+        row = {"name": name, "value": text, "interval": interval(ends)}
+        figures.append({**row, "meaning": meaning, "bar": bar})
     return figures
 
 
@@ -203,7 +201,7 @@ def _about(run: Run) -> list[str]:
         weights=visible(weights_name(name)),
         from_scratch=name == "none" or name.startswith("random:"),
         shape=shape,
-        blocks=shape.depth if isinstance(shape, ViTConfig) else 0,
+        blocks=shape.depth if shape else 0,
         trained=[clause for clause in trained if clause],
         tried=tried,
         describe_counts=describe_counts,
@@ -218,15 +216,11 @@ def _about(run: Run) -> list[str]:
 
 def _examples(run: Run, thumbnails: Thumbnails) -> dict[str, object] | None:
     """Return the most confident mistakes, or else right predictions of low confidence."""
-    kinds = (
+    doubtful = least_confident(run.predictions, per_class=2, most=2 * _MAX_EXAMPLES)
+    for kind, title, predictions in (
         ("wrong", "Mistakes, most confident first", mistakes(run.predictions)),
-        (
-            "doubtful",
-            "Right, but with the lowest confidence",
-            least_confident(run.predictions, per_class=2, most=2 * _MAX_EXAMPLES),
-        ),
-    )
-    for kind, title, predictions in kinds:
+        ("doubtful", "Right, but with the lowest confidence", doubtful),
+    ):
         shown = [one for one in predictions[:60] if run.thumbnail(one.sha256)][:_MAX_EXAMPLES]
         if shown:
             pairs = [(one, thumbnails.get(one.sha256)) for one in shown]
@@ -248,17 +242,23 @@ def _class_rows(run: Run) -> list[dict[str, Any]]:
         recall, bar = metrics["recall"], ""
         if recall is not None and len(run.classes) <= _MAX_BARS:
             bar = score_bar("recall", recall, metrics["recall_interval"], None)
-        row = {
-            "name": name,
-            "train": run.sizes[name, "train"],
-            "metrics": metrics,
-            "confused_with": f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–",
-            "bar": bar,
-            "ap": f"{percent(found['ap'])} ({interval(found['ap_interval'], 0)})" if found else "",
-            "threshold": percent(found.get("threshold"), 0) if found else "",
-        }
-        rows.append(((recall is None, recall or 0.0, name), row))
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+        rows.append(
+            {
+                "name": name,
+                "train": run.sizes[name, "train"],
+                "metrics": metrics,
+                "confused_with": f"{' or '.join(most[:3])} ({confused[most[0]]})" if most else "–",
+                "bar": bar,
+                "ap": found and f"{percent(found['ap'])} ({interval(found['ap_interval'], 0)})",
+                "threshold": found and percent(found.get("threshold"), 0),
+            }
+        )
+
+    def place(row: Mapping[str, Any]) -> tuple[float, str]:
+        recall = row["metrics"]["recall"]
+        return 2.0 if recall is None else recall, row["name"]
+
+    return sorted(rows, key=place)
 
 
 def _confusion_of(
@@ -277,11 +277,10 @@ def _confusion_of(
     def cell(i: int, j: int) -> dict[str, object]:
         """The images of class i that are predicted as j."""
         n, total = counts.get((i, j), 0), totals[i]
-        label, predicted = classes[i], classes[j]
-        shade = min(NUM_SHADES - 1, int(n / total * NUM_SHADES)) if n else 0
+        shade = min(len(SHADES) - 1, int(n / total * len(SHADES))) if n else 0
         return {
-            "label": label,
-            "predicted": predicted,
+            "label": classes[i],
+            "predicted": classes[j],
             "count": n,
             "fraction": percent(n / total, 0) if total else "",
             "cell": f"{i}-{j}",
@@ -310,3 +309,138 @@ def _cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     true = {row.sha256: run.split.names(row)[0] for row in run.rows}
     counts = Counter((index[true[key]], index[name]) for key, name in run.cross_validated.items())
     return counts if counts.total() > len(run.predictions) else Counter()
+
+
+# next steps for the user: each rule returns advice with its evidence and uncertainty, or None;
+# doubts about the results come before ways to improve them
+
+
+def _advise(run: Run) -> list[_Step]:
+    """Return the next steps for a run, most urgent first, or an empty list without results."""
+    rules: list[Callable[[Run], _Step | None]] = [_guesses, _crossing_copies, _doubtful_labels]
+    if not run.results.at_chance:
+        rules += [_confused_pair, _weakest_class, _more_images]
+    rules = [*rules, _few_images] if run.results.headline else []
+    return [advice for rule in rules if (advice := rule(run)) is not None]
+
+
+def _step(what: str, why: str, section: str = "", command: str = "") -> _Step:
+    return {"what": what, "why": why, "section": section, "command": command}
+
+
+def _guesses(run: Run) -> _Step | None:
+    found = run.results.at_chance
+    if found is None:
+        return None
+    what = "Do not use this model yet."
+    mirrored = bool(effective_settings(run.config).get("train.flip"))
+    if not run.results.exact and (found.predicts or mirrored or found.too_few):
+        start = [str(run.setting(*key) or "") for key in (("weights", "name"), ("optim", "solver"))]
+        remedy = messages.chance_remedy(*start, mirrored=mirrored, too_few=found.too_few)
+        what = f"Do not use this model yet: {remedy}."
+    return _step(what, messages.chance_reason(run.results, found))
+
+
+def _crossing_copies(run: Run) -> _Step | None:
+    groups = sum(map(is_leak, run.audit.get("duplicates", [])))
+    if not groups:
+        return None
+    units = groups_of([one.sha256 for one in run.predictions], [run])
+    without = accuracy_without_copies(run.predictions, run.audit, units)
+    return _step(
+        "Retrain without duplicates across training and validation.",
+        messages.copies_reason(groups, without, own_split=run.audit.get("own_split", False)),
+        section="audit",
+    )
+
+
+def _doubtful_labels(run: Run) -> _Step | None:
+    settled = paths_settled_by(former_fixes(run)[0])
+    found = sum(item["path"] not in settled for item in run.audit.get("mislabels", []))
+    if not found:
+        return None
+    says = "suggests that a label is wrong or missing" if run.several else "predicts another class"
+    return _step(
+        f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
+        f"A model that was not trained on {'it' if found == 1 else 'them'} {says} "
+        "(see below). The given label may still be correct.",
+        section="audit",
+    )
+
+
+def _confused_pair(run: Run) -> _Step | None:
+    """Report two classes whose confusion accounts for at least a quarter of all mistakes."""
+    wrong = mistakes(run.predictions)
+    pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
+    if not wrong or len(run.classes) < 3 or run.several:
+        return None
+    (first, second), times = pairs.most_common(1)[0]
+    if times < max(4, len(wrong) / 4):
+        return None
+    return _step(
+        f"Compare images of {first} and {second}.",
+        f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show how "
+        "they differ, or clearer labelling rules, may help.",
+    )
+
+
+def _weakest_class(run: Run) -> _Step | None:
+    """Advise collecting images of classes or labels with too few, or else with a low recall."""
+    kind = "label" if run.several else "class"
+    sizes = {name: run.sizes[name, "train"] + run.sizes[name, "val"] for name in run.classes}
+    usual = statistics.median(sizes.values())
+    if small := sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS)):
+        validated = run.sizes[small[0][1], "val"]
+        known = f"measured on {count(validated, 'validation image')} only" if validated else ""
+        return _step(
+            f"Collect images of {listing((f'{name} ({n:,})' for n, name in small), most=3)} first.",
+            f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
+            f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The "
+            f"recall of {small[0][1]} is {known or 'unknown'}.",
+        )
+    known_classes = [one for one in run.results.weakest if run.sizes[one.name, "train"]]
+    if not known_classes or len(run.classes) < 2:
+        return None
+    worst, how = known_classes[0], ""
+    overall = run.results.estimate(worst.kind)
+    if overall and worst.measure == "recall":
+        classes = sum(part == "train" for _, part in run.sizes)
+        if worst.kind == "validation":
+            classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
+        how = f" {messages.compared_with_accuracy(worst, overall.value, classes)}"
+    return _step(
+        f"If you collect more images, start with {worst.name}.",
+        f"It is the weakest {kind}: {messages.weak_text(worst)}.{how}",
+    )
+
+
+def _more_images(run: Run) -> _Step | None:
+    """Estimate the gain from twice as many images, or report that the curve has stopped rising."""
+    more = own_cross_validation(run.measured)
+    if not more or len(more["curve"]) < 3:
+        return None
+    if gain := messages.growth_sentence(run.results.growth):
+        return _step(gain, "The learning curve below may level off.")
+    if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
+        return None
+    kept = {name: run.config.get(name, {}) for name in ("data", "weights")}  # not those of a head
+    return _step(
+        "Do not expect much from more images of the same kind.",
+        "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, or "
+        "training more layers.",
+        command=command_of({**kept, "train": {"layers": "blocks:2"}}),
+    )
+
+
+def _few_images(run: Run) -> _Step | None:
+    low, high = run.measured["top1_interval"]
+    best = own_cross_validation(run.measured) or run.measured  # few images may all be right
+    images, needed = run.measured["images"], sample_size(0.04, best["top1"])
+    # With groups, a number of groups would be needed
+    if run.measured.get("groups") or high - low <= 0.08 or needed <= images:
+        return None
+    return _step(
+        messages.more_validation_images(needed),
+        f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
+        "smaller differences between models may be due to chance.",
+    )

@@ -26,8 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.summary import Results
-from vitft.report.cards import cards_script, cards_style, read_asset
-from vitft.report.html import digest_source
+from vitft.report.html import cards_script, cards_style, digest_source, read_asset
 from vitft.serve.batching import CONTENT_TYPE, RETRY_SOON, BatchQueue, ServerMetrics
 from vitft.serve.limits import (
     ANSWER_SECONDS,

@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from vitft.models.timm_model import Model
-from vitft.models.vit import Block
+from vitft.models.vit import blocks_of
 from vitft.system import console
 from vitft.system.cores import node_cores
 from vitft.system.device import pick_device, torch_threads, worker_threads
@@ -264,7 +264,7 @@ def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
 
     copied = copy.deepcopy(module)
     mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
-    for block in (module for module in copied.modules() if isinstance(module, Block)):
+    for block in blocks_of(copied):
         fully_shard(block, mesh=mesh)
         register_fsdp_forward_method(block, "for_class_token")
     fully_shard(copied, mesh=mesh)

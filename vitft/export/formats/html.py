@@ -17,15 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.export.compare import compare_exports
-from vitft.export.facts import class_figures, run_sentences
-from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported
-from vitft.export.formats.onnx_resize import RESIZED
+from vitft.export.card import class_figures, run_sentences
+from vitft.export.formats.base import (
+    ExportFormat,
+    OpenedModel,
+    compare_exports,
+    unsupported_part,
+)
+from vitft.export.formats.onnx import RESIZED
 from vitft.export.trained import TrainedRun, comparison_images
 from vitft.features.ood import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
@@ -40,8 +44,7 @@ from vitft.models.numpy_vit import (
 )
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import not_finite
-from vitft.report.cards import cards_script, cards_style, read_asset
-from vitft.report.html import digest_source
+from vitft.report.html import cards_script, cards_style, digest_source, read_asset
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 from vitft.system.structure import structured
@@ -93,29 +96,22 @@ def read_page(page: str) -> tuple[dict[str, Any], bytes]:
 
 # tensors of `export --html` as bytes, with 8 or 16 bits per weight; read by `page/weights.js` -----
 
-Bits = Literal[8, 16]
+_Bits = Literal[8, 16]
 _BLOCK = 64
 """Number of weights that share a scale. With 8 bits, the probabilities of a ViT-Tiny for 40 flower
 photos change by up to 0.019 with this block size, and by up to 0.033 with one scale per row."""
-_TYPES: Mapping[Bits, str] = {8: "i8", 16: "f16"}
+_TYPES: Mapping[_Bits, str] = {8: "i8", 16: "f16"}
 _DTYPES: Mapping[str, str] = {"f32": "<f4", "f16": "<f2", "i8": "i1"}
 
 
-class _StoredTensors(NamedTuple):
-    """Tensors as bytes, one after the other, with their descriptions."""
-
-    described: list[dict[str, Any]]
-    """Name, shape, type (`f32`, `f16` or `i8`) and block of each tensor: the number of weights that
-    share a scale, or 0 for float32, which has no scales."""
-    data: bytes
-
-
 def store_model(
-    weights: Mapping[str, Float32Array], reference: Reference | None, bits: Bits
-) -> _StoredTensors:
+    weights: Mapping[str, Float32Array], reference: Reference | None, bits: _Bits
+) -> tuple[list[dict[str, Any]], bytes]:
     """Store matrices in 8 or 16 bits, and vectors and position embeddings in float32.
 
-    The statistics for out-of-distribution notes are stored in 16 bits.
+    The statistics for out-of-distribution notes are stored in 16 bits. Returns the name, shape,
+    type (`f32`, `f16` or `i8`) and block of each tensor, the number of weights that share a scale
+    or 0 for float32, and the tensors as bytes, one after the other.
     """
     statistics = {} if reference is None else {
         f"reference.{name}": array
@@ -137,7 +133,7 @@ def store_model(
             values = np.rint(values / scales) if kind == "i8" else values / scales
             parts.append(scales.astype("<f4").tobytes())
         parts.append(values.astype(_DTYPES[kind]).tobytes())
-    return _StoredTensors(described, b"".join(parts))
+    return described, b"".join(parts)
 
 
 def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[str, Float32Array]:
@@ -161,18 +157,11 @@ def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[st
     return tensors
 
 
-_KNOWN_FIELDS = frozenset((
-    "activation", "class_token", "convs", "depth", "distilled", "drop_path", "embed_norm", "heads",
-    "image_size", "in_channels", "layer_scale", "mlp_ratio", "norm", "norm_before_pool", "norm_eps",
-    "num_classes", "patch_size", "pool", "pre_logits", "prefix_positions", "qkv_bias",
-    "read_blocks", "registers", "stem", "width",
-))  # fmt: skip
-"""Fields of `ViTConfig` that `page/model.js` implements or does not need."""
 _MAX_PAGE_BYTES = 130_000_000
 """Maximum size of the page in bytes, enough for a ViT-B in 8 bits. Browsers need several times as
 much memory for the text, the decoded weights and the model.
 """
-MAX_ERROR_ROUNDED = 3e-2
+_MAX_ERROR_ROUNDED = 3e-2
 """Maximum difference in a logit due to rounded weights, relative to the larger of 1 and the largest
 logit; 8 bits are chosen only if the difference is at most half of this."""
 MAX_CHANGE, MIN_TRIED = 0.01, 20
@@ -189,34 +178,22 @@ _SPEED = 1.2e9
 class HtmlFormat(ExportFormat):
     """The file index.html; 8-bit weights are tested on `images` validation images."""
 
+    max_error = _MAX_ERROR_ROUNDED
+
     def __init__(self, images: int, licence: str) -> None:
         self.images, self.licence = images, licence
 
     def obstacle(self, card: Card) -> str:
-        shape = card.architecture
-        if not isinstance(shape, ViTConfig):
-            return "the page can only run vitft's own Vision Transformer, not a timm model"
-        unknown = [
-            f.name
-            for f in fields(shape)
-            if f.name not in _KNOWN_FIELDS and getattr(shape, f.name) != f.default
-        ]
         interpolation = card.transform.interpolation
-        return first_unsupported(
-            {
-                "the page cannot run the ResNet of a hybrid": shape.stem is not None,
-                "the page cannot run a convolutional stem": bool(shape.convs),
-                f"the page does not support {', '.join(sorted(unknown))}": bool(unknown),
-                "the page can only run models with 1 or 3 channels and at most 4,096 patches":
-                    not numpy_supports(card),
-                f"the page cannot resize with {interpolation} interpolation":
-                    interpolation not in RESIZED,
-            }
-        )  # fmt: skip
+        if part := unsupported_part("html", card.architecture):
+            return part
+        if not numpy_supports(card):
+            return "the page can only run models with 1 or 3 channels and at most 4,096 patches"
+        is_known = interpolation in RESIZED
+        return "" if is_known else f"the page cannot resize with {interpolation} interpolation"
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        config = trained.card.architecture
-        assert isinstance(config, ViTConfig)
+        config = trained.card.vit
         state = trained.state.items()  # without the tensors that the run's head does not need
         weights = {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
         parameters = sum(tensor.size for tensor in weights.values())
@@ -225,13 +202,13 @@ class HtmlFormat(ExportFormat):
         reference = read_reference(trained.run, config.feature_size, config)
         try:
             bits, reason = _choose_precision(trained, weights, self.images)
-            content = store_model(weights, reference, bits)
-            _refuse_large(4 * len(content.data) / 3, reason)
+            described, data = store_model(weights, reference, bits)
+            _refuse_large(4 * len(data) / 3, reason)
             meta = _page_facts(trained, reference, reason, self.licence)
-            meta |= engine_input(trained.card, reference, content)
+            meta |= engine_input(trained.card, reference, described, data)
         except FloatingPointError as error:
             raise not_finite() from error
-        write_atomically(folder / PAGE_FILE, exported_page(meta, content.data))
+        write_atomically(folder / PAGE_FILE, exported_page(meta, data))
         tokens, width = config.num_prefix + math.prod(config.grid), config.width
         layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
         products = config.depth * (layers + 2 * tokens**2 * width)
@@ -263,11 +240,11 @@ def _opened(
         classes=classes,
         thresholds=thresholds,
         prepare=lambda image: normalise(transform.pixels(image), transform),
-        logits=lambda inputs: np.asarray(scores(model, inputs)),
+        logits=lambda inputs: np.asarray(_scores(model, inputs)),
     )
 
 
-def scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
+def _scores(model: NumpyModel, inputs: Float32Array) -> Float32Array:
     """Return the logits (B, C) of normalised views (B, S, S, channels)."""
     return strictly(model.classify)(strictly(model.features)(inputs))
 
@@ -288,13 +265,12 @@ def _refuse_large(size: float, how: str) -> None:
 
 def _choose_precision(
     trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
-) -> tuple[Bits, str]:
+) -> tuple[_Bits, str]:
     """Choose 8 bits if predictions stay the same and probabilities hardly change, or else 16 bits.
 
     The second result is the measurement that led to the choice.
     """
-    card, config = trained.card, trained.card.architecture
-    assert isinstance(config, ViTConfig)
+    card, config = trained.card, trained.card.vit
     rounded = read_tensors(*store_model(weights, None, 8))
     exact, small = (
         _opened(NumpyModel(config, tensors), card.transform, card.classes, card.thresholds)
@@ -312,8 +288,8 @@ def _choose_precision(
         why = f"{count(row.changed, 'prediction')} would change"
     elif moved > MAX_CHANGE:
         why = f"probabilities would change by up to {moved:.3g}, and the limit is {MAX_CHANGE:g}"
-    elif error > MAX_ERROR_ROUNDED / 2:
-        limit = f"the limit is {percent(MAX_ERROR_ROUNDED / 2)}"
+    elif error > _MAX_ERROR_ROUNDED / 2:
+        limit = f"the limit is {percent(_MAX_ERROR_ROUNDED / 2)}"
         why = f"logits would change by up to {percent(error)} of the largest one, and {limit}"
     else:
         text = f"no prediction changes, and probabilities change by up to {moved:.3g}"
@@ -325,24 +301,23 @@ def _choose_precision(
 
 
 def engine_input(
-    card: Card, reference: Reference | None, content: _StoredTensors
+    card: Card, reference: Reference | None, described: Sequence[Mapping[str, Any]], data: bytes
 ) -> dict[str, Any]:
     """Return the inputs to the engine other than the weights, with the logits of its self-test."""
-    config = card.architecture
-    assert isinstance(config, ViTConfig)
-    model = NumpyModel(config, read_tensors(*content))
+    config = card.vit
+    model = NumpyModel(config, read_tensors(described, data))
     size = sum(tensor.nbytes for tensor in model.weights.values())
     # The page tests itself on a pattern: one view (1, S, S, channels).
     shape = 1, *card.transform.image_size, card.transform.channels
     i = np.arange(math.prod(shape))
     view = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8).reshape(shape)
-    logits = scores(model, normalise(view, card.transform))
+    logits = _scores(model, normalise(view, card.transform))
     return {
         "config": asdict(config) | {"num_read": config.num_read, "num_prefix": config.num_prefix},
         "transform": card.transform.to_json(),
         "classes": card.classes,
         "thresholds": card.thresholds,
-        "tensors": content.described,
+        "tensors": described,
         "limit": None if reference is None else reference.limit,
         "intermediate": 0 if reference is None else reference.intermediate_blocks,
         "self_test": logits[0].tolist(),

@@ -1,15 +1,16 @@
 """Export formats --onnx, --int8 and --torch-export, which contain the computation graph.
 
-The graphs accept any batch size. Notation: B images, N tokens, S pixels per side, D inputs and F
-outputs of a linear layer.
+The graphs accept any batch size. Notation: B images, C colour channels, N tokens, S pixels per side
+of a view, D inputs and F outputs of a linear layer.
 """
 
 import contextlib
 import io
 import json
 import logging
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -29,17 +30,7 @@ from vitft.export.formats.base import (
     module_logits,
     normalised_input,
 )
-from vitft.export.formats.onnx_resize import (
-    PLANES_INPUT,
-    RESIZE_INPUT,
-    GraphBuilder,
-    add_resize,
-    onnx_session,
-    resize_obstacle,
-    rgb_bytes,
-    rgb_planes,
-)
-from vitft.export.trained import TrainedRun
+from vitft.export.trained import LabelledImage, TrainedRun
 from vitft.models.card import Card
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
 from vitft.models.graph_digest import add_graph_digest
@@ -65,54 +56,41 @@ class _NormalisingModel(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         planes = pixels.permute(0, 3, 1, 2).float()  # (B, 3, S, S)
-        if len(self.mean) == 1:
-            planes = to_grey(planes)
+        if len(self.mean) == 1:  # as Pillow does, in integers below 2^24, which float32 has exactly
+            red, green, blue = planes.split(1, dim=1)
+            planes = ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
         return self.model((planes / 255 - self.mean) / self.std)
-
-
-def to_grey(planes: Tensor) -> Tensor:
-    """Convert RGB images (B, 3, S, S) in [0, 255] to grey (B, 1, S, S), exactly as Pillow does.
-
-    All intermediate values are integers below 2^24, which float32 represents exactly.
-    """
-    red, green, blue = (planes[:, i : i + 1] for i in range(3))
-    return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
 
 
 def _describe_graph(trained: TrainedRun, *, takes_bytes: bool, any_size: bool = False) -> str:
     """Return a graph's classes, preprocessing, input and output as one line of ASCII JSON."""
-    transform, shape = trained.card.transform, trained.card.architecture
+    card, transform = trained.card, trained.card.transform
     height, width = transform.image_size
-    name = "pixels"
-    if any_size and not takes_bytes:
-        name = PLANES_INPUT
-        layout = "float32 (batch, 3, height, width): upright RGB of any size, values 0 to 255"
-    elif any_size:
-        name = RESIZE_INPUT
-        layout = (
-            "uint8 (batch, height, width, 3): upright RGB images of any size, which the graph "
-            "resizes, crops and normalises"
-        )
-    elif takes_bytes:
-        layout = f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, which the graph normalises"
-    else:
-        layout = (
-            f"float32 (batch, {shape.in_channels}, {height}, {width}): "
-            f"{'greyscale' if transform.channels == 1 else 'RGB'}, (value / 255 - mean) / std per "
-            "channel"
-        )
-    link = "sigmoid" if trained.card.thresholds else "softmax"
+    colours = "greyscale" if transform.channels == 1 else "RGB"
+    layouts = {  # by whether the graph takes bytes, and images of any size
+        (False, False): f"float32 (batch, {transform.channels}, {height}, {width}): {colours}, "
+        "(value / 255 - mean) / std per channel",
+        (True, False): f"uint8 (batch, {height}, {width}, 3): RGB, 0 to 255, which the graph "
+        "normalises",
+        (False, True): "float32 (batch, 3, height, width): upright RGB of any size, values 0 to "
+        "255",
+        (True, True): "uint8 (batch, height, width, 3): upright RGB images of any size, which the "
+        "graph resizes, crops and normalises",
+    }
+    name = (_RESIZE_INPUT if takes_bytes else _PLANES_INPUT) if any_size else "pixels"
+    layout = layouts[takes_bytes, any_size]
+    link = "sigmoid" if card.thresholds else "softmax"
     return json.dumps(
         {
-            "classes": list(trained.card.classes),
+            "classes": list(card.classes),
             "transform": transform.to_json(),
             "input": {"name": name, "layout": layout, "bytes": takes_bytes, "any_size": any_size},
             "output": {"name": "logits", "layout": f"float32 (batch, classes), before the {link}"},
-            "weights": dict(trained.card.weights),
-            "split": trained.card.split,
+            "weights": dict(card.weights),
+            "split": card.split,
             "made_by": f"vitft {version('vitft')}",
-            **({"thresholds": list(trained.card.thresholds)} if trained.card.thresholds else {}),
-            **({"run": trained.card.run.to_json()} if trained.card.run else {}),
+            **({"thresholds": list(card.thresholds)} if card.thresholds else {}),
+            **({"run": card.run.to_json()} if card.run else {}),
         },
         allow_nan=False,
     )
@@ -159,10 +137,10 @@ def _open_graph(
     """Return a graph as an opened model, with the preprocessing given in its description."""
     transform = EvalTransform.from_json(described["transform"])
     takes_bytes, any_size = described["input"]["bytes"], described["input"]["any_size"]
-    prepare: Callable[[Image.Image], NumericArray]
-    if any_size:
-        prepare = rgb_bytes if takes_bytes else rgb_planes
-    else:
+    prepare: Callable[[Image.Image], NumericArray] = _rgb_bytes
+    if any_size and not takes_bytes:
+        prepare = _rgb_planes
+    elif not any_size:
         prepare = transform.pixels if takes_bytes else partial(normalised_input, transform)
     return OpenedModel(
         by=by,
@@ -172,6 +150,16 @@ def _open_graph(
         logits=logits,
         one_by_one=any_size,
     )
+
+
+def _rgb_bytes(image: Image.Image) -> NumericArray:
+    """Convert an image to the input `_RESIZE_INPUT`, uint8 (height, width, 3)."""
+    return np.asarray(image.convert("RGB"))
+
+
+def _rgb_planes(image: Image.Image) -> NumericArray:
+    """Convert an image to the input `_PLANES_INPUT`, float32 (3, height, width)."""
+    return _rgb_bytes(image).transpose(2, 0, 1).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +199,11 @@ class TorchExportFormat(ExportFormat):
 
 # export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size ---------
 
-OPSET = 18  # newest operator set that onnxruntime 1.14 supports; most other tools also support it
+_OPSET = 18  # newest operator set that onnxruntime 1.14 supports; most other tools also support it
 MAX_INLINE_BYTES = 1_800_000_000
 """Size in bytes above which weights are saved in a second file; protobuf allows up to 2 GiB."""
+MAX_ERROR_RESIZED = 1e-2
+"""Maximum relative logit difference for graphs that resize images (Pillow resizes differently)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +226,24 @@ class OnnxFormat(ExportFormat):
 
 def save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size: bool) -> None:
     """Write a graph whose images have `any_size` or that of the model, as bytes or as floats."""
+    import onnx
+
     program = _onnx_program(trained, takes_bytes or any_size)
     is_big = parameter_bytes(trained) > MAX_INLINE_BYTES
     with writing(path.parent), silenced():
         program.save(path, external_data=is_big)
-        if any_size:
-            source = RESIZE_INPUT if takes_bytes else PLANES_INPUT
+        if any_size:  # the nodes that resize images come first
+            model, data = onnx.load(path), path.with_name(f"{path.name}.data")
+            source = _RESIZE_INPUT if takes_bytes else _PLANES_INPUT
+            front = resize_graph(trained.card.transform, model.ir_version, source=source)
+            merged = onnx.compose.merge_models(front, model, io_map=[(_RESIZE_OUTPUT, "pixels")])
+            del merged.opset_import[:], merged.metadata_props[:]  # it lists both opsets
+            merged.opset_import.extend(model.opset_import)
             text = _describe_graph(trained, takes_bytes=takes_bytes, any_size=True)
-            add_resize(path, trained.card.transform, text, is_big=is_big, source=source)
+            onnx.helper.set_model_props(merged, {"vitft": text})
+            data.unlink(missing_ok=True)
+            location = data.name if is_big else None
+            onnx.save(merged, path, save_as_external_data=is_big, location=location)
         add_graph_digest(path)
 
 
@@ -257,7 +257,7 @@ def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN40
                 model,
                 (example,),
                 dynamo=True,
-                opset_version=OPSET,
+                opset_version=_OPSET,
                 input_names=["pixels"],
                 output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -285,15 +285,63 @@ def open_onnx(path: Path) -> OpenedModel:
     """Open a graph with onnxruntime, using the input described in its metadata."""
     import onnxruntime
 
-    session = onnx_session(path)
+    session = _onnx_session(path)
     described = json.loads(session.get_modelmeta().custom_metadata_map["vitft"])
     source = described["input"]["name"]
-
     return _open_graph(
         described,
         lambda inputs: np.asarray(session.run(["logits"], {source: inputs})[0]),
         by=f"onnxruntime {onnxruntime.__version__}",
     )
+
+
+def _onnx_session(graph: Path | bytes) -> Any:  # noqa: ANN401 - onnxruntime's own type
+    """Open a graph with onnxruntime, on as many threads as torch uses."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors only
+    # Otherwise, idle threads would keep the cores busy while another model is timed.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+class _GraphBuilder:
+    """Nodes and constants of an ONNX graph, with new names that start with `prefix`.
+
+    A constant that another builder has already added to `constants` keeps its name.
+    """
+
+    def __init__(self, prefix: str, constants: dict[Any, tuple[str, NumericArray]]) -> None:
+        self.prefix, self.constants = prefix, constants
+        self.nodes: list[Any] = []
+
+    def add(self, operator: str, *inputs: Any, **attributes: Any) -> str:  # noqa: ANN401
+        """Add a node and return the name of its output; numbers and lists become constants."""
+        from onnx import helper
+
+        output = f"{self.prefix}{len(self.nodes)}"
+        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
+        self.nodes.append(helper.make_node(operator, names, [output], output, **attributes))
+        return output
+
+    def constant(self, value: Any) -> str:  # noqa: ANN401 - a number, or nested lists
+        """Return the name of the constant for a value, adding the constant if it is new.
+
+        Floats become float32 and integers int64; a NumPy scalar keeps its type.
+        """
+        array = np.asarray(value)
+        if not isinstance(value, np.generic):
+            array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        name = f"{self.prefix}constant_{len(self.constants)}"
+        return self.constants.setdefault((str(value), array.dtype), (name, array))[0]
+
+    def tensors(self) -> list[Any]:
+        """Return the constants as ONNX tensors."""
+        from onnx import numpy_helper
+
+        return [numpy_helper.from_array(array, name) for name, array in self.constants.values()]
 
 
 # export format --int8: an ONNX graph with 8-bit matrices. Each row of an activation belongs to one
@@ -363,7 +411,7 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
 
     producer = {name: node.op_type for node in graph.node for name in node.output}
     matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2}
-    builder = GraphBuilder("int8_", {})
+    builder = _GraphBuilder("int8_", {})
     parts: dict[str, tuple[str, str]] = {}
     zeros: set[str] = set()  # onnxruntime warns of each tensor that no node reads
     for node in graph.node:
@@ -401,7 +449,7 @@ def quantize_graph(graph: Any) -> None:  # noqa: ANN401 - onnx's protobufs
     graph.node.extend(builder.nodes)
 
 
-def _integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
+def _integer_product(builder: _GraphBuilder, node: Any, rounded: str, scale: str) -> None:  # noqa: ANN401
     """Add the product of an activation (B, N, D), quantised row by row, with an int8 matrix."""
     from onnx import TensorProto
 
@@ -414,3 +462,234 @@ def _integer_product(builder: GraphBuilder, node: Any, rounded: str, scale: str)
     whole = add("Cast", product, to=TensorProto.FLOAT)
     add("Mul", add("Mul", whole, scale), row_scale)
     builder.nodes[-1].output[0] = node.output[0]
+
+
+# resizing and cropping as nodes in front of a graph, for images of any size. Runtimes implement the
+# operator Resize differently: OpenVINO, for example, ignores the antialiasing option for bicubic
+# interpolation and rounds to bytes at a different step. The nodes therefore compute Pillow's filter
+# as two matrices, one for rows and one for columns, and multiply the image by both. In every
+# runtime, the view then equals Pillow's, except for small differences (usually one grey level)
+# where a value is close to a rounding boundary. The caller must decode the image, apply the EXIF
+# rotation and handle very elongated images (`transforms.MAX_ASPECT`).
+#
+# The sides are h and w for an image, h' and w' for the part of it that affects the view, H and W
+# for the resized image.
+
+_RESIZE_INPUT, _RESIZE_OUTPUT = "image", "resize_view"
+_PLANES_INPUT = "pixel_values"
+"""Name of a float32 input with the channels first, as transformers.js passes it."""
+RESIZED = ("bilinear", "bicubic", "lanczos")  # interpolation methods that the graph can compute
+_MAX_GREY_LEVELS = 2
+"""Maximum difference between views, in grey levels (out of 255).
+
+If the first pass rounds a value near a boundary differently, the second pass can amplify the
+difference.
+"""
+_GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
+"""Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
+
+
+def resize_obstacle(card: Card) -> str:
+    """Return why a graph cannot resize like the model's transform, or "" if it can."""
+    how = card.transform.interpolation
+    return "" if how in RESIZED else f"the graph cannot resize with {how} interpolation"
+
+
+def resize_graph(
+    transform: EvalTransform, ir_version: int = 8, *, source: str = _RESIZE_INPUT
+) -> Any:  # noqa: ANN401 - onnx's protobuf
+    """Return an ONNX model that maps images to views, uint8 (B, S, S, 3).
+
+    The input is RGB bytes (B, h, w, 3) or, for `_PLANES_INPUT`, float32 (B, 3, h, w).
+    """
+    from onnx import TensorProto, helper
+
+    is_planes = source == _PLANES_INPUT
+    axes = [2, 3] if is_planes else [1, 2]
+
+    graph = _GraphBuilder("resize_", {})
+    add = graph.add
+    old = add("Slice", add("Shape", source), axes[:1], [axes[1] + 1])  # h, w
+    new = _resized_sides(graph, transform, old)  # H, W
+    window = _crop_window(graph, transform, old, new)
+    planes = add("Slice", source, *window[2:], axes)
+    if not is_planes:
+        planes = add("Transpose", planes, perm=[0, 3, 1, 2])
+        planes = add("Cast", planes, to=TensorProto.FLOAT)  # (B, 3, h', w')
+    if transform.channels == 1:
+        weighted = add("ReduceSum", add("Mul", planes, _GREY), [1])
+        planes = add("Floor", add("Div", add("Add", weighted, 32768.0), 65536.0))  # (B, 1, h', w')
+    by_row, by_column = (
+        _filter_matrix(graph, transform.interpolation, axis, old, new, *window) for axis in (0, 1)
+    )  # (S, h') and (w', S)
+    view = _two_passes(graph, planes, by_row, by_column, old, new)
+    if transform.fit == "pad":
+        sides = add("Slice", add("Shape", view), [2], [4])  # of the partial view (B, C, h, w)
+        missing = add("Sub", [*transform.image_size], sides)
+        before = add("Div", missing, 2)
+        none = add("Identity", [0, 0])
+        pads = add("Concat", none, before, none, add("Sub", missing, before), axis=0)
+        colour = [[[float(value)]] for value in transform.border[: transform.channels]]
+        view = add("Add", add("Pad", add("Sub", view, colour), pads, 0.0), colour)
+    view = add("Cast", view, to=TensorProto.UINT8)
+    view = add("Transpose", view, perm=[0, 2, 3, 1])
+    if transform.channels == 1:
+        view = add("Concat", view, view, view, axis=3)
+    graph.nodes[-1].output[0] = _RESIZE_OUTPUT
+    sizes = ["batch", 3, "rows", "columns"] if is_planes else ["batch", "rows", "columns", 3]
+    kind = TensorProto.FLOAT if is_planes else TensorProto.UINT8
+    begin = helper.make_tensor_value_info(source, kind, sizes)
+    end = helper.make_tensor_value_info(
+        _RESIZE_OUTPUT, TensorProto.UINT8, ["batch", *transform.image_size, 3]
+    )
+    return helper.make_model(
+        helper.make_graph(graph.nodes, "resize", [begin], [end], graph.tensors()),
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=ir_version,
+    )
+
+
+def _resized_sides(graph: _GraphBuilder, transform: EvalTransform, old: str) -> str:
+    """Add nodes that compute `EvalTransform.resized`, and return the name of the output (H, W)."""
+    from onnx import TensorProto
+
+    wide, tall = transform.resized(1, 1)  # for a square image
+    if transform.fit == "squash":
+        return graph.add("Identity", [tall, wide])
+    height, width = transform.image_size
+    if transform.fit == "crop" and height == width:
+        short = graph.add("ReduceMin", old, keepdims=0)
+        return graph.add("Div", graph.add("Mul", old, [tall, wide]), short)  # rounded down
+    # The sides are rounded to the nearest integer, as in timm's ResizeKeepRatio. float64, as in
+    # Python, rounds exact halves the same way.
+    add = graph.add
+    limits = [math.floor(side / transform.crop) for side in transform.image_size]
+    sides = add("Cast", old, to=TensorProto.DOUBLE)
+    ratios = add("Div", sides, add("Cast", limits, to=TensorProto.DOUBLE))
+    ratio = add("ReduceMax" if transform.fit == "pad" else "ReduceMin", ratios, keepdims=0)
+    new = add("Cast", add("Round", add("Div", sides, ratio)), to=TensorProto.INT64)
+    return add("Max", new, [1, 1] if transform.fit == "pad" else limits)
+
+
+def _crop_window(
+    graph: _GraphBuilder, transform: EvalTransform, old: str, new: str
+) -> tuple[str, str, str, str]:
+    """Add nodes for the position of the view, the centre crop; each has one number per axis.
+
+    Returns:
+        The names of the first and end row and column (exclusive) of the view in the resized image,
+        then of those of the part of the original image on which the view depends.
+    """
+    from onnx import TensorProto
+
+    add, view = graph.add, [*transform.image_size]
+    margin = add("Mul", add("Cast", add("Sub", new, view), to=TensorProto.FLOAT), 0.5)
+    corner = add("Cast", add("Round", margin), to=TensorProto.INT64)  # half to even, as in Pillow
+    last = add("Add", corner, view)
+    if transform.fit == "pad":  # a side that is shorter than the view starts at 0
+        corner = add("Max", corner, 0)
+        last = add("Min", add("Add", corner, view), new)
+    # A filter reaches at most 3 pixels, or 3 times the factor by which the image is reduced.
+    reach = add("Add", add("Mul", add("Div", old, new), 3), 4)
+    begin = add("Div", add("Mul", corner, old), new)
+    end = add("Div", add("Mul", last, old), new)
+    first = add("Max", add("Sub", begin, reach), 0)
+    return corner, last, first, add("Min", add("Add", end, reach), old)
+
+
+def _filter_matrix(graph: _GraphBuilder, interpolation: str, axis: int, *values: str) -> str:
+    """Add nodes for the matrix of the filter's weights, (S, h') for axis 0 or (w', S) for axis 1.
+
+    Pixel i of the image contributes to pixel j of the resized image with the filter's weight at the
+    distance between their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)). The numerator
+    is an exact integer.
+    """
+    from onnx import TensorProto
+
+    add = graph.add
+    old, new, corner, last, first, end = (add("Gather", name, axis) for name in values)
+    inner, outer = ([1, -1], [-1, 1]) if axis == 0 else ([-1, 1], [1, -1])
+
+    def centres(begin: str, stop: str, shape: list[int]) -> str:
+        doubled = add("Add", add("Mul", add("Range", begin, stop, 1), 2), 1)
+        return add("Reshape", doubled, shape)
+
+    near = add("Mul", centres(first, end, inner), new)
+    far = add("Mul", centres(corner, last, outer), old)
+    scale = add("Cast", add("Mul", add("Max", old, new), 2), to=TensorProto.FLOAT)
+    distance = add("Div", add("Cast", add("Sub", near, far), to=TensorProto.FLOAT), scale)
+    x = add("Abs", distance)
+    if interpolation == "bilinear":
+        weights = add("Max", add("Sub", 1.0, x), 0.0)
+    elif interpolation == "lanczos":
+        angles = [add("Max", add("Mul", x, np.pi / scale), 1e-6) for scale in (1, 3)]
+        sincs = [add("Div", add("Sin", y), y) for y in angles]  # 1 at an angle of 0
+        weights = add("Where", add("Less", x, 3.0), add("Mul", *sincs), 0.0)
+    else:  # bicubic with a = -0.5
+        square = add("Mul", x, x)
+        near = add("Add", add("Mul", add("Sub", add("Mul", x, 1.5), 2.5), square), 1.0)
+        far = add("Mul", add("Sub", add("Mul", add("Sub", 5.0, x), x), 8.0), x)
+        far = add("Mul", add("Add", far, 4.0), 0.5)
+        rest = add("Where", add("Less", x, 2.0), far, 0.0)
+        weights = add("Where", add("Less", x, 1.0), near, rest)
+    return add("Div", weights, add("ReduceSum", weights, [1 - axis]))
+
+
+def _two_passes(
+    graph: _GraphBuilder, planes: str, by_row: str, by_column: str, old: str, new: str
+) -> str:
+    """Add nodes that apply both filters with rounding to bytes: the views (B, C, S, S) in float32.
+
+    Like Pillow 13, the graph applies the column filter first, unless resizing removes at least one
+    row and more than twice as many rows as columns.
+    """
+    from onnx import TensorProto, helper
+
+    lost = graph.add("Sub", old, new)
+    rows, columns = (graph.add("Gather", lost, axis) for axis in (0, 1))
+    rows_first = graph.add(
+        "And",
+        graph.add("Greater", rows, 0),
+        graph.add("Greater", rows, graph.add("Mul", columns, 2)),
+    )
+
+    def in_order(prefix: str, *, rows_first: bool) -> Any:  # noqa: ANN401 - onnx's protobuf
+        inner = _GraphBuilder(prefix, graph.constants)
+        view = planes
+        for is_rows in (rows_first, not rows_first):
+            view = inner.add("MatMul", *((by_row, view) if is_rows else (view, by_column)))
+            view = inner.add("Clip", inner.add("Floor", inner.add("Add", view, 0.5)), 0.0, 255.0)
+        end = helper.make_tensor_value_info(view, TensorProto.FLOAT, None)
+        return helper.make_graph(inner.nodes, prefix, [], [end])
+
+    return graph.add(
+        "If",
+        rows_first,
+        then_branch=in_order("resize_rows_", rows_first=True),
+        else_branch=in_order("resize_columns_", rows_first=False),
+    )
+
+
+def view_difference(
+    transform: EvalTransform, samples: Iterable[LabelledImage]
+) -> tuple[int, float]:
+    """Return by how many grey levels views of onnxruntime and Pillow differ, and in which fraction.
+
+    Raises:
+        RunError: The views differ by more than `_MAX_GREY_LEVELS` grey levels.
+    """
+    session = _onnx_session(resize_graph(transform).SerializeToString())
+    levels = values = differing = 0
+    for sample in samples:
+        view = session.run([_RESIZE_OUTPUT], {_RESIZE_INPUT: _rgb_bytes(sample.image)[None]})[0][0]
+        off = np.abs(view.astype(np.int16) - transform.pixels(sample.image))
+        levels = max(levels, int(off.max()))
+        values, differing = values + off.size, differing + int((off > 0).sum())
+    if levels > _MAX_GREY_LEVELS:
+        raise RunError(
+            f"images resized by onnxruntime differ from those resized by Pillow by up to {levels} "
+            f"grey levels (out of 255), more than the limit of {_MAX_GREY_LEVELS}. The export was "
+            "removed",
+            fix="use --with-preprocessing instead, and resize the images with Pillow",
+        )
+    return levels, differing / max(1, values)

@@ -81,14 +81,14 @@ class Vector(NamedTuple):
 def _draw_vectors(transform: EvalTransform) -> list[Vector]:
     """Draw five images; the same transform always gives the same images."""
     random = np.random.default_rng(0)
-    phone, alpha = drawn(random, 30, 41, 3), drawn(random, 24, 33, 4)
-    inks = drawn(random, 5, 610, 4)
+    phone, alpha = _drawn(random, 30, 41, 3), _drawn(random, 24, 33, 4)
+    inks = _drawn(random, 5, 610, 4)
     short = min(transform.resized(1000, 1000)) + 12
-    tall = drawn(random, 3 * short, short, 1)
+    tall = _drawn(random, 3 * short, short, 1)
     # Grey of more than 8 bits, in floating point if the range requires it.
     low, high = transform.grey_range or (0, _MAX_UINT16)
     margin = (high - low) / 8 if transform.grey_range else 0
-    levels = drawn(random, 29, 37, 1) / 255 * (high - low + 2 * margin) + low - margin
+    levels = _drawn(random, 29, 37, 1) / 255 * (high - low + 2 * margin) + low - margin
     if low < 0 or high > _MAX_UINT16 or high - low < 1000:
         about = "floating-point grey, scaled from the grey range of the run"
         wide = Vector.of("wide.tif", about, levels.astype(np.float32), "L", depth="f32")
@@ -108,7 +108,7 @@ def _draw_vectors(transform: EvalTransform) -> list[Vector]:
     ]
 
 
-def drawn(random: np.random.Generator, height: int, width: int, channels: int) -> NumericArray:
+def _drawn(random: np.random.Generator, height: int, width: int, channels: int) -> NumericArray:
     """Draw blocks of 6 x 6 pixels with noise: uint8 (height, width, channels)."""
     blocks = random.integers(0, 256, (-(-height // 6), -(-width // 6), channels))
     coarse = blocks.repeat(6, axis=0).repeat(6, axis=1)[:height, :width]
@@ -158,7 +158,7 @@ class PreprocessingFormat(ExportFormat):
             images=images,
         )
         write_json(folder / SPECIFICATION_FILE, json.loads(text))
-        constants = constants_of(transform).items()
+        constants = _constants_of(transform).items()
         for suffix in (".py", ".mjs", ".cpp"):
             text = (_PROGRAMS / f"{_PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
             before, _, after = _CONSTANTS.split(text)
@@ -210,7 +210,7 @@ def write_vector(folder: Path, transform: EvalTransform, vector: Vector) -> dict
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def constants_of(transform: EvalTransform) -> dict[str, Any]:
+def _constants_of(transform: EvalTransform) -> dict[str, Any]:
     """Return the constants of the programs by name."""
     height, width = transform.image_size
     return {

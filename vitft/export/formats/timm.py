@@ -4,7 +4,6 @@ The file config.json is written if timm can build the model. timm then opens the
 `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,16 @@ from safetensors.torch import save as to_safetensors
 
 from vitft.data.transforms import CROP_MODES, EvalTransform
 from vitft.export.formats.base import (
+    HYBRIDS,
     ExportFormat,
     OpenedModel,
-    first_unsupported,
+    is_eva,
     module_logits,
     open_module,
+    unsupported_part,
 )
 from vitft.export.trained import TrainedRun
-from vitft.models.card import RUN_KEY, AnyConfig, Card, TimmConfig
+from vitft.models.card import RUN_KEY, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.convert import split_gates, to_eva_names
 from vitft.models.pretrained.weights import timm_pool
@@ -28,26 +29,16 @@ from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
-_HYBRIDS: Mapping[tuple[int, ...], str] = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
-}
-"""Name of the timm model with each ResNet stem, keyed by the numbers of bottlenecks per stage."""
-
 
 class SafetensorsFormat(ExportFormat):
-    """The file model.safetensors with its card, and config.json if timm can open this file.
-
-    For some newer models, timm uses other tensor names (`timm_names`) and cannot open the file.
-    """
+    """The file model.safetensors with its card, and config.json if timm can open this file."""
 
     reads_last_block = True
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         save_checkpoint(folder / MODEL, trained.state, trained.card)
-        if not timm_obstacle(trained.card) and not has_other_names(trained.card.architecture):
+        card = trained.card
+        if not unsupported_part("timm", card.architecture) and not _has_other_names(card):
             write_json(folder / "config.json", _timm_config(trained))
 
     def open(self, folder: Path) -> OpenedModel:
@@ -62,17 +53,15 @@ class TimmFormat(SafetensorsFormat):
     """
 
     def obstacle(self, card: Card) -> str:
-        return timm_obstacle(card)
+        return unsupported_part("timm", card.architecture)
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        shape = trained.card.architecture
-        if not isinstance(shape, ViTConfig) or not has_other_names(shape):
+        if not _has_other_names(trained.card):
             super().write(trained, folder)
             return
-        rename = to_eva_names if _is_eva(shape) else split_gates
+        rename = to_eva_names if is_eva(trained.card.vit) else split_gates
         tensors = {name: tensor.contiguous() for name, tensor in rename(trained.state).items()}
-        content = to_safetensors(tensors, metadata={"format": "pt"})
-        write_atomically(folder / MODEL, content)
+        write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
         results = {RUN_KEY: trained.results.to_json()}  # no card states them
         write_json(folder / "config.json", _timm_config(trained) | results)
 
@@ -92,76 +81,34 @@ class TimmFormat(SafetensorsFormat):
         )
 
 
-def timm_obstacle(card: Card) -> str:
-    """Return why timm cannot represent this model exactly, or an empty string if it can."""
-    shape = card.architecture
-    if isinstance(shape, TimmConfig):
-        return ""
-    is_rms, eva = shape.norm_layer == "rmsnorm", _is_eva(shape)
-    uses_gelu = not shape.gated_mlp or shape.pool == "map"
-    odd = first_unsupported(
-        {
-            "pre_logits": shape.pre_logits,
-            "a post-norm encoder": shape.norm == "post",
-            "a distillation token": shape.distilled,
-            "a LayerNorm eps other than 1e-6 or 1e-5": shape.norm_eps not in (1e-6, 1e-5),
-            "a hybrid stem with a LayerNorm eps of 1e-5": shape.stem is not None
-            and shape.norm_eps == 1e-5,
-            "a non-standard ResNet stem": shape.stem not in (None, *_HYBRIDS),
-            "a convolutional stem": bool(shape.convs),
-            "RMSNorm without SwiGLU or with an eps other than 1e-5": is_rms
-            and not (shape.gated_mlp and shape.norm_eps == 1e-5),
-            "RMSNorm and attention pooling": is_rms and shape.pool == "map",
-            "RMSNorm and rotary position embeddings": is_rms and eva,
-            "a norm after the patch projection without RMSNorm": shape.patch_norm and not is_rms,
-            "a patch projection with a norm but without a bias": shape.patch_norm
-            and shape.embed_norm,
-            "rotary position embeddings or SwiGLU in layers without biases": eva
-            and not shape.proj_bias,
-            f"rotary position embeddings or SwiGLU and the activation {shape.activation}": eva
-            and uses_gelu
-            and shape.activation != "gelu",
-            "neither learned nor rotary position embeddings": not (shape.positions or shape.rope),
-        }
-    )
-    return odd and f"the model has {odd}, which the timm format does not support"
-
-
-def _is_eva(shape: ViTConfig) -> bool:
-    """Return whether only timm's `Eva` can build this architecture, not its `VisionTransformer`."""
-    pools_prefix = shape.pool == "map" and bool(shape.num_prefix or shape.pool_heads)
-    has_gate = shape.gated_mlp and shape.norm_layer == "layernorm"
-    return shape.rope is not None or not shape.positions or has_gate or pools_prefix
-
-
-def has_other_names(shape: AnyConfig) -> bool:
+def _has_other_names(card: Card) -> bool:
     """Return whether timm uses other names for some tensors of this architecture."""
-    return isinstance(shape, ViTConfig) and (_is_eva(shape) or shape.gated_mlp)
+    return not card.architecture.timm and (is_eva(card.vit) or card.vit.gated_mlp)
 
 
 def _timm_config(trained: TrainedRun) -> dict[str, Any]:
     """Return the content of config.json in timm's hub format, for a model that timm can build."""
     card, shape, model = trained.card, trained.card.architecture, trained.model
-    ours: dict[str, Any] = {"classifier": model.head_name}
-    if isinstance(shape, ViTConfig):
-        name, pool = _timm_name(shape), {"global_pool": timm_pool(shape)}
+    ours, pool = dict[str, Any](classifier=model.head_name), dict[str, Any]()
+    size = {"img_size": list(shape.image_size)} if shape.sized else {}
+    name, arguments = shape.timm, dict[str, Any](in_chans=shape.in_channels, **size)
+    if not shape.timm:
+        vit = card.vit
+        name, pool = _timm_name(vit), {"global_pool": timm_pool(vit)}
         arguments = {
-            "img_size": list(shape.image_size),
-            "patch_size": list(shape.patch_size),
-            "in_chans": shape.in_channels,
-            "embed_dim": shape.width,
-            "depth": shape.depth,
-            "num_heads": shape.heads,
-            "mlp_ratio": shape.mlp_ratio,
-            "qkv_bias": shape.qkv_bias,
-            "no_embed_class": not shape.prefix_positions,
+            **size,
+            "patch_size": list(vit.patch_size),
+            "in_chans": vit.in_channels,
+            "embed_dim": vit.width,
+            "depth": vit.depth,
+            "num_heads": vit.heads,
+            "mlp_ratio": vit.mlp_ratio,
+            "qkv_bias": vit.qkv_bias,
+            "no_embed_class": not vit.prefix_positions,
             **pool,
-            **(_eva_arguments(shape) if _is_eva(shape) else _vit_arguments(shape)),
+            **(_eva_arguments(vit) if is_eva(vit) else _vit_arguments(vit)),
         }
-        ours |= {"pool_size": None, "first_conv": shape.first_conv}
-    else:
-        size = {"img_size": list(shape.image_size)} if shape.sized else {}
-        name, arguments, pool = shape.timm, {"in_chans": shape.in_channels, **size}, {}
+        ours |= {"pool_size": None, "first_conv": vit.first_conv}
     return {
         "architecture": name,
         "num_classes": shape.num_classes,
@@ -175,7 +122,7 @@ def _timm_config(trained: TrainedRun) -> dict[str, Any]:
             **ours,
             **timm_preprocessing(card.transform, shape.in_channels),
             # Otherwise, timm would pass an image size to a builder that does not accept one.
-            "fixed_input_size": isinstance(shape, ViTConfig) or shape.sized,
+            "fixed_input_size": shape.sized,
         },
     }
 
@@ -197,22 +144,26 @@ def _vit_arguments(shape: ViTConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "patch_size": [side // shape.stride for side in shape.patch_size],  # in stem cells
         "reg_tokens": shape.registers,
+        **({"pre_norm": False} if _is_clip_like(shape) else {}),
     }
-    arguments |= {"pre_norm": False} if _is_clip_like(shape) else {}
-    arguments |= {"pre_norm": True} if shape.embed_norm else {}
-    arguments |= {"act_layer": shape.activation} if shape.activation != "gelu" else {}
-    arguments |= {} if shape.class_token else {"class_token": False}
-    arguments |= {"fc_norm": False} if shape.norm_before_pool else {}
-    arguments |= {} if shape.final_norm else {"final_norm": False}
-    arguments |= {} if shape.proj_bias else {"proj_bias": False}
-    arguments |= {"scale_attn_norm": True} if shape.attn_norm else {}
-    arguments |= {"scale_mlp_norm": True} if shape.mlp_norm else {}
+    values_and_defaults = {
+        "pre_norm": (shape.embed_norm, False),
+        "act_layer": (shape.activation, "gelu"),
+        "class_token": (shape.class_token, True),
+        "fc_norm": (not shape.norm_before_pool, True),
+        "final_norm": (shape.final_norm, True),
+        "proj_bias": (shape.proj_bias, True),
+        "scale_attn_norm": (shape.attn_norm, False),
+        "scale_mlp_norm": (shape.mlp_norm, False),
+        "init_values": (shape.layer_scale, 0.0),
+    }
+    arguments |= {k: value for k, (value, usual) in values_and_defaults.items() if value != usual}
     if shape.gated_mlp:  # AIMv2, whose own defaults would otherwise apply
         arguments.pop("act_layer", None)
         arguments |= {"class_token": shape.class_token, "proj_bias": shape.proj_bias}
         arguments |= {"fc_norm": shape.last_norm == "fc_norm"}
         arguments |= {} if shape.patch_norm else {"embed_norm_layer": None}
-    return arguments | ({"init_values": shape.layer_scale} if shape.layer_scale else {})
+    return arguments
 
 
 def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
@@ -235,8 +186,7 @@ def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
         "attn_pool_num_heads": shape.pool_heads or shape.heads,
         "attn_pool_mlp_ratio": shape.mlp_ratio,
     }
-    rope = shape.rope
-    if rope is not None:
+    if rope := shape.rope:
         arguments |= {
             "rope_type": "dinov3" if rope.unit else "cat",
             "rope_temperature": rope.base,
@@ -251,8 +201,8 @@ def _eva_arguments(shape: ViTConfig) -> dict[str, Any]:
 def _timm_name(shape: ViTConfig) -> str:
     """Return the name of the timm model to build with the arguments of this architecture."""
     if shape.stem is not None:
-        return _HYBRIDS[shape.stem]
-    if _is_eva(shape):
+        return HYBRIDS[shape.stem]
+    if is_eva(shape):
         return f"vit_small_patch16_{'dinov3_qkvb' if _is_clip_like(shape) else 'rope_224'}"
     if shape.gated_mlp:
         return "aimv2_large_patch14_224"

@@ -16,21 +16,22 @@ import numpy as np
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.export.formats.base import ExportFormat, OpenedModel, first_unsupported, module_logits
+from vitft.export.formats.base import ExportFormat, OpenedModel, module_logits, unsupported_part
 from vitft.export.formats.onnx import (
+    MAX_ERROR_RESIZED,
     MAX_INLINE_BYTES,
     open_onnx,
     parameter_bytes,
     quantize_file,
+    resize_obstacle,
     save_graph,
     silenced,
 )
-from vitft.export.formats.onnx_resize import resize_obstacle
 from vitft.export.formats.timm import timm_preprocessing
 from vitft.export.trained import TrainedRun
-from vitft.models.card import RUN_KEY, SEVERAL, THRESHOLDS, Card, TimmConfig
+from vitft.models.card import RUN_KEY, SEVERAL, THRESHOLDS, Card
 from vitft.models.find import ONNX_FILE
-from vitft.models.vit_config import Activation, ViTConfig
+from vitft.models.vit_config import Activation
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.rundir import MODEL
@@ -67,36 +68,10 @@ class TransformersFormat(ExportFormat):
     reads_last_block = True
 
     def obstacle(self, card: Card) -> str:
-        shape = card.architecture
-        if isinstance(shape, TimmConfig):
-            return "it is a timm model, which transformers can open if it is exported with --timm"
-        odd = first_unsupported(
-            {
-                "pre_logits (a Linear + Tanh before the head)": shape.pre_logits,
-                "mean pooling": shape.pool == "mean",
-                "attention pooling": shape.pool == "map",
-                "rotary position embeddings": shape.rope is not None,
-                "a SwiGLU MLP": shape.gated_mlp,
-                "RMSNorm": shape.norm_layer == "rmsnorm",
-                "no final LayerNorm": not shape.final_norm,
-                "additional LayerNorms": shape.attn_norm or shape.mlp_norm or shape.patch_norm,
-                "layers without biases": not shape.proj_bias,
-                "no learned position embeddings": not shape.positions,
-                "a LayerNorm before the first block": shape.embed_norm,
-                "LayerScale": bool(shape.layer_scale),
-                "registers": bool(shape.registers),
-                "a post-norm encoder": shape.norm == "post",
-                "a distillation token": shape.distilled,
-                "position embeddings for the patches only": not shape.prefix_positions,
-                "a hybrid stem": shape.stem is not None,
-                "a convolutional stem": bool(shape.convs),
-            }
-        )
-        return odd and f"the model has {odd}, which ViTForImageClassification does not support"
+        return unsupported_part("transformers", card.architecture)
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
-        card, shape = trained.card, trained.card.architecture
-        assert isinstance(shape, ViTConfig)
+        card, shape = trained.card, trained.card.vit
         processor: dict[str, Any] = {
             "image_processor_type": "TimmWrapperImageProcessor",
             "architecture": "vit",
@@ -127,7 +102,7 @@ class TransformersFormat(ExportFormat):
         # If a folder is opened by its path, transformers reads the processor from config.json.
         write_json(folder / "config.json", config | processor)
         write_json(folder / "preprocessor_config.json", processor)
-        tensors = {name: tensor.contiguous() for name, tensor in hf_tensors(trained.state).items()}
+        tensors = {name: tensor.contiguous() for name, tensor in _hf_tensors(trained.state).items()}
         write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
 
     def open(self, folder: Path) -> OpenedModel:
@@ -166,7 +141,7 @@ def _side_or_sides(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else [*size]
 
 
-def hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by their names in transformers, with separate queries, keys and values."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -213,6 +188,7 @@ class TransformersJsFormat(ExportFormat):
     """The files config.json, preprocessor_config.json and two graphs in onnx/."""
 
     graphs = (f"onnx/{ONNX_FILE}", "onnx/model_quantized.onnx")
+    max_error = MAX_ERROR_RESIZED
 
     def obstacle(self, card: Card) -> str:
         if card.thresholds:

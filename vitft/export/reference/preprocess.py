@@ -6,8 +6,8 @@ SPDX-License-Identifier: Apache-2.0, like vitft; this file may be copied into ot
     tensor = preprocess(read_file("photo.jpg"))  # float32 (1, channels, height, width)
 
 `python preprocess.py` checks all vectors in the folder `vectors` next to this file. Every step is
-described in preprocessing.json. Pillow only decodes files; NumPy resizes the pixels with the same
-integer weights as Pillow, so the bytes are equal.
+described in preprocessing.json. Pillow decodes files and resizes pixels; the programs in other
+languages do the latter themselves, with the same integer weights, so the bytes are equal.
 
 Notation: h, w sides of an image; H, W sides of the resized image; C channels of the model.
 """
@@ -34,7 +34,6 @@ Values = np.ndarray[Any, np.dtype[Any]]
 MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
 DEPTHS = {"8": "<u1", "12": "<u2", "16": "<u2", "i32": "<i4", "f32": "<f4"}
 MAX_SIDE_RATIO, MAX_PIXELS_RESIZED = 100, 2**26
-FIXED_POINT = 2**22
 
 
 class DecodedPixels(NamedTuple):
@@ -151,81 +150,17 @@ def resized_sides_of(height: int, width: int) -> tuple[int, int]:
 
 def view_of(image: Values) -> Values:
     """Resize and crop an upright image (h, w, 3) to the view, uint8 (HEIGHT, WIDTH, 3)."""
-    sides = image.shape[:2]
-    target = resized_sides_of(*sides)
-    crop = HEIGHT, WIDTH
-    first = [round((target[i] - crop[i]) / 2) for i in (0, 1)]
-    is_large = max(target) / min(target) > MAX_SIDE_RATIO
-    is_large = is_large or target[0] * target[1] > MAX_PIXELS_RESIZED
-    if FIT == "crop" and is_large:  # only the part inside the crop is resized
-        scales = [sides[i] / target[i] for i in (0, 1)]
-        boxes = [
-            (np.float32(first[i] * scales[i]), np.float32((first[i] + crop[i]) * scales[i]))
-            for i in (0, 1)
-        ]
-        first, target = [0, 0], crop
-    else:
-        boxes = [(np.float32(0), np.float32(side)) for side in sides]
-    lost = sides[0] - target[0], sides[1] - target[1]
-    rows_first = lost[0] > 0 and lost[0] > 2 * lost[1]
-    for axis in (0, 1) if rows_first else (1, 0):
-        image = resampled(image, axis, boxes[axis], target[axis], first[axis], crop[axis])
-    return image
-
-
-def resampled(
-    image: Values, axis: int, box: tuple[Any, Any], size: int, first: int, count: int
-) -> Values:
-    """Resize an image along one axis to `size`, computing only `count` positions from `first`."""
-    planes = np.moveaxis(image, axis, 0)
-    begin, scale = float(box[0]), float(box[1] - box[0]) / size
-    if INTERPOLATION == "nearest":
-        places, place = [], begin + scale * 0.5
-        for _ in range(size):
-            places.append(math.floor(place))
-            place += scale
-        return np.moveaxis(planes[places[first : first + count]], 0, axis)
-    if box == (0, len(planes)) and size == len(planes):
-        return np.moveaxis(planes[first : first + count], 0, axis)
-    result = np.empty((count, *planes.shape[1:]), np.uint8)
-    for i in range(count):
-        start, weights = filter_weights(begin, scale, first + i, len(planes))
-        part = planes[start : start + len(weights)].astype(np.float64)
-        total: Values = np.tensordot(weights, part, 1)  # integers below 2^53 are exact in float64
-        result[i] = np.clip(np.floor((total + FIXED_POINT // 2) / FIXED_POINT), 0, 255)
-    return np.moveaxis(result, 0, axis)
-
-
-def filter_weights(begin: float, scale: float, position: int, length: int) -> tuple[int, Values]:
-    """Return the first pixel that contributes to a position, and the weights in units of 2^-22."""
-    wider = max(scale, 1.0)
-    reach = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}[INTERPOLATION] * wider
-    centre = begin + (position + 0.5) * scale
-    start = max(0, int(centre - reach + 0.5))
-    end = min(length, int(centre + reach + 0.5))
-    weights = [filter_at((x - centre + 0.5) * (1.0 / wider)) for x in range(start, end)]
-    total = 0.0
-    for weight in weights:  # one by one, because the order of additions affects the rounding
-        total += weight
-    scaled = [(w / total if total else w) * FIXED_POINT for w in weights]
-    return start, np.array([float(int(w - 0.5 if w < 0 else w + 0.5)) for w in scaled])
-
-
-def filter_at(x: float) -> float:
-    """Return the value of the filter at a distance of `x` pixels."""
-    if INTERPOLATION == "lanczos":
-        return sinc_at(x) * sinc_at(x / 3) if -3.0 <= x < 3.0 else 0.0
-    x = abs(x)
-    if INTERPOLATION == "bilinear":
-        return 1.0 - x if x < 1.0 else 0.0
-    if x < 1.0:  # bicubic with a = -0.5
-        return (1.5 * x - 2.5) * x * x + 1
-    return (((x - 5) * x + 8) * x - 4) * -0.5 if x < 2.0 else 0.0
-
-
-def sinc_at(x: float) -> float:
-    """Return sin(pi x) / (pi x)."""
-    return math.sin(x * math.pi) / (x * math.pi) if x else 1.0
+    picture, method = Image.fromarray(image), Image.Resampling[INTERPOLATION.upper()]
+    tall, wide = resized_sides_of(*image.shape[:2])
+    top, left = round((tall - HEIGHT) / 2), round((wide - WIDTH) / 2)
+    is_large = max(tall, wide) / min(tall, wide) > MAX_SIDE_RATIO
+    if FIT == "crop" and (is_large or tall * wide > MAX_PIXELS_RESIZED):
+        # Only the part inside the crop is resized
+        down, across = image.shape[0] / tall, image.shape[1] / wide
+        box = left * across, top * down, (left + WIDTH) * across, (top + HEIGHT) * down
+        return np.asarray(picture.resize((WIDTH, HEIGHT), method, box))
+    resized = np.asarray(picture.resize((wide, tall), method))
+    return resized[top : top + HEIGHT, left : left + WIDTH]
 
 
 def tensor_of(view: Values) -> Values:

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from vitft.data.images import open_image, thumbnail_jpeg
-from vitft.report.cards import elements_script, read_asset
-from vitft.report.html import colour_scheme
+from vitft.report.html import colour_scheme, elements_script, read_asset
 from vitft.serve.app import (
     BodyReader,
     JsonResponse,
