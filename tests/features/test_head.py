@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from vitft.features import (
     PENALTIES,
     Folded,
-    Problem,
+    HeadObjective,
     Standardizer,
     choose_penalty,
     class_balanced_weights,
@@ -203,10 +203,7 @@ def test_blocks_are_chosen_only_if_there_are_features_of_several(
 def test_the_gradient_of_a_solution_is_below_its_limit(seed: int) -> None:
     x, y = wrong_labels(seed, 1.0)
     x, weights = x.double(), torch.ones(1, len(y))
-    problem = Problem(
-        classes=3, l2=0.01, total_weight=weights.sum(dim=1, keepdim=True), standardizer=None
-    )
-    objective = problem.objective(x, y, weights)
+    objective = HeadObjective(x=x, y=y, weights=weights / len(y), classes=3, l2=0.01)
 
     exact = solve_logistic(x, y, weights, classes=3, l2=0.01)
     rough = rough_fit(x, y, weights, classes=3, l2=0.01)

@@ -10,7 +10,6 @@ from vitft.features import (
     choose_penalty,
     default_penalty,
     linear_logits,
-    logistic,
     out_of_fold_logits,
     rough_fit,
     solve_logistic,
@@ -54,37 +53,6 @@ def test_heads_of_many_classes_are_fitted_to_their_optimum() -> None:
     wanted = accuracy(linear_logits(fresh, exact), truth)
     assert accuracy(linear_logits(fresh, rough), truth) == pytest.approx(wanted, abs=0.01)
     assert wanted > 0.5
-
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_sums_over_the_rows_have_the_same_bits_for_1_2_and_4_processes(
-    monkeypatch: pytest.MonkeyPatch, processes: int
-) -> None:
-    monkeypatch.setattr(logistic, "CHUNK_ROWS", 7)
-    x, y = many_classes(5, 30)
-    x, generator = x.double(), torch.Generator().manual_seed(0)  # sums of float32 would be exact
-    weights = torch.rand(2, len(y), generator=generator, dtype=torch.float64)
-    flat = torch.randn(2, 5 * 25, generator=generator, dtype=torch.float64)
-
-    def objective(own: Tensor, labels: Tensor, weight: Tensor) -> logistic.HeadObjective:
-        return problem.objective(own, labels, weight, stride=count)
-
-    found = []
-    for count in (1, processes):
-        problem = logistic.Problem(
-            classes=5,
-            l2=0.1,
-            total_weight=weights.sum(dim=1, keepdim=True),
-            standardizer=None,
-            processes=count,
-        )
-        parts = [
-            objective(x[7 * rank :], y[7 * rank :], weights[:, 7 * rank :]).sums(flat)
-            for rank in range(count)
-        ]
-        found.append([logistic.add_in_pairs(terms) for terms in zip(*parts, strict=True)])
-
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_the_default_penalty_suits_many_classes() -> None:

@@ -35,7 +35,6 @@ from vitft.features.folds import (
 )
 from vitft.features.logistic import (
     Penalty,
-    Sharing,
     Standardizer,
     class_balanced_weights,
     is_large,
@@ -641,7 +640,7 @@ class SolvedHead:
         return penalty if isinstance(penalty, float) else median(penalty)
 
 
-def solve_head(  # noqa: PLR0913 - independent keyword-only options
+def solve_head(
     x: Tensor,
     y: Tensor,
     *,
@@ -653,14 +652,13 @@ def solve_head(  # noqa: PLR0913 - independent keyword-only options
     groups: Tensor | None = None,
     read: int | None = None,
     method: HeadMethod | None = None,
-    sharing: Sharing | None = None,
 ) -> SolvedHead:
     """Fit a linear head to raw float32 features (n, D).
 
     The rows of `x` and `y` form `views` blocks, one for each view of the same images. If `balanced`
     is set, every class has the same total weight; a class may have no rows. Near-duplicates share a
-    number in `groups` (n / views,). `sharing` helps to fit a large matrix (see `_fit_logistic`).
-    `l2` is the penalty on standardised features. If it is 0, cross-validation chooses the penalty.
+    number in `groups` (n / views,). `l2` is the penalty on standardised features. If it is 0,
+    cross-validation chooses the penalty.
 
     The first `read` columns (default: all) are features of the last block. If there are more
     columns, cross-validation also chooses which blocks the head reads; with too few images per
@@ -683,13 +681,7 @@ def solve_head(  # noqa: PLR0913 - independent keyword-only options
     method = method or HeadMethod(l2=l2, read=read)
     leading = standardizer.leading(method.read)
     logistic = _fit_logistic(
-        x[:, : method.read],
-        y,
-        weights[None],
-        leading,
-        classes=classes,
-        l2=method.l2,
-        sharing=sharing,
+        x[:, : method.read], y, weights[None], leading, classes=classes, l2=method.l2
     )
     head = last = leading.unscale_head(logistic)
     if method.reads_several:
@@ -710,16 +702,11 @@ def _fit_logistic(
     *,
     classes: int,
     l2: Penalty,
-    sharing: Sharing | None = None,
 ) -> Tensor:
-    """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D).
-
-    `weights` (1, n) contains the sample weights. With `sharing`, other processes help to sum over
-    the rows if there are so many that the matrix is read in chunks.
-    """
+    """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D)."""
     fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
     if is_large(x):  # read in place, leaving memory-mapped features on disk
-        return fit(x, standardizer=standardizer, sharing=sharing)[0]
+        return fit(x, standardizer=standardizer)[0]
     scaled = standardizer(x)
     rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
     is_small = x.numel() <= _FLOAT64_VALUES and len(x) * classes <= _FLOAT64_LOGITS

@@ -13,8 +13,8 @@ Notation: n images, D feature dimensions, C classes or labels, K problems; the f
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -114,15 +114,12 @@ def _line_search(
 Penalty = float | tuple[float, ...]
 """Penalty on the weights of a head or, for multi-label data, also one for each label."""
 LARGE_VALUES = 10**8  # larger feature matrices are read in chunks instead of copied
-CHUNK_ROWS = 16_384
+_CHUNK_ROWS = 16_384
 _CHUNK_LOGITS = 2**26  # maximum number of logits (problems x classes x rows) to hold at a time
 SINGLE_THREAD_COST = 10**8  # multiplications per step; below, one thread is faster
 _TOLERANCE_CLASSES = 10
 """Number of classes up to which the tolerance of the gradient is as given; it then falls as 1 / C,
 as the gradients do."""
-_PARTIAL_SUMS = 4
-"""Number of partial sums over chunks. They are added up in pairs, so that 1, 2 or 4 processes, each
-of which computes its own partial sums, get the same bits."""
 
 
 def is_large(x: Tensor) -> bool:
@@ -145,9 +142,9 @@ class Standardizer:
         else:  # chunk by chunk, in float64
             total = x.new_zeros(x.shape[1], dtype=torch.float64)
             squares = torch.zeros_like(total)
-            for part in x.split(CHUNK_ROWS):
+            for part in x.split(_CHUNK_ROWS):
                 total += part.double().sum(dim=0)
-            for part in x.split(CHUNK_ROWS):
+            for part in x.split(_CHUNK_ROWS):
                 squares += (part.double() - total / len(x)).square().sum(dim=0)
             std, mean = (squares / len(x)).sqrt().to(x), (total / len(x)).to(x)
         return cls(mean, torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std)))
@@ -165,38 +162,6 @@ class Standardizer:
         return raw, bias - raw @ self.mean
 
 
-class Sharing(Protocol):
-    """Processes that sum over the rows of a large feature matrix together."""
-
-    @property
-    def size(self) -> int:
-        """Number of processes; each one is assigned every `size`-th chunk of `CHUNK_ROWS` rows."""
-
-    def start(self, problem: "Problem") -> None:
-        """Announce the problem to the other processes."""
-
-    def sums(self, objective: "HeadObjective", flat: Tensor) -> Sequence[Tensor]:
-        """Return `objective.sums(flat)`, summed over all processes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Settings of K problems that do not depend on the rows."""
-
-    classes: int
-    l2: Penalty
-    total_weight: Tensor  # sum of the sample weights of each problem, (K, 1)
-    standardizer: Standardizer | None  # of each chunk that is read; None if they are standardised
-    processes: int = 1
-
-    def objective(
-        self, x: Tensor, y: Tensor, sample_weight: Tensor, *, stride: int = 1
-    ) -> "HeadObjective":
-        """Return the objective of every `stride`-th chunk of rows, given weights (K, n)."""
-        weights = (sample_weight / self.total_weight).to(x.dtype)
-        return HeadObjective(problem=self, x=x, y=y, weights=weights, stride=stride)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadObjective:
     """Weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with gradient.
@@ -206,26 +171,24 @@ class HeadObjective:
     points are (K * C, D + 1), and values (K * C,).
     """
 
-    problem: Problem
     x: Tensor
     y: Tensor
-    weights: Tensor  # of each image in each problem, (K, n); each row of all processes sums to 1
-    stride: int = 1  # only every `stride`-th chunk is summed
-    sharing: Sharing | None = None
+    weights: Tensor  # of each image in each problem, (K, n); each row sums to 1
+    classes: int
+    l2: Penalty
+    standardizer: Standardizer | None = None  # None if the features are standardised
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Shape of the heads: (K, C, D + 1), with biases in the last column."""
-        return len(self.weights), self.problem.classes, self.x.shape[1] + 1
+        return len(self.weights), self.classes, self.x.shape[1] + 1
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values and gradients as float64 on the CPU, in the shape of `flat`."""
-        loss, slope, slope_bias = (
-            self.sums(flat) if self.sharing is None else self.sharing.sums(self, flat)
-        )
+        loss, slope, slope_bias = self.sums(flat)
         head = flat.to(self.x).view(-1, self.x.shape[1] + 1).cpu()  # (K * C, D + 1)
-        weight, l2 = head[:, :-1], torch.as_tensor(self.problem.l2).to(head)
-        l2 = l2.expand(self.problem.classes).repeat(len(self.weights))  # (K * C,)
+        weight, l2 = head[:, :-1], torch.as_tensor(self.l2).to(head)
+        l2 = l2.expand(self.classes).repeat(len(self.weights))  # (K * C,)
         penalty = (0.5 * l2 * weight.square().sum(dim=1)).double()
         slope = slope.to(head) + l2[:, None] * weight
         gradient = torch.cat([slope, slope_bias.to(head)[:, None]], dim=1).double()
@@ -239,24 +202,20 @@ class HeadObjective:
         """
         head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
         problems, classes, _ = self.shape
-        rows = max(1, min(CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
-        count = max(1, _PARTIAL_SUMS // self.problem.processes)
-        found: list[list[Tensor]] = []
-        for number, begin in enumerate(range(0, max(1, len(self.x)), CHUNK_ROWS * self.stride)):
-            end, chunk = min(len(self.x), begin + CHUNK_ROWS), list[Tensor]()
-            for first in range(begin, max(end, begin + 1), rows):
-                terms = self.terms(head, slice(first, min(end, first + rows)))
-                chunk = _added(chunk, [term.cpu().double() for term in terms])
-            if number < count:
-                found.append(chunk)
-            else:
-                _added(found[number % count], chunk)
-        return [add_in_pairs(terms) for terms in zip(*found, strict=True)]
+        rows = max(1, min(_CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
+        total: list[Tensor] = []
+        for first in range(0, max(1, len(self.x)), rows):
+            parts = self.terms(head, slice(first, first + rows))
+            terms = [term.cpu().double() for term in parts]
+            for one, term in zip(total, terms, strict=False):  # none for the first rows
+                one += term
+            total = total or terms
+        return total
 
     def terms(self, head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sums over some rows, as `sums` does."""
         problems, classes, _ = self.shape
-        scaling, x, weights = self.problem.standardizer, self.x[part], self.weights[:, part]
+        scaling, x, weights = self.standardizer, self.x[part], self.weights[:, part]
         x = x if scaling is None else scaling(x)
         if self.y.ndim == 2:
             logits = head[:, :-1] @ x.T + head[:, -1:]  # (K * C, n)
@@ -277,24 +236,6 @@ class HeadObjective:
         return loss, error.flatten(0, 1) @ x, error.sum(dim=2).flatten()
 
 
-def _added(total: list[Tensor], terms: list[Tensor]) -> list[Tensor]:
-    """Add terms to their totals in place, or return them if there are none yet."""
-    for one, term in zip(total, terms, strict=False):
-        one += term
-    return total or terms
-
-
-def add_in_pairs(terms: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors: each of the first half plus one of the second, and so on."""
-    while len(terms) > 1:
-        half = -(-len(terms) // 2)
-        terms = [
-            one + terms[i + half] if i + half < len(terms) else one
-            for i, one in enumerate(terms[:half])
-        ]
-    return terms[0]
-
-
 def solve_logistic(
     x: Tensor,
     y: Tensor,
@@ -306,7 +247,6 @@ def solve_logistic(
     start: Tensor | None = None,
     steps: int = 200,
     tolerance: float = 1e-6,
-    sharing: Sharing | None = None,
 ) -> Tensor:
     """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
@@ -314,22 +254,15 @@ def solve_logistic(
     standardised unless `standardizer` is given; it scales them chunk by chunk, without a copy of
     the whole matrix. Biases are not penalised. Iterations start from the heads `start` (K, C,
     D + 1; default: zeros) and stop as in `minimise`, with a `tolerance` for up to
-    `_TOLERANCE_CLASSES` classes. With `sharing`, this process sums over its own chunks only.
+    `_TOLERANCE_CLASSES` classes.
 
     Returns:
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.
     """
-    problem = Problem(
-        classes=classes,
-        l2=l2,
-        total_weight=sample_weight.sum(dim=1, keepdim=True),
-        standardizer=standardizer,
-        processes=1 if sharing is None else sharing.size,
+    weights = (sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype)
+    objective = HeadObjective(
+        x=x, y=y, weights=weights, classes=classes, l2=l2, standardizer=standardizer
     )
-    if sharing is not None:
-        sharing.start(problem)
-    own = problem.objective(x, y, sample_weight, stride=problem.processes)
-    objective = replace(own, sharing=sharing)
     shape = objective.shape
     first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
