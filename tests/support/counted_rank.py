@@ -19,7 +19,7 @@ from typing import Any
 
 from vitft.cli.main import main
 from vitft.features import extract, head, run_prefix
-from vitft.training import head_stage, run
+from vitft.training import run, stages
 
 DATA = os.path.realpath("data")
 opened: Counter[str] = Counter()
@@ -101,7 +101,7 @@ def start() -> int:
         patch(time, "monotonic", iter(itertools.count(0, 301)).__next__)  # write at once
         patch(extract.Extractor, "save", dying(extract.Extractor.save, after))
     if "STOP_IN_STAGE" in os.environ:
-        patch(head_stage, "validate", stopping(vars(head_stage)["validate"]))
+        patch(stages, "validate", stopping(vars(stages)["validate"]))
     code = main(sys.argv[1:])
     counts = {**after_pass, "fits": called["fits"]}
     counts["opened in all"] = opened

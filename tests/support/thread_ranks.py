@@ -28,8 +28,6 @@ class ThreadRank(ProcessGroup):
     def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
         super().__init__(rank, size)
         self.meeting = meeting
-        self.sent: list[Any] = []
-        """Values that this thread has sent in broadcasts."""
 
     def gather(self, value: Value) -> list[Value]:
         self.meeting.values[self.rank] = value
@@ -38,10 +36,8 @@ class ThreadRank(ProcessGroup):
         self.meeting.barrier.wait()
         return found
 
-    def broadcast(self, value: Value, source: int = 0) -> Value:
-        if self.rank == source:
-            self.sent.append(value)
-        return self.gather(value)[source]
+    def broadcast(self, value: Value) -> Value:
+        return self.gather(value)[0]
 
     def all_reduce_max(self, value: int) -> int:
         return max(self.gather(value))
@@ -51,10 +47,6 @@ class ThreadRank(ProcessGroup):
         for tensor, *own in zip(tensors, *(found for found, _ in parts), strict=True):
             tensor.copy_(sum(own[1:], own[0]))
         return [sum(own) for own in zip(*(found for _, found in parts), strict=True)]
-
-    def reduce_to_main(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        parts = self.gather(list(tensors))
-        return [sum(part[1:], part[0]) for part in zip(*parts, strict=True)]
 
 
 def run_ranks(size: int, function: Callable[[ThreadRank], Result]) -> list[Result]:

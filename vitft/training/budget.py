@@ -49,12 +49,17 @@ from vitft.system.errors import WeightsError
 from vitft.system.text import count
 from vitft.training.batches import StageInputs, epoch_size, training_batches
 from vitft.training.fitted import Fitted
-from vitft.training.head_stage import inputs_to_head, of_last_block, read_last_block
 from vitft.training.loop import RunningMetrics, with_step_defaults
 from vitft.training.reports import COMPUTED_IMAGES
 from vitft.training.runtime import Runtime
 from vitft.training.setup import Start, compute_views, next_inputs
-from vitft.training.stages import image_logits, make_trainer
+from vitft.training.stages import (
+    image_logits,
+    inputs_to_head,
+    make_trainer,
+    of_last_block,
+    read_last_block,
+)
 from vitft.training.state import BUDGET_FILE, read_budget, untried, write_for_resume
 
 log = logging.getLogger(__name__)

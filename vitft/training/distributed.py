@@ -66,8 +66,7 @@ class ProcessGroup:
 
     def indices(self, count: int, unit: int, rank: int) -> list[int]:
         """Return the indices of the items in the shard of a rank (see `shard`)."""
-        starts = range(rank * unit, count, self.size * unit)
-        return [i for start in starts for i in range(start, min(start + unit, count))]
+        return [i for i in range(count) if i // unit % self.size == rank]
 
     def batch_slice(self, count: int) -> slice:
         """Return this rank's contiguous slice of `count` images; the last may be empty."""

@@ -41,9 +41,8 @@ from vitft.system import console
 from vitft.system.files import writing
 from vitft.training.batches import Dataset, StageInputs
 from vitft.training.fitted import Fitted, ScoredImages
-from vitft.training.head_stage import representative_scores
 from vitft.training.loop import predict_logits
-from vitft.training.stages import image_logits
+from vitft.training.stages import image_logits, representative_scores
 
 log = logging.getLogger(__name__)
 

@@ -304,7 +304,13 @@ class Trainer:
             raise diverged(self.steps, lr, f"the loss is {loss}")
         self.scaler.unscale_(self.optimizer)
         may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1  # skips the step
-        if not math.isfinite(self.clip_gradients()) and not may_overflow:
+        weights = [p for p in self.parameters.values() if p.grad is not None]
+        with report_lost_process():
+            norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
+            if self.spec.clip:
+                nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
+            size = (full_tensor(norm) if self.sharded else norm).item()
+        if not math.isfinite(size) and not may_overflow:
             raise diverged(self.steps, lr, "the gradient is not finite")
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -313,15 +319,6 @@ class Trainer:
         self.steps += 1
         images = batch.images or len(batch.labels)
         return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
-
-    def clip_gradients(self) -> float:
-        """Limit the norm of the gradient to `optim.clip`, if set, and return the original norm."""
-        weights = [p for p in self.parameters.values() if p.grad is not None]
-        with report_lost_process():
-            norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
-            if self.spec.clip:
-                nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
-            return (full_tensor(norm) if self.sharded else norm).item()
 
     def backward(self, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of the whole batch, given this rank's slice of it.
@@ -442,12 +439,10 @@ def predict_logits(
 
 def _autocast(
     device: torch.device, precision: str, *, cache_weights: bool = True
-) -> contextlib.AbstractContextManager[None]:
+) -> torch.autocast:
     """Return an autocast context for `bf16` and `fp16`, and one that does nothing for `fp32`."""
-    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    if precision in types:
-        return torch.autocast(device.type, dtype=types[precision], cache_enabled=cache_weights)
-    return contextlib.nullcontext()
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype, dtype is not None, cache_weights)
 
 
 def seed_everything(*numbers: int) -> None:

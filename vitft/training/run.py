@@ -13,7 +13,6 @@ from vitft.system.errors import RunError
 from vitft.training.budget import choose_layers, try_other_starts
 from vitft.training.finish import evaluate, write_best, write_final
 from vitft.training.fitted import Fitted
-from vitft.training.head_stage import solve_head_stage
 from vitft.training.record import open_run, status_recorded
 from vitft.training.reports import write_reports
 from vitft.training.runtime import Runtime
@@ -26,7 +25,7 @@ from vitft.training.setup import (
     next_inputs,
     split_images,
 )
-from vitft.training.stages import StepStage
+from vitft.training.stages import StepStage, solve_head_stage
 
 log = logging.getLogger(__name__)
 

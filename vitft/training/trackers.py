@@ -214,7 +214,7 @@ class Trackers:
         for name in names:
             create, help_text = CLIENTS[name]
             try:
-                with self.dropping(name) if resume else _no_warnings():
+                with self.dropping(name) if resume else warnings.catch_warnings(action="ignore"):
                     self.active[name] = create()
             except Exception as error:
                 raise UsageError(
@@ -273,7 +273,7 @@ class Trackers:
     def dropping(self, name: str) -> Iterator[None]:
         """Drop a tracker with a warning if the block fails."""
         try:
-            with _no_warnings():
+            with warnings.catch_warnings(action="ignore"):  # of libraries
                 yield
         except Exception as error:  # libraries may raise any error; training continues
             self.active.pop(name, None)
@@ -288,14 +288,6 @@ class Trackers:
             for name, tracker in self.active.items():
                 self.progress[name] = {"id": tracker.id, "moment": tracker.last_moment}
             self.run.write_json(_PROGRESS_FILE, self.progress)
-
-
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Suppress the warnings of tracker libraries."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
