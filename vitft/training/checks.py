@@ -82,8 +82,7 @@ def former_split(
             f"{like} was trained with the fixes of {fixes}, which this run does not apply. To "
             "apply them, add --fixes to a command with the same folder"
         )
-    held = [row for row in manifest.rows if row.split != "train"]
-    rows = [row for row in manifest.rows if row.split == "train"] + held  # held-out rows override
+    rows = sorted(manifest.rows, key=lambda row: row.split != "train")  # held-out rows override
     parts: dict[str, Part] = {row.sha256: row.split for row in rows}
     # Images held out before that the new data lacks: read from their folder, if it is still there
     out = [row for row in manifest.rows if parts[row.sha256] != "train"]
@@ -101,7 +100,7 @@ def former_split(
             near.add(parts[lost[file.path]])
         if near:
             copies[file.sha256] = "test" if "test" in near else "val"
-    digests = {row.sha256 for row in held}
+    digests = {row.sha256 for row in out}
     again = len(digests & {file.sha256 for file in inspected.rows})
     also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
     log.info(
@@ -119,21 +118,14 @@ def former_split(
 # checks of the data, weights, settings and run directory, made before torch is imported -----------
 
 _RESUME_CHANGES = frozenset(
-    {
-        "data.path",
-        "data.root",
-        "data.classes",
-        "data.allow_private_addresses",
-        "data.like",
-        "train.device",
-        "train.cache",
-        "train.tracker",
-        "train.timeout",
-    }
+    f"{section}.{name}"
+    for section, names in {
+        "data": "path root classes allow_private_addresses like",
+        "train": "device cache tracker timeout",
+    }.items()
+    for name in names.split()
 )
-"""Settings that may change whenever a run is resumed; new data paths must contain the same
-images.
-"""
+"""Settings that may change whenever a run is resumed; new data must contain the same images."""
 
 
 def check_request(
