@@ -34,6 +34,7 @@ from vitft.metrics.classification import (
 )
 from vitft.metrics.intervals import Floats
 from vitft.metrics.results import FinalTestResults, RunResults
+from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
 from vitft.models.timm_model import Model
 from vitft.models.trainable import merge_adapters, write_adapter
@@ -313,5 +314,15 @@ def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:
 
 
 def _write_model(fitted: Fitted, thresholds: tuple[float, ...] = ()) -> None:
+    report, data = fitted.start.report, fitted.inputs.data
+    card = Card(
+        architecture=fitted.model.config,
+        transform=data.transform,
+        classes=data.manifest.outputs,
+        thresholds=thresholds or (0.5,) * len(data.manifest.labels),
+        weights=report.provenance,
+        pos_embed=report.positions,
+        split=data.manifest.digest,
+    )
     if fitted.run.writes:
-        save_checkpoint(fitted.run.model, fitted.model.state_dict(), fitted.card(thresholds))
+        save_checkpoint(fitted.run.model, fitted.model.state_dict(), card)

@@ -11,7 +11,6 @@ from torch import Tensor
 from vitft.features.head import HeldOutLogits
 from vitft.metrics.intervals import Z
 from vitft.metrics.results import BudgetResults, Metrics, RunResults
-from vitft.models.card import Card
 from vitft.models.timm_model import Model
 from vitft.system.rundir import RunDir, damaged_file
 from vitft.system.text import count
@@ -153,16 +152,3 @@ class Fitted:
             return self.final
         best = self.best.results
         return {**best, "budget": self.budget} if self.budget else best
-
-    def card(self, thresholds: tuple[float, ...] = ()) -> Card:
-        """Return the card of the model; `thresholds` are those of several labels, once chosen."""
-        report, data = self.start.report, self.inputs.data
-        return Card(
-            architecture=self.model.config,
-            transform=data.transform,
-            classes=data.manifest.outputs,
-            thresholds=thresholds or (0.5,) * len(data.manifest.labels),
-            weights=report.provenance,
-            pos_embed=report.positions,
-            split=data.manifest.digest,
-        )

@@ -274,19 +274,19 @@ def _reference_features(
 _ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one core
 
 
-def write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str = "fp32") -> int:
-    """Write the folder `thumbs/` of a run and return the number of images in it.
+def write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) -> None:
+    """Write the folder `thumbs/` of a run.
 
     For the most confident mistakes, attention overlays are written as well. Metadata of the files
     is not copied. Errors are only logged, because the run itself is complete. If `precision` is
     bf16, attention is computed in bf16, which halves the time; overlays change by one or two grey
     levels (out of 255) on average (benchmarks/notebook/speed.md).
     """
-    written, folder, temporary = 0, run.path / THUMBS, run.path / f".{THUMBS}"
+    folder, temporary = run.path / THUMBS, run.path / f".{THUMBS}"
     try:
         predicted, rows = _select_images(run.path, data.manifest)
         if not rows:
-            return 0
+            return
         if model.casts_to_bf16 and predicted and precision == "bf16":
             model = copy.deepcopy(model).to(torch.bfloat16)
         decode = functools.partial(_thumbnail, data, predicted)
@@ -303,7 +303,6 @@ def write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str = 
                     continue
                 sha256, jpeg, view = thumbnail
                 (temporary / thumb_name(sha256)).write_bytes(jpeg)
-                written += 1
                 progress.advance()
                 if view is not None:
                     views[sha256] = view
@@ -314,8 +313,6 @@ def write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str = 
             temporary.rename(folder)
     except VitftError as error:
         log.warning(f"the report will have no thumbnails: {error.problem}")
-        return 0
-    return written
 
 
 def _thumbnail(
@@ -356,10 +353,8 @@ def _attention(
         return overlays
 
     try:
-        # A GPU needs no worker threads.
-        on_cpu = some.device.type == "cpu"
-        drawn = in_order(draw, batches, workers=before) if on_cpu else map(draw, batches)
-        for overlays in drawn:
+        workers = before if some.device.type == "cpu" else 0  # a GPU needs no worker threads
+        for overlays in in_order(draw, batches, workers=workers):
             yield from overlays
     except VitftError as error:  # thumbnails are written without overlays
         log.info(f"the report will have no relevance overlays: {error.problem}")
