@@ -53,9 +53,7 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
         name = reader.checked(row["class"], "class", is_path=True)
         name = similar.find(name if name in known else name.strip())
         problem, fix = "", ""
-        if not name:
-            problem = "the class name is empty"
-        elif name in changes:
+        if name in changes:
             problem = f"{name} is listed twice"
         elif name not in known and not evaluated:
             problem = f"the data has no class {name[:40]!r}, only {listing(known)}"
@@ -66,8 +64,6 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
         if problem:
             raise reader.error(problem, column="class", fix=fix)
         changes[name] = reader.checked(row["new_class"], "new_class").strip()
-    if not changes:
-        raise reader.error("the table lists no classes", line=reader.line)
     new = [changes.get(name, name) for name in known]
     left = {*new} - {""}
     changed = images.relabelled(

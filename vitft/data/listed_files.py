@@ -155,8 +155,6 @@ def only_fit(path: str, images: FilesByKey) -> str:
 def _missing_fix(root: Path, missing: Mapping[str, str], images: FilesByKey, *, alone: bool) -> str:
     """Return what to do about missing files: not all are if `alone`, so no folder is named."""
     first, *_ = missing
-    if not _reason_missing(first):  # as `vitft predict` writes them
-        return "use --set data.root=. (the paths are relative to the current folder)"
     places = Counter[str]()
     for path in () if alone else missing:
         near = [(image.split("/")[: -1 - r[0]], r[2]) for image, _, r in _compare(path, images)]

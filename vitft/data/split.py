@@ -25,7 +25,7 @@ from vitft.config.sections import DataSpec
 from vitft.data.class_changes import class_table
 from vitft.data.duplicates import group_names
 from vitft.data.image_table import Images, Row, membership, split_labels
-from vitft.data.parts import CHOSEN, Part
+from vitft.data.parts import Part
 from vitft.data.remote.places import INDEX, place_of
 from vitft.data.table import base_folder
 from vitft.system.console import visible
@@ -390,14 +390,7 @@ def split(
         is_val[places[np.repeat(side, sizes)]] = True
     drawn_parts = np.array(["train", "val"], dtype=object)[is_val.astype(int)]
     images = checked.with_split(np.where(parts == "test", parts, drawn_parts).tolist())
-    if lacking := _lacking_classes(_class_counts(images), checked):
-        unread = ""
-        if checked.layout == "classes" and any(checked.column("group")):
-            unread = " (all images of a group must be on the same side of the split)"
-        if checked.bad:
-            examples = "; ".join(f"{path}: {reason}" for path, reason in checked.bad[:2])
-            unread += f", {count(len(checked.bad), 'file')} could not be read ({examples})"
-        raise _lacking_images(lacking, checked, unread)
+    _check_enough(_class_counts(images), checked)
     if not images.val:
         fix = "increase data.val_rate, add images, or use the default split"
         raise DataError("the reference split leaves no images for validation", fix=fix)
@@ -416,8 +409,7 @@ def check_folder_classes(folder: Images) -> str:
             unit = file.group or file.path
             part = file.split or ("train" if first.setdefault(name, unit) == unit else "val")
             have[name, part] += 1
-    if lacking := _lacking_classes(have, folder):
-        raise _lacking_images(lacking, folder)
+    _check_enough(have, folder)
     return _trained_only_note(have, folder.outputs)
 
 
@@ -426,19 +418,38 @@ def _class_counts(images: Images) -> Mapping[tuple[str, str], int]:
     return Counter((name, row.split) for row in images.rows for name in images.names(row))
 
 
-def _lacking_classes(have: Mapping[tuple[str, str], int], folder: Images) -> list[str]:
-    """Return the classes without enough images, each with its numbers of images."""
+def _check_enough(have: Mapping[tuple[str, str], int], folder: Images) -> None:
+    """Raise a DataError if classes have too few images for training and validation."""
     numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs}
+    fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
     if folder.layout == "split":
-        return [
+        lacking = [
             f"{name} ({train:,} for training, {val:,} for validation)"
             for name, (train, val) in numbers.items()
             if not (train and val)
         ]
-    # A class may have training images only, if two other classes have validation images
-    measured = sum(val > 0 for _, val in numbers.values())
-    enough = folder.reference or measured >= min(2, len(numbers))
-    return [f"{n} ({t + v:,})" for n, (t, v) in numbers.items() if not (t and (v or enough))]
+        where = f" in the column {folder.split_column}" if folder.split_column else ""
+        fix = f"give every class a training and a validation image{where}, or remove these classes"
+        fix += ". --set data.split_column=none ignores the column" * bool(where)
+    else:
+        # A class may have training images only, if two other classes have validation images
+        measured = sum(val > 0 for _, val in numbers.values())
+        enough = folder.reference or measured >= min(2, len(numbers))
+        lacking = [
+            f"{name} ({train + val:,})"
+            for name, (train, val) in numbers.items()
+            if not (train and (val or enough))
+        ]
+    if not lacking:
+        return
+    problem = f"too few readable images for training and validation in {len(lacking)} of "
+    problem += f"{len(numbers)} classes: {listing(lacking)}"
+    if folder.layout == "classes" and any(folder.column("group")):
+        problem += " (all images of a group must be on the same side of the split)"
+    if folder.bad:
+        examples = "; ".join(f"{path}: {reason}" for path, reason in folder.bad[:2])
+        problem += f", {count(len(folder.bad), 'file')} could not be read ({examples})"
+    raise DataError(problem, fix=fix)
 
 
 def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]) -> str:
@@ -452,25 +463,6 @@ def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]
     if near := [(name, other) for name, other in found if other]:
         note += f". If {listing(f'{a!r} means {b!r}' for a, b in near)}, use {class_table(near)}"
     return note
-
-
-def _lacking_images(names: Sequence[str], folder: Images, unread: str = "") -> DataError:
-    fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
-    column = folder.split_column
-    if folder.layout == "split":
-        where = f" in the column {column}" if column else ""
-        fix = f"give every class a training and a validation image{where}"
-        if column == CHOSEN:
-            fix += ": answer more randomly drawn pictures (key m) in `vitft label`, or leave out "
-            fix += "--set data.split_column"
-        else:
-            fix += ", or remove these classes"
-            fix += ". --set data.split_column=none ignores the column" * bool(column)
-    return DataError(
-        f"too few readable images for training and validation in {len(names)} of "
-        f"{len(folder.outputs)} classes: {listing(names)}{unread}",
-        fix=fix,
-    )
 
 
 def _leaks(manifest: Images) -> tuple[list[list[str]], list[list[str]]]:

@@ -60,10 +60,7 @@ def quote_cell(cell: str) -> str:
 
 def is_table(path: Path) -> bool:
     """Return whether a path has the suffix of a table; the file need not exist."""
-    try:
-        return path.suffix.lower() in TABLE_SUFFIXES and not path.is_dir()
-    except OSError:  # e.g. no permission for a parent folder
-        return False
+    return path.suffix.lower() in TABLE_SUFFIXES and not os.path.isdir(path)  # noqa: PTH112
 
 
 def is_utf8(text: str) -> bool:
@@ -125,21 +122,16 @@ class TableReader:
             reason = describe_os_error(failure)
             raise error(f"cannot read {path}: {reason}", fix=missing) from failure
         self.path, self.fix, self.kind = path, fix, error
-        self.line = 1
-        """Line number (in Parquet, row number) of the row read last, or 0 before the first row."""
-        self.unit = "line"
+        self.unit, self.line = "line", 1  # the line read last; a row, or 0, in binary formats
         self.sheet = ""  # name of the worksheet, in Excel files, once its first row is read
         suffix = path.suffix.lower()
-        if suffix == ".parquet":
-            require_extra("parquet", feature=f"reading {path.name}")
-            self.unit, self.line, self.rows = "row", 0, self.parquet_rows()
-        elif suffix == ".xlsx":
-            require_extra("spreadsheet", feature=f"reading {path.name}")
-            self.unit, self.line, self.rows = "row", 0, self.excel_rows()
-        elif suffix == ".jsonl":
-            self.rows = self.json_rows()
+        if suffix in (".parquet", ".xlsx"):
+            extra = "parquet" if suffix == ".parquet" else "spreadsheet"
+            require_extra(extra, feature=f"reading {path.name}")
+            self.unit, self.line = "row", 0
+            self.rows = self.parquet_rows() if suffix == ".parquet" else self.excel_rows()
         else:
-            self.rows = self.csv_rows()
+            self.rows = self.json_rows() if suffix == ".jsonl" else self.csv_rows()
 
     def __iter__(self) -> Iterator[list[str]]:
         return self.rows

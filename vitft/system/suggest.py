@@ -72,7 +72,7 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
     """Return existing paths that were probably meant by `path`, which does not exist.
 
     First choice: the first missing part is replaced with the name in the same folder of which it is
-    probably a misspelling, and so on for the remaining parts. Second choice: see `namesakes`,
+    probably a misspelling, and so on for the remaining parts. Second choice: see `_namesakes`,
     unless the name is a number, which is not unique enough.
     """
     parent = path.parent
@@ -86,7 +86,7 @@ def near_paths(path: Path, accept: _Accept) -> list[Path]:
         return [whole] if whole.exists() else near_paths(whole, accept) or [found]
     if without_suffix(path.name).isdecimal():
         return []
-    return namesakes(parent, folded(path.name), accept)
+    return _namesakes(parent, folded(path.name), accept)
 
 
 def path_fix(path: Path, accept: _Accept, *, otherwise: str = "") -> str:
@@ -144,7 +144,7 @@ def without_suffix(name: str) -> str:
     return stem if stem and re.fullmatch(r"[^\W\d]\w{0,8}", suffix) else name
 
 
-def namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
+def _namesakes(parent: Path, name: str, accept: _Accept) -> list[Path]:
     """Return entries with a name (see `folded`) up to two levels below a folder, or next to it."""
 
     def subfolders(folder: Path) -> list[Path]:
