@@ -100,10 +100,8 @@ class _LimitedReader:
 
     def check(self, place: int) -> None:
         if not self.limits.allows(place, self.packed):
-            raise ArchiveRefusedError(
-                f"it unpacks to at least {place:,} bytes, and the limit is {self.limits.ratio} "
-                "times its size"
-            )
+            limit = f"the limit is {self.limits.ratio} times its size"
+            raise ArchiveRefusedError(f"it unpacks to at least {place:,} bytes, and {limit}")
 
 
 def tar_entries(
@@ -164,11 +162,9 @@ def accepted_entries(
             raise ArchiveRefusedError(f"the entry '{name[:200]}' {problem}")
         content += entry.size
         if not limits.allows(content, packed):
-            raise ArchiveRefusedError(
-                f"it has {packed:,} bytes, but its entries up to '{name}' unpack to "
-                f"{content:,} bytes (the limits are {limits.content / 1e9:g} GB and "
-                f"{limits.ratio} times its size)"
-            )
+            bounds = f"{limits.content / 1e9:g} GB and {limits.ratio} times its size"
+            found = f"its entries up to '{name}' unpack to {content:,} bytes (limits: {bounds})"
+            raise ArchiveRefusedError(f"it has {packed:,} bytes, but {found}")
         if not entry.is_folder:
             yield entry, parts
 

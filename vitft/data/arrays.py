@@ -139,16 +139,11 @@ def _read_npz_arrays(path: Path) -> _Read:
         if not parts:
             found = f"arrays found: {', '.join(file.files[:8]) or 'none'}"
             if any(name.rpartition("/")[2] in _WEIGHT_NAMES for name in file.files):
-                raise DataError(
-                    f"{path} contains weights instead of labelled images. {found}",
-                    fix=f"pass it with --weights {shell_quote(str(path))}, and the images with "
-                    "--data",
-                )
-            raise DataError(
-                f"{path} contains no labelled images. {found}",
-                fix="name the arrays of images and labels x and y, or x_train, y_train, x_test and "
-                "y_test",
-            )
+                fix = f"use --weights {shell_quote(str(path))}, and --data for the images"
+                problem = f"{path} contains weights instead of labelled images. {found}"
+                raise DataError(problem, fix=fix)
+            fix = "name the arrays x and y, or x_train, y_train, x_test and y_test"
+            raise DataError(f"{path} contains no labelled images. {found}", fix=fix)
         notes = tuple(
             f"the array {by_case[one]} is not used: there is no {other}"
             for pair in _NPZ_NAMES
@@ -161,11 +156,10 @@ def _read_npz_arrays(path: Path) -> _Read:
     if all(p.labels.ndim == 2 and np.isin(p.labels, (0, 1)).all() for p in parts):
         widths = {part.labels.shape[1] for part in parts} | {len({*classes})} - {0}
         if len(widths) > 1:
-            raise DataError(
-                f"{path}: the numbers of label columns and of class names differ: "
-                f"{' and '.join(map(str, sorted(widths)))}",
-                fix="provide a column of 0 and 1, and a name, for each label",
-            )
+            problem = "the numbers of label columns and of class names differ"
+            found = " and ".join(map(str, sorted(widths)))
+            fix = "provide a column of 0 and 1, and a name, for each label"
+            raise DataError(f"{path}: {problem}: {found}", fix=fix)
         several = any((part.labels.sum(axis=1) != 1).any() for part in parts)
         if several:
             columns = parts[0].labels.shape[1]
@@ -194,11 +188,9 @@ def _npz_member(file: np.lib.npyio.NpzFile, name: str, path: Path) -> _Array:
     except ValueError as error:
         if "Object arrays" not in str(error):
             raise
-        raise DataError(
-            f"{path}: the array {name} contains Python objects, which are not opened because they "
-            "can run code",
-            fix=f"save it as numbers or text, e.g. numpy.array({name}.tolist())",
-        ) from error
+        problem = "contains Python objects, which are not opened because they can run code"
+        fix = f"save it as numbers or text, e.g. numpy.array({name}.tolist())"
+        raise DataError(f"{path}: the array {name} {problem}", fix=fix) from error
     return array
 
 
@@ -263,11 +255,8 @@ def _read_records(folder: Path, labels: int, names: str) -> _Read:
 def _read_torchvision(name: str, root: Path) -> _Read:
     """Read the train and test subsets of a torchvision dataset, downloading missing files."""
     if name not in PUBLISHED_SIZES:
-        raise DataError(
-            f"torchvision:{name} is not supported",
-            fix=f"use one of {', '.join(PUBLISHED_SIZES)}, or save the images in one folder per "
-            "class",
-        )
+        fix = f"use one of {', '.join(PUBLISHED_SIZES)}, or a folder with one folder per class"
+        raise DataError(f"torchvision:{name} is not supported", fix=fix)
     from torchvision import datasets
 
     parts: list[ArrayPart] = []
@@ -321,13 +310,10 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
             for place in (folder, folder.parent, root):
                 with contextlib.suppress(OSError):
                     place.rmdir()  # only succeeds on an empty folder
-        side = PUBLISHED_SIZES[kind.__name__][2][0]
-        raise DataError(
-            f"{kind.__name__} is missing or incomplete in {root} and could not be fetched "
-            f"({reason})",
-            fix=f"put {wanted} into {folder}, or set data.root to the folder that has them. "
-            f"Without them, try --data demo --image-size {side}",
-        ) from error
+        problem = f"is missing or incomplete in {root} and could not be fetched ({reason})"
+        fix = f"put {wanted} into {folder}, or set data.root to the folder that has them. Without "
+        fix += f"them, try --data demo --image-size {PUBLISHED_SIZES[kind.__name__][2][0]}"
+        raise DataError(f"{kind.__name__} {problem}", fix=fix) from error
     finally:
         socket.setdefaulttimeout(waits)
 
@@ -488,29 +474,22 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
     by_name = {part.name: part for part in read}
     order = ("all",) if "all" in by_name else ("train", "val", "test")
     if order[0] not in by_name:
-        raise DataError(
-            f"{source} has no training images. Subsets found: {', '.join(by_name) or 'none'}",
-            fix="add training images",
-        )
+        problem = f"no training images. Subsets found: {', '.join(by_name) or 'none'}"
+        raise DataError(f"{source} has {problem}", fix="add training images")
     parts = [by_name[name] for name in order if name in by_name]
     for part in parts:
         _check_part(part, f"{source}, subset {part.name}")
     shapes = {part.images.shape[1:] for part in parts}
     if len(shapes) > 1 or 0 in next(iter(shapes)):
-        raise DataError(
-            f"{source} contains empty images or images of different shapes: "
-            f"{' and '.join(map(str, shapes))}",
-            fix="resize all images to the same size",
-        )
+        problem = f"empty images or images of different shapes: {' and '.join(map(str, shapes))}"
+        raise DataError(f"{source} contains {problem}", fix="resize all images to the same size")
     present = sorted({int(label) for part in parts for label in np.unique(part.labels)})
     given = known or tuple(str(i) for i in range(max(present) + 1))
     if max(present) >= len(given) or min(present) < 0:
         named = f", but there are {count(len(known), 'class name')}" if known else ""
-        raise DataError(
-            f"{source}: the labels range from {min(present)} to {max(present)}{named}",
-            fix="number the classes from 0, e.g. labels - labels.min(), and provide a name for "
-            "each or for none",
-        )
+        problem = f"the labels range from {min(present)} to {max(present)}{named}"
+        fix = "number the classes from 0, e.g. labels - labels.min(), and name all or none of them"
+        raise DataError(f"{source}: {problem}", fix=fix)
     width = max(len(name) for name in given) if all(n.isdecimal() for n in given) else 0
     names = [
         re.sub(r"[/\x00]", "_", given[i].rjust(width, "0")).strip()
@@ -519,11 +498,10 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
     ]
     classes = tuple(sorted(names))
     if len({*names}) < len(names) or len(names) < 2:
-        raise DataError(
-            f"{source}: found {count(len({*names}), 'distinct class name')} for "
-            f"{count(len(names), 'class', 'classes')}",
-            fix="use at least two classes, each with its own name",
-        )
+        found = count(len({*names}), "distinct class name")
+        problem = f"found {found} for {count(len(names), 'class', 'classes')}"
+        fix = "use at least two classes, each with its own name"
+        raise DataError(f"{source}: {problem}", fix=fix)
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
     sorted_parts = tuple(part._replace(labels=table[part.labels]) for part in parts)
@@ -534,28 +512,20 @@ def _check_part(part: ArrayPart, where: str) -> None:
     """Raise a DataError if the images or the labels of a subset cannot be used."""
     images, labels = part.images, part.labels
     if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype != np.uint8:
-        raise DataError(
-            f"{where}: images of shape {images.shape} and dtype {images.dtype} are not supported",
-            fix="save them as uint8 from 0 to 255, with the shape (images, height, width) or "
-            "(images, height, width, 1 or 3 channels). For values from 0 to 1: "
-            "(255 * images).round().astype('uint8')",
-        )
-    if labels.shape != (len(images),) or not len(images):
-        raise DataError(
-            f"{where}: the labels of the {len(images)} images have an unsupported shape "
-            f"{labels.shape}",
-            fix="provide a class index, a class name or a row of zeros and ones for each image. "
-            "For probabilities, use the most probable class of each image: labels.argmax(axis=1)",
-        )
-    if np.issubdtype(labels.dtype, np.floating) and (labels % 1).any():
-        raise DataError(
-            f"{where}: the labels are numbers such as {labels[labels % 1 != 0][0]:g}, but "
-            "regression is not supported",
-            fix="replace them with class indices, e.g. numpy.digitize(labels, limits)",
-        )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
-            f"{where}: the labels have an unsupported dtype ({labels.dtype})",
-            fix="provide one class index or class name per image, as integers or text, e.g. "
-            "labels.astype(int) or labels.astype(str)",
-        )
+        problem = f"images of shape {images.shape} and dtype {images.dtype} are not supported"
+        fix = "use the shape (images, height, width) or (images, height, width, 1 or 3), and uint8 "
+        fix += "from 0 to 255. For values from 0 to 1: (255 * images).round().astype('uint8')"
+    elif labels.shape != (len(images),) or not len(images):
+        problem = f"labels of shape {labels.shape} do not suit {len(images)} images"
+        fix = "provide a class index, a class name or a row of zeros and ones for each image. For "
+        fix += "probabilities, use the most probable class of each image: labels.argmax(axis=1)"
+    elif np.issubdtype(labels.dtype, np.floating) and (labels % 1).any():
+        example = labels[labels % 1 != 0][0]
+        problem = f"the labels are numbers such as {example:g}, but regression is not supported"
+        fix = "replace them with class indices, e.g. numpy.digitize(labels, limits)"
+    elif not np.issubdtype(labels.dtype, np.integer):
+        problem = f"the labels have an unsupported dtype ({labels.dtype})"
+        fix = "provide class indices or names, e.g. labels.astype(int) or labels.astype(str)"
+    else:
+        return
+    raise DataError(f"{where}: {problem}", fix=fix)

@@ -2,9 +2,7 @@
 
 The five kinds of flower differ only in shape: colours, backgrounds, light, size, position and
 clutter are sampled from the same ranges. The bundled weights were not trained on these drawings.
-
-Lengths are in units of the image side, points of a bloom in units of its radius, with y pointing
-down. Images are drawn at twice their final size and then downscaled.
+Points of a bloom are in units of its radius, with y pointing down.
 """
 
 import contextlib
@@ -362,6 +360,5 @@ def temporary_demo_data(spec: DataSpec) -> Iterator[DataSpec]:
         yield demo_data(spec)
         return
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / DEMO_FOLDER
-        draw_demo(place)
+        draw_demo(place := Path(folder) / DEMO_FOLDER)
         yield replace(spec, path=str(place))

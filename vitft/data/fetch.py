@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -16,9 +15,9 @@ from vitft.data.archive import KNOWN_ARCHIVES, unpack
 from vitft.data.image_table import Images
 from vitft.data.scan import scan
 from vitft.data.walk import SYSTEM_FILES
-from vitft.data.web import DownloadLimits, fetch_to_part, is_url, remove_part
-from vitft.system.errors import DataError, LockedError, RunError, UsageError
-from vitft.system.files import atomic_folder, try_lock, write_atomically, writing
+from vitft.data.web import DownloadLimits, fetch_to_part, is_url, locked, remove_part
+from vitft.system.errors import DataError, RunError, UsageError
+from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.text import redacted, shell_quote
 
 log = logging.getLogger(__name__)
@@ -47,9 +46,8 @@ def fetch_folder(
         LockedError: Another process is downloading to the same target.
     """
     part = target.with_name(f"{target.name}.part")
-    with writing(part, option="--to"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked_target(target):
+    lock, busy = target.with_name(f".{target.name}.lock"), f"another process is fetching {target}"
+    with locked(lock, busy, wait=False, option="--to"):
         if target.exists() or target.is_symlink():
             other = f"use it with --data {shell_quote(str(target))}, or choose another folder with"
             raise RunError(
@@ -88,22 +86,6 @@ def fetch_folder(
             write_atomically(record, "".join(content))
             log.info(f"digest recorded in {record} to verify later downloads")
     return scan(target / inside)
-
-
-@contextlib.contextmanager
-def _locked_target(target: Path) -> Iterator[None]:
-    """Lock the target against other processes, except on Windows."""
-    path = target.with_name(f".{target.name}.lock")
-    with writing(path, option="--to"):
-        file = path.open("ab")
-    with file:
-        if not try_lock(file.fileno()):
-            fix = "wait until that process finishes, or stop it"
-            raise LockedError(f"another process is fetching {target}", fix=fix)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _image_root(folder: Path, name: str) -> Path:

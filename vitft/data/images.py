@@ -1,11 +1,9 @@
 """Safe decoding of untrusted image files to upright RGB images.
 
-Eight formats are recognised by their first bytes, regardless of the file name. Each format has one
-decoder, from Pillow or, for HEIC, from pillow-heif; no external program is started. The size is
-checked before pixels are decoded, and an incomplete file raises an error.
-
-Colour profiles are ignored, as they are in timm and torchvision. If an image has several frames,
-only the first one is used.
+Eight formats are recognised by their first bytes. Each has one decoder, from Pillow or, for HEIC,
+from pillow-heif; no external program is started. The size is checked before pixels are decoded, and
+an incomplete file raises an error. As in timm and torchvision, colour profiles are ignored, and
+only the first of several frames is used.
 """
 
 import base64
@@ -38,7 +36,6 @@ from PIL import (
     TiffImagePlugin,
     WebPImagePlugin,
     _imaging,
-    features,
 )
 
 from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
@@ -84,10 +81,7 @@ class ValueFacts(NamedTuple):
 def _to_rgb(
     image: Image.Image, grey_range: GreyRange = (), lower: Image.Image | None = None
 ) -> Image.Image:
-    """Convert an image of any mode to RGB as described in the module docstring.
-
-    In 16-bit colour, `image` has the upper 8 bits of each value and `lower` the lower 8 bits.
-    """
+    """Convert an image to RGB; of 16-bit colour, it has the upper 8 bits and `lower` the others."""
     if is_wide(image):
         return Image.fromarray(grey_levels(image, grey_range)).convert("RGB")
     if image.mode == "La":
@@ -157,7 +151,7 @@ def _bits_of(image: Image.Image) -> int:
 
 
 def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFacts | None:
-    """Return an image's value statistics, or None if no value is finite (`lower`: see `_to_rgb`)."""
+    """Return statistics of the values, or None if none is finite. For `lower`, see `_to_rgb`."""
     values = (np.asarray(image) if lower is None else _wide_colours(image, lower)).ravel()
     if image.mode == "F":
         values = values[np.isfinite(values)]
@@ -235,15 +229,11 @@ DECODER_ERRORS = (
 _INTERNAL_ERRORS = (
     TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, struct.error,
 )  # fmt: skip
+_TURN = Image.Transpose
 _ORIENTATIONS: Mapping[int, Image.Transpose] = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, 5: _TURN.TRANSPOSE,
+    6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90,
+}  # fmt: skip
 _UNSUPPORTED = re.compile(
     "not( yet)? (supported|implemented)|unsupported|cannot handle|unknown (raw|pixel)"
     "|Invalid value for samples|string index",
@@ -252,22 +242,18 @@ _UNSUPPORTED = re.compile(
 """Messages of Pillow and its libraries about sound files of a kind that they do not read."""
 ORIENTATION = 0x0112
 OPEN_ERRORS: Mapping[int | None, str] = {
-    errno.ENOENT: "not found",
-    errno.ENOTDIR: "not found",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.EISDIR: "not a regular file",
-    errno.ENXIO: "not a regular file",
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "not found"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "permission denied"),
+    **dict.fromkeys((errno.EISDIR, errno.ENXIO), "not a regular file"),
     errno.ELOOP: "circular symbolic link",
 }
 
 
 class Decoded(NamedTuple):
-    """An upright RGB image without metadata, and remarks on its decoding."""
+    """An upright RGB image without metadata, and remarks such as `rotated by EXIF`."""
 
     image: Image.Image
     odd: tuple[str, ...]
-    """Remarks such as `rotated by EXIF`, `converted from CMYK` or `animated, first frame used`."""
 
 
 def open_image(
@@ -281,14 +267,7 @@ def open_image(
     data = read_bytes(path, max_pixels=max_pixels)
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
         raise ImageError(os.fspath(path), "its content has changed")
-    return read_image(data, os.fspath(path), max_pixels=max_pixels, grey_range=grey_range)
-
-
-def read_image(
-    data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, grey_range: GreyRange = ()
-) -> Image.Image:
-    """Decode the bytes of an image file like `decode`, but return only the upright RGB image."""
-    return decode(data, name, max_pixels=max_pixels, grey_range=grey_range).image
+    return decode(data, os.fspath(path), max_pixels=max_pixels, grey_range=grey_range).image
 
 
 def read_bytes(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> bytes:
@@ -333,7 +312,6 @@ def decode(
     kind = identify_format(data)
     if kind not in SUPPORTED:
         raise ImageError(name, kind if data else "empty file")
-    decoder = _DECODERS.get(kind)
     if kind == "HEIC":
         try:
             require_extra("heic", feature="HEIC")
@@ -341,10 +319,9 @@ def decode(
             raise ImageError(name, f"{error.problem}: {error.fix}") from error
         from pillow_heif import HeifImageFile
 
-        decoder = HeifImageFile
-    if decoder is None or (kind == "AVIF" and not features.check("avif")):
-        reason = "this build of Pillow cannot read AVIF: run pip install --upgrade pillow"
-        raise ImageError(name, reason)
+        decoder: _Decoder = HeifImageFile
+    else:
+        decoder = _DECODERS[kind]
     convert = convert or (lambda image, lower: _to_rgb(image, grey_range, lower))
     for _ in range(3):
         silence_pillow()
@@ -360,12 +337,10 @@ def decode(
 
 
 def silence_pillow() -> None:
-    """Ignore the messages of Pillow and libtiff, and Pillow's warnings, even with `-W error`.
-
-    `catch_warnings` is not thread-safe, so a filter is put first in the global list and left there.
-    """
+    """Ignore the messages of Pillow and libtiff, and Pillow's warnings, even with `-W error`."""
     _silence_libtiff()
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its errors do not name the file
+    # `catch_warnings` is not thread-safe: a filter is put first in the global list and left there
     wanted = ("ignore", None, Warning, re.compile(r"PIL\."))
     if not warnings.filters or warnings.filters[0][:4] != wanted:
         warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -373,11 +348,8 @@ def silence_pillow() -> None:
 
 @functools.cache
 def _silence_libtiff() -> None:
-    """Prevent libtiff from printing to stderr; Pillow raises libtiff's errors as exceptions.
-
-    Pillow's extension module may have its own copy of libtiff. On Windows, it exports nothing.
-    """
-    with contextlib.suppress(OSError, AttributeError):
+    """Prevent the libtiff of Pillow from printing to stderr; its errors are also exceptions."""
+    with contextlib.suppress(OSError, AttributeError):  # on Windows, it exports nothing
         libtiff = ctypes.CDLL(_imaging.__file__)
         for set_handler in (libtiff.TIFFSetErrorHandler, libtiff.TIFFSetWarningHandler):
             set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
@@ -426,10 +398,8 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
     if FORMAT_BY_SUFFIX.get(suffix, kind) != kind:
         odd.append(f"content is {kind}, but the suffix is {suffix}")
     if _has_more_frames(image):
-        is_animated = kind in ("GIF", "PNG", "WebP")
-        odd.append(
-            "animated, first frame used" if is_animated else "several images, first one used"
-        )
+        is_film = kind in ("GIF", "PNG", "WebP")
+        odd.append("animated, first frame used" if is_film else "several images, first one used")
     if _orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
     if isinstance(image, TIFF):
@@ -520,11 +490,11 @@ def array_from_tensor(tensor: "Tensor", name: str) -> np.ndarray[Any, Any]:
     if values.is_floating_point() and values.numel():
         low, high = values.min().item(), values.max().item()
         if not 0 <= low <= high <= 1:  # False for NaN
-            raise ImageError(
-                name,
-                f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image: "
-                "pass uint8 values, or floats from 0 to 1 without normalisation",
+            problem = (
+                f"a tensor with values from {low:.3g} to {high:.3g} cannot be used as an image"
             )
+            fix = "pass uint8 values, or floats from 0 to 1 without normalisation"
+            raise ImageError(name, f"{problem}: {fix}")
         values = (values.float() * 255).round().byte()
     return values.numpy()
 
@@ -533,11 +503,11 @@ def image_from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
     """Convert a uint8 array (H, W, 3) or (H, W) to an image (ImageError for any other array)."""
     has_shape = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not has_shape or not array.size:
-        raise ImageError(
-            name,
-            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image: "
-            "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale",
+        problem = (
+            f"an array of type {array.dtype} and shape {array.shape} cannot be used as an image"
         )
+        fix = "pass uint8 of shape (H, W, 3) for RGB or (H, W) for greyscale"
+        raise ImageError(name, f"{problem}: {fix}")
     return Image.fromarray(array)
 
 

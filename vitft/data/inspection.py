@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, compress, islice
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,9 +83,8 @@ def decode_images(
             digest = digests[number] if digests else ""
             image = open_image(path, max_pixels=max_pixels, grey_range=grey_range, sha256=digest)
             return view(number, image)
-        except ImageError as error:
-            reason = error.reason
-        return ImageError(os.fspath(path), reason)  # new: the old traceback would keep the bytes
+        except ImageError as error:  # the new one has no traceback, which would keep the bytes
+            return ImageError(os.fspath(path), error.reason)
 
     return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
 
@@ -119,15 +118,15 @@ def in_order(
             first: object = item  # of a batch
             while isinstance(first, Sequence) and not isinstance(first, str) and len(first):
                 first = next((part for part in first if not isinstance(part, int)), "")
-            name = getattr(first, "path", "") or first
-            log.info(f"still waiting for {name} after {waited:.0f} s")
+            if not callable(first):
+                log.info(f"still waiting for {getattr(first, 'path', first)} after {waited:.0f} s")
         pending.popleft()
         return future.result()
 
     try:
         for item in items:
             pending.append((item, pool.submit(function, item)))
-            if len(pending) >= limit:
+            while len(pending) >= limit or (pending and pending[0][1].done()):
                 yield take()
         while pending:
             yield take()
@@ -153,20 +152,9 @@ def overlapped(
     """Start work on each item, and finish it in another thread while later items are started.
 
     `start` is called in the calling thread, e.g. to queue work on a GPU, and returns a function
-    that waits for the result. At most `ahead` items are unfinished when the next one is taken. When
-    the generator ends, for whatever reason, the thread has ended.
+    that waits for the result. At most `ahead` items are unfinished when the next one is taken.
     """
-    pending: deque[Future[_Mapped]] = deque()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="vitft-finish")
-    try:
-        for item in items:
-            pending.append(pool.submit(start(item)))
-            while len(pending) > ahead or (pending and pending[0].done()):
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    return in_order(lambda finish: finish(), map(start, items), workers=1, ahead=ahead + 1)
 
 
 class _ImageBatch(NamedTuple):
@@ -200,9 +188,6 @@ def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator
 
 # fast decoding of ordinary JPEGs, used to compute features in reduced precision -------------------
 
-_MAX_SIDE_RATIO = 20
-"""Maximum ratio of the longer to the shorter side; more elongated images are left to Pillow."""
-
 
 def _decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
     """Return the RGB pixels (H, W, 3) of an ordinary undamaged JPEG, or None for other data."""
@@ -210,10 +195,9 @@ def _decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        usual = colours == "YCbCr" and max(height, width) <= _MAX_SIDE_RATIO * min(height, width)
         place = data.find(b"Exif\0\0")
-        odd = place > 65536 or b"tiff:Orientation" in data  # left to Pillow
-        if not usual or odd or height * width > max_pixels:
+        odd = place > 65536 or b"tiff:Orientation" in data or colours != "YCbCr"  # left to Pillow
+        if odd or height * width > max_pixels or max(height, width) > 20 * min(height, width):
             return None
         if place >= 0:
             with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
@@ -310,9 +294,8 @@ def inspect_file(
         return function(
             OpenedImage(file, data, max_pixels=max_pixels, grey_range=grey_range, fast=fast)
         )
-    except ImageError as error:
-        reason = error.reason
-    return ImageError(file.path, reason)  # new: the old traceback would keep the bytes in memory
+    except ImageError as error:  # the new one has no traceback, which would keep the bytes
+        return ImageError(file.path, error.reason)
 
 
 def inspect_folder(
@@ -362,12 +345,9 @@ def collect(
     if not allow_bad and len(bad) > max(10, total / 10):
         examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
         fix = "repair or remove them, or ignore them with --set data.allow_bad=true"
-        commands = (missing_library_command(reason) for _, reason in bad)
-        ways = (reason.partition("): ")[2] for _, reason in bad if "unsupported" in reason)
-        if command := next(filter(None, commands), ""):
-            fix = f"run {command}, or {fix}"
-        elif way := next(filter(None, ways), ""):
-            fix = f"{way}, or {fix}"
+        commands = (f"run {c}" for _, why in bad if (c := missing_library_command(why)))
+        ways = (why.partition("): ")[2] for _, why in bad if "unsupported" in why)
+        fix = ", or ".join([*islice(chain(commands, filter(None, ways)), 1), fix])
         raise DataError(
             f"{len(bad):,} of {total:,} files in {images.source} are unreadable ({examples})",
             fix=fix,
@@ -400,10 +380,7 @@ def merge_inspections(images: Images, shards: Iterable[Images], *, allow_bad: bo
 
 
 def describe_counts(bad: int, good: int, *, different: int) -> str:
-    """Return the number of readable images, and how it follows from the number of files.
-
-    E.g. `135 readable images (136 files, 1 unreadable; 130 different, 5 identical copies)`.
-    """
+    """Return e.g. `5 readable images (6 files, 1 unreadable; 4 different, 1 identical copy)`."""
     parts = [f"{count(good + bad, 'file')}, {bad:,} unreadable"] * (bad > 0)
     copies = count(good - different, "identical copy", "identical copies")
     parts += [f"{different:,} different, {copies}"] * (different < good)
@@ -411,11 +388,8 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
     return f"{count(good, 'readable image')}{more}"
 
 
-_MOST_NOTES = 3
-
-
 def log_inspection(inspected: Images) -> None:
-    """Log notes, unreadable files and remarks; without `-v`, at most `_MOST_NOTES` lines."""
+    """Log notes, unreadable files and remarks; without `-v`, at most three lines."""
     bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
     if len(inspected.bad) > 10:
         bad.append(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")
@@ -430,7 +404,7 @@ def log_inspection(inspected: Images) -> None:
     for text in harmless:
         log.debug(text)
     for number, text in enumerate(notes, start=len(warnings)):
-        log.log(logging.INFO if number < _MOST_NOTES else NOTE, text)
+        log.log(logging.INFO if number < 3 else NOTE, text)
 
 
 # value range of a dataset's images with more than 8 bits per channel ------------------------------
@@ -439,8 +413,6 @@ def log_inspection(inspected: Images) -> None:
 # only 16 of 256 levels.
 
 _MOST_MEASURED = 1000  # maximum number of images whose values are read
-_OUTLIER_RATIO = 4
-"""Tails are clipped if the full range is more than this many times as wide as that without them."""
 
 
 def measure_grey_range(
@@ -465,8 +437,7 @@ def measure_grey_range(
         if file.split in ("train", "")
         and FORMAT_BY_SUFFIX.get(f".{file.path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
     ]
-    flags = list(in_order(_has_wide_header, paths, workers=workers))
-    own_wide = [path for path, is_one in zip(paths, flags, strict=True) if is_one]
+    own_wide = [*compress(paths, in_order(_has_wide_header, paths, workers=workers))]
     wide = sorted(gather(own_wide))
     some = {*wide[:: -(-len(wide) // _MOST_MEASURED) or 1]}
     found = in_order(
@@ -484,13 +455,12 @@ def measure_grey_range(
             f"the images have values of different types ({types}), and each type is scaled by its "
             "own fixed range. Convert all images to one type to scale them by their measured range"
         )
-        return ()
-    if not facts:
+    if len(kinds) != 1:
         return ()
     low, high = min(f.lowest for f in facts), max(f.highest for f in facts)
     inner = min(f.low for f in facts), max(f.high for f in facts)
     clips = ""
-    if high - low > _OUTLIER_RATIO * (inner[1] - inner[0]) > 0:
+    if high - low > 4 * (inner[1] - inner[0]) > 0:  # with tails that are long compared to the rest
         (low, high), clips = inner, ", clipping outliers"
     if not low < high:
         return ()

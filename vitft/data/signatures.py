@@ -42,7 +42,6 @@ _FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     b"\x93NUMPY": "NumPy",
     b"\x89HDF": "HDF5",
     b"\x1aE\xdf\xa3": "Matroska",
-    **{b"\x0a%c\1" % version: "PCX" for version in (0, 2, 3, 4, 5)},
     **{b"P%d%c" % (n, blank): "PNM" for n in range(1, 8) for blank in b"\n\r\t #"},
 }
 _TEXT_SIGNATURES: Mapping[bytes, str] = {
@@ -88,11 +87,7 @@ def _foreign_kind(data: bytes) -> str:
     for start, kind in _FOREIGN_SIGNATURES.items():
         if data.startswith(start):
             return kind
-    if data[128:132] == b"DICM":
-        return "DICOM"
-    # A TGA file has no signature: colour map or none, kind of image, and bits per pixel
-    is_tga = data[1:2] in (b"\0", b"\1") and data[2:3] in b"\1\2\3\t\n\x0b" and len(data) > 18
-    return "TGA" if is_tga and data[16] in (8, 15, 16, 24, 32) and data[12:16] != bytes(4) else ""
+    return "DICOM" if data[128:132] == b"DICM" else ""
 
 
 def looks_like(data: bytes) -> str:
@@ -131,10 +126,7 @@ def declared_length(kind: str, data: bytes) -> int | None:
 
 
 def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
-    """Return the width and height in the header of a GIF or WebP file, or None for other formats.
-
-    The GIF and WebP decoders allocate memory before they report the size.
-    """
+    """Return the size of a GIF or WebP, whose decoders allocate memory before they report it."""
     if kind == "GIF" and len(data) >= 10:
         width, height = struct.unpack_from("<HH", data, 6)
         return width, height

@@ -77,11 +77,9 @@ class EvalTransform:
                 f"invalid grey range: {self.grey_range}", fix="use two numbers, the lower one first"
             )
         if max(self.image_size) / self.crop > _MAX_RESIZED_SIDE:
-            raise UsageError(
-                f"a crop of {self.crop:.3g} requires resizing images to more than "
-                f"{_MAX_RESIZED_SIDE:,} pixels per side",
-                fix="use a larger fraction, e.g. 0.9",
-            )
+            problem = f"resizing images to more than {_MAX_RESIZED_SIDE:,} pixels per side"
+            fix = "use a larger fraction, e.g. 0.9"
+            raise UsageError(f"a crop of {self.crop:.3g} requires {problem}", fix=fix)
         if self.interpolation not in RESAMPLING or self.fit not in CROP_MODES.values():
             raise UsageError(
                 f"unknown interpolation {self.interpolation!r} or fit {self.fit!r}",

@@ -23,8 +23,8 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from vitft.system import console
-from vitft.system.errors import DataError, ImageError, VitftError
-from vitft.system.files import check_space, write_json, writing
+from vitft.system.errors import DataError, ImageError, LockedError, VitftError
+from vitft.system.files import check_space, try_lock, write_json, writing
 from vitft.system.structure import parse_json
 from vitft.system.text import describe_os_error, redacted
 
@@ -70,7 +70,6 @@ class WebLimits:
 
     max_bytes: int = 64 * 2**20
     seconds: float = 30.0  # from the first connection to the last byte, including redirects
-    redirects: int = 5
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""
 
@@ -121,7 +120,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
     limits = limits or WebLimits()
     with _Deadline(limits.seconds) as clock:
         try:
-            with _open_url(url, limits, clock) as answer:
+            with _open_url(url, clock, allow_private=limits.allow_private) as answer:
                 if answer.status >= 300:
                     raise ImageError(url, _status_line(answer))
                 announced = answer.length  # None if the server does not state it
@@ -146,14 +145,14 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
 
 @contextlib.contextmanager
 def _open_url(
-    url: str, limits: WebLimits, clock: _Deadline, headers: Mapping[str, str] | None = None
+    url: str, clock: _Deadline, headers: Mapping[str, str] | None = None, *, allow_private: bool
 ) -> Iterator[http.client.HTTPResponse]:
     """Yield the response to a GET request, after redirects, without reading its body."""
     url = quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")  # escape spaces
     given = {"User-Agent": "vitft", "Connection": "close", **(headers or {})}
     login = _basic_login(urlsplit(url), "Authorization")  # not sent after a redirect
-    for _ in range(limits.redirects + 1):
-        connection, target, own = _connection_to(urlsplit(url), limits, clock)
+    for _ in range(6):  # five redirects
+        connection, target, own = _connection_to(urlsplit(url), clock, check=not allow_private)
         with contextlib.closing(connection):
             connection.request("GET", target, headers={**given, **login, **own})
             with contextlib.closing(connection.getresponse()) as answer:
@@ -189,7 +188,7 @@ def _connection_failure(error: Exception) -> str:
 
 
 def _connection_to(
-    parts: SplitResult, limits: WebLimits, clock: _Deadline
+    parts: SplitResult, clock: _Deadline, *, check: bool
 ) -> tuple["_DeadlineConnection", str, dict[str, str]]:
     """Return a connection for an address, what to ask it for, and headers for a proxy."""
     host, is_tls = parts.hostname or "", parts.scheme == "https"
@@ -202,9 +201,9 @@ def _connection_to(
     target = parts._replace(scheme="", netloc="").geturl()
     proxy = "" if proxy_bypass(netloc) else getproxies().get(parts.scheme, "")
     if not proxy:
-        return kind(host, port, clock=clock, check=not limits.allow_private), target, {}
+        return kind(host, port, clock=clock, check=check), target, {}
     # A proxy, which the user has chosen, resolves host names itself: only names can be checked
-    if not limits.allow_private:
+    if check:
         is_private = host.rstrip(".") == "localhost" or host.endswith(".localhost")
         with contextlib.suppress(ValueError):  # a name, which the proxy resolves
             is_private = is_private or not is_public(host)
@@ -326,8 +325,7 @@ def _attempt_web(url: str, part: Path, limits: DownloadLimits) -> None:
         headers |= {"Range": f"bytes={start}-", "If-Range": known.validator}
     with _Deadline(limits.stall_s) as clock:
         try:
-            web = WebLimits(seconds=limits.stall_s, allow_private=limits.allow_private)
-            with _open_url(url, web, clock, headers) as answer:
+            with _open_url(url, clock, headers, allow_private=limits.allow_private) as answer:
                 if answer.status < 300:
                     _receive(answer, url, part, start, limits, clock)
                     return
@@ -474,3 +472,29 @@ def remove_part(part: Path) -> None:
     """Remove a part and its version file."""
     part.unlink(missing_ok=True)
     _version_file(part).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: str, *, wait: bool, option: str) -> Iterator[None]:
+    """Lock a file against other processes, except on Windows.
+
+    If another process holds the lock, wait for it, or else raise a LockedError. A file for which
+    nobody waits is removed at the end.
+    """
+    with writing(path, option=option):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    told = time.monotonic() + 5
+    with file:
+        while not try_lock(file.fileno()):
+            if not wait:
+                raise LockedError(busy, fix="wait until that process finishes, or stop it")
+            if time.monotonic() > told:
+                log.info(f"waiting: {busy}")
+                told = float("inf")
+            time.sleep(0.2)
+        try:
+            yield
+        finally:
+            if not wait:
+                path.unlink(missing_ok=True)

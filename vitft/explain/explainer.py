@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.arrays import array_member
-from vitft.data.images import jpeg_uri, read_bytes, read_image, thumbnail_jpeg
+from vitft.data.images import decode, jpeg_uri, read_bytes, thumbnail_jpeg
 from vitft.data.inspection import Pixels, in_order, stack_batches
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
@@ -193,10 +193,9 @@ class Explainer:
                 data = read_bytes(path)
                 transform = self.model.transform
                 notes[number] = notes_on(data, transform)
-                return transform.pixels(read_image(data, path, grey_range=transform.grey_range))
-            except ImageError as error:
-                reason = error.reason
-            return ImageError(path, reason)  # new: the old traceback would keep the bytes
+                return transform.pixels(decode(data, path, grey_range=transform.grey_range).image)
+            except ImageError as error:  # the new one has no traceback, which would keep the bytes
+                return ImageError(path, error.reason)
 
         for stack in stack_batches(in_order(view, enumerate(paths), workers=2), 8):
             errors = {number: error.reason for number, error in stack.failed}

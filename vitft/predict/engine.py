@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from vitft.data.images import MAX_PIXELS, has_more_pages, read_image
+from vitft.data.images import MAX_PIXELS, decode, has_more_pages
 from vitft.data.inspection import in_chunks, in_order, is_dark, overlapped
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
@@ -61,7 +61,8 @@ class Engine:
             ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
         """
         grey_range = self.transform.grey_range
-        return self.view_of(read_image(data, name, max_pixels=max_pixels, grey_range=grey_range))
+        decoded = decode(data, name, max_pixels=max_pixels, grey_range=grey_range)
+        return self.view_of(decoded.image)
 
     def view_of(self, image: Image.Image) -> Views:
         """Preprocess a decoded RGB image; return (S, S, 3)."""

@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import tarfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -51,17 +50,16 @@ from vitft.data.remote.places import (
     safe_name,
     scheme_of,
 )
-from vitft.data.signatures import FORMAT_BY_SUFFIX, identify_format
+from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.table import PATH_COLUMNS, TableReader, cell_text, encode_table, open_text
 from vitft.data.walk import suffix_of, unused_notes
-from vitft.data.web import DownloadLimits, PrivateAddressError, fetch_to_part, remove_part
+from vitft.data.web import DownloadLimits, PrivateAddressError, fetch_to_part, locked, remove_part
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError, UsageError, VitftError
 from vitft.system.files import (
     check_space,
     open_regular,
     read_regular,
-    try_lock,
     write_atomically,
     write_json,
     writing,
@@ -72,10 +70,9 @@ from vitft.system.text import count, describe_os_error, labelled, listing, redac
 
 log = logging.getLogger(__name__)
 
-SOURCE, MEMBERS = "source.json", "members.npy"
+_SOURCE, _MEMBERS = "source.json", "members.npy"
 _OPTION = "the environment variable VITFT_CACHE"
 """What chooses the folder of copies, for messages."""
-_FORMAT = 1  # version of the files of a copy; a copy of another version is made again
 
 
 # samples of a tar shard in WebDataset's convention ------------------------------------------------
@@ -143,10 +140,8 @@ def _read_samples(shard: Path, *, shown: str) -> _Contents:
 def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
     """Return the text of a member, or the fields of its JSON object that are not nested."""
     if entry.size > _MAX_MEMBER_BYTES:
-        raise ArchiveRefusedError(
-            f"the entry '{entry.name}' has {entry.size:,} bytes, more than the limit of "
-            f"{_MAX_MEMBER_BYTES:,}"
-        )
+        found = f"{entry.size:,} bytes, more than the limit of {_MAX_MEMBER_BYTES:,}"
+        raise ArchiveRefusedError(f"the entry '{entry.name}' has {found}")
     source = entry.open()
     assert source is not None
     text = source.read().decode("utf-8", "surrogateescape")
@@ -279,17 +274,16 @@ class LocalCopy:
     notes: tuple[str, ...]
     images: int
     version: str = ""  # commit or digest of a Hugging Face dataset
-    format: int = _FORMAT
 
 
 def _read_copy(folder: Path) -> LocalCopy | None:
     """Return the description of a copy, or None if it does not exist or is not complete."""
     try:
-        fields = parse_json(read_regular(folder / SOURCE, limit=2**32))
-        found: LocalCopy = structured(fields, LocalCopy)
+        fields = parse_json(read_regular(folder / _SOURCE, limit=2**32))
+        copy: LocalCopy = structured(fields, LocalCopy)
+        return copy
     except (OSError, ValueError, TypeError):
         return None
-    return found if found.format == _FORMAT else None
 
 
 def find_copies(cache: Path) -> list[tuple[Path, LocalCopy]]:
@@ -336,7 +330,7 @@ def _load_positions(
     copy = _read_copy(Path(folder))
     if copy is None:
         return None
-    return np.load(f"{folder}/{MEMBERS}", mmap_mode="r", allow_pickle=False), copy
+    return np.load(f"{folder}/{_MEMBERS}", mmap_mode="r", allow_pickle=False), copy
 
 
 def copy_member(path: str, most: int | None = None) -> bytes | None:
@@ -346,7 +340,7 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
         return None
     root = match["root"]
     try:
-        found = _load_positions(root, os.stat(f"{root}/{SOURCE}").st_mtime_ns)  # noqa: PTH116
+        found = _load_positions(root, os.stat(f"{root}/{_SOURCE}").st_mtime_ns)  # noqa: PTH116
     except (OSError, ValueError):
         return None
     if found is None:
@@ -373,8 +367,6 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
 
 # making of a local copy ---------------------------------------------------------------------------
 
-_WAIT_S, _PATIENCE_S = 0.2, 5.0
-"""Seconds between attempts to lock a copy, and seconds after which a message is logged."""
 _PRIVATE_FIX = (
     "if you trust this address, add --set data.allow_private_addresses=true, or in predict "
     "--allow-private-addresses"
@@ -394,10 +386,8 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
     if place is None:
         return data_path(data, spec.root)
     if spec.root:
-        raise UsageError(
-            f"data.root={spec.root} has no effect: {place.text} contains its images",
-            fix="remove it",
-        )
+        problem = f"data.root={spec.root} has no effect: {place.text} contains its images"
+        raise UsageError(problem, fix="remove it")
     limits = replace(
         limits or DownloadLimits(), allow_private=spec.allow_private_addresses, option=_OPTION
     )
@@ -433,7 +423,8 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
         return
     if is_hub:
         require_extra("sources", feature=f"reading {place.text}")
-    with _locked_copy(place):
+    busy = f"another process is copying {place.text}"
+    with locked(folder / ".lock", busy, wait=True, option=_OPTION):
         if _is_complete(place, shards):
             return
         notes: list[str] = []
@@ -444,13 +435,11 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
         contents = {file.name: samples for file, samples in found}
         header, rows, images, more = _index_table(contents)
         if not images:
-            raise DataError(
-                f"{place.text} contains no images: {count(len(shards), 'shard')} without KEY.jpg, "
-                "KEY.png or another image",
-                fix="write each image as KEY.jpg and its class as KEY.cls, or in KEY.json",
-            )
-        (folder / SOURCE).unlink(missing_ok=True)
-        write_atomically(folder / MEMBERS, _encode_positions(contents))
+            problem = f"no images: {count(len(shards), 'shard')} without KEY.jpg or another image"
+            fix = "write each image as KEY.jpg and its class as KEY.cls, or in KEY.json"
+            raise DataError(f"{place.text} contains {problem}", fix=fix)
+        (folder / _SOURCE).unlink(missing_ok=True)
+        write_atomically(folder / _MEMBERS, _encode_positions(contents))
         write_atomically(folder / INDEX, encode_table(header, rows))
         copy = LocalCopy(
             data=place.text,
@@ -459,7 +448,7 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
             notes=(*notes, *more),
             images=images,
         )
-        write_json(folder / SOURCE, asdict(copy))
+        write_json(folder / _SOURCE, asdict(copy))
 
 
 def _is_complete(place: Place, shards: Sequence[tuple[str, str]]) -> bool:
@@ -484,11 +473,8 @@ def _ready_shards(
     is_local = all(_is_local(address) for _, address in shards)
     if not is_local and place.kind != "hf":
         log.info(labelled("Data", f"copying {place.text} to {place.folder}"))
-    with contextlib.ExitStack() as stack:
-        progress = None  # each download has its own progress bar
-        if is_local:
-            bar = console.Progress(f"reading {place.name}", len(shards), unit="shards")
-            progress = stack.enter_context(bar)
+    bar = console.Progress(f"reading {place.name}", len(shards), unit="shards")
+    with bar if is_local else contextlib.nullcontext():  # each download has its own progress bar
         for number, (name, address) in enumerate(shards, start=1):
             log.debug(f"shard {number} of {len(shards)}: {name}")
             found.append(_ready_shard(place, name, address, limits))
@@ -496,8 +482,8 @@ def _ready_shards(
             sizes = [file.size for file, _ in found if file.file.startswith("shards/")]
             needed = (len(shards) - number) * sum(sizes) / max(1, len(sizes))
             check_space(place.folder.parent, needed, place.text, option=_OPTION)
-            if progress:
-                progress.advance()
+            if is_local:
+                bar.advance()
     return found
 
 
@@ -539,23 +525,6 @@ def _ready_shard(
     return _ShardFile(name, file, state.st_size, str(state.st_mtime_ns)), contents
 
 
-@contextlib.contextmanager
-def _locked_copy(place: Place) -> Iterator[None]:
-    """Lock a copy, waiting as long as another process holds the lock; no lock on Windows."""
-    path = place.folder / ".lock"
-    with writing(path, option=_OPTION):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    told = time.monotonic() + _PATIENCE_S
-    with file:
-        while not try_lock(file.fileno()):
-            if time.monotonic() > told:
-                log.info(f"waiting for another process that is copying {place.text}")
-                told = float("inf")
-            time.sleep(_WAIT_S)
-        yield
-
-
 # rows of Hugging Face datasets as tar shards of a local copy --------------------------------------
 #
 # The rows are streamed once through the library `datasets`. An image is stored as the bytes of its
@@ -564,11 +533,6 @@ def _locked_copy(place: Place) -> Iterator[None]:
 
 _SHARD_ROWS = 500  # number of rows in a shard
 _PROGRESS = "progress.json"
-_SUFFIXES = {
-    "JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif",
-    "AVIF": "avif", "HEIC": "heic",
-}  # fmt: skip
-"""Mapping from the formats of images to the components of their names."""
 
 
 def _parse_name(address: str) -> tuple[str, str, str, str]:
@@ -737,27 +701,26 @@ def _row_members(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the images of a row and its other columns as JSON, each with its component."""
     for place, name in enumerate(images):
-        data, path = _image_bytes(row[name])
-        if data is not None:
-            suffix = _SUFFIXES.get(identify_format(data)) or suffix_of(path).lstrip(".")
-            suffix = suffix if suffix in _SUFFIXES.values() else "jpg"  # is reported as unreadable
+        if (data := _image_bytes(row[name])) is not None:
+            kind = identify_format(data)  # any other is reported as unreadable
+            known = kind in SUPPORTED and kind != "JPEG"
+            suffix = {"TIFF": "tif"}.get(kind, kind.lower()) if known else "jpg"
             yield (f"{safe_name(name)}.{suffix}" if place else suffix), data
     others = {name: value for name, value in row.items() if name not in images}
     fields = {name: _json_value(value, features.get(name)) for name, value in others.items()}
     yield "json", json.dumps(fields).encode()
 
 
-def _image_bytes(value: Any) -> tuple[bytes | None, str]:  # noqa: ANN401 - a cell of any type
-    """Return the bytes of an image's file and its path; the bytes are None if there is no image."""
+def _image_bytes(value: Any) -> bytes | None:  # noqa: ANN401 - a cell of any type
     if not isinstance(value, dict):
-        return value, ""
-    data, path = value.get("bytes"), value.get("path") or ""
-    if data is None and path:
+        return value
+    data: bytes | None = value.get("bytes")
+    if data is None and value.get("path"):
         import fsspec
 
-        with fsspec.open(path, "rb") as file:
+        with fsspec.open(value["path"], "rb") as file:
             data = file.read()
-    return data, path
+    return data
 
 
 def _json_value(value: Any, feature: Any) -> Any:  # noqa: ANN401 - a cell of any type

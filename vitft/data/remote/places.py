@@ -91,18 +91,15 @@ def check_place(data: str) -> Place | None:
     is_tar = archive is not None and archive[1].lower() == "tar"
     fetch = "fetch an archive of images with vitft data fetch --url URL"
     if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
-        raise UsageError(
-            f"{data} is a tar file, which may be a shard or an archive of a folder",
-            fix=f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack it, "
-            f"or {fetch}",
+        problem = "is a tar file, which may be a shard or an archive of a folder"
+        fix = (
+            f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack it, or "
         )
+        raise UsageError(f"{data} {problem}", fix=fix + fetch)
     if scheme:
         what = "is a web address, not" if scheme in _WEB else "cannot be read as"
-        raise UsageError(
-            f"{data} {what} a folder or a table",
-            fix=f"use wds:URL{{00..99}}.tar for tar shards, copy the folder to this machine, or "
-            f"{fetch}",
-        )
+        fix = "use wds:URL{00..99}.tar for tar shards, copy the folder to this machine, or "
+        raise UsageError(f"{data} {what} a folder or a table", fix=fix + fetch)
     if archive is not None and os.path.isfile(data):  # noqa: PTH113
         raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
     return None
@@ -137,16 +134,11 @@ def list_shards(address: str) -> list[tuple[str, str]]:
     Each has a name, its path relative to the folder that contains all shards, with slashes, and an
     address with secrets or a path.
     """
-    if address.lower().startswith("pipe:"):
-        raise UsageError(
-            f"wds:{address} names a command, and vitft does not run commands from data",
-            fix="use the address that the command reads",
-        )
-    scheme = scheme_of(address)
+    scheme = "pipe" if address.lower().startswith("pipe:") else scheme_of(address)
     if scheme not in ("", "file", *_WEB, *FILE_SYSTEMS):
         schemes = ", ".join(f"{name}://" for name in (*_WEB, *FILE_SYSTEMS))
         raise UsageError(
-            f"wds:{address}: {scheme}:// is not supported",
+            f"wds:{address}: {scheme}: is not supported",
             fix=f"use a path, {schemes}, or copy the shards to this machine",
         )
     addresses = [address]

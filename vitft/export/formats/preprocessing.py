@@ -21,7 +21,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from vitft.data.images import ORIENTATION, read_image
+from vitft.data.images import ORIENTATION, decode
 from vitft.data.transforms import MAX_ASPECT, MAX_RESIZED_PIXELS, EvalTransform
 from vitft.export.formats.base import (
     ExportFormat,
@@ -197,7 +197,7 @@ class PreprocessingFormat(ExportFormat):
 
 def write_vector(folder: Path, transform: EvalTransform, vector: Vector) -> dict[str, str]:
     """Write a vector, with the output of vitft's own transform, and return its files' digests."""
-    image = read_image(vector.content, vector.file, grey_range=transform.grey_range)
+    image = decode(vector.content, vector.file, grey_range=transform.grey_range).image
     stem = Path(vector.file).stem
     contents = {
         vector.file: vector.content,
