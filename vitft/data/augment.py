@@ -18,19 +18,14 @@ from torch.nn import functional as F
 from vitft.config.sections import TrainSpec
 from vitft.system.device import to_device
 
-MEMORY_SIDE, MEMORY_BYTES = 64, 2**30
-"""Maximum side in pixels, and maximum total size in bytes, of images kept in memory."""
+MEMORY_SIDE, MEMORY_BYTES = 64, 2**30  # maximum side and total size of images kept in memory
 _STREAM = 0x5417F7  # separates the random stream of shifts from others of the seed and epoch
 OPERATIONS, MAGNITUDE = 2, 9
 """RandAugment operations per image, and their strength (of 30): Cubuk 2020, arXiv:1909.13719."""
 
 
 def rand_augment(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Apply RandAugment with torchvision's operations, chosen at random with `rng`.
-
-    torchvision's own version draws from torch's global generator, which threads cannot share
-    reproducibly.
-    """
+    """Apply torchvision's RandAugment, drawn with `rng`: threads cannot share torch's generator."""
     from torchvision.transforms import InterpolationMode, RandAugment
     from torchvision.transforms.autoaugment import _apply_op
 

@@ -22,12 +22,9 @@ from PIL import Image
 BRIGHTNESS_SIDE, COLOUR_SIDE = 32, 8
 """Sides, in cells, of the brightness plane and of the two colour planes (Cb and Cr)."""
 _SHRUNK_SIDE = 256  # longer side in pixels to which larger images are shrunk
-_TILES = 4
-"""Number of tiles per side. Only the sharpest tile counts: a blurred background is not a fault."""
-_TINY_PX = 32
-"""Shorter side in pixels below which an image counts as tiny (two patches of most ViTs)."""
-_BLANK = 2.0
-"""An image is blank if the standard deviation of every plane is below this (levels out of 255)."""
+_TILES = 4  # per side; only the sharpest counts, because a blurred background is not a fault
+_TINY_PX = 32  # shorter side below which an image counts as tiny (two patches of most ViTs)
+_BLANK = 2.0  # standard deviation of every plane below which an image is blank, in levels of 255
 BLANK_REMARK = "blank: one uniform colour"
 """Remark on a blank image, in `vitft check` and in the notes on predictions."""
 _BLURRY = 0.12
@@ -77,11 +74,10 @@ def turned(fingerprint: _ByteRows) -> list[_ByteRows]:
 
 
 def sharpness(grey: _Planes) -> float:
-    """Return the edge strength of a greyscale image (H, W) relative to its contrast.
+    """Return the standard deviation of the Laplacian in the sharpest tile of a grey image (H, W).
 
-    It is the standard deviation of the Laplacian in the sharpest of 16 tiles, divided by that of
-    all grey levels. Source of the Laplacian as a focus measure: Pech-Pacheco et al. 2000, "Diatom
-    autofocusing in brightfield microscopy".
+    It is divided by that of all grey levels. Source: Pech-Pacheco et al. 2000, "Diatom autofocusing
+    in brightfield microscopy".
     """
     if min(grey.shape) < _TILES + 2:
         return 1.0  # too small to measure, and reported as tiny anyway
@@ -132,8 +128,7 @@ def quality_remarks(fingerprint: _ByteRows, width: int, height: int) -> list[str
 
 # detection of near-duplicates: recompressed, resized, brightened or slightly cropped copies -------
 
-_HASH_SIDE = 8
-"""Number of frequencies per axis, starting at the lowest. The hash has 8 x 8 = 64 bits."""
+_HASH_SIDE = 8  # number of frequencies per axis, starting at the lowest: 8 x 8 = 64 bits
 _HASH_BITS, _CORRELATION, _UNEXPLAINED, _COLOUR_LEVELS = 16, 0.7, 0.05, 6.0
 """Limits for copies: number of bits in which the hashes differ, correlation of the brightness
 planes, fraction of unexplained variance, and mean difference of the colour planes in levels.
@@ -151,8 +146,7 @@ TABLES, TABLE_BITS, WINDOW = 48, 12, 32
 """Number of tables; maximum number of bits in which the pairs found may differ; number of following
 entries with which each entry is compared. A pair that differs in 6 bits is found with a probability
 of 99.9%, in 8 bits with 97% or more and in 10 bits with 81% or more, unless many are similar."""
-_MAX_COMPARISONS = 32
-"""Maximum number of fine comparisons per image; a video frame may resemble a thousand others."""
+_MAX_COMPARISONS = 32  # fine ones per image; a video frame may resemble a thousand others
 _PAIR_BATCH = 1024
 
 _Vectors = np.ndarray[Any, np.dtype[Any]]

@@ -348,10 +348,8 @@ def collect(
         commands = (f"run {c}" for _, why in bad if (c := missing_library_command(why)))
         ways = (why.partition("): ")[2] for _, why in bad if "unsupported" in why)
         fix = ", or ".join([*islice(chain(commands, filter(None, ways)), 1), fix])
-        raise DataError(
-            f"{len(bad):,} of {total:,} files in {images.source} are unreadable ({examples})",
-            fix=fix,
-        )
+        problem = f"{len(bad):,} of {total:,} files in {images.source} are unreadable ({examples})"
+        raise DataError(problem, fix=fix)
     return replace(images, rows=rows, bad=tuple(bad))
 
 

@@ -36,10 +36,8 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
 _DEFAULT_MEAN = (0.5, 0.5, 0.5)
 CROP = 0.9  # default fraction of the side kept by the centre crop: timm's value for ViTs
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
-"""Limits on the aspect ratio and the number of pixels of the resized image. If resizing the whole
-image would exceed either limit, only the part inside the crop is resized."""
-_MAX_RESIZED_SIDE = 8192
-"""Maximum value, in pixels, of the longer side of `image_size` divided by `crop`."""
+"""Limits of the resized image. Beyond either, only the part inside the crop is resized."""
+_MAX_RESIZED_SIDE = 8192  # of the longer side of `image_size` divided by `crop`, in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +59,26 @@ class EvalTransform:
     std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = _DEFAULT_MEAN
     """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
-    """Resizing method: `crop` keeps the aspect ratio and covers the view, `squash` changes the
-    aspect ratio, and `pad` keeps it and adds borders in the mean colour."""
-
+    """`crop` covers the view, `squash` changes the aspect ratio, `pad` adds borders of the mean."""
     grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
     """Values shown as black and as white in images with more than 8 bits per channel (see
     `images.grey_levels`). If empty, each file type has its own fixed range."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.grey_range and not (
-            len(self.grey_range) == 2 and self.grey_range[0] < self.grey_range[1]
+        if self.grey_range and (
+            len(self.grey_range) != 2 or self.grey_range[0] >= self.grey_range[1]
         ):
-            raise UsageError(
-                f"invalid grey range: {self.grey_range}", fix="use two numbers, the lower one first"
-            )
+            fix = "use two numbers, the lower one first"
+            raise UsageError(f"invalid grey range: {self.grey_range}", fix=fix)
         if max(self.image_size) / self.crop > _MAX_RESIZED_SIDE:
             problem = f"resizing images to more than {_MAX_RESIZED_SIDE:,} pixels per side"
             fix = "use a larger fraction, e.g. 0.9"
             raise UsageError(f"a crop of {self.crop:.3g} requires {problem}", fix=fix)
         if self.interpolation not in RESAMPLING or self.fit not in CROP_MODES.values():
-            raise UsageError(
-                f"unknown interpolation {self.interpolation!r} or fit {self.fit!r}",
-                fix=f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash|pad",
-            )
+            fix = f"set interpolation={'|'.join(RESAMPLING)} and fit=crop|squash|pad"
+            found = f"interpolation {self.interpolation!r} or fit {self.fit!r}"
+            raise UsageError(f"unknown {found}", fix=fix)
         if len(self.mean) != len(self.std):
             fix = "use one mean and one positive standard deviation per channel, e.g. 0.5"
             raise UsageError(f"invalid normalisation: mean {self.mean}, std {self.std}", fix=fix)
@@ -105,9 +99,9 @@ class EvalTransform:
         is_large = aspect > MAX_ASPECT or wide * tall > MAX_RESIZED_PIXELS
         if self.fit == "crop" and is_large:  # 65500 x 1 pixels would take 12 GB
             left, top = round((wide - width) / 2), round((tall - height) / 2)
-            box = left, top, left + width, top + height
             across, down = image.width / wide, image.height / tall
-            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            right, bottom = (left + width) * across, (top + height) * down
+            part = (left * across, top * down, right, bottom)
             return np.array(image.resize((width, height), resample, box=part))
         return self.framed(np.asarray(image.resize((wide, tall), resample)))
 

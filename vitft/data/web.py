@@ -37,15 +37,15 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Network of IPv6 addresses that contain an IPv4 address in their last 32 bits (RFC 6052)."""
 
 
-class PrivateAddressError(ValueError):
+class _PrivateAddressError(ValueError):
     """Error for an address on this machine or its local network; the text fits in a cell."""
 
 
 def _check_address(host: str, address: str) -> None:
-    """Raise PrivateAddressError if the numeric address of a host is private."""
+    """Raise _PrivateAddressError if the numeric address of a host is private."""
     if not is_public(address):
         whose = f"{host} is" if host == address else f"{host} resolves to {address},"
-        raise PrivateAddressError(f"rejected: {whose} a private address")
+        raise _PrivateAddressError(f"rejected: {whose} a private address")
 
 
 def is_public(address: str) -> bool:
@@ -208,7 +208,7 @@ def _connection_to(
         with contextlib.suppress(ValueError):  # a name, which the proxy resolves
             is_private = is_private or not is_public(host)
         if is_private:
-            raise PrivateAddressError(f"rejected: {host} is a private address")
+            raise _PrivateAddressError(f"rejected: {host} is a private address")
     through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     login = _basic_login(through, "Proxy-Authorization")
     connection = kind(through.hostname or "", through.port or 80, clock=clock, check=False)
@@ -258,14 +258,14 @@ class DownloadLimits:
     """Limits and retry settings of a download."""
 
     max_bytes: int = 100 * 10**9
-    stall_s: float = 30.0
-    """Maximum time in seconds to wait for the response, and then for each `pace` bytes."""
+    stall_s: float = 30.0  # to wait for the response, and then for each `pace` bytes
     pace: int = 2**16
     attempts: int = 4  # that fail in a row; one that delivers `pace` bytes restarts the count
     wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""
     option: str = "--to"  # what chooses the folder of the download, for messages
+    private_option: str = "--allow-private-addresses"  # what allows private addresses
 
 
 class _BrokeOffError(Exception):
@@ -343,8 +343,8 @@ def _attempt_web(url: str, part: Path, limits: DownloadLimits) -> None:
             if not isinstance(error, ValueError):
                 raise _BrokeOffError(_connection_failure(error)) from error
             fix = "check the address"  # or the one to which the server redirects
-            if isinstance(error, PrivateAddressError):
-                fix = "if you trust this address, add --allow-private-addresses"
+            if isinstance(error, _PrivateAddressError):
+                fix = f"if you trust this address, add {limits.private_option}"
             raise DataError(f"cannot fetch {url}: {error}", fix=fix) from error
 
 

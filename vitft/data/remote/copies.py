@@ -53,7 +53,7 @@ from vitft.data.remote.places import (
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.table import PATH_COLUMNS, TableReader, cell_text, encode_table, open_text
 from vitft.data.walk import suffix_of, unused_notes
-from vitft.data.web import DownloadLimits, PrivateAddressError, fetch_to_part, locked, remove_part
+from vitft.data.web import DownloadLimits, fetch_to_part, locked, remove_part
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError, UsageError, VitftError
 from vitft.system.files import (
@@ -265,7 +265,7 @@ class _ShardFile:
         return (state.st_size, str(state.st_mtime_ns)) == (self.size, self.modified)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LocalCopy:
     """Contents of source.json."""
 
@@ -367,10 +367,7 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
 
 # making of a local copy ---------------------------------------------------------------------------
 
-_PRIVATE_FIX = (
-    "if you trust this address, add --set data.allow_private_addresses=true, or in predict "
-    "--allow-private-addresses"
-)
+_PRIVATE = "--set data.allow_private_addresses=true, or in predict --allow-private-addresses"
 
 
 def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None) -> Path:
@@ -389,7 +386,10 @@ def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None
         problem = f"data.root={spec.root} has no effect: {place.text} contains its images"
         raise UsageError(problem, fix="remove it")
     limits = replace(
-        limits or DownloadLimits(), allow_private=spec.allow_private_addresses, option=_OPTION
+        limits or DownloadLimits(),
+        allow_private=spec.allow_private_addresses,
+        option=_OPTION,
+        private_option=_PRIVATE,
     )
     if (scheme := scheme_of(place.address)) in FILE_SYSTEMS:
         extra, libraries = "s3" if scheme == "s3" else "sources", ("fsspec", FILE_SYSTEMS[scheme])
@@ -441,13 +441,8 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
         (folder / _SOURCE).unlink(missing_ok=True)
         write_atomically(folder / _MEMBERS, _encode_positions(contents))
         write_atomically(folder / INDEX, encode_table(header, rows))
-        copy = LocalCopy(
-            data=place.text,
-            version=version,
-            shards=tuple(file for file, _ in found),
-            notes=(*notes, *more),
-            images=images,
-        )
+        files, all_notes = tuple(file for file, _ in found), (*notes, *more)
+        copy = LocalCopy(place.text, files, all_notes, images, version)
         write_json(folder / _SOURCE, asdict(copy))
 
 
@@ -501,12 +496,7 @@ def _ready_shard(
         part = path.with_name(f"{path.name}.part")
         with writing(part, option=_OPTION):
             part.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            fetch_to_part(address, part, limits=limits)
-        except DataError as error:
-            if not isinstance(error.__cause__, PrivateAddressError):
-                raise
-            raise DataError(error.problem, fix=_PRIVATE_FIX) from error
+        fetch_to_part(address, part, limits=limits)
         with writing(path, option=_OPTION):
             part.replace(path)
         remove_part(part)
@@ -514,10 +504,8 @@ def _ready_shard(
         contents = _read_samples(path, shown=address)
         state = path.stat()
     except OSError as error:
-        raise DataError(
-            f"cannot read the shard {address}: {describe_os_error(error)}",
-            fix="check the path and its permissions",
-        ) from error
+        problem = f"cannot read the shard {address}: {describe_os_error(error)}"
+        raise DataError(problem, fix="check the path and its permissions") from error
     except DataError:
         if not _is_local(address):
             path.unlink(missing_ok=True)
@@ -620,10 +608,9 @@ def _chosen_splits(
         return [chosen or names[0]], []
     known = [one for one in names if part_named(one)]
     if not known:
-        raise DataError(
-            f"{place.text}: none of the splits is named train, validation or test. {found}",
-            fix=f"choose one of them, e.g. hf:{name}:{names[0]}",
-        )
+        problem = f"none of the splits is named train, validation or test. {found}"
+        fix = f"choose one of them, e.g. hf:{name}:{names[0]}"
+        raise DataError(f"{place.text}: {problem}", fix=fix)
     others = [one for one in names if one not in known]
     return known, [f"not used: the splits {listing(others)}"] if others else []
 
@@ -641,10 +628,8 @@ def _copy_split(
     features: Mapping[str, Any] = stream.features or {}
     images = _image_columns(features)
     if not images:
-        raise DataError(
-            f"{place.text} has no column of images. Columns found: {listing(features)}",
-            fix="use a dataset with a column of the type Image",
-        )
+        problem = f"{place.text} has no column of images. Columns found: {listing(features)}"
+        raise DataError(problem, fix="use a dataset with a column of the type Image")
     for name in images:
         if isinstance(features[name], datasets.Image):
             stream = stream.cast_column(name, datasets.Image(decode=False))
