@@ -340,14 +340,10 @@ class ArraySet:
     labels: tuple[str, ...] = ()
     """Sorted labels if an image may have several; the classes are then label sets as text."""
 
-    @property
-    def splits(self) -> bool:
-        return len(self.parts) > 1
-
     def listing(self) -> list[tuple[str, int, _Split]]:
         """Return each image's path, label and subset, sorted by class, then by path as a string."""
         kinds: dict[str, _Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
-        if not self.splits:
+        if len(self.parts) == 1:
             kinds["train"] = ""
         rows = [
             (self.path(part, i), int(label), kinds[part.name])
@@ -364,8 +360,7 @@ class ArraySet:
 def data_path(path: str, root: str = "") -> Path:
     """Convert a value of `--data` to a path; `root` is the folder of torchvision's datasets.
 
-    For tar shards and Hugging Face datasets, it is the index of the local copy, whether or not that
-    exists.
+    For shards and Hugging Face datasets, it is the index of the local copy, which may not exist.
     """
     if place := place_of(path):
         return place.folder / INDEX

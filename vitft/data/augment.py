@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from vitft.config.sections import TrainSpec
 from vitft.system.device import to_device
 
-MEMORY_SIDE, MEMORY_BYTES = 64, 2**30  # maximum side and total size of images kept in memory
 _STREAM = 0x5417F7  # separates the random stream of shifts from others of the seed and epoch
 OPERATIONS, MAGNITUDE = 2, 9
 """RandAugment operations per image, and their strength (of 30): Cubuk 2020, arXiv:1909.13719."""
@@ -74,11 +73,6 @@ def batch_augmentation(
         return pixels, labels
 
     return change
-
-
-def fits(count: int, size: tuple[int, int], channels: int) -> bool:
-    """Return whether `count` images are small enough to keep in memory."""
-    return max(size) <= MEMORY_SIDE and count * size[0] * size[1] * channels <= MEMORY_BYTES
 
 
 def draw_shifts(

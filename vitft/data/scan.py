@@ -161,7 +161,7 @@ def _array_images(data: Path, arrays: ArraySet) -> Images:
         arrays.classes,
         rows,
         arrays.labels,
-        layout="split" if arrays.splits else "classes",
+        layout="split" if len(arrays.parts) > 1 else "classes",
         notes=arrays.notes,
     )
 

@@ -366,6 +366,9 @@ def _receive(
             if received >= limits.pace and clock.left < clock.seconds / 2:
                 clock.renew()
                 received = 0
+        if clock.left <= 0:
+            pace = f"{limits.pace} bytes within {limits.stall_s:g} s"
+            raise _BrokeOffError(f"received fewer than {pace}")
 
     header, total = answer.headers.get, answer.length
     if answer.status == 206:
@@ -377,14 +380,7 @@ def _receive(
         start = 0
     tag = header("ETag", "")  # If-Range needs a strong one (RFC 9110, 13.1.5)
     validator = tag if tag and not tag.startswith("W/") else header("Last-Modified", "")
-    version = _Version(redacted(url), validator, total)
-    done = _store(part, version, start, pieces(), limits)
-    if clock.left <= 0:
-        raise _BrokeOffError(f"received fewer than {limits.pace} bytes within {limits.stall_s:g} s")
-    if total is None:
-        write_json(_version_file(part), version._replace(size=done)._asdict())
-    elif done < total:
-        raise _BrokeOffError(f"the connection was closed after {done:,} of {total:,} bytes")
+    _store(part, _Version(redacted(url), validator, total), start, pieces(), limits)
 
 
 def _attempt_store(url: str, part: Path, limits: DownloadLimits) -> None:
@@ -404,9 +400,7 @@ def _attempt_store(url: str, part: Path, limits: DownloadLimits) -> None:
             for place in range(start, size, PIECE):
                 yield system.cat_file(path, start=place, end=min(place + PIECE, size))
 
-        done = _store(part, version, start, pieces(), limits)
-        if done < size:
-            raise _BrokeOffError(f"the file ended after {done:,} of {size:,} bytes")
+        _store(part, version, start, pieces(), limits)
     except (VitftError, _BrokeOffError):
         raise
     except Exception as error:  # each library has its own errors
@@ -421,12 +415,11 @@ def _attempt_store(url: str, part: Path, limits: DownloadLimits) -> None:
 
 def _store(
     part: Path, version: _Version, start: int, pieces: Iterator[bytes], limits: DownloadLimits
-) -> int:
-    """Write the pieces to the part, from `start` on, and return its size."""
-    too_large = DataError(
-        f"{version.url} is larger than {limits.max_bytes / 1e9:g} GB",
-        fix="download it by other means, unpack an archive, and pass its path with --data",
-    )
+) -> None:
+    """Write the pieces to the part, from `start` on, and its version next to it."""
+    problem = f"{version.url} is larger than {limits.max_bytes / 1e9:g} GB"
+    fix = "download it by other means, unpack an archive, and pass its path with --data"
+    too_large = DataError(problem, fix=fix)
     total, done = version.size or start, start
     if total > limits.max_bytes:
         raise too_large
@@ -451,7 +444,10 @@ def _store(
             progress.advance(round((done - start) / 1e6) - progress.done)
             if done > limits.max_bytes:
                 raise too_large
-    return done
+    if version.size is None:
+        write_json(_version_file(part), version._replace(size=done)._asdict())
+    elif done < version.size:
+        raise _BrokeOffError(f"the connection was closed after {done:,} of {version.size:,} bytes")
 
 
 def _version_file(part: Path) -> Path:

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitft.config.sections import OptimSpec, TrainSpec
-from vitft.data.augment import draw_shifts, fits, shift_and_flip
+from vitft.data.augment import draw_shifts, shift_and_flip
 from vitft.data.image_table import Images, Row
 from vitft.data.inspection import decode_images, stack_batches
 from vitft.data.split import distinct_rows
@@ -121,7 +121,7 @@ class Dataset:
         """Decode all images, once, onto the device; None if they would take too much memory."""
         rows, size = self.manifest.rows, self.transform.image_size
         channels = self.transform.channels
-        if not fits(len(rows), size, channels):
+        if max(size) > 64 or len(rows) * size[0] * size[1] * channels > 2**30:
             return None
         table = torch.empty((len(rows), *size, channels), dtype=torch.uint8, device=self.device)
         own, group = self.decode(self.group.shard(rows), EVAL_BATCH * 8), self.group
