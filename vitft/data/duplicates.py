@@ -333,15 +333,7 @@ def _unexplained_variance(first: _Vectors, second: _Vectors) -> _Vectors:
 
 def group_names(digests: Sequence[str], pairs: Iterable[IndexPair]) -> dict[str, str]:
     """Map the digests of duplicates to the name of their group, which is its first digest."""
-    roots = _connected_components(len(digests), pairs)
-    sizes = Counter(roots)
-    groups = zip(digests, roots, strict=True)
-    return {digest: digests[root] for digest, root in groups if sizes[root] > 1}
-
-
-def _connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:
-    """Return, for each of `count` nodes, the smallest node connected to it."""
-    root = list(range(count))
+    root = list(range(len(digests)))
 
     def find(i: int) -> int:
         while root[i] != i:
@@ -352,4 +344,7 @@ def _connected_components(count: int, pairs: Iterable[IndexPair]) -> list[int]:
     for one, other in pairs:
         low, high = sorted((find(one), find(other)))
         root[high] = low
-    return [find(i) for i in range(count)]
+    roots = [find(i) for i in range(len(digests))]
+    sizes = Counter(roots)
+    groups = zip(digests, roots, strict=True)
+    return {digest: digests[i] for digest, i in groups if sizes[i] > 1}

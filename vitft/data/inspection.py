@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import chain, compress, islice
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -473,7 +473,11 @@ def _has_wide_header(source: str | bytes) -> bool:
     """Return whether a header declares more than 8 bits per channel; False if it is damaged."""
     silence_pillow()
     try:
-        with contextlib.closing(_open_header(source)) as file:
+        data = source if isinstance(source, bytes) else copy_member(source, most=32)
+        if data is not None and isinstance(source, str) and identify_format(data) == "TIFF":
+            data = copy_member(source)  # its header may be anywhere
+        opened = None if data is None else io.BytesIO(data)
+        with opened or open(source, "rb", opener=open_regular) as file:
             head = file.read(32)
             kind = identify_format(head)
             if kind != "TIFF":
@@ -483,17 +487,6 @@ def _has_wide_header(source: str | bytes) -> bool:
                 return is_wide(image) or correct_raw_mode(image)
     except (*DECODER_ERRORS, ImageError):
         return False
-
-
-def _open_header(source: str | bytes) -> BinaryIO:
-    """Open an image file, or an image in a local copy, of which only the header is needed."""
-    if isinstance(source, bytes):
-        return io.BytesIO(source)
-    head = copy_member(source, most=32)
-    if head is None:
-        return open(source, "rb", opener=open_regular)
-    is_tiff = identify_format(head) == "TIFF"  # its header may be anywhere
-    return io.BytesIO((copy_member(source) or b"") if is_tiff else head)
 
 
 def _read_facts(source: str | bytes, max_pixels: int) -> ValueFacts | None:

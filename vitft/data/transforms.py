@@ -34,6 +34,7 @@ RESAMPLING: Mapping[str, Image.Resampling] = {
     name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
 }
 _DEFAULT_MEAN = (0.5, 0.5, 0.5)
+_Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 CROP = 0.9  # default fraction of the side kept by the centre crop: timm's value for ViTs
 MAX_ASPECT, MAX_RESIZED_PIXELS = 100, 2**26
 """Limits of the resized image. Beyond either, only the part inside the crop is resized."""
@@ -88,7 +89,7 @@ class EvalTransform:
         """Number of input channels of the model: 3 for colour, 1 for greyscale."""
         return len(self.mean)
 
-    def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def pixels(self, image: Image.Image) -> _Pixels:
         """Return the model's view of an RGB image: uint8 (H, W, 3), even for greyscale models."""
         if self.channels == 1:
             image = image.convert("L").convert("RGB")
@@ -105,9 +106,7 @@ class EvalTransform:
             return np.array(image.resize((width, height), resample, box=part))
         return self.framed(np.asarray(image.resize((wide, tall), resample)))
 
-    def framed(
-        self, resized: np.ndarray[Any, np.dtype[np.uint8]]
-    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def framed(self, resized: _Pixels) -> _Pixels:
         """Centre-crop or pad a resized image (h, w, 3) to the size of the view (H, W, 3).
 
         Odd margins are rounded as in torchvision (half to even), and odd borders as in timm.
@@ -132,9 +131,7 @@ class EvalTransform:
         green, blue = others if len(others) == 2 else (red, red)
         return red, green, blue
 
-    def without_border(
-        self, view: np.ndarray[Any, np.dtype[np.uint8]]
-    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def without_border(self, view: _Pixels) -> _Pixels:
         """Return the part of a view (H, W, 3) inside the borders that `pad` added, if any."""
         if self.fit != "pad":
             return view
@@ -209,7 +206,7 @@ class CropTransform:
     interpolation: Interpolation = "bicubic"
     rand: bool = False  # whether to apply RandAugment afterwards
 
-    def pixels(self, image: Image.Image, *, key: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def pixels(self, image: Image.Image, *, key: str) -> _Pixels:
         """Return a random view (H, W, 3), uint8, which depends on the image and `key`."""
         # The seed is the SHA-512 of the key, not the salted `hash`; names may contain surrogates.
         rng = random.Random(key.encode("utf-8", "surrogatepass"))
@@ -246,7 +243,7 @@ class View:
     transform: EvalTransform
     crop: CropTransform | None = None
 
-    def pixels(self, image: Image.Image, sha256: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def pixels(self, image: Image.Image, sha256: str) -> _Pixels:
         """Return the model's input before normalisation: uint8 (H, W, 3)."""
         if self.crop is None:
             return self.transform.pixels(image)
