@@ -6,8 +6,8 @@ from .api import Trained as Trained
 from .api import finetune as finetune
 from .api import load as load
 from .data.transforms import EvalTransform as EvalTransform
-from .metrics.summary import Estimate as Estimate
-from .metrics.summary import Results as Results
+from .metrics.results import Estimate as Estimate
+from .metrics.results import Results as Results
 from .models.pretrained.load import LoadReport as LoadReport
 from .models.pretrained.load import load_pretrained as load_pretrained
 from .models.registry import create_model as create_model

@@ -36,7 +36,7 @@ from vitft.explain.heatmaps import (
     overlay,
     with_legend,
 )
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.models.find import find_model
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vitft.metrics.intervals import mean_fraction_interval, square_and_add
-from vitft.metrics.results import Interval
+from vitft.metrics.intervals import Interval, mean_fraction_interval, square_and_add
 
 REPEATS = 4000
 CLASSES: dict[str, tuple[Sequence[int], Sequence[float]]] = {

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from vitft.config.sections import OptimSpec
-from vitft.features.cut import Whole
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory, pick_device
@@ -42,7 +41,7 @@ def worker(args: argparse.Namespace) -> None:
         size = SIZES[args.size]
         torch.manual_seed(0)
         config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads, num_classes=10)
-        suffix: nn.Module = Whole(VisionTransformer(config).to(device))
+        suffix: nn.Module = VisionTransformer(config).to(device)
         model = suffix
         if is_split:
             model = shard_module(suffix, group)

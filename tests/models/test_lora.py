@@ -13,7 +13,6 @@ from tests.training.test_run import run_it
 from vitft import load_pretrained
 from vitft.config import TrainSpec
 from vitft.data import EvalTransform
-from vitft.features import Whole
 from vitft.models import (
     Card,
     VisionTransformer,
@@ -57,9 +56,8 @@ def test_merging_removes_adapters_and_keeps_the_logits(tiny_vit: VisionTransform
     for name, parameter in tiny_vit.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(std=0.1)
-    whole = Whole(tiny_vit)
     with torch.no_grad():
-        answers, lean = tiny_vit(PIXELS), whole(PIXELS)
+        answers, lean = tiny_vit(PIXELS), tiny_vit.classify(tiny_vit.features(PIXELS))
 
     merge_adapters(tiny_vit)
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from tests.support.thread_ranks import ThreadRank, run_ranks
 from vitft.config import OptimSpec
-from vitft.features import Whole
 from vitft.models import VisionTransformer
 from vitft.training import Batch, ProcessGroup, StepResult, Trainer, seed_everything
 
@@ -56,7 +55,7 @@ def test_steps_are_those_of_plain_torch(micro_batch: int) -> None:
 
 def test_each_layer_has_its_share_of_the_learning_rate(tiny_vit: VisionTransformer) -> None:
     spec = replace(PLAIN, layer_decay=0.5, schedule="constant")
-    trainer = Trainer(Whole(tiny_vit), spec, steps_per_epoch=2)
+    trainer = Trainer(tiny_vit, spec, steps_per_epoch=2)
 
     trainer.step(Batch(torch.randn(2, 3, 16, 16), torch.tensor([0, 1])))
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from vitft.config import OptimSpec
-from vitft.features import Whole
 from vitft.models import TimmConfig, TimmModel, VisionTransformer, freeze_model
 from vitft.system import UsageError
 from vitft.training import (
@@ -55,18 +54,18 @@ def test_only_matrices_decay(tiny_vit: VisionTransformer) -> None:
 
 
 def test_lower_layers_have_lower_learning_rates(tiny_vit: VisionTransformer) -> None:
-    found = groups_by_name(Whole(tiny_vit), OptimSpec(layer_decay=0.5))
+    found = groups_by_name(tiny_vit, OptimSpec(layer_decay=0.5))
 
     scales = {name: scale for name, (scale, _) in found.items()}
-    assert scales["model.head.weight"] == scales["model.norm.weight"] == 1.0
-    assert scales["model.blocks.1.mlp.fc1.weight"] == 0.5
-    assert scales["model.blocks.0.attn.qkv.bias"] == 0.25
-    assert scales["model.patch_embed.proj.weight"] == scales["model.pos_embed"] == 0.125
+    assert scales["head.weight"] == scales["norm.weight"] == 1.0
+    assert scales["blocks.1.mlp.fc1.weight"] == 0.5
+    assert scales["blocks.0.attn.qkv.bias"] == 0.25
+    assert scales["patch_embed.proj.weight"] == scales["pos_embed"] == 0.125
 
 
 def test_the_layers_of_a_model_of_timm_are_known() -> None:
     config = TimmConfig(timm="test_resnet", image_size=(32, 32), num_classes=3)
-    found = groups_by_name(Whole(TimmModel(config)), OptimSpec(layer_decay=0.5))
+    found = groups_by_name(TimmModel(config), OptimSpec(layer_decay=0.5))
 
     scales = [scale for scale, _ in found.values()]
     assert scales[-1] == scales[-2] == 1.0  # the head

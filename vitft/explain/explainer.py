@@ -37,7 +37,7 @@ from vitft.explain.heatmaps import (
     with_legend,
 )
 from vitft.features.ood import Reference, read_reference
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.models.checkpoint import build_model, holds_timm
 from vitft.models.find import find_model
 from vitft.models.pretrained.catalog import locate

@@ -33,7 +33,8 @@ from vitft.messages.results import (
     measured_on,
     weak_text,
 )
-from vitft.metrics.results import AuditResults, Interval, RunResults, class_pair_counts
+from vitft.metrics.intervals import Interval
+from vitft.metrics.results import AuditResults, RunResults, class_pair_counts
 from vitft.models.card import Card, Provenance
 from vitft.models.pretrained.catalog import (
     RANDOM,

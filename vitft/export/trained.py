@@ -20,8 +20,7 @@ from vitft.data.images import open_image, read_bytes
 from vitft.data.split import run_manifest
 from vitft.messages.results import fewer_blocks
 from vitft.metrics.intervals import Flags, wilson_interval
-from vitft.metrics.results import RunResults, read_results
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model

@@ -41,7 +41,7 @@ class Prefix(nn.Module):
         return self.model.tokens_before(pixels, self.stop)
 
     def digest(self) -> str:
-        """Return the SHA-256 of everything that affects the output, except pixels and precision."""
+        """Return the SHA-256 of all that affects the output, except pixels and precision."""
         model, after = self.model, self.model.trained_after(self.stop)
         tensors = [*model.named_parameters(), *model.named_buffers()]
         used = {name: tensor for name, tensor in tensors if name not in after}
@@ -67,8 +67,7 @@ class _Suffix(nn.Module):
         self.owners = sorted({name.rpartition(".")[0] for name in model.trained_after(start)})
 
     def train(self, mode: bool = True) -> "_Suffix":
-        """Switch the trainable layers to train or eval mode; keep all others in eval mode."""
-        self.training = mode
+        self.training = mode  # of the trainable layers; all others stay in eval mode
         self.model.eval()
         owners = (self.model.get_submodule(name) for name in self.owners)
         for part in (*list(self.model.blocks)[self.start :], *owners):
@@ -81,22 +80,10 @@ class _Suffix(nn.Module):
         return self.model.classify(self.model.finish(inputs, self.start))
 
 
-class Whole(nn.Module):
-    """The whole model as a suffix without a frozen prefix; it maps pixels to logits (B, C)."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.model.classify(self.model.features(pixels))
-
-
 class BothHeads(nn.Module):
     """A model whose head uses several blocks, together with a head on the last block.
 
-    The model maps pooled features (B, D), or pixels (B, channels, H, W), to logits (B, 2, C): those
-    of its head, followed by those of the head on only the last block.
+    It maps pooled features (B, D), or pixels (B, channels, H, W), to logits of both (B, 2, C).
     """
 
     def __init__(self, model: Model) -> None:
@@ -127,7 +114,7 @@ def cut_model(model: Model, layers: str) -> Cut:
     """Cut a model that `freeze_model` has frozen with the same value of `layers`."""
     frozen = frozen_blocks(layers, len(model.blocks))
     if frozen is None:
-        return Cut(None, Whole(model))
+        return Cut(None, model)
     return Cut(Prefix(model, frozen), _Suffix(model, frozen))
 
 

@@ -57,17 +57,14 @@ _FEATURES_VERSION = "1"  # incremented when the computation of features changes
 _BATCH_IMAGES = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per forward pass, by device type; on a single CPU thread, larger batches do not
 help (benchmarks/notebook/speed.md)."""
-_SMALLEST_BATCH, _BATCHES = 16, 16
-"""Number of images per batch of a GPU at least, and number of larger batches in a pass at least."""
-_LARGEST_CHUNK, _CHUNKS = 16, 32
-"""Maximum number of files that a worker decodes at a time for a GPU, and minimum number of such
-chunks for each worker in a pass."""
+# For a GPU: fewest images per batch, fewest larger batches, most files per chunk that a worker
+# decodes at a time, and fewest chunks for each worker
+_SMALLEST_BATCH, _BATCHES, _LARGEST_CHUNK, _CHUNKS = 16, 16, 16, 32
 _IN_MEMORY_BYTES = 2**31
 _AnyStore = Store | JoinedStore
 Claim = Callable[[bytes], bool]
 """Function that returns True only for the first call with a given key in any thread or process of a
-pass; the caller that receives True computes the row.
-"""
+pass; the caller that receives True computes the row."""
 
 
 @dataclass(slots=True)
@@ -145,10 +142,7 @@ class Extractor:
         return self.stores[view.settings]
 
     def of_last_block(self) -> Self:
-        """Return an extractor for the last block's features that uses the rows cached by this one.
-
-        Both share a model, so this one must not compute features afterwards.
-        """
+        """Return an extractor for the last block's features, in place of this one."""
         found = copy.copy(self)
         self.prefix.model.read_last_blocks(1)
         found.prefix = Prefix(self.prefix.model, self.prefix.stop, autocast=self.prefix.autocast)
@@ -198,10 +192,9 @@ class Extractor:
     ) -> Iterator[_ExtractedImage]:
         """Yield one result per file, in order; at the end, the features of all files are cached.
 
-        For an unreadable file, the result's `found` is an `ImageError`, and no features are cached.
-        The features of identical files are computed once. Processes that share the files must share
-        `claim`. Each batch is cached as a whole, so a pass repeated after an interruption computes
-        the same batches.
+        For an unreadable file, the result's `found` is an `ImageError`. The features of identical
+        files are computed once. Processes that share the files must share `claim`. Each batch is
+        cached as a whole, so a pass repeated after an interruption computes the same batches.
 
         Raises:
             DivergedError: The features are not finite or are too large to compute with.

@@ -54,6 +54,7 @@ from vitft.metrics.intervals import (
     RESAMPLES,
     Flags,
     Groups,
+    Interval,
     accuracy_interval,
     mean_error,
     p_of_guessing,
@@ -64,7 +65,6 @@ from vitft.metrics.results import (
     SEVERAL_BLOCKS,
     CrossValidation,
     HeadCandidate,
-    Interval,
     LearningCurvePoint,
     LogLine,
     Metrics,
@@ -134,40 +134,31 @@ def choose_penalty(
     some = replace(data.some(images), y=torch.cat([y] * data.views), classes=classes)
     if standardizer is not None:
         some = replace(some, x=standardizer(some.x))
-    l2, path = _follow_path(some)
-    if classes == data.classes:
-        return l2, path
+    path, by_label, start = list[LogLine](), list[Tensor](), None  # loss of each label
+    scale = min(1.0, _PENALTY_CLASSES / classes) if y.ndim == 1 else 1.0
     ratio = classes / data.classes  # see `PENALTIES`
-    assert isinstance(l2, float)
-    log.debug(f"the penalty was chosen for {classes:,} of {data.classes:,} classes")
-    for score in path:
-        score["l2"] *= ratio
-        score["cv_classes"] = classes
-    return l2 * ratio, path
-
-
-def _follow_path(data: Folded) -> tuple[Penalty, list[LogLine]]:
-    """Try the penalties on images in folds, and return the same as `choose_penalty`."""
-    y, path, by_label = data.truth, list[LogLine](), list[Tensor]()  # loss of each label
-    start, scale = None, min(1.0, _PENALTY_CLASSES / data.classes) if y.ndim == 1 else 1.0
     for relative in PENALTIES:
         l2 = relative * scale
-        start = rough_fit(data.x, data.y, data.weights, classes=data.classes, l2=l2, start=start)
-        logits = data.held_out(start)
+        start = rough_fit(some.x, some.y, some.weights, classes=classes, l2=l2, start=start)
+        logits = some.held_out(start)
         top1 = fraction_right(are_right(logits, y))
         if y.ndim == 2:
             loss = mean_loss(logits, y).item()
             by_label.append(label_losses(logits, y))
         else:
-            some = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
-            loss = F.nll_loss(tempered(logits[some], y[some])[1], y[some]).item()
-        path.append({"l2": l2, "cv_loss": loss, "cv_top1": top1})
+            part = slice(None, None, -(-logits.numel() // _CALIBRATED_LOGITS))
+            loss = F.nll_loss(tempered(logits[part], y[part])[1], y[part]).item()
+        path.append({"l2": l2 * ratio, "cv_loss": loss, "cv_top1": top1})
         losses = [score["cv_loss"] for score in path[-3:]]
         if len(losses) > 2 and losses[2] > losses[1] > losses[0]:
             break  # the loss is nearly convex along the path, so it would keep rising
     if by_label:
         lowest = torch.stack(by_label).argmin(dim=0).tolist()
         return tuple(path[i]["l2"] for i in lowest), path
+    if classes < data.classes:
+        log.debug(f"the penalty was chosen for {classes:,} of {data.classes:,} classes")
+        for score in path:
+            score["cv_classes"] = classes
     return min(path, key=lambda score: score["cv_loss"])["l2"], path
 
 
@@ -198,33 +189,23 @@ def solve_discriminant(
         unbiased = len(y) / max(1, len(y) - int((prior > 0).sum()))
         residual = (x - means[y]) * (weight * unbiased).sqrt()[:, None]  # R^T R is the covariance
         variance = max(residual.square().sum().item() / x.shape[1], _SMALLEST_VARIANCE)
-        weights = _inverse_products(residual, means.T, variance, shrinkages).mT  # (S, C, D)
+        # For each shrinkage s, inverse((1 - s) R^T R + s * variance * I) @ means.T
+        is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
+        rows = residual.float()  # twice as fast; rounding errors are far below the ridge
+        gram = (rows @ rows.T if is_dual else rows.T @ rows).double()
+        identity = torch.eye(len(gram), dtype=gram.dtype)
+        projected, found = residual @ means.T if is_dual else means.T, list[Tensor]()
+        for shrinkage in shrinkages:
+            ridge, kept = shrinkage * variance, 1 - shrinkage
+            factor = torch.linalg.cholesky(kept * gram + ridge * identity)
+            solved = torch.cholesky_solve(projected, factor)
+            if is_dual:
+                solved = (means.T - kept * residual.T @ solved) / ridge
+            found.append(solved)
+        weights = torch.stack(found).mT  # (S, C, D)
         floor = 0.5 / len(y)  # an unseen class is rarer than 1 in n images
         bias = prior.clamp(min=floor).log() - 0.5 * (weights * means).sum(dim=-1)  # (S, C)
         return torch.cat([weights, bias[..., None]], dim=-1)
-
-
-def _inverse_products(
-    residual: Tensor, vectors: Tensor, variance: float, shrinkages: Sequence[float]
-) -> Tensor:
-    """Return inverse((1 - s) R^T R + s * variance * I) @ vectors (S, D, C) for shrinkages s.
-
-    The residual R is (n, D), and the vectors are (D, C).
-    """
-    found = []
-    is_dual = len(residual) < residual.shape[1]  # n equations, by the Woodbury identity, not D
-    rows = residual.float()  # twice as fast; rounding errors are far below the ridge
-    gram = (rows @ rows.T if is_dual else rows.T @ rows).double()
-    identity = torch.eye(len(gram), dtype=gram.dtype)
-    projected = residual @ vectors if is_dual else vectors
-    for shrinkage in shrinkages:
-        ridge, kept = shrinkage * variance, 1 - shrinkage
-        factor = torch.linalg.cholesky(kept * gram + ridge * identity)
-        solved = torch.cholesky_solve(projected, factor)
-        if is_dual:
-            solved = (vectors - kept * residual.T @ solved) / ridge
-        found.append(solved)
-    return torch.stack(found)
 
 
 # cross-validated choice between linear heads that read one block and heads that read several ------
@@ -411,16 +392,16 @@ def mixture_weights(one: Tensor, other: Tensor, y: Tensor) -> tuple[float, float
 
 # fit and cross-validation of a head ---------------------------------------------------------------
 
-_CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Fractions of the training images at which the learning curve is measured."""
-_CV_LOGITS = 100_000_000
-"""Maximum number of logits (images x classes) of a cross-validation of the accuracy."""
+_CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the images, in a learning curve
+_CV_LOGITS = 100_000_000  # (images x classes) of a cross-validation of the accuracy, at most
 _RANDOM_LABELS_EFFECT = 2.0
 """Design effect in `p_of_guessing`: heads with nothing to learn from the same images make the same
 mistakes. With labels in random order, the variance of its statistic was 1.2 to 2.4 times that of
 independent images (benchmarks/notebook/intervals.md)."""
-_METHOD_IMAGES = 8_000
-"""Maximum number of images used to decide whether the head reads one block or several."""
+_SAVED_HEAD_EFFECT, _FEW_IMAGES = 0.2, 300
+"""Addition to the design effect of cross-validation on up to so many images: the accuracy of the
+saved head varies around that of the cross-validated heads (benchmarks/accuracy/README.md)."""
+_METHOD_IMAGES = 8_000  # at most, to decide whether the head reads one block or several
 _FLOAT64_VALUES, _FLOAT64_LOGITS = 10**7, 2 * 10**7
 """Maximum numbers of feature values and logits for which the head is fitted in float64."""
 
@@ -485,8 +466,9 @@ def cross_validate(
     fold_id[part & ~counted] = -1  # held out by no fold
     x = x if method.reads_several else x[:, : method.read]
     scaled, classes = Standardizer.fit(x if apart is None else x[part])(x), len(names)
-    effect, curve = _cross_validation_effect(int(counted.sum())), list[LearningCurvePoint]()
-    right, logits, heads = list[Tensor](), torch.zeros(len(y), classes), None
+    effect = 1 + _SAVED_HEAD_EFFECT * min(1.0, _FEW_IMAGES / int(counted.sum()))
+    curve, right = list[LearningCurvePoint](), list[Tensor]()
+    logits, heads = torch.zeros(len(y), classes), None
     for fraction in _CURVE_FRACTIONS:
         chosen = torch.zeros_like(part)
         chosen[part] = nested_subset(y[part], fold_id[part], fraction, seed)
@@ -531,16 +513,6 @@ def cross_validate(
         results["groups"] = len(np.unique(units))
     held = fold_id >= 0
     return results, (rows[held], logits[held])
-
-
-def _cross_validation_effect(images: int) -> float:
-    """Return the design effect of cross-validation on a number of images.
-
-    The accuracy of the head that is saved varies around that of the cross-validated heads, which
-    were fitted to fewer images: with up to 300 photos, the difference from the accuracy on new
-    photos had 1.2 times the binomial variance (benchmarks/accuracy/README.md).
-    """
-    return 1 + 0.2 * min(1.0, 300 / images)
 
 
 def nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Tensor:
@@ -679,10 +651,18 @@ def solve_head(
         chosen = replace(chosen, x=standardizer(chosen.x))
         method, candidates = choose_head_method(chosen, l2=l2, read=read)
     method = method or HeadMethod(l2=l2, read=read)
-    leading = standardizer.leading(method.read)
-    logistic = _fit_logistic(
-        x[:, : method.read], y, weights[None], leading, classes=classes, l2=method.l2
+    # Logistic regression on the leading features
+    leading, own = standardizer.leading(method.read), x[:, : method.read]
+    fit = functools.partial(
+        solve_logistic, y=y, sample_weight=weights[None], classes=classes, l2=method.l2
     )
+    if is_large(own):  # read in place, leaving memory-mapped features on disk
+        logistic = fit(own, standardizer=leading)[0]
+    else:
+        scaled = leading(own)
+        rough = rough_fit(scaled, y, weights[None], classes=classes, l2=method.l2)
+        is_small = own.numel() <= _FLOAT64_VALUES and len(own) * classes <= _FLOAT64_LOGITS
+        logistic = fit(scaled.double() if is_small else scaled, start=rough)[0]
     head = last = leading.unscale_head(logistic)
     if method.reads_several:
         discriminant = solve_discriminant(
@@ -692,23 +672,3 @@ def solve_head(
     return SolvedHead(
         weight=head[0], bias=head[1], last=last, method=method, path=path, candidates=candidates
     )
-
-
-def _fit_logistic(
-    x: Tensor,
-    y: Tensor,
-    weights: Tensor,
-    standardizer: Standardizer,
-    *,
-    classes: int,
-    l2: Penalty,
-) -> Tensor:
-    """Return the optimal head (C, D + 1) on standardised features, given raw features (n, D)."""
-    fit = functools.partial(solve_logistic, y=y, sample_weight=weights, classes=classes, l2=l2)
-    if is_large(x):  # read in place, leaving memory-mapped features on disk
-        return fit(x, standardizer=standardizer)[0]
-    scaled = standardizer(x)
-    rough = rough_fit(scaled, y, weights, classes=classes, l2=l2)
-    is_small = x.numel() <= _FLOAT64_VALUES and len(x) * classes <= _FLOAT64_LOGITS
-    exact = scaled.double() if is_small else scaled
-    return fit(exact, start=rough)[0]

@@ -26,7 +26,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitft.metrics.results import Interval, OodResults
+from vitft.metrics.intervals import Interval
+from vitft.metrics.results import OodResults
 from vitft.models.card import AnyConfig
 from vitft.system.errors import RunError
 from vitft.system.npz import read_npz
@@ -149,12 +150,14 @@ class Reference:
         return "" if self.unknown is None else power_text(self.unknown)
 
 
-def _combined(distances: Sequence[_Distances]) -> _Distances:
+def _combined(distances: Sequence[_Distances] | _Distances) -> _Distances:
     """Combine scaled squared distances of P kinds of features, each (n,), to one score (n,).
 
     The cube root of a squared distance is nearly normal (see `limit_of`). The cube root of the
     score is the sum of these roots.
     """
+    if len(distances) == 1:
+        return distances[0]
     return np.asarray(sum(np.cbrt(squares) for squares in distances) ** 3)
 
 
@@ -237,8 +240,7 @@ def fit_reference(
         intermediate: Intermediate features (n, D) to use as well, if any.
         intermediate_blocks: Number of blocks before the intermediate features.
 
-    Returns:
-        The reference, or None if there are too few images, and the results for audit.json.
+    The reference is None if there are too few images; the results are for audit.json.
     """
     kinds = np.unique(labels)
     results = no_reference(None, len(features), int(held_out.sum()), trained=trained)
@@ -257,10 +259,10 @@ def fit_reference(
     results["false_alarms"] = expected_false_alarms(len(rows))
     distances = folds.distances()
     units = _units_of(distances)
-    fits = [_fit_classes(x, labels, unit) for x, unit in zip(used, units, strict=True)]
+    fits = [_fit_classes(x, labels, float(unit)) for x, (unit,) in zip(used, units, strict=True)]
     found = replace(
         fits[0],
-        limit=limit_of(_scores_of(distances, units)),
+        limit=limit_of(_combined(distances / units)),
         unknown=None if trained else results["unknown_class_range"],  # may be too high
         intermediate_blocks=intermediate_blocks,
         intermediate=fits[1] if len(fits) > 1 else None,
@@ -268,17 +270,12 @@ def fit_reference(
     return found, results
 
 
-def _units_of(distances: _Distances) -> list[float]:
-    """Return the units of squared distances (P, n), as in `Reference`."""
+def _units_of(distances: _Distances) -> _Distances:
+    """Return the units (P, 1) of squared distances (P, n), as in `Reference`."""
     if len(distances) == 1:
-        return [1.0]
-    spreads = np.cbrt(distances).std(axis=1, ddof=1)
-    return [max(float(spread), _MIN_SPREAD) ** 3 for spread in spreads]
-
-
-def _scores_of(distances: _Distances, units: Sequence[float]) -> _Distances:
-    """Return the scores (n,) of squared distances (P, n), given their units (P,)."""
-    return _combined(distances / np.array(units)[:, None]) if len(units) > 1 else distances[0]
+        return np.ones((1, 1))
+    spreads = np.cbrt(distances).std(axis=1, ddof=1, keepdims=True)
+    return np.asarray(np.maximum(spreads, _MIN_SPREAD) ** 3)
 
 
 def no_reference(
@@ -302,10 +299,7 @@ def _thinned(rows: _ClassIndices, most: int) -> _ClassIndices:
 
 
 class _Folds:
-    """P kinds of features, each (n, D), with classes (n,) and held-out rows (m,) in folds.
-
-    Near-duplicates, which share a number in `groups` (n,), are in the same fold.
-    """
+    """P kinds of features, each (n, D), with classes (n,) and held-out rows (m,) in folds."""
 
     def __init__(
         self,
@@ -339,24 +333,22 @@ class _Folds:
         return np.concatenate([self.fit_without(fold)[1] for fold in range(_FOLDS)], axis=1)
 
     def leave_classes_out(self) -> list[float]:
-        """Return the fraction of the images of each left-out class that exceed the limit.
-
-        Each of several fits leaves out the class and one fold, whose other images set the limit.
-        """
+        """Return the fraction of the images of each left-out class that exceed the limit."""
         fractions = list[float]()
         parts = next(parts for most, parts in _PARTS_OF if len(self.rows) < most)
         for number, label in enumerate(
             _thinned(np.unique(self.labels[self.rows]), _CLASSES_LEFT_OUT)
         ):
             own = self.rows[self.labels[self.rows] == label]
+            # The other images of the folds that these fits leave out, too, set the limit
             found = [self.fit_without((number + i) % _FOLDS, int(label)) for i in range(parts)]
             known = np.concatenate([distances for _, distances in found], axis=1)
             if known.shape[1] < _MIN_HELD_OUT // 2:  # too few to estimate the limit
                 continue
             unknown = np.concatenate([self.squares(fits, own) for fits, _ in found], axis=1)
             units = _units_of(known)
-            limit = limit_of(_scores_of(known, units))
-            fractions.append(float((_scores_of(unknown, units) > limit).mean()))
+            limit = limit_of(_combined(known / units))
+            fractions.append(float((_combined(unknown / units) > limit).mean()))
         return fractions
 
 

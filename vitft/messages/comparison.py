@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_uppercase
 
 from vitft.messages.results import EXACT_LABELS, INTERVAL, chance_clause, estimate_text
-from vitft.metrics.results import Interval
-from vitft.metrics.summary import Results
+from vitft.metrics.intervals import Interval
+from vitft.metrics.results import Results
 from vitft.system.text import count, listing, p_equation, percent, points
 
 OWN_LABELS = (

@@ -7,15 +7,17 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from vitft.metrics.intervals import binomial_tail
+from vitft.metrics.intervals import Interval, binomial_tail
 from vitft.metrics.results import (
     SEVERAL_BLOCKS,
+    AtChance,
+    ClassEstimate,
     CrossValidation,
-    Interval,
+    Estimate,
+    Results,
     RunResults,
     mostly_taken_for,
 )
-from vitft.metrics.summary import AtChance, ClassEstimate, Estimate, Results
 from vitft.system.text import (
     count,
     days_and_hours,

@@ -21,13 +21,15 @@ from vitft.messages.results import (
 )
 from vitft.metrics.results import (
     BudgetResults,
+    ClassEstimate,
+    Estimate,
     HeadCandidate,
+    Results,
     RunResults,
     SkippedTrial,
     StartTrial,
     TrialResults,
 )
-from vitft.metrics.summary import ClassEstimate, Estimate, Results
 from vitft.system.text import count, format_size, listing, percent
 
 BEST_RULE = (

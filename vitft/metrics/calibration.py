@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitft.metrics.intervals import Flags, Floats, Groups, variance_ratio
-from vitft.metrics.results import CalibrationBin, Interval
+from vitft.metrics.intervals import Flags, Floats, Groups, Interval, variance_ratio
+from vitft.metrics.results import CalibrationBin
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

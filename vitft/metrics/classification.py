@@ -35,6 +35,7 @@ from vitft.metrics.intervals import (
     Flags,
     Floats,
     Groups,
+    Interval,
     accuracy_interval,
     design_effect,
     f1_with_interval,
@@ -48,7 +49,6 @@ from vitft.metrics.intervals import (
 from vitft.metrics.results import (
     MAX_DENSE_CLASSES,
     ClassMetrics,
-    Interval,
     LabelMetrics,
     LabelResults,
     Metrics,
@@ -224,8 +224,7 @@ def calibrated_metrics(
 ) -> ProbabilityMetrics:
     """Return unbiased estimates of the metrics that depend on the temperature.
 
-    `logits` must not have been divided by a temperature. The logits of each image are divided here
-    by the temperature fitted without that image.
+    The `logits` of each image are divided by the temperature fitted without that image.
     """
     scores, truth, divisor = logits.double().numpy(), labels.numpy(), temperature.held_out
     before = bin_by_confidence(*confidence_and_correctness(scores, truth))
@@ -251,11 +250,9 @@ def probability_metrics(
     note: str | None = None,
     groups: Groups | None = None,
 ) -> ProbabilityMetrics:
-    """Return the metrics that depend on the temperature.
+    """Return the metrics that depend on the temperature, by which `scores` (n, C) are divided.
 
-    `scores` (n, C) are logits that have already been divided by the temperature. The result also
-    contains the optional arguments: `ece_before`, the calibration error before temperature scaling;
-    `temperature`; and `note`, the reason why no temperature was fitted. The intervals count the
+    The result contains the optional arguments (see `_CalibrationMetrics`). The intervals count the
     `groups` (n,), if there are any, and are None if these are too few.
     """
     truth = labels.numpy()

@@ -15,12 +15,13 @@ import functools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 
-from vitft.metrics.results import Interval
+from vitft.system.structure import Range
 
+Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Reals = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -51,8 +52,7 @@ def design_effect(
 
     `residuals` (n,) are the contributions of the images to the deviation of an estimate, e.g. 1
     or 0 for a right or wrong prediction, minus the accuracy. The result includes the ratio of the
-    quantiles of Student's t distribution, so that few groups result in wide intervals. Groups of
-    different sizes are worth fewer groups of one size.
+    quantiles of Student's t distribution, so that few groups result in wide intervals.
 
     Source: Korn & Graubard 1998, "Confidence intervals for proportions with small expected number
     of positive counts estimated from survey data", Survey Methodology 24.
@@ -94,10 +94,7 @@ def variance_ratio(
 def accuracy_interval(
     right: Flags, groups: Groups | None = None, *, effect: float = 1.0
 ) -> Interval:
-    """Return the 95% interval of the fraction of images (n,) that are right.
-
-    `effect` is a further design effect.
-    """
+    """Return the 95% interval of the fraction of images (n,) that are right (`design_effect`)."""
     fraction = float(right.sum()) / max(1, len(right))
     effect *= design_effect(right - fraction, groups)
     return wilson_interval(int(right.sum()), len(right), effect)
@@ -125,10 +122,7 @@ def wilson_interval(correct: int, total: int, effect: float = 1.0) -> Interval:
 
 
 def score_interval(fraction: float, total: float) -> Interval:
-    """Return the 95% Wilson interval of a fraction; `total` need not be an integer.
-
-    If right or wrong images are rare, that end is at least as far out as theirs (`_fewest`).
-    """
+    """Return the 95% Wilson interval of a fraction; `total` need not be an integer."""
     centre = fraction + Z * Z / (2 * total)
     spread = Z * math.sqrt(fraction * (1 - fraction) / total + Z * Z / (4 * total * total))
     scale = 1 + Z * Z / total
@@ -139,6 +133,8 @@ def score_interval(fraction: float, total: float) -> Interval:
 
 def _fewest(events: float, total: float) -> float:
     """Return the one-sided 95% limit (Byar's) of rare `events`, or their number if not rare.
+
+    Wilson's interval ends at least as far out as this limit of right or wrong images.
 
     Source: Brown, Cai & DasGupta 2001, "Interval estimation for a binomial proportion", Statistical
     Science 16, section 4.1.1 (the modified Wilson interval).
@@ -241,8 +237,6 @@ def square_and_add(counts: Sequence[tuple[float, float]], mean: float) -> Interv
 def proportions_differ(first: tuple[float, Interval], second: tuple[float, Interval]) -> bool:
     """Return whether two independent fractions, each with its Wilson interval, differ at 5%.
 
-    They do if the 95% interval of their difference does not contain 0.
-
     Source: Newcombe 1998, "Interval estimation for the difference between independent
     proportions", Statistics in Medicine 17, method 10.
     """
@@ -308,7 +302,6 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def sign_flip(sums: Groups) -> float:
     """Return the two-sided mid-p-value of the sign-flip test of one difference per group (G,).
 
-    If the models are equally accurate, each difference has either sign with the same probability.
     With one image in each group, this is McNemar's test.
     """
     total, chances = abs(int(sums.sum())), np.ones(1)  # chances of each total from -reach to reach

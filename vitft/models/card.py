@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Self, TypedDict
 
 from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.data.transforms import EvalTransform
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular

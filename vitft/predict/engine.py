@@ -20,7 +20,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.data.web import WebLimits
 from vitft.features.ood import Reference
 from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.rows import Prediction
 from vitft.system.errors import ImageError

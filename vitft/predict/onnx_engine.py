@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitft.data.transforms import EvalTransform
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.models.card import foreign_thresholds, lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed

@@ -21,8 +21,7 @@ from vitft.features.ood import Reference
 from vitft.messages.results import run_details, using
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Floats
-from vitft.metrics.results import RunResults, read_results
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.find import find_model, model_files
 from vitft.models.pretrained.catalog import canonical_name, weights_name
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction

@@ -24,12 +24,13 @@ from vitft.metrics.intervals import (
     Flags,
     Floats,
     Groups,
+    Interval,
     accuracy_interval,
     binomial_tail,
     design_effect,
     log_factorials,
 )
-from vitft.metrics.results import Interval, read_results
+from vitft.metrics.results import read_results
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import RunError, UsageError
 from vitft.system.suggest import Spelling, option

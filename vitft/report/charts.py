@@ -22,8 +22,8 @@ from vitft.messages.results import (
     sentence,
 )
 from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch, stopped_early
-from vitft.metrics.intervals import wilson_interval
-from vitft.metrics.results import Interval, LogLine
+from vitft.metrics.intervals import Interval, wilson_interval
+from vitft.metrics.results import LogLine
 from vitft.report.html import LIGHT
 from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError

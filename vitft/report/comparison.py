@@ -27,13 +27,13 @@ from vitft.messages.comparison import BY_EPOCH
 from vitft.metrics.intervals import (
     Flags,
     Groups,
+    Interval,
     PairedDifference,
     accuracy_interval,
     holm,
     mcnemar,
 )
-from vitft.metrics.results import EvaluationResults, Interval
-from vitft.metrics.summary import own_cross_validation
+from vitft.metrics.results import EvaluationResults, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import ValidationPrediction
 from vitft.report.charts import (

@@ -24,8 +24,15 @@ from vitft.data.remote.places import short_name
 from vitft.data.table import base_folder
 from vitft.features.ood import REFERENCE_FILE
 from vitft.metrics.intervals import Groups
-from vitft.metrics.results import AuditResults, EvaluationResults, LogLine, RunResults, read_results
-from vitft.metrics.summary import Estimate, Results
+from vitft.metrics.results import (
+    AuditResults,
+    Estimate,
+    EvaluationResults,
+    LogLine,
+    Results,
+    RunResults,
+    read_results,
+)
 from vitft.models.card import Card, parse_card
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict import validation

@@ -19,8 +19,7 @@ from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages
 from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
 from vitft.metrics.intervals import sample_size
-from vitft.metrics.results import class_pair_counts
-from vitft.metrics.summary import own_cross_validation
+from vitft.metrics.results import class_pair_counts, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import accuracy_without_copies, least_confident, mistakes
 from vitft.report.charts import (

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.report.html import cards_script, cards_style, digest_source, read_asset
 from vitft.serve.batching import CONTENT_TYPE, RETRY_SOON, BatchQueue, ServerMetrics
 from vitft.serve.limits import (

@@ -35,12 +35,12 @@ from vitft.messages.comparison import HEAD_NOTE, figure_heading, known_images_no
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,
     Groups,
+    Interval,
     Z,
     design_effect,
     student_t_quantile,
     wilson_interval,
 )
-from vitft.metrics.results import Interval
 from vitft.models.pretrained.catalog import RANDOM
 from vitft.report.html import filled
 from vitft.study.plan import BASELINES, Plan, fit_shots

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from vitft.config.defaults import FINE_TUNING
 from vitft.config.run import Config
-from vitft.metrics.results import RunResults
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results, RunResults
 from vitft.report.notebook import result_card
 from vitft.system.errors import RunError
 from vitft.training.budget import choose_layers, try_other_starts

@@ -23,8 +23,7 @@ from vitft.data.transforms import EvalTransform
 from vitft.export.trained import LabelledImage, TrainedRun
 from vitft.messages.results import export_accuracy
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
-from vitft.metrics.intervals import Flags, accuracy_interval
-from vitft.metrics.results import Interval
+from vitft.metrics.intervals import Flags, Interval, accuracy_interval
 from vitft.models.card import AnyConfig, Card
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform
-from vitft.metrics.summary import Results
+from vitft.metrics.results import Results
 from vitft.models.card import (
     RUN_KEY,
     Card,
