@@ -114,7 +114,7 @@ def make_routes_app(
 
 
 def integer(request: Request, name: str, limits: Range, default: int | None = None) -> int:
-    """Return a query parameter; raise an HTTPException (422) if it is no integer within limits."""
+    """Return a query parameter; raise an HTTPException (422) unless it is within limits."""
     text = request.query_params.get(name, "" if default is None else default)
     try:
         value: int = structured(int(text), Annotated[int, limits], name)
