@@ -302,12 +302,14 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
 
 def _registry_entry(name: str) -> CatalogEntry:
     """Return an entry for weights that timm publishes and vitft's own model can use."""
-    from vitft.models.registry import translate, unsupported
+    from vitft.models.registry import translate
 
-    reason = translate(name.partition(".")[0])
-    if isinstance(reason, str):
-        problem, fix = unsupported(name, reason)
-        raise WeightsError(problem, fix=fix)
+    architecture = name.partition(".")[0]
+    try:
+        translate(architecture)
+    except UsageError as error:
+        problem, fix = (text.replace(architecture, name) for text in (error.problem, error.fix))
+        raise WeightsError(problem, fix=fix) from error
     known = complete_entry(CatalogEntry(name=f"timm:{name}", licence=""))
     is_restricted = licence_terms(known.licence) == "non-commercial"
     note = "the licence forbids commercial use" if is_restricted else ""
