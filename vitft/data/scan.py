@@ -156,14 +156,8 @@ def _chosen_part(present: Collection[str], subset: str | None, source: Path) -> 
 
 def _array_images(data: Path, arrays: ArraySet) -> Images:
     rows = [Row(*row) for row in arrays.listing()]
-    return Images(
-        data,
-        arrays.classes,
-        rows,
-        arrays.labels,
-        layout="split" if len(arrays.parts) > 1 else "classes",
-        notes=arrays.notes,
-    )
+    layout: Literal["classes", "split"] = "split" if len(arrays.parts) > 1 else "classes"
+    return Images(data, arrays.classes, rows, arrays.labels, layout, notes=arrays.notes)
 
 
 def _refuse_measured(folder: Images) -> None:
@@ -175,14 +169,11 @@ def _refuse_measured(folder: Images) -> None:
             fix = "choose a column of classes, not of captions, with --set data.label=NAME"
             raise DataError(problem, fix=fix)
         return
-    if folder.labels:
-        return
     values = [float(name.replace(",", ".")) for name in names]
     has_fractions = any(value % 1 for value in values)
-    if not has_fractions and max(values) < 2 * len(names):  # numbers of classes
-        return
     classes, each = (5, 4) if has_fractions else (10, 2)
-    if len(names) > classes and images < each * len(names):
+    are_indices = not has_fractions and max(values) < 2 * len(names)  # numbers of classes
+    if len(names) > classes and images < each * len(names) and not (are_indices or folder.labels):
         column = "choose a column of classes with --set data.label=NAME, " * bool(folder.table)
         raise DataError(
             f"{folder.source}: the labels are {len(names):,} numbers such as {names[0]} and "
