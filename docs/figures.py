@@ -112,8 +112,8 @@ def draw_methods(run: Path, out: Path) -> None:
         pixels = opened(model, chosen(run, name))
         picture(grid[0, column], pixels, name)
         for row, method in enumerate(methods.values(), 1):
-            found = explain(model.net, model.inputs(pixels[None]), method)
-            blended = overlay(Image.fromarray(pixels), scale_maps(found.values)[0])
+            values, _ = explain(model.net, model.inputs(pixels[None]), method)
+            blended = overlay(Image.fromarray(pixels), scale_maps(values)[0])
             picture(grid[row, column], np.asarray(blended))
     for row, label in enumerate(("image", *methods)):
         grid[row, 0].set_ylabel(label, fontsize=9)

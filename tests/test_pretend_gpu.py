@@ -93,7 +93,7 @@ def test_predictions_and_heat_maps_of_a_gpu_are_those_of_the_cpu(
         found = [p.classes[0] for p in predictor.stream(names)]
         explained = load_run_model(str(run), device=device)
         views = np.stack([explained.transform.pixels(Image.open(name)) for name in names[:3]])
-        return found, explain(explained.net, explained.inputs(views), Method()).values
+        return found, explain(explained.net, explained.inputs(views), Method())[0]
 
     on_cpu = answers("cpu")
     with pretend_gpu() as counts:

@@ -285,7 +285,7 @@ class Trained:
         target = None if about is None else torch.tensor([class_index(about, self.classes)])
         name = picture_name(0, image)
         view = self.view(name, image)
-        heat = explain_inputs(predictor.model, predictor.inputs(view[None]), chosen, target).values
+        heat = explain_inputs(predictor.model, predictor.inputs(view[None]), chosen, target)[0]
         picture = Image.fromarray(view) if size is None else enlarged(Image.fromarray(view), size)
         blended = overlay(picture, scale_maps(heat)[0])
         title = map_title(predictor.model, chosen)

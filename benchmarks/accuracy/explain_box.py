@@ -49,7 +49,7 @@ Explain = Callable[[Any, Tensor, Tensor], Maps]
 
 
 def ours(**options: object) -> Explain:
-    return lambda model, pixels, target: explain(model, pixels, Method(**options), target).values  # type: ignore[arg-type]
+    return lambda model, pixels, target: explain(model, pixels, Method(**options), target)[0]  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def grid_of(model: Model) -> tuple[int, int]:
     """Return the numbers of rows and columns of a model's maps."""
     if not isinstance(model, TimmModel):
         return model.config.grid
-    rows, columns = explain(model, model.blank(1), Method()).values.shape[1:]
+    rows, columns = explain(model, model.blank(1), Method())[0].shape[1:]
     return rows, columns
 
 

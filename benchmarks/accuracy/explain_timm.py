@@ -231,16 +231,16 @@ def measure(name: str, scene: str, side: int, count: int, most: int) -> str:
     for image, mask, target in zip(*test, strict=True):
         if not mask.any():
             continue
-        found = explain(model, image[None], Method(), target[None])
-        maps = torch.from_numpy(found.values)[:, None].float()
+        values, logits = explain(model, image[None], Method(), target[None])
+        maps = torch.from_numpy(values)[:, None].float()
         fine = F.interpolate(maps, size=(side, side), mode="nearest")[0, 0].numpy() + 1e-12
         inside.append(float((fine * mask).sum() / fine.sum()))
         centre.append(float((middle(side) * mask).sum() / middle(side).sum()))
         area.append(float(mask.mean()))
-        right.append(found.logits.argmax(-1).item() == target.item())
+        right.append(logits.argmax(-1).item() == target.item())
     correct = np.array(right)
     values, middles, areas = (np.array(x)[correct] for x in (inside, centre, area))
-    grid = "x".join(map(str, found.values.shape[1:]))
+    grid = "x".join(map(str, values.shape[1:]))
     return (
         f"| {scene} | {name}, {grid} | {steps} ({seconds:.0f} s) | {correct.mean():.1%} | {interval(values)} "
         f"| {areas.mean():.3f} | {values.mean() / areas.mean():.2f} | {middles.mean() / areas.mean():.2f} |"

@@ -16,6 +16,7 @@ import timm
 from vitft.models.card import timm_modules
 from vitft.models.pretrained.catalog import entries_by_name
 from vitft.models.registry import translate
+from vitft.system.errors import UsageError
 
 FILES = ("vision_transformer", "eva")
 
@@ -33,11 +34,11 @@ def main() -> None:
     architectures = Counter(tag.partition(".")[0] for tag in tags)
     opened, reasons = Counter[str](), defaultdict[str, list[str]](list)
     for name in sorted(architectures):
-        found = translate(name)
-        if isinstance(found, str):
-            reasons[found].append(name)
-        else:
+        try:
+            translate(name)
             opened[name] = architectures[name]
+        except UsageError as error:
+            reasons[error.problem.partition(": ")[2]].append(name)
     count, total = opened.total(), len(tags)
     listed = sum(tag in entries_by_name() for tag in tags)
     print(f"timm {timm.__version__}: {count} of {total} tags open ({count / total:.0%}), "

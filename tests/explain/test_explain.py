@@ -201,9 +201,9 @@ def dotted(count: int, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_explanations_do_not_depend_on_the_batch() -> None:
     model = random_model()
     pixels = images_for(model, 5)
-    together = explain(model, pixels, Method()).values
+    together = explain(model, pixels, Method())[0]
 
-    alone = np.concatenate([explain(model, pixels[i : i + 1], Method()).values for i in range(5)])
+    alone = np.concatenate([explain(model, pixels[i : i + 1], Method())[0] for i in range(5)])
 
     assert alone == pytest.approx(together, abs=1e-6)
 
@@ -212,7 +212,7 @@ def test_attention_of_a_block_and_head_is_a_row_of_its_map() -> None:
     model = random_model()
     pixels = images_for(model)
 
-    heat = explain(model, pixels, Method(name="attention", block=1, head=1)).values
+    heat = explain(model, pixels, Method(name="attention", block=1, head=1))[0]
 
     with torch.no_grad():
         maps = [maps for maps, _ in trace_attention(model, model.embed(pixels))]
@@ -244,7 +244,7 @@ def test_a_map_is_the_mean_of_the_rows_of_the_tokens_that_the_head_reads(
     model = random_model(**options)
     pixels, first = images_for(model), model.config.num_prefix
 
-    found = explain(model, pixels, Method(name=name, fusion="max")).values
+    found = explain(model, pixels, Method(name=name, fusion="max"))[0]
 
     if name == "rollout":
         matrix, _ = rollout(model, pixels, fusion="max")

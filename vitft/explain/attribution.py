@@ -2,8 +2,8 @@
 
 The maps of a Vision Transformer are computed from attention and its gradients, and those of a timm
 model from a feature map (`feature_maps`). `trace_attention` runs the blocks with explicit attention
-weights instead of a fused kernel. The weights equal `Attention.maps`, the logits are computed from
-them, and gradients flow back to them. This needs neither hooks nor a second implementation of the
+weights instead of a fused kernel. The logits are computed from them, and gradients flow back to
+them. This needs neither hooks nor a second implementation of the
 blocks.
 
 Shapes use the notation of `models.vit`; gh and gw are the numbers of rows and columns of the patch
@@ -16,8 +16,7 @@ Sources: Abnar and Zuidema 2020 (rollout), https://arxiv.org/abs/2005.00928; Che
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -46,46 +45,28 @@ map. CNNs have 7x7 positions in the last stage for images of 224 pixels, but 2x2
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Arrangement of channels and image positions in a tensor (B, ...)."""
+def _arranged(
+    values: Tensor, image_size: tuple[int, int], prefixes: Sequence[int]
+) -> Tensor | None:
+    """Return values as (B, gh, gw, D), or None if their positions are not those of the image.
 
-    channels: int  # index of the channel dimension
-    prefix: int  # number of tokens before the positions, e.g. 1 for a class token
-    grid: tuple[int, int]  # numbers of rows and columns of the positions
+    Maps are (B, D, gh, gw) or (B, gh, gw, D), and tokens are (B, prefix + gh*gw, D).
+    """
+    aspect, found = image_size[0] / image_size[1], list[Tensor]()
+    if values.ndim == 4:
+        found = [values.movedim(1, 3), values]
+    for prefix in prefixes if values.ndim == 3 else ():
+        count = values.shape[1] - prefix
+        rows = max(1, round(math.sqrt(max(0, count) * aspect)))
+        if count > 0 and count % rows == 0:
+            found.append(values[:, prefix:].unflatten(1, (rows, count // rows)))
 
-    def sum_channels(self, values: Tensor) -> Tensor:
-        """Return the sums over the channels at each position: (B, ...) to (B, gh, gw)."""
-        return values.sum(self.channels).flatten(1)[:, self.prefix :].unflatten(1, self.grid)
-
-    def mean_position(self, values: Tensor) -> Tensor:
-        """Return the mean over the positions, with the number of dimensions of `values`."""
-        if self.channels == 2:
-            return values[:, self.prefix :].mean(dim=1, keepdim=True)
-        return values.mean(dim=[d for d in (1, 2, 3) if d != self.channels], keepdim=True)
-
-
-def _find_layout(
-    shape: Sequence[int], image_size: tuple[int, int], prefixes: Sequence[int]
-) -> _Layout | None:
-    """Return the layout of a tensor of this shape, or None if it cannot be determined."""
-    aspect = image_size[0] / image_size[1]
-
-    def error(layout: _Layout) -> float:
-        ratio = layout.grid[0] / layout.grid[1] / aspect
+    def error(positions: Tensor) -> float:
+        ratio = positions.shape[1] / positions.shape[2] / aspect
         return max(ratio, 1 / ratio)
 
-    layouts: list[_Layout] = []
-    if len(shape) == 4:
-        layouts = [_Layout(1, 0, (shape[2], shape[3])), _Layout(3, 0, (shape[1], shape[2]))]
-    if len(shape) == 3:
-        for prefix in prefixes:
-            count = shape[1] - prefix
-            rows = max(1, round(math.sqrt(max(0, count) * aspect)))
-            if count > 0 and count % rows == 0:
-                layouts.append(_Layout(2, prefix, (rows, count // rows)))
-    best = min(layouts, key=error, default=None)
-    return best if best and error(best) <= _MAX_ASPECT_ERROR else None
+    best = min(found, key=error, default=None)
+    return best if best is not None and error(best) <= _MAX_ASPECT_ERROR else None
 
 
 def _feature_relevance(
@@ -106,24 +87,26 @@ def _feature_relevance(
         outputs, logits = model.trace(pixels.clone().requires_grad_())
         wanted = logits.argmax(dim=-1) if target is None else target
         score = logits.gather(1, wanted[:, None]).sum()  # images do not affect each other
-        gradients = torch.autograd.grad(score, outputs, allow_unused=True) if outputs else ()
+        gradients: Sequence[Tensor | None] = ()
+        if outputs:
+            gradients = torch.autograd.grad(score, outputs, allow_unused=True)
     prefixes = sorted({getattr(model.net, "num_prefix_tokens", 0), 0, 1}, reverse=True)
     size = pixels.shape[-2], pixels.shape[-1]
     found: list[Tensor] = []  # from the last map to the first
     matter: list[Tensor] = []
     for output, gradient in zip(reversed(outputs), reversed(gradients), strict=True):
-        layout = _find_layout(output.shape, size, prefixes)
-        if layout is None or gradient is None:
+        values = _arranged(output.detach(), size, prefixes)
+        slope = None if gradient is None else _arranged(gradient, size, prefixes)
+        if values is None or slope is None:
             continue
-        matters = bool(layout.sum_channels(gradient.abs()).any())
-        values = output.detach()
+        matters = bool(slope.any())
         if output is not outputs[-1]:
-            values = values - layout.mean_position(values)
-            gradient = gradient if layout.channels == 2 else layout.mean_position(gradient)
-        found.append(layout.sum_channels(values * gradient).clamp(min=0))
+            values = values - values.mean(dim=(1, 2), keepdim=True)
+            slope = slope if output.ndim == 3 else slope.mean(dim=(1, 2), keepdim=True)
+        found.append((values * slope).sum(dim=3).clamp(min=0))
         if matters:
             matter.append(found[-1])
-            if min(layout.grid) >= _MIN_SIDE:
+            if min(found[-1].shape[1:]) >= _MIN_SIDE:
                 break
     if not found:
         raise UsageError(
@@ -146,13 +129,6 @@ _FUSE_HEADS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class _Attribution(NamedTuple):
-    """Attribution maps (B, gh, gw), non-negative, and logits (B, C), or features without a head."""
-
-    values: NDArray[np.float32]
-    logits: NDArray[np.float32]
-
-
 def relevance_map(
     model: Model, pixels: Tensor, target: Tensor | None = None
 ) -> NDArray[np.float32]:
@@ -161,15 +137,16 @@ def relevance_map(
     `pixels` are normalised images (B, channels, S, S), and `target` contains class indices (B,), or
     is None for the predicted classes. A map (gh, gw) is zero if no patch is relevant to the class.
     """
-    return scale_maps(explain(model, pixels, Method(), target).values)
+    return scale_maps(explain(model, pixels, Method(), target)[0])
 
 
 def explain(
     model: Model, pixels: Tensor, method: Method, target: Tensor | None = None
-) -> _Attribution:
-    """Return the attribution maps and logits of a batch of images.
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the attribution maps (B, gh, gw), non-negative, and the logits (B, C) of images.
 
-    Only the relevance method uses the `target` classes (B,).
+    Only the relevance method uses the `target` classes (B,). Without a head, features (B, D) take
+    the place of the logits.
 
     Raises:
         UsageError: The model lacks something that the method needs, or its structure does not
@@ -199,7 +176,7 @@ def explain(
             "diverged",
             fix="train again with a lower learning rate",
         )
-    return _Attribution(values=maps.numpy(), logits=logits.numpy())
+    return maps.numpy(), logits.numpy()
 
 
 def map_title(model: Model, method: Method) -> str:

@@ -38,9 +38,8 @@ from vitft.explain.heatmaps import (
 )
 from vitft.features.ood import Reference, read_reference
 from vitft.metrics.results import Results
-from vitft.models.checkpoint import build_model, holds_timm
+from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model
-from vitft.models.pretrained.catalog import locate
 from vitft.models.pretrained.weights import load_classifier, log_assumptions, open_pretrained
 from vitft.models.timm_model import Model
 from vitft.models.vit_config import ViTConfig
@@ -113,14 +112,6 @@ def load_weights_model(
     name: str, *, allow_pickle: bool = False, device: str = "auto"
 ) -> ExplainedModel:
     """Load pretrained weights, including their classification head if it is usable."""
-    found = locate(name)
-    if holds_timm(found) if isinstance(found, Path) else found.is_timm:
-        raise UsageError(
-            f"cannot explain {name}: the pretrained weights of timm models can be explained only "
-            "after fine-tuning",
-            fix="fine-tune them and use --run, or use weights listed by `vitft weights list`, "
-            "without the timm: prefix",
-        )
     source = open_pretrained(name, allow_pickle=allow_pickle)
     log_assumptions(source)
     tensors, config = source.tensors, source.architecture
@@ -215,16 +206,16 @@ class Explainer:
             return
         target = None if self.target is None else torch.full((len(pixels),), self.target)
         inputs = self.model.inputs(pixels)
-        found = explain(self.model.net, inputs, self.method, target)
+        values, logits = explain(self.model.net, inputs, self.method, target)
         features = np.empty((len(pixels), 0), np.float32)
         if (reference := self.postprocess.reference) is not None:
             with torch.no_grad():
                 both = self.model.net.features(inputs, reference.intermediate_blocks)
                 features = both.float().cpu().numpy()
         head, intermediate = np.split(features, [self.model.net.feature_size], axis=1)
-        for i, (view, heat) in enumerate(zip(pixels, found.values, strict=True)):
+        for i, (view, heat) in enumerate(zip(pixels, values, strict=True)):
             one = slice(i, i + 1)
-            yield view, heat, Scores(found.logits[one], head[one], intermediate[one])
+            yield view, heat, Scores(logits[one], head[one], intermediate[one])
 
     def _write_image(
         self,

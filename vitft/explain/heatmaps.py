@@ -31,14 +31,12 @@ MEANINGS: Mapping[str, str] = {
     "attention": "receive more attention",
 }
 """What is true of the brighter parts of a map, by method."""
-_OTHER_METHODS = {
-    **dict.fromkeys(
-        ("gradcam", "grad_cam", "cam", "lrp", "chefer", "gradient", "saliency"), "relevance"
-    ),
-    **dict.fromkeys(("attention_rollout", "attn_rollout", "abnar", "flow"), "rollout"),
-    **dict.fromkeys(("attn", "attention_map", "attention_maps", "raw_attention"), "attention"),
+_OTHER_NAMES: Mapping[str, str] = {
+    "relevance": "gradcam grad_cam cam lrp chefer gradient saliency",
+    "rollout": "attention_rollout attn_rollout abnar flow",
+    "attention": "attn attention_map attention_maps raw_attention",
 }
-"""Mapping from names in other tools to the method that is closest to them."""
+"""Names in other tools of what is closest to each method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +56,12 @@ class Method:
         choices = {"method": (self.name, METHODS), "fusion": (self.fusion, FUSIONS)}
         for kind, (value, known) in choices.items():
             if value not in known:
-                name = re.sub(r"\W+", "_", value.lower())
-                near = _OTHER_METHODS.get(name) if kind == "method" else None
-                closest = f" ({near} is the closest to {value})" if near else ""
-                fix = f"use one of {', '.join(known)}{closest}"
-                if not near and (similar := suggest(value, known)):
-                    fix = f"did you mean {similar[0]}? {fix[0].upper()}{fix[1:]}"
+                name, fix = re.sub(r"\W+", "_", value.lower()), f"use one of {', '.join(known)}"
+                near = [one for one in known if name in _OTHER_NAMES.get(one, "").split()]
+                if near:
+                    fix += f" ({near[0]} is the closest to {value})"
+                elif similar := suggest(value, known):
+                    fix = f"did you mean {similar[0]}? U{fix[1:]}"
                 raise UsageError(f"unknown {kind} {value!r}", fix=fix)
         if not 0 <= self.discard < 1:
             raise UsageError(

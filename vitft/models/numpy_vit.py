@@ -12,11 +12,10 @@ Sources: Dosovitskiy et al. 2021, https://arxiv.org/abs/2010.11929; Hendrycks & 
 1606.08415; the layout of safetensors files, https://github.com/huggingface/safetensors.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from vitft.data.transforms import EvalTransform
 from vitft.metrics.calibration import softmax
 from vitft.models.card import Card, CheckpointFile
 from vitft.models.vit_config import ViTConfig
-
-_Arguments = ParamSpec("_Arguments")
-_Returned = TypeVar("_Returned")
 
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 _Uint8Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -225,18 +221,9 @@ class NumpyModel:
         return self.linear(features, "head.")
 
 
-def strictly(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
-    """Wrap a function so that overflow and undefined results raise FloatingPointError.
-
-    By default, NumPy only warns, but an infinite value can lead to a result that is wrong.
-    """
-
-    @functools.wraps(function)
-    def checked(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Returned:
-        with np.errstate(over="raise", invalid="raise", divide="raise"):
-            return function(*args, **options)
-
-    return checked
+strictly = np.errstate(over="raise", invalid="raise", divide="raise")
+"""Decorator with which overflow and undefined results raise FloatingPointError. By default, NumPy
+only warns, but an infinite value can lead to a result that is wrong."""
 
 
 def _gelu(x: Float32Array) -> Float32Array:

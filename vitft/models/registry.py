@@ -53,11 +53,7 @@ def architecture_config(name: str) -> ViTConfig:
     stem, patch = STEMS.get(match[3], (None, int(match[2] or 0))) if match else (None, 0)
     if match is None or size is None or (stem is None and patch not in size.patches):
         if name in timm_modules():
-            found = translate(name)
-            if isinstance(found, ViTConfig):
-                return found
-            problem, fix = unsupported(name, found)
-            raise UsageError(problem, fix=fix)
+            return translate(name)
         near = similar_models(name, [*architecture_names(), *timm_modules()])
         raise UsageError(
             f"unknown architecture {name!r}",
@@ -141,25 +137,23 @@ _ROPES = ("RotaryEmbeddingDinoV3", "RotaryEmbeddingCat")  # supported kinds
 
 
 @functools.cache
-def translate(name: str) -> ViTConfig | str:
-    """Return the configuration of a timm architecture, or the reason why there is none."""
+def translate(name: str) -> ViTConfig:
+    """Return the configuration of a timm architecture; raise UsageError if there is none."""
     module = timm_modules().get(name)
-    if module not in TIMM_VITS:
-        return f"it is not a plain Vision Transformer ({module or 'unknown'} in timm)"
-    import timm  # takes seconds to import
+    reason = f"it is not a plain Vision Transformer ({module or 'unknown'} in timm)"
+    if module in TIMM_VITS:
+        import timm  # takes seconds to import
 
-    with torch.device("meta"):
-        net = timm.create_model(name)
-    try:
-        return network_config(net)
-    except (WeightsError, UsageError) as error:
-        return error.problem
-
-
-def unsupported(name: str, reason: str) -> tuple[str, str]:
-    """Return the message and the fix for an architecture that only timm can build."""
-    problem = f"vitft's own Vision Transformer does not support {name}: {reason}"
-    return problem, f"use timm:{name} to let timm build and run the model"
+        with torch.device("meta"):
+            net = timm.create_model(name)
+        try:
+            return network_config(net)
+        except (WeightsError, UsageError) as error:
+            reason = error.problem
+    raise UsageError(
+        f"vitft's own Vision Transformer does not support {name}: {reason}",
+        fix=f"use timm:{name} to let timm build and run the model",
+    )
 
 
 def network_config(net: Any) -> ViTConfig:  # noqa: ANN401 - timm's type

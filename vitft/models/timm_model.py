@@ -300,11 +300,6 @@ def _create_timm(config: TimmConfig, source: Mapping[str, Any], *, drop_path: fl
     """Return timm's network in eval mode; `source` is where the weights are (random if empty)."""
     import timm  # takes seconds to import
 
-    if not timm.is_model(config.timm):
-        raise UsageError(
-            f"timm {timm.__version__} has no model named {config.timm}",
-            fix="check the name, or update timm",
-        )
     options: dict[str, Any] = {"img_size": config.image_size} if config.sized else {}
     if source:
         overlay = {**source, "custom_load": False}

@@ -338,87 +338,84 @@ _Tensors = Iterator[tuple[str, tuple[int, ...], bool]]
 """The name and shape of each tensor that a Vision Transformer may have, and whether it has it."""
 
 
-class _Parts:
-    """Tensors of the layers that occur in several places."""
+def _layer(name: str, *weight: int, has: object = True, bias: object = True) -> _Tensors:
+    yield f"{name}.weight", weight, bool(has)
+    yield f"{name}.bias", weight[:1], bool(has and bias)
 
-    def __init__(self, config: ViTConfig) -> None:
-        self.config = config
 
-    def layer(self, name: str, *weight: int, has: object = True, bias: object = True) -> _Tensors:
-        yield f"{name}.weight", weight, bool(has)
-        yield f"{name}.bias", weight[:1], bool(has and bias)
+def _norm(config: ViTConfig, name: str, size: int = 0, *, has: object = True) -> _Tensors:
+    has_bias = config.norm_layer == "layernorm"
+    return _layer(name, size or config.width, has=has, bias=has_bias)
 
-    def norm(self, name: str, size: int = 0, *, has: object = True) -> _Tensors:
-        has_bias = self.config.norm_layer == "layernorm"
-        return self.layer(name, size or self.config.width, has=has, bias=has_bias)
 
-    def mlp(self, name: str, *, has: object = True, is_gated: bool = False) -> _Tensors:
-        width, hidden, bias = self.config.width, self.config.hidden, self.config.proj_bias
-        rows = 2 * hidden if is_gated else hidden
-        yield from self.layer(f"{name}.fc1", rows, width, has=has, bias=bias)
-        yield from self.norm(f"{name}.norm", hidden, has=has and self.config.mlp_norm)
-        yield from self.layer(f"{name}.fc2", width, hidden, has=has, bias=bias)
+def _mlp(config: ViTConfig, name: str, *, has: object = True, is_gated: bool = False) -> _Tensors:
+    width, hidden, bias = config.width, config.hidden, config.proj_bias
+    rows = 2 * hidden if is_gated else hidden
+    yield from _layer(f"{name}.fc1", rows, width, has=has, bias=bias)
+    yield from _norm(config, f"{name}.norm", hidden, has=has and config.mlp_norm)
+    yield from _layer(f"{name}.fc2", width, hidden, has=has, bias=bias)
 
-    def stem(self) -> _Tensors:
-        """Yield the tensors of the convolutions before the patch projection."""
-        config, place, channels = self.config, "patch_embed.backbone", self.config.in_channels
-        found: list[tuple[str, str, tuple[int, ...]]] = []  # convolutions, their norms and kernels
-        if config.stem is not None:
-            root = f"{place}.stem" if config.stem else place
-            found.append((f"{root}.conv", f"{root}.norm", (64, channels, 7, 7)))
-            channels = 64
-        for i, j in ((i, j) for i, depth in enumerate(config.stem or ()) for j in range(depth)):
-            unit, outputs, inner = f"{place}.stages.{i}.blocks.{j}", 256 * 2**i, 64 * 2**i
-            kernels = (inner, channels, 1, 1), (inner, inner, 3, 3), (outputs, inner, 1, 1)
-            found += [(f"{unit}.conv{k}", f"{unit}.norm{k}", x) for k, x in enumerate(kernels, 1)]
-            if j == 0:
-                down = f"{unit}.downsample"
-                found.append((f"{down}.conv", f"{down}.norm", (outputs, channels, 1, 1)))
-            channels = outputs
-        for i, outputs in enumerate(config.convs):
-            found.append((f"{place}.{i}.conv", f"{place}.{i}.norm", (outputs, channels, 3, 3)))
-            channels = outputs
-        for conv, norm, kernel in found:
-            yield from self.layer(conv, *kernel, bias=False)
-            yield from self.layer(norm, kernel[0])
-        sides = (side // config.stride for side in config.patch_size)
-        has_bias = not config.embed_norm
-        yield from self.layer("patch_embed.proj", config.width, channels, *sides, bias=has_bias)
+
+def _patch_embed(config: ViTConfig) -> _Tensors:
+    place, channels = "patch_embed.backbone", config.in_channels
+    found: list[tuple[str, str, tuple[int, ...]]] = []  # convolutions, their norms and kernels
+    if config.stem is not None:
+        root = f"{place}.stem" if config.stem else place
+        found.append((f"{root}.conv", f"{root}.norm", (64, channels, 7, 7)))
+        channels = 64
+    for i, j in ((i, j) for i, depth in enumerate(config.stem or ()) for j in range(depth)):
+        unit, outputs, inner = f"{place}.stages.{i}.blocks.{j}", 256 * 2**i, 64 * 2**i
+        kernels = (inner, channels, 1, 1), (inner, inner, 3, 3), (outputs, inner, 1, 1)
+        found += [(f"{unit}.conv{k}", f"{unit}.norm{k}", x) for k, x in enumerate(kernels, 1)]
+        if j == 0:
+            down = f"{unit}.downsample"
+            found.append((f"{down}.conv", f"{down}.norm", (outputs, channels, 1, 1)))
+        channels = outputs
+    for i, outputs in enumerate(config.convs):
+        found.append((f"{place}.{i}.conv", f"{place}.{i}.norm", (outputs, channels, 3, 3)))
+        channels = outputs
+    for conv, norm, kernel in found:
+        yield from _layer(conv, *kernel, bias=False)
+        yield from _layer(norm, kernel[0])
+    sides = (side // config.stride for side in config.patch_size)
+    yield from _layer(
+        "patch_embed.proj", config.width, channels, *sides, bias=not config.embed_norm
+    )
+    yield from _norm(config, "patch_embed.norm", has=config.patch_norm)
 
 
 def _tensors(config: ViTConfig) -> _Tensors:
     """Yield all tensors of a Vision Transformer, and those of the parts that it lacks."""
-    parts, width, map_pool = _Parts(config), config.width, config.pool == "map"
+    width, map_pool = config.width, config.pool == "map"
     yield "cls_token", (1, 1, width), config.class_token
     yield "dist_token", (1, 1, width), config.distilled
     yield "reg_token", (1, config.registers, width), config.registers > 0
     rows = config.num_prefix if config.prefix_positions else 0
     yield "pos_embed", (1, rows + math.prod(config.grid), width), config.positions
-    yield from parts.stem()
-    yield from parts.norm("patch_embed.norm", has=config.patch_norm)
-    yield from parts.norm("norm_pre", has=config.embed_norm)
+    yield from _patch_embed(config)
+    yield from _norm(config, "norm_pre", has=config.embed_norm)
     for block in (f"blocks.{i}" for i in range(config.depth)):
-        yield from parts.norm(f"{block}.norm1")
-        yield from parts.layer(f"{block}.attn.qkv", 3 * width, width, bias=config.qkv_bias)
-        yield from parts.layer(f"{block}.attn.proj", width, width, bias=config.proj_bias)
-        yield from parts.norm(f"{block}.attn.norm", has=config.attn_norm)
-        yield from parts.norm(f"{block}.norm2")
-        yield from parts.mlp(f"{block}.mlp", is_gated=config.gated_mlp)
+        yield from _norm(config, f"{block}.norm1")
+        yield from _layer(f"{block}.attn.qkv", 3 * width, width, bias=config.qkv_bias)
+        yield from _layer(f"{block}.attn.proj", width, width, bias=config.proj_bias)
+        yield from _norm(config, f"{block}.attn.norm", has=config.attn_norm)
+        yield from _norm(config, f"{block}.norm2")
+        yield from _mlp(config, f"{block}.mlp", is_gated=config.gated_mlp)
         for branch in (1, 2):
             yield f"{block}.ls{branch}.gamma", (width,), config.layer_scale > 0
     for name in ("norm", "fc_norm"):
-        yield from parts.norm(name, has=config.last_norm == name)
+        yield from _norm(config, name, has=config.last_norm == name)
     yield "attn_pool.latent", (1, 1, width), map_pool
     for name, outputs in (("q", width), ("kv", 2 * width), ("proj", width)):
-        yield from parts.layer(f"attn_pool.{name}", outputs, width, has=map_pool)
-    yield from parts.norm("attn_pool.norm", has=map_pool)
-    yield from parts.mlp("attn_pool.mlp", has=map_pool)
-    yield from parts.layer("pre_logits.fc", width, width, has=config.pre_logits)
+        yield from _layer(f"attn_pool.{name}", outputs, width, has=map_pool)
+    yield from _norm(config, "attn_pool.norm", has=map_pool)
+    yield from _mlp(config, "attn_pool.mlp", has=map_pool)
+    yield from _layer("pre_logits.fc", width, width, has=config.pre_logits)
     classes, several = config.num_classes, config.read_blocks > 1
     inputs = config.feature_size if several else width
-    yield from parts.layer("head", classes, inputs, has=classes)
-    yield from parts.layer("last_head", classes, width, has=classes and several)
-    yield from parts.layer("head_dist", classes, width, has=classes and config.distilled)
+    yield from _layer("head", classes, inputs, has=classes)
+    yield from _layer("last_head", classes, width, has=classes and several)
+    yield from _layer("head_dist", classes, width, has=classes and config.distilled)
 
 
 def vit_shapes(config: ViTConfig) -> dict[str, TensorFacts]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from vitft.data.mistaken import mistaken_data
 from vitft.data.signatures import looks_like
 from vitft.data.transforms import CROP, CROP_MODES, RESAMPLING, Fit
-from vitft.models.card import timm_modules
+from vitft.models.card import TimmConfig, parse_card, timm_modules
 from vitft.models.vit_config import SIZES, frozen_blocks
 from vitft.system.cores import GPU_SPEED, cpu_speed, has_gpu
 from vitft.system.errors import UsageError, WeightsError
@@ -124,7 +124,7 @@ class CatalogEntry:
     options: Mapping[str, Any] = field(default_factory=dict)  # other fields of `ViTConfig`
     data: str = ""  # names of the training datasets, in the order of training
     repo: str = ""  # hub repository, owner/name; empty for a bundled file
-    file: str = ""  # name of the file in the repository
+    file: str = "model.safetensors"  # name of the file in the repository
     revision: str = "main"
     gated_source: str = ""
     """Hub repository in which the publisher offers the same weights to accounts that accept its
@@ -275,16 +275,11 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
         known: Any = get_pretrained_cfg(name) if timm.is_model(architecture) else None
     except RuntimeError:  # the architecture does not have this tag
         known = None
-    if known is None:
+    if known is None or (is_published and not known.hf_hub_id):
         near = similar_models(name, timm.list_models() + timm.list_pretrained())
         raise WeightsError(
             f"timm {timm.__version__} has no weights named {name}",
             fix=f"choose another name, e.g. {', '.join(near)}",
-        )
-    if is_published and not known.hf_hub_id:
-        raise WeightsError(
-            f"timm has no hub repository for {name}",
-            fix="choose another name from timm.list_pretrained()",
         )
     return replace(
         entry,
@@ -307,12 +302,14 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
 
 def _registry_entry(name: str) -> CatalogEntry:
     """Return an entry for weights that timm publishes and vitft's own model can use."""
-    from vitft.models.registry import translate, unsupported
+    from vitft.models.registry import translate
 
-    reason = translate(name.partition(".")[0])
-    if isinstance(reason, str):
-        problem, fix = unsupported(name, reason)
-        raise WeightsError(problem, fix=fix)
+    architecture = name.partition(".")[0]
+    try:
+        translate(architecture)
+    except UsageError as error:
+        problem, fix = (text.replace(architecture, name) for text in (error.problem, error.fix))
+        raise WeightsError(problem, fix=fix) from error
     known = complete_entry(CatalogEntry(name=f"timm:{name}", licence=""))
     is_restricted = licence_terms(known.licence) == "non-commercial"
     note = "the licence forbids commercial use" if is_restricted else ""
@@ -382,7 +379,7 @@ def _is_cached(entry: CatalogEntry) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(entry.repo, entry.file, revision=entry.revision)
-    return isinstance(found, str) and Path(found).exists()
+    return isinstance(found, str)
 
 
 _FILE_SUFFIXES = (*WEIGHT_SUFFIXES, ".onnx", ".h5", ".gguf", ".zip", ".tar")
@@ -536,7 +533,7 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
             "timm:convnext_tiny.in12k_ft_in1k",
         )
     if not has_file:
-        return CatalogEntry(name=name, licence="see timm's metadata", file="model.safetensors")
+        return CatalogEntry(name=name, licence="see timm's metadata")
     path = Path(file).expanduser()
     return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
 
@@ -555,7 +552,6 @@ def parse_hub_name(name: str) -> CatalogEntry:
         name=name,
         licence=f"see https://huggingface.co/{match['repo']}",
         repo=match["repo"],
-        file="model.safetensors",
         revision=match["revision"] or "main",
     )
 
@@ -596,6 +592,19 @@ def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:
         fix="use a .safetensors file, or add --allow-pickle (in Python: allow_pickle=True), which "
         "reads only tensors and runs no code",
     )
+
+
+def is_timm(found: CatalogEntry | Path) -> bool:
+    """Return whether an entry names a timm model, or a file is a checkpoint of one."""
+    if isinstance(found, CatalogEntry):
+        return found.is_timm
+    if found.suffix.lower() != ".safetensors":
+        return False
+    try:
+        card = parse_card(read_header(found).metadata.get("vitft.card", ""))
+    except (OSError, ValueError):
+        return False  # the error is reported when the file is read
+    return isinstance(card.architecture, TimmConfig)
 
 
 def locate_entry(name: str) -> CatalogEntry | Path:

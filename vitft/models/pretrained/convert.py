@@ -517,13 +517,7 @@ def _stem_of(tensors: Mapping[str, Tensor]) -> tuple[int, ...] | None:
         return None
     blocks = {(int(m[1]), int(m[2])) for m in found if m[1]}
     last = max(blocks, default=(-1,))[0]
-    counts = [sum(stage == i for stage, _ in blocks) for i in range(last + 1)]
-    if 0 in counts or len(counts) > 4:
-        raise WeightsError(
-            f"unsupported convolutional stem: its stages have {counts} blocks",
-            fix="use other weights",
-        )
-    return tuple(counts)
+    return tuple(sum(stage == i for stage, _ in blocks) for i in range(last + 1))
 
 
 def _shape_of(tensors: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:

@@ -24,13 +24,15 @@ from vitft.models.pretrained.catalog import (
     licence_terms,
 )
 from vitft.system import console
-from vitft.system.errors import ResourceError, WeightsError
+from vitft.system.errors import WeightsError
+from vitft.system.files import writing
 
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0  # seconds to wait for the response to a metadata request
 _ATTEMPTS = 3  # maximum, if huggingface_hub itself does not retry
 FIRST_WAIT_S = 0.5  # seconds before the second attempt; doubled before each further one
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _BUSY_PATIENCE_S = 60.0  # maximum seconds to keep retrying; a busy hub may set the delay
 
 
@@ -146,7 +148,6 @@ def _cached_or_downloaded(entry: CatalogEntry) -> Path:
             if not is_reachable and kind in ("ConnectError", "ConnectTimeout"):
                 why = f"{constants.ENDPOINT} cannot be reached ({short_message(error)})"
                 return _from_cache(entry, why=why)
-            _check_disk(entry, error)
             most = _ATTEMPTS
             if is_reachable:
                 deadline = time.monotonic() + _BUSY_PATIENCE_S
@@ -165,15 +166,10 @@ def _from_cache(entry: CatalogEntry, *, why: str) -> Path:
     try:
         return Path(hf_hub_download(repo, file, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
-        names = (entry.name, entry.name.partition(".")[0])
-        here = next((Path(name) for name in names if Path(name).exists()), None)
-        instead = "pass the path of a weight file"
-        if here:
-            instead = f"use ./{here} for the {'folder' if here.is_dir() else 'file'} here"
         raise WeightsError(
             f"{entry.name} ({entry.repo}) is not in the cache, and {why}",
-            fix=f"run `vitft weights fetch {entry.name}` while online, {instead}, or use "
-            "--weights demo",
+            fix=f"run `vitft weights fetch {entry.name}` while online, pass the path of a weight "
+            "file, or use --weights demo",
         ) from error
 
 
@@ -181,6 +177,11 @@ def _wait_or_raise(
     entry: CatalogEntry, error: Exception, attempt: int, most: int, deadline: float
 ) -> None:
     """Wait before another attempt, or raise the error for the download if it would not help."""
+    from huggingface_hub import constants
+
+    if getattr(error, "errno", None) in _DISK_ERRORS:
+        with writing(Path(constants.HF_HUB_CACHE), option="HF_HOME"):
+            raise error
     status, is_loop = status_of(error), type(error).__name__ == "TooManyRedirects"
     if status == 404 or is_loop:
         raise _not_a_hub() from error  # a real hub explains a 404 response
@@ -286,23 +287,6 @@ def _not_a_hub() -> WeightsError:
         f"{constants.ENDPOINT} does not respond like a Hugging Face hub",
         fix="check HF_ENDPOINT, and check whether the network requires a login in a browser",
     )
-
-
-def _check_disk(entry: CatalogEntry, error: Exception) -> None:
-    """Raise an error if a download failed because the disk is full or the cache not writable."""
-    from huggingface_hub import constants
-
-    number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        raise ResourceError(
-            f"the disk is full: {entry.name} could not be downloaded",
-            fix="free some space, or set HF_HOME to a folder on another disk",
-        ) from error
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        raise WeightsError(
-            f"the cache {constants.HF_HUB_CACHE} is not writable",
-            fix="set HF_HOME to a writable folder",
-        ) from error
 
 
 def http_error() -> type[Exception]:

@@ -20,7 +20,7 @@ from vitft.data.image_table import Images
 from vitft.data.inspection import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Provenance, TimmConfig
-from vitft.models.checkpoint import build_model, holds_timm, load_checkpoint, on_meta
+from vitft.models.checkpoint import build_model, load_checkpoint, on_meta
 from vitft.models.pretrained.adapt import (
     PosEmbed,
     Sides,
@@ -36,6 +36,7 @@ from vitft.models.pretrained.catalog import (
     complete_entry,
     fact_lines,
     file_name,
+    is_timm,
     locate,
 )
 from vitft.models.pretrained.fetch import fetch
@@ -87,9 +88,7 @@ class LoadReport:
     def headline(self) -> str:
         """Return a one-line summary of the report."""
         path = Path(self.source)
-        source = path.stem if path.is_absolute() else self.source
-        if source in ("model", "pytorch_model"):
-            source = path.parent.name
+        source = file_name(path) if path.is_absolute() else self.source
         size = count(self.parameters, "parameter")
         if self.parameters >= 100_000:
             size = f"{self.parameters / 1e6:,.1f} million parameters"
@@ -350,7 +349,7 @@ def load_backbone(
         provenance: Provenance = {"name": name_or_path}
         return model.eval(), replace(report, provenance=provenance, positions="random")
     found = locate(name_or_path)
-    if not (found.is_timm if isinstance(found, CatalogEntry) else holds_timm(found)):
+    if not is_timm(found):
         return load_pretrained(name_or_path, **sizes, **options)
     if options.get("pre_logits") == "keep" or options.get("pos_embed", "bicubic") != "bicubic":
         raise UsageError(

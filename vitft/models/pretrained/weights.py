@@ -38,6 +38,7 @@ from vitft.models.pretrained.catalog import (
     file_and_part,
     file_name,
     find_entry,
+    is_timm,
     locate,
 )
 from vitft.models.pretrained.convert import Flavour, SidecarFacts, convert, infer_config
@@ -74,63 +75,64 @@ def read_sidecar(path: Path) -> SidecarFacts:
     if "vision_config" in config.values:  # CLIP and SigLIP with their text towers
         config = config.table("vision_config")
     is_hf = any(key in config.values for key in ("hidden_act", "num_attention_heads"))
-    if is_hf or config.get("model_type", str) in _TOWER_DEFAULTS:
-        return _hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
+    try:
+        if is_hf or config.get("model_type", str) in _TOWER_DEFAULTS:
+            return _hf_facts(config, read_table_file(path.parent / "preprocessor_config.json"))
+        return _timm_facts(config)
+    except UsageError as error:
+        raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
+
+
+def _timm_facts(config: JsonTable) -> SidecarFacts:
     # Older files of timm have the statistics at the top level instead of in pretrained_cfg
     cfg = config.table("pretrained_cfg") if "pretrained_cfg" in config.values else config
     arguments = config.table("model_args")
-    pool = arguments.get("global_pool", str) or config.get("global_pool", str)
-    known, name = None, config.get("architecture", str) or ""
+    name, tag = config.get("architecture", str) or "", cfg.get("tag", str)
+    known: dict[str, Any] = {}
     if name in timm_modules():
-        try:
-            known = architecture_config(name)
-        except UsageError as error:
-            raise WeightsError(f"{config.path}: {error.problem}", fix=error.fix) from error
-    tag = cfg.get("tag", str)
-    return SidecarFacts(
-        **(_architecture_facts(arguments, known) if known else {}),
-        pool=pool or (timm_pool(known) if known else ""),
-        heads=arguments.get("num_heads", _Heads) or (known.heads if known else None),
-        norm_eps=known.norm_eps if known else None,
-        activation=_stated_activation(arguments, "act_layer")
-        or (known.activation if known else None),
-        image_size=arguments.size("img_size") or cfg.size("input_size"),
-        classes=_stated_classes(cfg, "label_names") or _stated_classes(config, "label_names"),
-        published=f"{name}.{tag}" if name and tag else "",
-        **_timm_pixels(cfg),
-    )
-
-
-def _architecture_facts(arguments: JsonTable, known: ViTConfig) -> dict[str, Any]:
-    """Return what no tensor shows of architecture `known`, as timm builds it."""
-    heads = arguments.get("attn_pool_num_heads", _Heads) or known.pool_heads
-    has_rope = arguments.values.get("use_rot_pos_emb", known.rope is not None)
-    names = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
-    norms = [arguments.values[name] for name in names if name in arguments.values]
-    rope = (known.rope or RopeConfig()) if has_rope else None
-    if rope is not None:
-        base = arguments.get("rope_temperature", float)
-        offset = arguments.get("rope_grid_offset", float)
-        kind, order = (arguments.get(f"rope_{key}", str) for key in ("type", "grid_indexing"))
-        half = arguments.values.get("rope_rotate_half")
-        has_grid = "ref_feat_shape" in arguments.values
-        try:
-            rope = RopeConfig(
-                unit=rope.unit if kind is None else kind == "dinov3",
-                base=rope.base if base is None else base,
-                offset=rope.offset if offset is None else offset,
-                grid=arguments.size("ref_feat_shape") if has_grid else rope.grid,
-                x_first=rope.x_first if order is None else order == "xy",
-                halves=rope.halves if half is None else bool(half),
-            )
-        except UsageError as error:
-            raise WeightsError(f"{arguments.path}: {error.problem}", fix=error.fix) from error
-    return {
-        "is_named": True,
-        "rope": rope,
-        "pool_heads": 0 if heads == arguments.get("num_heads", _Heads) else heads,
-        "final_norm": any(norms) if norms else known.final_norm,
+        known = _architecture_facts(architecture_config(name))
+        if pool_heads := arguments.get("attn_pool_num_heads", _Heads) or known["pool_heads"]:
+            is_usual = pool_heads == arguments.get("num_heads", _Heads)
+            known["pool_heads"] = 0 if is_usual else pool_heads
+        norms = ("use_post_transformer_norm", "use_fc_norm", "final_norm")
+        if stated := [arguments.values[one] for one in norms if one in arguments.values]:
+            known["final_norm"] = any(stated)
+        known["rope"] = _stated_rope(arguments, known["rope"])
+    facts = {
+        "pool": arguments.get("global_pool", str) or config.get("global_pool", str),
+        "heads": arguments.get("num_heads", _Heads),
+        "activation": _stated_activation(arguments, "act_layer"),
+        "image_size": arguments.size("img_size") or cfg.size("input_size"),
+        "classes": _stated_classes(cfg, "label_names") or _stated_classes(config, "label_names"),
+        "published": f"{name}.{tag}" if name and tag else "",
     }
+    facts = {name: value for name, value in facts.items() if value}
+    return SidecarFacts(**known | facts, **_timm_pixels(cfg))
+
+
+def _architecture_facts(config: ViTConfig) -> dict[str, Any]:
+    """Return what no tensor shows of an architecture."""
+    names = ("heads", "norm_eps", "activation", "rope", "pool_heads", "final_norm")
+    facts = {name: getattr(config, name) for name in names}
+    return facts | {"pool": timm_pool(config), "is_named": True}
+
+
+def _stated_rope(arguments: JsonTable, rope: RopeConfig | None) -> RopeConfig | None:
+    """Return the rotary position embeddings `rope` of an architecture with stated arguments."""
+    if not arguments.values.get("use_rot_pos_emb", rope is not None):
+        return None
+    kind, order = (arguments.get(f"rope_{key}", str) for key in ("type", "grid_indexing"))
+    given = {
+        "unit": None if kind is None else kind == "dinov3",
+        "base": arguments.get("rope_temperature", float),
+        "offset": arguments.get("rope_grid_offset", float),
+        "x_first": None if order is None else order == "xy",
+        "halves": arguments.get("rope_rotate_half", bool),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if "ref_feat_shape" in arguments.values:
+        given["grid"] = arguments.size("ref_feat_shape")
+    return replace(rope or RopeConfig(), **given)
 
 
 def timm_pool(config: ViTConfig) -> str:
@@ -335,13 +337,12 @@ def open_pretrained(
         ResourceError: The disk is full.
     """
     found = locate(name_or_path)
+    if is_timm(found):
+        raise WeightsError(
+            f"{name_or_path} is a timm model, not one of vitft's own Vision Transformers",
+            fix="fine-tune it and use the run, or use a name from `vitft weights list`",
+        )
     if isinstance(found, CatalogEntry):
-        if found.is_timm:
-            raise WeightsError(
-                f"{found.name} is a timm model, not one of vitft's own Vision Transformers",
-                fix="use vitft.models.pretrained.load.load_backbone, or a name from "
-                "`vitft weights list`",
-            )
         path, origin = fetch(found, allow_pickle=allow_pickle)
         digest = origin["sha256"]
         raw = read_weights(path, allow_pickle=allow_pickle, sha256=sha256, digest=digest)
@@ -358,9 +359,7 @@ def _catalog_facts(entry: CatalogEntry) -> SidecarFacts:
     known: dict[str, Any] = {}
     if entry.architecture:
         config = replace(architecture_config(entry.architecture), **entry.options)
-        names = ("heads", "norm_eps", "activation", "rope", "pool_heads", "final_norm")
-        known = {name: getattr(config, name) for name in names}
-        known |= {"pool": timm_pool(config), "is_named": True}
+        known = _architecture_facts(config)
     return SidecarFacts(
         **known,
         image_size=entry.image_size,
@@ -379,12 +378,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
             tensors, card = load_checkpoint(raw.path)
         except RunError as error:
             raise WeightsError(error.problem, fix=error.fix) from error
-        if not isinstance(card.architecture, ViTConfig):
-            raise WeightsError(
-                f"{raw.path} contains the timm model {card.architecture.timm}, not one of vitft's "
-                "own Vision Transformers",
-                fix="load it with vitft.models.pretrained.load.load_backbone",
-            )
+        assert isinstance(card.architecture, ViTConfig)
         provenance = descended(provenance, card.weights)
         return PretrainedWeights(
             flavour="vitft",
@@ -416,7 +410,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
             f"embeddings, which are for {actual[0]}x{actual[1]} pixels"
         )
     published = facts.published or provenance["name"].removeprefix("hf:")
-    facts = _with_usual_statistics(facts, architecture, flavour, published)
+    transform, source = _transform_of(facts, architecture, flavour, published, raw.path)
     classes = facts.classes if len(facts.classes) == architecture.num_classes else ()
     if facts.classes and architecture.num_classes and not classes:
         notes.append(
@@ -428,8 +422,8 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
         flavour=flavour,
         tensors=tensors,
         architecture=architecture,
-        transform=_stated_transform(facts, architecture, raw.path),
-        statistics_source=facts.source or UNSTATED,
+        transform=transform,
+        statistics_source=source,
         provenance=provenance,
         stated_classes=distinct_names(classes, range(len(classes))),
         published=published,
@@ -440,24 +434,40 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
     )
 
 
-def _with_usual_statistics(
-    facts: SidecarFacts, config: ViTConfig, flavour: Flavour, published: str
-) -> SidecarFacts:
-    """Return the facts, with mean and std as in all published weights of this name or kind."""
-    if "mean" in facts.pixels or config.in_channels != 3:
-        return facts
-    if entry := _published_entry(published, config):
+def _transform_of(
+    facts: SidecarFacts, config: ViTConfig, flavour: Flavour, published: str, path: Path
+) -> tuple[EvalTransform, str]:
+    """Return the evaluation transform that is stated or usual, and the origin of mean and std."""
+    usual: dict[str, Any] = dict.fromkeys(("mean", "std"), (0.5,) * config.in_channels)
+    source = UNSTATED
+    if "mean" in facts.pixels:
+        source = facts.source
+    elif config.in_channels == 3 and (entry := _published_entry(published, config)):
         usual, source = entry.pixels, f"as published for {entry.name}"
-    elif config.layer_scale or config.distilled or flavour == "torchvision":
+    elif config.in_channels == 3 and (
+        config.layer_scale or config.distilled or flavour == "torchvision"
+    ):
         usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # ImageNet's
         kind = "of torchvision" if flavour == "torchvision" else "with LayerScale or distillation"
         source = f"as in all published models {kind}"
-    elif flavour == "npz" or config.stem is not None or config.pre_logits:
-        usual = dict.fromkeys(("mean", "std"), (0.5, 0.5, 0.5))
+    elif config.in_channels == 3 and (
+        flavour == "npz" or config.stem is not None or config.pre_logits
+    ):
         source = "as in all of Google's Vision Transformers"
-    else:
-        return facts
-    return replace(facts, pixels={**usual, **facts.pixels}, source=source)
+    try:
+        transform = EvalTransform(image_size=config.image_size, **usual | {**facts.pixels})
+        if len(transform.mean) != config.in_channels:
+            raise UsageError(
+                f"mean and std have {count(len(transform.mean), 'value')} each ({source}), but the "
+                f"weights expect {count(config.in_channels, 'channel')}",
+                fix="",
+            )
+    except UsageError as error:
+        raise WeightsError(
+            f"invalid preprocessing settings for {path}: {error.problem}",
+            fix="correct or remove the config.json or preprocessor_config.json next to it",
+        ) from error
+    return transform, source
 
 
 def descended(provenance: Provenance, parent: Provenance) -> Provenance:
@@ -467,25 +477,6 @@ def descended(provenance: Provenance, parent: Provenance) -> Provenance:
     if licence := parent.get("licence"):
         provenance = {**provenance, "licence": licence}
     return provenance
-
-
-def _stated_transform(facts: SidecarFacts, config: ViTConfig, path: Path) -> EvalTransform:
-    """Return the evaluation transform given by `facts`, with timm's defaults for missing values."""
-    usual: dict[str, Any] = dict.fromkeys(("mean", "std"), (0.5,) * config.in_channels)
-    try:
-        transform = EvalTransform(image_size=config.image_size, **(usual | {**facts.pixels}))
-    except UsageError as error:
-        raise WeightsError(
-            f"invalid preprocessing settings for {path}: {error.problem}",
-            fix="correct or remove the config.json or preprocessor_config.json next to it",
-        ) from error
-    if len(transform.mean) != config.in_channels:
-        raise WeightsError(
-            f"mean and std have {count(len(transform.mean), 'value')} each ({facts.source}), but "
-            f"the weights expect {count(config.in_channels, 'channel')}",
-            fix="correct the values in that file, or remove the file",
-        )
-    return transform
 
 
 log = logging.getLogger(__name__)
