@@ -50,7 +50,7 @@ def test_packages_import_only_from_lower_layers() -> None:
     [
         "", "check.folder", "cli.main", "config.run", "data.scan", "data.split", "data.sources",
         "data.transforms", "export.plan", "features.ood", "models.numpy_vit", "predict.engine",
-        "predict.jobs", "predict.numpy_engine", "predict.output", "predict.validation",
+        "predict.jobs", "predict.output", "predict.validation",
         "serve.label.pool", "study.plan", "system.console", "system.rundir", "training.checks",
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoin
 from vitft.models.pretrained.weights import open_pretrained
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig, vit_shapes
-from vitft.predict.numpy_engine import NumpyEngine
+from vitft.predict.engine import NumpyEngine
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import UsageError, VitftError
 from vitft.training.loop import RunningMetrics

@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 
 from tests.export.test_card import compared
-from vitft.export import (
-    PredictionLog,
-    check_comparison,
-    comparison_row,
-)
+from vitft.export import check_comparison, comparison_row
 from vitft.metrics import wilson_interval
 from vitft.system import RunError
 
 
-def log(logits: Any, *seconds: float) -> PredictionLog:
+def log(logits: Any, *seconds: float) -> tuple[list[Any], list[float]]:
     """Return a log of two batches."""
     rows = np.array(logits, np.float32)
-    return PredictionLog([rows[:1], rows[1:]], [*(seconds or (0.5, 0.5))])
+    return [rows[:1], rows[1:]], [*(seconds or (0.5, 0.5))]
 
 
 def row_of(after: Any, before: Any, labels: list[Any], **options: Any) -> Any:

@@ -65,11 +65,9 @@ class CheckResult:
 
     audit: AuditResults
     proposed: Sequence[Fix]
-    former: Sequence[Fix]
-    """Fixes that were applied before the check; the findings are those that remain."""
+    former: Sequence[Fix]  # applied before the check; the findings are those that remain
     labels_checked: bool
-    folder: Images
-    """The images that were checked, including unreadable ones."""
+    folder: Images  # the images that were checked, including unreadable ones
     grey_range: GreyRange
 
     @property
@@ -125,11 +123,6 @@ def check_folder(
     they move are checked with their new labels. If `needs_fixes`, it is an error instead of a
     warning that they cannot be applied. `split` maps image paths to subsets (`train`, `val` or
     `test`); None means the folder's own subsets.
-
-    Raises:
-        DataError: The data contains no classes with images, none of its images is in `split`, or
-            the fixes cannot be applied.
-        WeightsError, UsageError, RunError: The weights, the device or the cache cannot be used.
     """
     folder, max_pixels = scan(data, spec, allow_empty=True), spec.max_pixels
     if split is not None and not any(file.path in split for file in folder.rows):
@@ -207,10 +200,7 @@ def _score_labels(
 def _apply_former_fixes(
     folder: Images, spec: DataSpec, *, needed: bool
 ) -> tuple[Images, Sequence[Fix]]:
-    """Return the folder with the fixes of `spec` applied, and these fixes.
-
-    If they cannot be applied, this is an error if they are `needed`, and otherwise a warning.
-    """
+    """Return the folder with the fixes of `spec` applied, and these fixes (see `check_folder`)."""
     if not spec.fixes:
         return folder, ()
     if folder.labels:
@@ -259,11 +249,7 @@ def _inspect_with_features(
 
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, Part]]:
-    """Return a run's settings, and a mapping from image paths to subsets such as `train`.
-
-    Raises:
-        RunError: The path is not a run directory, or a file in it is damaged.
-    """
+    """Return a run's settings, and a mapping from image paths to subsets such as `train`."""
     path = run_path(run)
     split = RunDir(path).split
     if not all(map(os.path.lexists, (path / "config.toml", split))):
@@ -283,9 +269,6 @@ def compare_with_run(found: AuditResults, run: str, settled: Collection[str]) ->
     Those in `settled`, the paths that earlier fixes keep or move, are left out. The lists differ,
     because a run's heads may use several blocks and a different penalty, and the check's heads hold
     out near-duplicates together.
-
-    Raises:
-        RunError: The file audit.json of the run is damaged.
     """
     audit = read_run_json(run_path(run) / "audit.json", AuditResults)
     ours = {item["path"] for item in found["mislabels"]} - {*settled}

@@ -20,8 +20,7 @@ from vitft.system.errors import ImageError
 from vitft.system.files import write_atomically, writing
 from vitft.system.text import count, listing
 
-_MAX_THUMBNAILS = 200
-"""Maximum number of images shown on the page, to limit its size to about 3 MB."""
+_MAX_THUMBNAILS = 200  # maximum number of images on the page, to limit its size to about 3 MB
 
 
 def write_check_page(
@@ -31,10 +30,6 @@ def write_check_page(
 
     `command` is the training command, to which the path of the saved table is appended. `note` is a
     remark on the findings, as a sentence without a full stop.
-
-    Raises:
-        RunError: The page cannot be written.
-        ResourceError: The disk is full.
     """
     folder, audit = result.folder, result.audit
     shown = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.config.run import config_from_table, read_recipe
+from vitft.export.plan import plan_export
 from vitft.messages.comparison import accuracy_columns
 from vitft.predict.rows import RowFormat, text_lines
 from vitft.system.errors import Stopped
@@ -29,7 +30,6 @@ def _demo_command(_: argparse.Namespace) -> int:
         from vitft.data.demo import DEMO_FOLDER, demo_data
         from vitft.data.image_table import Images
         from vitft.export.job import export_run
-        from vitft.export.plan import plan_export
         from vitft.predict.torch_engine import Predictor
         from vitft.report.run_page import write_report
         from vitft.training.checks import check_request

@@ -109,7 +109,7 @@ def _finetune(args: argparse.Namespace) -> int:
         output.note(f"{out} is already finished: there is nothing to resume")
         return 0
     with heavy_imports(level=logging.DEBUG):  # the line on the data has been logged
-        from vitft.report.reproduce import command_of
+        from vitft.report.run_files import command_of
         from vitft.training.run import run_finetuning
 
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)

@@ -78,7 +78,7 @@ def _predict_command(args: argparse.Namespace) -> int:
     """Write one row per image; return 3 if one could not be read and there is only one process."""
     options = {name: value for name, value in vars(args).items() if name != "command"}
     request = PredictRequest(**options, shard=ProcessShard.from_environment())
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy reads it on import (`numpy_engine`)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy reads it on import (`NumpyEngine`)
     from vitft.predict.jobs import run_prediction
 
     stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # it may be closed

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 DEMO_FOLDER = Path("demo_flowers")  # path relative to the current folder
 
-_Colour = tuple[int, int, int]
+_Colour = tuple[int, ...]  # red, green, blue
 _Outline = np.ndarray[Any, np.dtype[np.float64]]  # (n, 2), x and y
 _Rng = np.random.Generator
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -326,16 +326,14 @@ def _shift(points: _Outline, right: float, down: float) -> _Outline:
 
 def _tint(colour: _Colour, other: _Colour, fraction: float) -> _Colour:
     """Blend `colour` with a fraction (0 to 1) of `other`."""
-    red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(colour, other, strict=True))
-    return red, green, blue
+    return tuple(round(a + (b - a) * fraction) for a, b in zip(colour, other, strict=True))
 
 
 def varied(rng: _Rng, palette: tuple[_Colour, ...]) -> _Colour:
     """Return a random colour close to one in the palette."""
     shift = rng.normal(0, 14, 3)
     base = palette[int(rng.integers(len(palette)))]
-    red, green, blue = (int(min(255, max(0, b + s))) for b, s in zip(base, shift, strict=True))
-    return red, green, blue
+    return tuple(int(min(255, max(0, b + s))) for b, s in zip(base, shift, strict=True))
 
 
 def demo_data(spec: DataSpec) -> DataSpec:

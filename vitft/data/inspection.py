@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import chain, compress, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -126,7 +126,7 @@ def in_order(
     try:
         for item in items:
             pending.append((item, pool.submit(function, item)))
-            while len(pending) >= limit or (pending and pending[0][1].done()):
+            if len(pending) >= limit or pending[0][1].done():
                 yield take()
         while pending:
             yield take()
@@ -157,33 +157,32 @@ def overlapped(
     return in_order(lambda finish: finish(), map(start, items), workers=1, ahead=ahead + 1)
 
 
-class _ImageBatch(NamedTuple):
-    indices: tuple[int, ...]  # image index of each row of `pixels` (B, H, W, 3)
-    pixels: Pixels
-    failed: tuple[tuple[int, ImageError], ...]
-    """Image indices and errors of the files found unreadable since the previous batch."""
+_Batch = tuple[list[int], Pixels, list[tuple[int, ImageError]]]
+"""Indices of images, their pixels (B, H, W, 3), and indices and errors of files that failed."""
 
 
-def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[_ImageBatch]:
+def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[_Batch]:
     """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
 
     An error is in the batch of the next readable image; the last batch may contain only errors.
     """
-    indices: list[int] = []
-    rows: list[Pixels] = []
+    rows: list[tuple[int, Pixels]] = []
     failed: list[tuple[int, ImageError]] = []
+
+    def batch() -> _Batch:
+        pixels = np.stack([row for _, row in rows]) if rows else np.empty((0, 0, 0, 3), np.uint8)
+        return [number for number, _ in rows], pixels, failed
+
     for number, result in enumerate(results):
         if isinstance(result, ImageError):
             failed.append((number, result))
             continue
-        indices.append(number)
-        rows.append(result)
+        rows.append((number, result))
         if len(rows) == size:
-            yield _ImageBatch(tuple(indices), np.stack(rows), tuple(failed))
-            indices, rows, failed = [], [], []
+            yield batch()
+            rows, failed = [], []
     if rows or failed:
-        pixels = np.stack(rows) if rows else np.empty((0, 0, 0, 3), np.uint8)
-        yield _ImageBatch(tuple(indices), pixels, tuple(failed))
+        yield batch()
 
 
 # fast decoding of ordinary JPEGs, used to compute features in reduced precision -------------------

@@ -188,9 +188,10 @@ class Explainer:
             except ImageError as error:  # the new one has no traceback, which would keep the bytes
                 return ImageError(path, error.reason)
 
-        for stack in stack_batches(in_order(view, enumerate(paths), workers=2), 8):
-            errors = {number: error.reason for number, error in stack.failed}
-            results = dict(zip(stack.indices, self._explain_batch(stack.pixels), strict=True))
+        views = in_order(view, enumerate(paths), workers=2)
+        for numbers, pixels, failed in stack_batches(views, 8):
+            errors = {number: error.reason for number, error in failed}
+            results = dict(zip(numbers, self._explain_batch(pixels), strict=True))
             for number in sorted((*errors, *results)):
                 path = paths[number]
                 if number in errors:

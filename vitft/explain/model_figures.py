@@ -51,7 +51,7 @@ def write_model_figures(
         some, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
     )
     stacks = list(stack_batches(views, 8))
-    batches = (model.inputs(stack.pixels) for stack in stacks if len(stack.pixels))
+    batches = (model.inputs(pixels) for _, pixels, _ in stacks if len(pixels))
     distance, count = attention_distance(vit, batches)
     if count:
         config, title = vit.config, f"{model.name}: attention distance"
@@ -61,7 +61,7 @@ def write_model_figures(
         out.mkdir(parents=True, exist_ok=True)
     for name, content in figures.items():
         write_atomically(out / name, content)
-    return [*figures], [error for stack in stacks for _, error in stack.failed]
+    return [*figures], [error for _, _, failed in stacks for _, error in failed]
 
 
 @torch.no_grad()

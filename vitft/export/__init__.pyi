@@ -5,7 +5,6 @@ __all__: list[str]
 from .card import markdown_text as markdown_text
 from .card import write_readme as write_readme
 from .formats.base import ExportComparison as ExportComparison
-from .formats.base import PredictionLog as PredictionLog
 from .formats.base import check_comparison as check_comparison
 from .formats.base import comparison_row as comparison_row
 from .formats.base import unsupported_part as unsupported_part

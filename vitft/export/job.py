@@ -92,7 +92,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
         "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
         "int8": Int8Format(takes_bytes=takes_bytes),
-        "preprocessing": PreprocessingFormat(trained=trained),
+        "preprocessing": PreprocessingFormat(trained),
     }
     formats = {name: known[name] for name in plan.formats}
     in_timm = not unsupported_part("timm", trained.card.architecture)

@@ -3,8 +3,8 @@
 __all__: list[str]
 
 from .engine import Engine as Engine
+from .engine import NumpyEngine as NumpyEngine
 from .evaluation import evaluate as evaluate
-from .numpy_engine import NumpyEngine as NumpyEngine
 from .onnx_engine import OnnxEngine as OnnxEngine
 from .postprocess import Postprocess as Postprocess
 from .postprocess import Scores as Scores

@@ -203,11 +203,8 @@ def evaluate(
     sure`, and the results state how many are kept; a multi-label model uses other thresholds.
 
     Raises:
-        RunError: The model does not exist, a file in its folder is missing, damaged or belongs to
-            another run, or some logits are not finite.
-        WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The device cannot be used, onnxruntime is not installed, or no threshold
-            reaches the precision.
+        RunError: A file of the model or its run is missing, damaged or belongs to another run.
+        UsageError: The device cannot be used, or no threshold reaches the precision.
         DataError: A class is unknown to the model, or no images are left to evaluate.
     """
     engine = open_engine(run, device)

@@ -17,9 +17,7 @@ from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
 from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
-from vitft.models.graph_digest import DIGEST_KEY, recorded_digest
-from vitft.predict.engine import Engine, Pipeline
-from vitft.predict.numpy_engine import FEW_IMAGES, NumpyEngine
+from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
     check_finished,
@@ -40,7 +38,6 @@ from vitft.system import console
 from vitft.system.errors import UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
-from vitft.system.safetensors_file import read_header
 from vitft.system.text import count
 
 log = logging.getLogger(__name__)
@@ -201,15 +198,8 @@ def _job_options(
     request: PredictRequest, checkpoint: Path, postprocess: Postprocess
 ) -> dict[str, object]:
     """Return what decides the rows of a job besides its images."""
-    digest = ""  # the one that the model file contains, which engines check, or that of the file
-    if checkpoint.suffix.lower() == ".onnx":
-        digest = (recorded_digest(checkpoint) or b"").decode("ascii", "replace")
-    else:
-        with contextlib.suppress(ValueError):
-            digest = read_header(checkpoint).metadata.get(DIGEST_KEY, "")
-    if not digest:
-        with checkpoint.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with checkpoint.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "model": digest,
         "--top-k": request.top_k,

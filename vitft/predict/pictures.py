@@ -42,11 +42,7 @@ PICTURE_TYPES = (
 def read_picture(picture: Picture) -> Picture:
     """Return the bytes of an image file, given its path, its bytes or the open file.
 
-    Any other image is returned unchanged.
-
-    Raises:
-        ImageError: There is no image at the path, or the file cannot be read.
-        UsageError: The file is open in text mode.
+    Any other image is returned unchanged. An ImageError says why there is no image at a path.
     """
     source: Any = getattr(picture, "file", picture)  # an upload of FastAPI has its file there
     if hasattr(source, "read"):
@@ -90,11 +86,7 @@ def _is_base64(text: str) -> bool:
 def numbered_batches(
     images: Picture | Iterable[Picture], size: int
 ) -> Iterator[list[tuple[int, Picture]]]:
-    """Yield batches of `size` images with their indices; `images` may also be a single image.
-
-    Raises:
-        UsageError: `images` is neither an image nor iterable, or is a table or a dictionary.
-    """
+    """Yield batches of `size` images with their indices; `images` may also be a single image."""
     given: Any = images
     if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
         given = given.tolist()  # paths or images; a single one without dimensions

@@ -93,12 +93,8 @@ class Postprocess:
         """Return a copy that marks predictions below a threshold as `not sure`.
 
         A multi-label model assigns the labels from the threshold on instead. For a precision, the
-        thresholds are chosen from the validation predictions in the folder `run`. `spell` spells
-        the options in errors.
-
-        Raises:
-            RunError: The run has no validation predictions, or a file of the run is damaged.
-            UsageError: No threshold reaches the requested precision.
+        thresholds are chosen from the validation predictions in the folder `run` (see
+        `choose_threshold`). `spell` spells the options in errors.
         """
         if precision is None and self.thresholds:
             every = (threshold,) * len(self.thresholds) if threshold else self.thresholds
@@ -148,10 +144,7 @@ class Postprocess:
 
         If targets are given, as class indices (B,) or label indicators (B, C), each prediction
         includes the probability of its target. If the views are given, as uint8 (H, W, 3) without
-        borders, blank images have a note.
-
-        Raises:
-            RunError: Some logits are not finite.
+        borders, blank images have a note. Logits that are not finite raise a RunError.
         """
         if not np.isfinite(scores.logits).all():
             raise not_finite()
@@ -178,11 +171,7 @@ class Postprocess:
                 of_target = float(probabilities[i, targets[i]])
             is_unsure = not several and best[0] < self.threshold
             is_blank = bool(views) and is_blank_view(views[i])
-            notes = (
-                (NOT_SURE, is_unsure),
-                (OUT_OF_DISTRIBUTION, unlike[i]),
-                (BLANK_REMARK, is_blank),
-            )
+            notes = {NOT_SURE: is_unsure, OUT_OF_DISTRIBUTION: unlike[i], BLANK_REMARK: is_blank}
             predictions.append(
                 Prediction(
                     path=path,
@@ -191,7 +180,7 @@ class Postprocess:
                     labels=labels,
                     labels_probability=of_labels,
                     run=self.run_name,
-                    notes=tuple(note for note, holds in notes if holds),
+                    notes=tuple(note for note, holds in notes.items() if holds),
                     target_probability=of_target,
                     logits=scores.logits[i],
                 )

@@ -37,27 +37,18 @@ _GROUP_NOTE = "same group as training images of this model"  # e.g. the same pat
 LEFT_OUT = {
     "trained": (_TRAINED_NOTE, "used to train the model"),
     "trained_copies": (_COPY_NOTE, "nearly identical to training images"),
-    "trained_paths": (
-        _PATH_NOTE,
-        "same paths as training images, and the contents could not be compared",
-    ),
+    "trained_paths": (_PATH_NOTE, "same paths as training images, contents not compared"),
     "trained_groups": (_GROUP_NOTE, "in the same groups as training images"),
 }
 """Notes on images that are left out, by their number in eval.json, and what they have in common."""
-_MAX_COMPARED = 50_000
-"""Maximum number of images of a run for which fingerprints are compared, to limit time and memory.
-If a run has more images, no near-duplicates are recognised."""
-_MAX_COMPARED_FILES = 20
-"""Maximum number of files that are read to find out whether data is that of a run."""
+_MAX_COMPARED = 50_000  # maximum number of images of a run whose near-duplicates are recognised
+_MAX_COMPARED_FILES = 20  # files that are read to find out whether data is that of a run
 
 
 class RunImages:
     """The settings and images of a run, as far as its folder has them.
 
     `split` is the digest of the manifest with which the model was trained.
-
-    Raises:
-        RunError: The file split.csv belongs to another model, or a file is damaged.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
@@ -81,8 +72,7 @@ class RunImages:
         self.groups = {row.sha256: row.group for row in self.rows if row.group}
         self.train_groups = {row.group for row in self.rows if row.group and row.split == "train"}
         self.unread = {row.path for row in self.rows if row.split == "train"}
-        self.fingerprinted: list[str] = []
-        """Digests of the images whose fingerprints are known."""
+        self.fingerprinted: list[str] = []  # digests of images with a known fingerprint
 
     def read_fingerprints(self, grey_range: GreyRange) -> None:
         """Read the fingerprints of the images that are still there, up to `_MAX_COMPARED`.
@@ -124,11 +114,8 @@ class RunImages:
     ) -> tuple[str, str]:
         """Return the split of the run that has an image, and the note on it if it is left out.
 
-        The split is `train`, `val` or "". `group` is the name of the image's group, or "".
-
-        Raises:
-            ImageError: The bytes must be decoded for a comparison, but are not a complete image in
-                a supported format.
+        The split is `train`, `val` or "". `group` is the name of the image's group, or "". Bytes
+        that must be decoded for a comparison may raise an ImageError.
         """
         if exact := self.splits.get(sha256, ""):
             return exact, _TRAINED_NOTE if exact == "train" else ""
@@ -153,9 +140,6 @@ class RunImages:
         """Return labelled data with the class changes and the fixes of the run, if there are any.
 
         `known` lists the classes of the model. Multi-label data is returned unchanged.
-
-        Raises:
-            DataError: A table is invalid, or the fixes leave out all images.
         """
         if data.labels or self.config is None:
             return data

@@ -81,10 +81,9 @@ class Threshold:
     interval: Interval  # 95% interval of the precision
     covered: int  # number of images whose predictions are at or above the threshold
     images: str  # all images on which it was chosen, in words
-    reduced: bool = False  # whether the run computed the probabilities in reduced precision
 
     def __str__(self) -> str:
-        text = threshold_text(
+        return threshold_text(
             self.value,
             self.precision,
             self.interval,
@@ -92,7 +91,6 @@ class Threshold:
             images=self.images,
             expected=self.expected,
         )
-        return text + ", measured in the reduced precision of the run" * self.reduced
 
 
 def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> Threshold:
@@ -116,6 +114,8 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
     if not covered:
         raise _unreachable(answers, precision, spell)
     right, groups = answers.correct[:covered], answers.groups
+    is_reduced = "confirmed_in_float32" in (read_results(run / "eval.json") or {})
+    reduced = ", measured in the reduced precision of the run" * is_reduced
     counts = {"images": len(answers.correct), "groups": 0 if groups is None else len({*groups})}
     return Threshold(
         value=float(answers.probability[covered - 1]),
@@ -123,8 +123,7 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
         expected=float(answers.probability[:covered].mean()),
         interval=accuracy_interval(right, None if groups is None else groups[:covered]),
         covered=covered,
-        images=scored_images(counts, "image" if len(training) else "validation image"),
-        reduced="confirmed_in_float32" in (read_results(run / "eval.json") or {}),
+        images=scored_images(counts, "image" if len(training) else "validation image") + reduced,
     )
 
 

@@ -60,10 +60,6 @@ class Predictor(Engine):
     `device` is a name as in `train.device`. The precision `bf16` computes features with bf16
     weights and uses the fast JPEG decoder; images whose most probable class could change due to
     bf16 are scored again in float32. `auto` is either that or `fp32`.
-
-    Raises:
-        RunError: The model has no classes.
-        UsageError: The device cannot be used, or bf16 is requested for a multi-label model.
     """
 
     def __init__(
@@ -96,8 +92,7 @@ class Predictor(Engine):
         self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], worker_threads()
         self.in_workers = self.device.type == "cpu"
         self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
-        self.bf16_prefix: Prefix | None = None
-        """A copy of the model that computes features in bf16, as feature extraction does."""
+        self.bf16_prefix: Prefix | None = None  # computes features in bf16, as extraction does
         self.bf16_error = _BF16_ERROR
         if precision != "fp32":
             from vitft.features import cut  # imports torch's optimisers
@@ -138,7 +133,6 @@ class Predictor(Engine):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore torch's number of threads on exit, because workers change it."""
         before = torch.get_num_threads()
         try:
             yield
@@ -146,8 +140,7 @@ class Predictor(Engine):
             torch.set_num_threads(before)
 
     def enter_worker(self) -> None:
-        """Limit torch to one thread if workers score images, so that they use one core each."""
-        if self.in_workers:
+        if self.in_workers:  # they use one core each
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
@@ -268,11 +261,6 @@ def open_engine(
     """Return the engine that computes the scores: onnxruntime for ONNX graphs, otherwise torch.
 
     `spell` spells the option `--run` in errors.
-
-    Raises:
-        RunError: The model does not exist or is damaged.
-        WeightsError: The repository `hf:owner/name` cannot be found.
-        UsageError: The device cannot be used, or onnxruntime is not installed.
     """
     path = find_model(run, graphs=True, spell=spell)
     if path.suffix.lower() != ".onnx":

@@ -69,11 +69,7 @@ class HeldOut:
 
     @classmethod
     def read(cls, run: Path) -> Self:
-        """Read the predictions of a run.
-
-        Raises:
-            RunError: A file of the run is damaged, or the files contradict each other.
-        """
+        """Read the predictions of a run; a RunError says that a file is damaged."""
         split, path = read_split(run), run / _VALIDATION_FILE
         arrays = (read_run_arrays(path) or {}) if split.rows else {}
 
@@ -118,11 +114,7 @@ class HeldOut:
 
     @cached_property
     def validation(self) -> tuple[ValidationPrediction, ...]:
-        """Predictions for the distinct validation images, in the order of split.csv.
-
-        Raises:
-            RunError: The run does not have a threshold for each label.
-        """
+        """Predictions for the distinct validation images, in the order of split.csv."""
         if not len(self.logits):
             return ()
         split, path, thresholds = self.split, RunDir(self.run).eval, list[float]()
@@ -169,10 +161,7 @@ def read_split(run: Path) -> Images:
     """Return the content of split.csv, with the outputs of class_indices.json as its classes.
 
     Without split.csv, there are no rows. If each image has one class, the labels of the rows are
-    indices of the outputs.
-
-    Raises:
-        RunError: A file is damaged, or a class is not in class_indices.json.
+    indices of the outputs. A RunError says that a file is damaged.
     """
     path, indices = RunDir(run).split, RunDir(run).class_indices
     table = read_run_json(indices, dict[str, str]) or {}
@@ -226,10 +215,7 @@ def mistakes(predictions: Sequence[ValidationPrediction]) -> list[ValidationPred
 def least_confident(
     predictions: Sequence[ValidationPrediction], *, per_class: int, most: int, reverse: bool = False
 ) -> list[ValidationPrediction]:
-    """Return up to `most` correct predictions, `per_class` per class, least confident first.
-
-    With `reverse`, they are the most confident ones.
-    """
+    """Return up to `most` correct predictions, `per_class` per class, least (or most) confident."""
     sign, counts, found = -1 if reverse else 1, Counter[str](), list[ValidationPrediction]()
     correct = (p for p in predictions if p.is_correct)
     for prediction in sorted(correct, key=lambda p: (sign * p.probability, p.path)):

@@ -17,6 +17,6 @@ from .plots import drawable as drawable
 from .plots import filters_png as filters_png
 from .plots import patches_png as patches_png
 from .plots import positions_png as positions_png
-from .reproduce import command_of as command_of
+from .run_files import command_of as command_of
 from .run_files import read_run as read_run
 from .run_page import write_report as write_report

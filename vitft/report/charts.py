@@ -81,20 +81,28 @@ class Axis:
         return self.begin + (self.end - self.begin) * (at - low) / (high - low)
 
 
-def axis_limits(
-    values: Sequence[float], *, is_log: bool = False, is_percent: bool = False
-) -> tuple[float, float]:
-    """Return the limits of an axis that spans the values, with a margin on each side.
+def axis_of(values: Sequence[float], title: str, kind: str = "") -> Axis:
+    """Return an axis that spans the values, with a margin on each side, and its ticks.
 
-    With `is_percent`, the values are fractions, and the axis is within 0 to 100%.
+    On a `log` axis, they are at the values, and on one of `epoch`s also at the last value. An axis
+    in `percent` is for fractions, and within 0 to 100%.
     """
+    is_log = kind == "log"
     ends = [math.log(v) for v in values] if is_log else list(values)
     low, high = min(ends), max(ends)
     margin = 0.05 * (high - low) or max(0.05 * abs(low), 1e-3)
     low, high = low - margin, high + margin
-    if is_percent:
+    if is_log:
+        places, low, high = sorted({*values}), math.exp(low), math.exp(high)
+        ticks = [(v, f"{v:,.0f}" if v >= 1000 else f"{v:g}") for v in places]
+    elif kind == "percent":
         low, high = max(0.0, low), min(1.0, high)
-    return (math.exp(low), math.exp(high)) if is_log else (low, high)
+        ticks = [(v, f"{round(100 * v, 3):g}%") for v in round_ticks(low, high)]
+    elif kind == "epoch":
+        ticks = [(v, f"{v:g}") for v in epoch_ticks(values)]
+    else:
+        ticks = [(v, f"{v:g}") for v in round_ticks(low, high)]
+    return Axis(low=low, high=high, ticks=ticks, title=title, is_log=is_log)
 
 
 def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float]:
@@ -109,8 +117,9 @@ def round_ticks(low: float, high: float, *, integer: bool = False) -> list[float
 
 def epoch_ticks(epochs: Sequence[float]) -> list[float]:
     """Return ticks for an axis of epochs: round values and the last epoch."""
-    values = round_ticks(*axis_limits(epochs), integer=True)
-    last = max(epochs)
+    first, last = min(epochs), max(epochs)
+    margin = 0.05 * (last - first) or max(0.05 * abs(first), 1e-3)
+    values = round_ticks(first - margin, last + margin, integer=True)
     step = values[1] - values[0] if len(values) > 1 else 0.0
     return [value for value in values if last - value >= 0.6 * step and value < last] + [last]
 
@@ -211,38 +220,11 @@ def _text_width(text: str, size: int = _FONT_SIZE) -> float:
     return size * sum(_LETTER_WIDTHS.get(letter, 0.63) for letter in text)
 
 
-def charted(
-    label: str,
-    x_axis: Axis,
-    series: Sequence[Series],
-    *,
-    title: str = "accuracy",
-    is_percent: bool = True,
-) -> Chart:
+def charted(label: str, x: Axis, series: Sequence[Series], title: str = "accuracy") -> Chart:
     """Return a chart whose y-axis, with this title, spans the values of the series."""
-    low, high = axis_limits([value for one in series for value in one.ys], is_percent=is_percent)
-    values = round_ticks(low, high)
-    ticks = percent_ticks(values) if is_percent else [(value, f"{value:g}") for value in values]
-    y_axis = Axis(low=low, high=high, ticks=ticks, title=title)
-    return Chart(label=label, x=x_axis, y=y_axis, series=series)
-
-
-def epoch_axis(epochs: Sequence[float]) -> Axis:
-    """Return an axis of epochs."""
-    low, high = axis_limits(epochs)
-    ticks = [(value, f"{value:g}") for value in epoch_ticks(epochs)]
-    return Axis(low=low, high=high, ticks=ticks, title="epoch")
-
-
-def log_axis(values: Sequence[float], ticks: Sequence[tuple[float, str]], title: str) -> Axis:
-    """Return a logarithmic axis that spans the values."""
-    low, high = axis_limits(values, is_log=True)
-    return Axis(low=low, high=high, ticks=ticks, title=title, is_log=True)
-
-
-def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Return a tick for each fraction: its position, and a label such as `85%` or `85.5%`."""
-    return [(value, f"{round(100 * value, 3):g}%") for value in fractions]
+    values = [value for one in series for value in one.ys]
+    y = axis_of(values, title, "percent" if title == "accuracy" else "")
+    return Chart(label=label, x=x, y=y, series=series)
 
 
 def _error_bar(x: float, bounds: Interval) -> Series:
@@ -297,6 +279,7 @@ def epochs_section(run: Run) -> _Section | None:
     if not log:
         return None
     xs, lines = epoch_numbers(log), [dict[str, Any](line) for line in log]
+    axis = axis_of(xs, "epoch", "epoch")
     parts = ("training", "validation")
     loss, top1 = [
         [
@@ -337,10 +320,8 @@ def epochs_section(run: Run) -> _Section | None:
         title="Training curves",
         text=text,
         charts=[
-            charted(
-                "Loss by epoch", epoch_axis(xs), loss, title="loss (nats)", is_percent=False
-            ).markup(),
-            charted("Accuracy by epoch", epoch_axis(xs), top1).markup(),
+            charted("Loss by epoch", axis, loss, title="loss (nats)").markup(),
+            charted("Accuracy by epoch", axis, top1).markup(),
         ],
         columns=["epoch", *(f"{p} loss" for p in parts), *(f"{p} accuracy" for p in parts)],
         rows=[
@@ -373,8 +354,7 @@ def penalty_section(run: Run) -> _Section | None:
             name="selected", colour="second", xs=xs, ys=ys, width=0, radius=6.5, is_hollow=True
         )
         series.append(ring)
-    ticks = [(value, f"{value:g}") for value in sorted(penalties)]
-    axis = log_axis(penalties, ticks, "L2 penalty on the weights of the head")
+    axis = axis_of(penalties, "L2 penalty on the weights of the head", "log")
     return _Section(
         title="How the head was fitted",
         text=penalty_text(run.measured, len(run.classes), log[0].get("cv_classes")),
@@ -470,8 +450,7 @@ def learning_chart(
             ys=[ys[-1], extrapolated[1]], dashes="4 4", markers=[False, True], is_hollow=True,
         )  # fmt: skip
         series.append(more)
-    places = sorted({x for one in series for x in one.xs})
-    axis = log_axis(places, [(value, f"{value:,.0f}") for value in places], "training images")
+    axis = axis_of([x for one in series for x in one.xs], "training images", "log")
     return charted(label, axis, series)
 
 

@@ -36,22 +36,17 @@ from vitft.metrics.intervals import (
 from vitft.metrics.results import EvaluationResults, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import ValidationPrediction
-from vitft.report.charts import (
-    Axis,
-    Chart,
-    Series,
-    axis_limits,
-    charted,
-    epoch_axis,
-    epoch_numbers,
-    log_axis,
-    percent_ticks,
-    round_ticks,
-)
+from vitft.report.charts import Axis, Chart, Series, axis_of, charted, epoch_numbers
 from vitft.report.decisions import former_fixes
 from vitft.report.html import render
-from vitft.report.reproduce import different_settings, effective_settings, shown_settings
-from vitft.report.run_files import Run, Thumbnails, groups_of
+from vitft.report.run_files import (
+    Run,
+    Thumbnails,
+    different_settings,
+    effective_settings,
+    groups_of,
+    shown_settings,
+)
 from vitft.system.console import visible
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
@@ -693,9 +688,7 @@ def _accuracy_chart(comparison: RunComparison, names: Sequence[str]) -> Chart:
             Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4),
         ]
     values = [value for one in series for value in one.xs] or [0.0, 1.0]
-    low, high = axis_limits(values, is_percent=True)
-    ticks = percent_ticks(round_ticks(low, high))
-    x_axis = Axis(low=low, high=high, ticks=ticks, title=messages.ON_SHARED)
+    x_axis = axis_of(values, messages.ON_SHARED, "percent")
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
     return Chart(label=messages.EACH_RUN, x=x_axis, y=y_axis, series=series)
 
@@ -716,15 +709,12 @@ def _curve_charts(comparison: RunComparison) -> list[tuple[str, Chart]]:
             series.append(
                 Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys, markers=markers)
             )
-        places = sorted({place for one in series for place in one.xs})
-        axis = epoch_axis(places)
-        if x != "epoch":
-            axis = log_axis(places, [(value, f"{value:,g}") for value in places], x)
-        is_percent = "accuracy" in title
-        y = "accuracy" if is_percent else "loss (nats)"
+        places = [place for one in series for place in one.xs]
+        axis = axis_of(places, x, "epoch" if x == "epoch" else "log")
+        y = "accuracy" if "accuracy" in title else "loss (nats)"
         more = f" ({', '.join(letter for letter, _ in curves[_MAX_CURVES:])} not shown)"
         name = title + more * (len(curves) > _MAX_CURVES)
-        drawn.append((name, charted(title, axis, series, title=y, is_percent=is_percent)))
+        drawn.append((name, charted(title, axis, series, title=y)))
     return drawn
 
 

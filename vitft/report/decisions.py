@@ -6,9 +6,9 @@ content that `data.fixes.write_fixes` would write.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ from vitft.data.fixes import (
 from vitft.data.table import quote_cell
 from vitft.messages.results import COPIES_WARNING, TEST_COPIES_WARNING
 from vitft.metrics.results import AuditResults, CopyGroup
-from vitft.report.reproduce import command_of
-from vitft.report.run_files import Run, Thumbnails
+from vitft.report.run_files import Run, Thumbnails, command_of
 from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.text import count, escape_formula, listing, shell_quote
@@ -36,34 +35,6 @@ from vitft.system.text import count, escape_formula, listing, shell_quote
 _View = dict[str, Any]  # values for the template `decisions.html.j2`
 _LABELS, _GROUPS = ("probable label error",), ("group of duplicates", "groups of duplicates")
 MAX_FINDINGS, MAX_MEMBERS = 40, 6  # of each kind on a page, and of members of a group of duplicates
-
-
-@dataclass(slots=True, kw_only=True)
-class _DecisionTable:
-    """Files of the table, in the order of their first mention, with their proposed fixes."""
-
-    fixes: list[Fix]  # the proposed ones first; other files are written only if they change
-    labels: Mapping[str, str]
-    thumbnail: Callable[[str], str]
-    position: dict[str, int]
-    cards: int = 0  # number of cards made so far
-
-    def card(self, path: str, **fields: object) -> _View:
-        """Return a card for a file, after adding the file to the table if necessary.
-
-        A file named in several findings has several cards. `class_index` is the place of the class
-        `suggested` among those to which images can be moved. A file that is not `is_readable` can
-        only be dropped or left undecided.
-        """
-        label = self.labels.get(path, "")
-        if path not in self.position:
-            self.position[path] = len(self.fixes)
-            self.fixes.append(Fix(path=path, action=UNDECIDED, label=label))
-        self.cards += 1
-        usual = {"label_probability": None, "suggested": "", "class_index": None, "detail": ""}
-        place = {"number": self.cards, "file": self.position[path], "path": path, "label": label}
-        picture = {"is_readable": True, "thumbnail": self.thumbnail(path)}
-        return {**place, **usual, **picture, **fields}
 
 
 def _table_json(
@@ -106,9 +77,26 @@ def make_decisions(
     URI, or "". There is no table for `several` labels. It includes the fixes that were applied
     before (`former`), or there is a `warning` that they cannot be read. `steps` have commands.
     """
-    proposed = [] if several else list(fixes)
-    position = {fix.path: i for i, fix in enumerate(proposed)}
-    table = _DecisionTable(fixes=[*proposed], labels=labels, thumbnail=thumbnail, position=position)
+    table = [] if several else list(fixes)  # other files than these are written if they change
+    proposed, position = len(table), {fix.path: i for i, fix in enumerate(table)}
+    numbers = itertools.count(1)
+
+    def card(path: str, **fields: object) -> _View:
+        """Return a card for a file, after adding the file to the table if necessary.
+
+        A file named in several findings has several cards. `class_index` is the place of the class
+        `suggested` among those to which images can be moved. A file that is not `is_readable` can
+        only be dropped or left undecided.
+        """
+        label = labels.get(path, "")
+        if path not in position:
+            position[path] = len(table)
+            table.append(Fix(path=path, action=UNDECIDED, label=label))
+        usual = {"label_probability": None, "suggested": "", "class_index": None, "detail": ""}
+        place = {"number": next(numbers), "file": position[path], "path": path, "label": label}
+        picture = {"is_readable": True, "thumbnail": thumbnail(path)}
+        return {**place, **usual, **picture, **fields}
+
     open_labels, open_groups = undecided_numbers(audit, paths_settled_by(former))
     findings, groups, sections = dict[str, Any](audit), audit["duplicates"], list[_View]()
 
@@ -121,7 +109,7 @@ def make_decisions(
 
     place = {name: number for number, name in enumerate(classes)}
     cards = [
-        table.card(
+        card(
             item["path"],
             label=item["label"],
             suggested=item["suggested"],
@@ -132,11 +120,11 @@ def make_decisions(
         for item in audit["mislabels"][:MAX_FINDINGS]
     ]
     add("mislabels", "Probable label errors", _LABELS, [_group(cards)], open_labels)
-    copies = [_copies(group, table) for group in shown_groups(groups)]
+    copies = [_copies(group, card) for group in shown_groups(groups)]
     add("duplicates", "Duplicates", _GROUPS, copies, open_groups)
     for kind, noun in (("odd", "unusual image"), ("bad", "unreadable file")):
         cards = [
-            table.card(item["path"], detail=item["reason"], is_readable=kind != "bad")
+            card(item["path"], detail=item["reason"], is_readable=kind != "bad")
             for item in findings[kind][:MAX_FINDINGS]
         ]
         add(kind, f"{noun.capitalize()}s", (noun,), [_group(cards)], len(findings[kind]))
@@ -151,7 +139,7 @@ def make_decisions(
         "findings": len(single) + len(groups),
         "files": len({*single, *grouped}),
         "copies": COPIES_WARNING * any(map(is_leak, groups)) + TEST_COPIES_WARNING * is_tested,
-        "table": "" if several else _table_json(table.fixes, len(proposed), classes, former),
+        "table": "" if several else _table_json(table, proposed, classes, former),
         "can_decide": not several,
         "former": len(former),
         "warning": warning,
@@ -194,11 +182,11 @@ def _group(
     return {"cards": cards, "title": title, "warnings": warnings, "more": more}
 
 
-def _copies(group: CopyGroup, table: _DecisionTable) -> _View:
+def _copies(group: CopyGroup, card: Callable[..., _View]) -> _View:
     warnings = [f"in {listing(subset_names(group))}"] * group["across_split"]
     warnings += ["with different labels"] * group["labels_differ"]
     cards = [
-        table.card(member["path"], detail=SUBSETS.get(member["split"], ""))
+        card(member["path"], detail=SUBSETS.get(member["split"], ""))
         for member in group["members"][:MAX_MEMBERS]
     ]
     title = "Identical files" if group["kind"] == "exact" else "Near-duplicates"

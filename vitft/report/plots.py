@@ -18,14 +18,14 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, FigureBase
-from matplotlib.font_manager import findSystemFonts, fontManager, get_font
+from matplotlib.font_manager import FontEntry, findSystemFonts, fontManager, get_font
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
 from vitft.messages.comparison import ON_TEST
-from vitft.report.charts import Axis, Chart, Series, log_axis, percent_ticks
+from vitft.report.charts import Axis, Chart, Series, axis_of
 from vitft.report.html import LIGHT
 from vitft.system.console import visible
 from vitft.system.text import count, listing, percent
@@ -185,9 +185,8 @@ def accuracy_curves_png(
     series.append(
         Series(name="largest class", colour="muted", dashes="2 3", xs=ends, ys=largest, markers=())
     )
-    ticks = [(shot, str(shot)) for shot in shots]
-    x = log_axis(shots, ticks, "training images per class (log scale)")
-    y = Axis(low=0, high=1, ticks=percent_ticks([i / 5 for i in range(6)]), title=ON_TEST)
+    x = axis_of(shots, "training images per class (log scale)", "log")
+    y = Axis(low=0, high=1, ticks=[(i / 5, f"{20 * i}%") for i in range(6)], title=ON_TEST)
     return charts_png([Chart(label=title, x=x, y=y, series=series)], (8.6, 4.6), title, detail)
 
 
@@ -234,25 +233,22 @@ def _warn_of_missing_font(characters: str) -> None:
 @functools.cache
 def _family_with(character: str) -> str:
     """Return a font family that has a character, or "" if no font has it."""
-    default = get_font(fontManager.findfont(_DEFAULT_FONT))
-    if default.get_char_index(ord(character)):
+    if get_font(fontManager.findfont(_DEFAULT_FONT)).get_char_index(ord(character)):
         return _DEFAULT_FONT
-    _add_new_fonts()
-    every = [f for f in fontManager.ttflist if not f.name.startswith(_SYMBOL_FONTS)]
-    for font in sorted(every, key=lambda font: font.name):
-        if font.style == "normal" and get_font(font.fname).get_char_index(ord(character)):
-            return font.name
-    return ""
+    found = (f.name for f in _fonts() if get_font(f.fname).get_char_index(ord(character)))
+    return next(found, "")
 
 
 @functools.cache
-def _add_new_fonts() -> None:
-    """Add the system fonts that were installed since matplotlib cached its list, once."""
+def _fonts() -> list[FontEntry]:
+    """Return the fonts by name, with those installed since matplotlib cached its list."""
     known = {font.fname for font in fontManager.ttflist}
     for path in findSystemFonts():
         if path not in known:
             with contextlib.suppress(RuntimeError, OSError):  # matplotlib cannot read every font
                 fontManager.addfont(path)
+    fonts = sorted(fontManager.ttflist, key=lambda font: font.name)
+    return [f for f in fonts if f.style == "normal" and not f.name.startswith(_SYMBOL_FONTS)]
 
 
 def _to_png(figure: Figure) -> bytes:

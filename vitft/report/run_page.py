@@ -8,7 +8,7 @@ import logging
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,16 @@ from vitft.report.charts import (
 )
 from vitft.report.decisions import MAX_FINDINGS, former_fixes, run_decisions, undecided_numbers
 from vitft.report.html import SHADES, filled, render
-from vitft.report.reproduce import command_of, digests, effective_settings, environment_rows
-from vitft.report.run_files import Run, Thumbnails, groups_of, read_run
+from vitft.report.run_files import (
+    Run,
+    Thumbnails,
+    command_of,
+    digests,
+    effective_settings,
+    environment_rows,
+    groups_of,
+    read_run,
+)
 from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
@@ -310,136 +318,118 @@ def _cross_validated_counts(run: Run) -> Counter[tuple[int, int]]:
     return counts if counts.total() > len(run.predictions) else Counter()
 
 
-# next steps for the user: each rule returns advice with its evidence and uncertainty, or None;
-# doubts about the results come before ways to improve them
+# next steps for the user, each with its evidence and any uncertainty ------------------------------
 
 
 def _advise(run: Run) -> list[_Step]:
     """Return the next steps for a run, most urgent first, or an empty list without results."""
-    rules: list[Callable[[Run], _Step | None]] = [_guesses, _crossing_copies, _doubtful_labels]
-    if not run.results.at_chance:
-        rules += [_confused_pair, _weakest_class, _more_images]
-    rules = [*rules, _few_images] if run.results.headline else []
-    return [advice for rule in rules if (advice := rule(run)) is not None]
+    if not run.results.headline:
+        return []
+    steps = [*_doubts(run), *(() if run.results.at_chance else _improvements(run))]
+    low, high = run.measured["top1_interval"]
+    best = own_cross_validation(run.measured) or run.measured  # few images may all be right
+    images, needed = run.measured["images"], sample_size(0.04, best["top1"])
+    # With groups, a number of groups would be needed
+    if high - low > 0.08 and needed > images and not run.measured.get("groups"):
+        why = (
+            f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
+            "smaller differences between models may be due to chance."
+        )
+        steps.append(_step(messages.more_validation_images(needed), why))
+    return steps
 
 
 def _step(what: str, why: str, section: str = "", command: str = "") -> _Step:
     return {"what": what, "why": why, "section": section, "command": command}
 
 
-def _guesses(run: Run) -> _Step | None:
-    found = run.results.at_chance
-    if found is None:
-        return None
-    what = "Do not use this model yet."
-    mirrored = bool(effective_settings(run.config).get("train.flip"))
-    if not run.results.exact and (found.predicts or mirrored or found.too_few):
-        start = [str(run.setting(*key) or "") for key in (("weights", "name"), ("optim", "solver"))]
-        remedy = messages.chance_remedy(*start, mirrored=mirrored, too_few=found.too_few)
-        what = f"Do not use this model yet: {remedy}."
-    return _step(what, messages.chance_reason(run.results, found))
-
-
-def _crossing_copies(run: Run) -> _Step | None:
-    groups = sum(map(is_leak, run.audit.get("duplicates", [])))
-    if not groups:
-        return None
-    units = groups_of([one.sha256 for one in run.predictions], [run])
-    without = accuracy_without_copies(run.predictions, run.audit, units)
-    return _step(
-        "Retrain without duplicates across training and validation.",
-        messages.copies_reason(groups, without, own_split=run.audit.get("own_split", False)),
-        section="audit",
-    )
-
-
-def _doubtful_labels(run: Run) -> _Step | None:
+def _doubts(run: Run) -> Iterator[_Step]:
+    """Yield what to do first, because the results may be wrong."""
+    if chance := run.results.at_chance:
+        what = "Do not use this model yet."
+        mirrored = bool(effective_settings(run.config).get("train.flip"))
+        if not run.results.exact and (chance.predicts or mirrored or chance.too_few):
+            keys = ("weights", "name"), ("optim", "solver")
+            start = [str(run.setting(*key) or "") for key in keys]
+            remedy = messages.chance_remedy(*start, mirrored=mirrored, too_few=chance.too_few)
+            what = f"Do not use this model yet: {remedy}."
+        yield _step(what, messages.chance_reason(run.results, chance))
+    if groups := sum(map(is_leak, run.audit.get("duplicates", []))):
+        units = groups_of([one.sha256 for one in run.predictions], [run])
+        without = accuracy_without_copies(run.predictions, run.audit, units)
+        yield _step(
+            "Retrain without duplicates across training and validation.",
+            messages.copies_reason(groups, without, own_split=run.audit.get("own_split", False)),
+            section="audit",
+        )
     settled = paths_settled_by(former_fixes(run)[0])
-    found = sum(item["path"] not in settled for item in run.audit.get("mislabels", []))
-    if not found:
-        return None
-    says = "suggests that a label is wrong or missing" if run.several else "predicts another class"
-    return _step(
-        f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
-        f"A model that was not trained on {'it' if found == 1 else 'them'} {says} "
-        "(see below). The given label may still be correct.",
-        section="audit",
-    )
+    if found := sum(item["path"] not in settled for item in run.audit.get("mislabels", [])):
+        says = "predicts another class"
+        if run.several:
+            says = "suggests that a label is wrong or missing"
+        yield _step(
+            f"Review the {'label' if found == 1 else 'labels'} of {count(found, 'image')}.",
+            f"A model that was not trained on {'it' if found == 1 else 'them'} {says} "
+            "(see below). The given label may still be correct.",
+            section="audit",
+        )
 
 
-def _confused_pair(run: Run) -> _Step | None:
-    """Report two classes whose confusion accounts for at least a quarter of all mistakes."""
+def _improvements(run: Run) -> Iterator[_Step]:
+    """Yield ways to a better model."""
+    # Two classes whose confusion accounts for at least a quarter of all mistakes
     wrong = mistakes(run.predictions)
     pairs = Counter(tuple(sorted((v.label, v.predicted))) for v in wrong)
-    if not wrong or len(run.classes) < 3 or run.several:
-        return None
-    (first, second), times = pairs.most_common(1)[0]
-    if times < max(4, len(wrong) / 4):
-        return None
-    return _step(
-        f"Compare images of {first} and {second}.",
-        f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show how "
-        "they differ, or clearer labelling rules, may help.",
-    )
+    if wrong and len(run.classes) > 2 and not run.several:
+        (first, second), times = pairs.most_common(1)[0]
+        if times >= max(4, len(wrong) / 4):
+            yield _step(
+                f"Compare images of {first} and {second}.",
+                f"{times} of the {len(wrong)} mistakes confuse these two classes. Images that show "
+                "how they differ, or clearer labelling rules, may help.",
+            )
+    yield from _weakest_class(run)
+    # The gain from twice as many images, or that the curve has stopped rising
+    more = own_cross_validation(run.measured)
+    if not more or len(more["curve"]) < 3:
+        return
+    if gain := messages.growth_sentence(run.results.growth):
+        yield _step(gain, "The learning curve below may level off.")
+    elif all(b["top1"] <= a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
+        kept = {name: run.config.get(name, {}) for name in ("data", "weights")}  # not of a head
+        yield _step(
+            "Do not expect much from more images of the same kind.",
+            "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, "
+            "or training more layers.",
+            command=command_of({**kept, "train": {"layers": "blocks:2"}}),
+        )
 
 
-def _weakest_class(run: Run) -> _Step | None:
+def _weakest_class(run: Run) -> Iterator[_Step]:
     """Advise collecting images of classes or labels with too few, or else with a low recall."""
-    kind = "label" if run.several else "class"
     sizes = {name: run.sizes[name, "train"] + run.sizes[name, "val"] for name in run.classes}
     usual = statistics.median(sizes.values())
-    if small := sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS)):
+    small = sorted((n, name) for name, n in sizes.items() if n < min(usual / 3, _SMALL_CLASS))
+    known = [one for one in run.results.weakest if run.sizes[one.name, "train"]]
+    if small:
         validated = run.sizes[small[0][1], "val"]
-        known = f"measured on {count(validated, 'validation image')} only" if validated else ""
-        return _step(
+        measured = f"measured on {count(validated, 'validation image')} only"
+        yield _step(
             f"Collect images of {listing((f'{name} ({n:,})' for n, name in small), most=3)} first.",
             f"{'This is' if len(small) == 1 else 'These are'} too few to learn from: half of the "
             f"{'labels' if run.several else 'classes'} have at least {usual:,.0f} images. The "
-            f"recall of {small[0][1]} is {known or 'unknown'}.",
+            f"recall of {small[0][1]} is {measured if validated else 'unknown'}.",
         )
-    known_classes = [one for one in run.results.weakest if run.sizes[one.name, "train"]]
-    if not known_classes or len(run.classes) < 2:
-        return None
-    worst, how = known_classes[0], ""
-    overall = run.results.estimate(worst.kind)
-    if overall and worst.measure == "recall":
-        classes = sum(part == "train" for _, part in run.sizes)
-        if worst.kind == "validation":
-            classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
-        how = f" {messages.compared_with_accuracy(worst, overall.value, classes)}"
-    return _step(
-        f"If you collect more images, start with {worst.name}.",
-        f"It is the weakest {kind}: {messages.weak_text(worst)}.{how}",
-    )
-
-
-def _more_images(run: Run) -> _Step | None:
-    """Estimate the gain from twice as many images, or report that the curve has stopped rising."""
-    more = own_cross_validation(run.measured)
-    if not more or len(more["curve"]) < 3:
-        return None
-    if gain := messages.growth_sentence(run.results.growth):
-        return _step(gain, "The learning curve below may level off.")
-    if any(b["top1"] > a["top1"] for a, b in itertools.pairwise(more["curve"][-3:])):
-        return None
-    kept = {name: run.config.get(name, {}) for name in ("data", "weights")}  # not those of a head
-    return _step(
-        "Do not expect much from more images of the same kind.",
-        "The learning curve has stopped rising. Instead, try cleaner labels, a larger model, or "
-        "training more layers.",
-        command=command_of({**kept, "train": {"layers": "blocks:2"}}),
-    )
-
-
-def _few_images(run: Run) -> _Step | None:
-    low, high = run.measured["top1_interval"]
-    best = own_cross_validation(run.measured) or run.measured  # few images may all be right
-    images, needed = run.measured["images"], sample_size(0.04, best["top1"])
-    # With groups, a number of groups would be needed
-    if run.measured.get("groups") or high - low <= 0.08 or needed <= images:
-        return None
-    return _step(
-        messages.more_validation_images(needed),
-        f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
-        "smaller differences between models may be due to chance.",
-    )
+    elif known and len(run.classes) > 1:
+        worst, how = known[0], ""
+        overall = run.results.estimate(worst.kind)
+        if overall and worst.measure == "recall":
+            classes = sum(part == "train" for _, part in run.sizes)
+            if worst.kind == "validation":
+                classes = sum(row["images"] > 0 for row in run.measured["per_class"].values())
+            how = f" {messages.compared_with_accuracy(worst, overall.value, classes)}"
+        yield _step(
+            f"If you collect more images, start with {worst.name}.",
+            f"It is the weakest {'label' if run.several else 'class'}: "
+            f"{messages.weak_text(worst)}.{how}",
+        )

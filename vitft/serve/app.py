@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
@@ -52,6 +53,7 @@ _SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Headers added to every response that does not set them itself."""
+_Observer = Callable[[Scope, int, float], None]
 
 
 class JsonResponse(Response):
@@ -114,7 +116,7 @@ def make_routes_app(
 
 
 def integer(request: Request, name: str, limits: Range, default: int | None = None) -> int:
-    """Return a query parameter; raise an HTTPException (422) if it is no integer within limits."""
+    """Return a query parameter; raise an HTTPException (422) unless it is within limits."""
     text = request.query_params.get(name, "" if default is None else default)
     try:
         value: int = structured(int(text), Annotated[int, limits], name)
@@ -125,21 +127,26 @@ def integer(request: Request, name: str, limits: Range, default: int | None = No
 
 
 class SecurityMiddleware:
-    """ASGI middleware for access checks (including the key), security headers and shutdown."""
+    """ASGI middleware for access checks (including the key), security headers and shutdown.
 
-    def __init__(self, app: ASGIApp, access: Access, *, key: str = "") -> None:
-        self.app, self.access, self.key = app, access, key
+    `observe` is called with each request, its status and the time in seconds that it took.
+    """
+
+    def __init__(
+        self, app: ASGIApp, access: Access, *, key: str = "", observe: _Observer | None = None
+    ) -> None:
+        self.app, self.access, self.key, self.observe = app, access, key, observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = False
+        began, status = time.perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal started
-            started = True
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in _SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
@@ -149,9 +156,12 @@ class SecurityMiddleware:
         try:
             await handler(scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server is stopping, and this request took too long
-            if not started:
+            if not status:
                 stopping = JsonResponse({"error": "the server is shutting down"}, 503)
                 await stopping(scope, receive, send_with_headers)
+        finally:
+            if self.observe:
+                self.observe(scope, status or 500, time.perf_counter() - began)
 
     def refusal(self, scope: Scope) -> JsonResponse | None:
         """Return the error response for a refused request, or None if the request is allowed."""
@@ -396,9 +406,8 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
         Route("/predict", handlers.predict, methods=["POST"]),
         Route("/explain", handlers.explain, methods=["POST"]),
     ]
-    app = SecurityMiddleware(make_routes_app(routes, running), access)
-    metrics = ServerMetrics(queue, app, {route.path for route in routes})
-    return metrics
+    metrics = ServerMetrics(queue, {route.path for route in routes})
+    return SecurityMiddleware(make_routes_app(routes, running), access, observe=metrics.add)
 
 
 _TOP_K = Range(ge=1, le=10_000)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
@@ -203,42 +203,28 @@ request_log = logging.getLogger("vitft.serve.requests")
 
 
 class ServerMetrics:
-    """ASGI middleware that counts and logs every request, including rejected ones, by its path.
+    """Counts and durations of all requests, including rejected ones, by their path.
 
     All paths without a route have the label `other`, so that requests cannot create new labels.
     """
 
-    def __init__(self, queue: BatchQueue, app: ASGIApp, paths: Collection[str]) -> None:
-        self.queue, self.app, self.paths, self.started = queue, app, paths, time.time()
+    def __init__(self, queue: BatchQueue, paths: Collection[str]) -> None:
+        self.queue, self.paths, self.started = queue, paths, time.time()
         self.requests = Counter[tuple[str, int]]()  # by path and status
         self.buckets = Counter[tuple[str, float]]()  # by path and upper bound of the seconds
         self.seconds = defaultdict[str, float](float)  # in total, by path
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 500
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watch)
-        finally:
-            seconds = time.perf_counter() - started
-            name = scope["path"] if scope["path"] in self.paths else "other"
-            self.requests[name, status] += 1
-            self.seconds[name] += seconds
-            self.buckets.update((name, bound) for bound in _LATENCY_BOUNDS if seconds <= bound)
-            if request_log.isEnabledFor(logging.DEBUG):
-                # Uvicorn's own access log has neither the time nor the duration.
-                now = datetime.now().astimezone().isoformat(timespec="seconds")
-                what = f"{(scope.get('client') or '-')[0]} {scope['method']} {scope['path']}"
-                request_log.debug(f"{now} {what} {status} {1000 * seconds:.1f} ms")
+    def add(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and log a request."""
+        name = scope["path"] if scope["path"] in self.paths else "other"
+        self.requests[name, status] += 1
+        self.seconds[name] += seconds
+        self.buckets.update((name, bound) for bound in _LATENCY_BOUNDS if seconds <= bound)
+        if request_log.isEnabledFor(logging.DEBUG):
+            # Uvicorn's own access log has neither the time nor the duration.
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            what = f"{(scope.get('client') or '-')[0]} {scope['method']} {scope['path']}"
+            request_log.debug(f"{now} {what} {status} {1000 * seconds:.1f} ms")
 
     def text(self) -> str:
         """Return all metrics in the text format of Prometheus."""

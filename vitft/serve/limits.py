@@ -62,9 +62,6 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
 
     Any IP address is allowed unless the server is on loopback. This is safe, because DNS rebinding
     needs a host name.
-
-    Raises:
-        UsageError: An allowed name is not a valid host name.
     """
     for name in allowed:
         if host_name(name) != name.strip("[]").lower():

@@ -18,11 +18,7 @@ from vitft.system.text import describe_os_error
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 selects a free port.
-
-    Raises:
-        UsageError: The address is unknown, does not belong to this machine, or cannot be used.
-    """
+    """Return a socket that listens on an address; port 0 selects a free port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

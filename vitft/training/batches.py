@@ -111,11 +111,11 @@ class Dataset:
             digests=[row.sha256 for row in rows],
         )
         with contextlib.closing(images):
-            for stack in stack_batches(images, size):
-                if stack.failed:
-                    raise vanished_error(stack.failed[0][1])
-                chunk = [rows[number] for number in stack.indices]
-                yield chunk, to_device(torch.from_numpy(stack.pixels), self.device)
+            for numbers, pixels, failed in stack_batches(images, size):
+                if failed:
+                    raise vanished_error(failed[0][1])
+                chunk = [rows[number] for number in numbers]
+                yield chunk, to_device(torch.from_numpy(pixels), self.device)
 
     def load_images(self) -> _StoredImages | None:
         """Decode all images, once, onto the device; None if they would take too much memory."""

@@ -46,6 +46,7 @@ from vitft.data.remote.places import (
     INDEX,
     Place,
     check_place,
+    hub_name,
     list_shards,
     safe_name,
     scheme_of,
@@ -455,7 +456,7 @@ def _is_complete(place: Place, shards: Sequence[tuple[str, str]]) -> bool:
     except OSError:  # a shard was removed
         return False
     if place.kind == "hf":  # no list of shards
-        name = _parse_name(place.address)[0]
+        name = hub_name(place.address)[0]
         return not os.path.exists(name) or copy.version == _local_version(name)  # noqa: PTH110
     return [file.name for file in copy.shards] == [name for name, _ in shards]
 
@@ -523,23 +524,6 @@ _SHARD_ROWS = 500  # number of rows in a shard
 _PROGRESS = "progress.json"
 
 
-def _parse_name(address: str) -> tuple[str, str, str, str]:
-    """Return name, revision, config and split of `hf:NAME[@REVISION][:[CONFIG/]SPLIT]`.
-
-    The name of a local file or folder may contain any characters.
-    """
-    if os.path.exists(address):  # noqa: PTH110
-        return os.path.abspath(address), "", "", ""  # noqa: PTH100 - `parquet` is also a format
-    name, colon, rest = address.rpartition(":")
-    if not colon:
-        name, rest = address, ""
-    config, _, split = rest.rpartition("/")
-    if os.path.exists(name):  # noqa: PTH110
-        return os.path.abspath(name), "", config, split  # noqa: PTH100
-    name, _, revision = name.partition("@")
-    return name, revision, config, split
-
-
 def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
     """Write, or continue writing, the rows of a dataset to shards in the folder of its locked copy.
 
@@ -549,14 +533,16 @@ def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
     import datasets
     from huggingface_hub import HfApi
 
-    name, revision, config, chosen = _parse_name(place.address)
+    name, rest = hub_name(place.address)  # NAME[@REVISION][:[CONFIG/]SPLIT]
+    is_local = os.path.exists(name)  # noqa: PTH110
+    config, _, chosen = rest.rpartition("/")
+    name, _, revision = (name, "", "") if is_local else name.partition("@")
     datasets.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     try:
         progress: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             progress = parse_json(read_regular(place.folder / _PROGRESS, limit=2**28))
-        is_local = os.path.exists(name)  # noqa: PTH110
         version = _local_version(name) if is_local else str(progress.get("version", ""))
         if not version:
             version = str(HfApi().dataset_info(name, revision=revision or None).sha)
@@ -567,10 +553,8 @@ def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
         is_parquet = name.endswith(".parquet") and os.path.isfile(name)  # noqa: PTH113
         options: dict[str, Any] = {"revision": None if is_local else version}
         if "all" not in progress:
-            progress["all"] = ["train"]
-            if not is_parquet:
-                found = datasets.get_dataset_split_names(name, config or None, **options)
-                progress["all"] = found
+            found = datasets.get_dataset_split_names
+            progress["all"] = ["train"] if is_parquet else found(name, config or None, **options)
         kind = "parquet" if is_parquet else name
         more = {"data_files": name} if is_parquet else {"name": config or None, **options}
         names, notes = _chosen_splits(place, name, chosen, progress["all"])

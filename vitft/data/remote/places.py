@@ -46,10 +46,8 @@ class Place:
         if self.kind == "wds" and scheme_of(address) in ("", "file"):
             address = os.path.abspath(_local_path(address))  # noqa: PTH100 - keeps links
         elif self.kind == "hf":
-            whole = os.path.exists(address)  # noqa: PTH110
-            name, colon, split = (address, "", "") if whole else address.rpartition(":")
-            if whole or os.path.exists(name):  # noqa: PTH110
-                address = f"{os.path.abspath(name)}{colon}{split}"  # noqa: PTH100
+            name, rest = hub_name(address)
+            address = f"{name}:{rest}" if rest else name
         return f"{self.kind}:{redacted(address)}"
 
     @property
@@ -63,6 +61,18 @@ class Place:
         """Folder of the local copy. A secret that has changed does not change the folder."""
         digest = hashlib.sha256(self.text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return cache_folder("data") / f"{self.name}-{digest}.copy"
+
+
+def hub_name(address: str) -> tuple[str, str]:
+    """Return the name of a Hugging Face dataset, and what follows its colon.
+
+    The name of a local file or folder may contain any characters; it is made absolute.
+    """
+    name, colon, rest = address.rpartition(":")
+    if not colon or os.path.exists(address):  # noqa: PTH110
+        name, rest = address, ""
+    local = os.path.exists(name)  # noqa: PTH110
+    return os.path.abspath(name) if local else name, rest  # noqa: PTH100 - keeps links
 
 
 def place_of(data: str) -> Place | None:

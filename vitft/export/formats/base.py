@@ -10,7 +10,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vitft.messages.results import export_accuracy
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Interval, accuracy_interval
 from vitft.models.card import AnyConfig, Card
+from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import not_finite
 from vitft.system.errors import RunError
 from vitft.system.text import scored_images
@@ -120,7 +121,7 @@ HYBRIDS: Mapping[tuple[int, ...], str] = {
 """Name of the timm model with each ResNet stem, keyed by the numbers of bottlenecks per stage."""
 
 
-def is_eva(shape: Any) -> bool:  # noqa: ANN401 - as in the table below
+def is_eva(shape: ViTConfig) -> bool:
     """Return whether only timm's `Eva` can build this architecture, not its `VisionTransformer`."""
     pools_prefix = shape.pool == "map" and bool(shape.num_prefix or shape.pool_heads)
     has_gate = shape.gated_mlp and shape.norm_layer == "layernorm"
@@ -204,6 +205,8 @@ def unsupported_part(form: str, shape: AnyConfig) -> str:
 
 # comparison of exports with the original model on the same images --------------------------------
 
+_Log = tuple[list[NumericArray], list[float]]
+"""The logits (B, C) of each batch, and the seconds that it took per image."""
 _BATCH_SIZE = 8  # number of images per batch
 _MAX_CHANGED = 0.05
 """Maximum fraction of images whose predicted class may differ after conversion to int8."""
@@ -260,14 +263,6 @@ class ExportComparison:
         return scored_images({"images": self.images, "groups": self.groups}, "validation image")
 
 
-@dataclass
-class PredictionLog:
-    """Logits and batch times recorded for one model."""
-
-    logits: list[NumericArray] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # seconds per image in each batch
-
-
 def compare_exports(
     original: OpenedModel,
     exports: Mapping[str, OpenedModel],
@@ -289,7 +284,7 @@ def compare_exports(
                 fix="report this as a bug, and keep the run directory",
             )
     models = {"": original, **exports}
-    logs = {name: PredictionLog() for name in models}
+    logs = {name: (list[NumericArray](), list[float]()) for name in models}
     labels: list[int | Flags] = []
     units: list[str] = []
     images, order = iter(samples), [*models]
@@ -297,16 +292,16 @@ def compare_exports(
         labels += [sample.label for sample in batch]
         units += [sample.group for sample in batch]
         for name in order:
-            model, log = models[name], logs[name]
+            model, (logits, seconds) = models[name], logs[name]
             inputs = [model.prepare(sample.image) for sample in batch]
-            if not log.logits:
+            if not logits:
                 model.predict(inputs)  # excludes initialisation from the timing
             started = time.perf_counter()
-            log.logits.append(model.predict(inputs))
-            log.seconds.append((time.perf_counter() - started) / len(batch))
+            logits.append(model.predict(inputs))
+            seconds.append((time.perf_counter() - started) / len(batch))
         done(len(batch))
         order = [*order[1:], order[0]]  # varies the order of the models
-    if not all(np.isfinite(logits).all() for logits in logs[""].logits):
+    if not all(np.isfinite(logits).all() for logits in logs[""][0]):
         raise not_finite()
     return [
         comparison_row(
@@ -326,8 +321,8 @@ def compare_exports(
 def comparison_row(
     name: str,
     by: str,
-    export: PredictionLog,
-    original: PredictionLog,
+    export: _Log,
+    original: _Log,
     labels: "list[int | Flags]",
     size: int,
     *,
@@ -345,7 +340,7 @@ def comparison_row(
     def same(one: NumericArray, other: NumericArray) -> Flags:
         return np.asarray((one == other).reshape(len(one), -1).all(axis=1))
 
-    before, after = np.concatenate(original.logits), np.concatenate(export.logits)  # (n, C)
+    before, after = np.concatenate(original[0]), np.concatenate(export[0])  # (n, C)
     truth = np.array(labels)
     is_noise = truth.ndim == 1 and bool((truth < 0).any())
     if thresholds and truth.ndim == 1:  # a multi-label model, but noise images
@@ -369,8 +364,8 @@ def comparison_row(
         interval=accuracy_interval(right[1], groups),
         groups=0 if groups is None else len({*units}),
         size=size,
-        speed=1 / statistics.median(export.seconds),
-        original_speed=1 / statistics.median(original.seconds),
+        speed=1 / statistics.median(export[1]),
+        original_speed=1 / statistics.median(original[1]),
         several_labels=bool(thresholds),
     )
 

@@ -11,7 +11,6 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -162,11 +161,14 @@ def _rgb_planes(image: Image.Image) -> NumericArray:
     return _rgb_bytes(image).transpose(2, 0, 1).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchExportFormat(ExportFormat):
-    """The file model.pt2, which `torch.export.load` opens without vitft."""
+    """The file model.pt2, which `torch.export.load` opens without vitft.
 
-    takes_bytes: bool = False  # whether the program accepts bytes and normalises them itself
+    If it `takes_bytes`, the program normalises them itself.
+    """
+
+    def __init__(self, *, takes_bytes: bool = False) -> None:
+        self.takes_bytes = takes_bytes
 
     def write(self, trained: TrainedRun, folder: Path) -> None:
         model, example = _example_of(trained, takes_bytes=self.takes_bytes)
@@ -206,12 +208,14 @@ MAX_ERROR_RESIZED = 1e-2
 """Maximum relative logit difference for graphs that resize images (Pillow resizes differently)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFormat(ExportFormat):
-    """The file model.onnx, with model.onnx.data if the weights are too large for one file."""
+    """The file model.onnx, with model.onnx.data if the weights are too large for one file.
 
-    takes_bytes: bool = False  # whether the graph accepts bytes and normalises them itself
-    any_size: bool = False
+    If it `takes_bytes`, the graph normalises them itself, and resizes images of `any_size`.
+    """
+
+    def __init__(self, *, takes_bytes: bool = False, any_size: bool = False) -> None:
+        self.takes_bytes, self.any_size = takes_bytes, any_size
 
     def obstacle(self, card: Card) -> str:
         return resize_obstacle(card) if self.any_size else ""

@@ -12,7 +12,6 @@ import json
 import re
 import runpy
 import shutil
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -126,12 +125,13 @@ _CONSTANTS = re.compile(
 """The part of a program that is replaced with the constants of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessingFormat(ExportFormat):
     """The specification, the programs and the vectors; the Python program is what is compared."""
 
-    trained: TrainedRun
     is_model = False
+
+    def __init__(self, trained: TrainedRun) -> None:
+        self.trained = trained
 
     def obstacle(self, card: Card) -> str:
         if card.transform.fit == "pad":
@@ -158,11 +158,19 @@ class PreprocessingFormat(ExportFormat):
             images=images,
         )
         write_json(folder / SPECIFICATION_FILE, json.loads(text))
-        constants = _constants_of(transform).items()
+        constants: dict[str, Any] = {
+            **dict(zip(("HEIGHT", "WIDTH"), transform.image_size, strict=True)),
+            "CROP_FRACTION": transform.crop,
+            "FIT": transform.fit,
+            "INTERPOLATION": transform.interpolation,
+            "MEAN": transform.mean,
+            "STD": transform.std,
+            "GREY_RANGE": transform.grey_range,
+        }
         for suffix in (".py", ".mjs", ".cpp"):
             text = (_PROGRAMS / f"{_PROGRAM_NAME}{suffix}").read_text(encoding="utf-8")
             before, _, after = _CONSTANTS.split(text)
-            lines = "".join(_constant_line(suffix, name, value) for name, value in constants)
+            lines = "".join(_constant_line(suffix, *pair) for pair in constants.items())
             write_atomically(folder / f"{_PROGRAM_NAME}{suffix}", before + lines + after)
         text = filled(
             "preprocessing_readme.j2",
@@ -208,21 +216,6 @@ def write_vector(folder: Path, transform: EvalTransform, vector: Vector) -> dict
     for name, content in contents.items():
         write_atomically(folder / name, content)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-
-
-def _constants_of(transform: EvalTransform) -> dict[str, Any]:
-    """Return the constants of the programs by name."""
-    height, width = transform.image_size
-    return {
-        "HEIGHT": height,
-        "WIDTH": width,
-        "CROP_FRACTION": transform.crop,
-        "FIT": transform.fit,
-        "INTERPOLATION": transform.interpolation,
-        "MEAN": transform.mean,
-        "STD": transform.std,
-        "GREY_RANGE": transform.grey_range,
-    }
 
 
 def _constant_line(suffix: str, name: str, value: Any) -> str:  # noqa: ANN401 - any constant

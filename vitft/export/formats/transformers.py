@@ -36,24 +36,24 @@ from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.rundir import MODEL
 
-_HF_OUTER_NAMES = {
-    "cls_token": "vit.embeddings.cls_token",
-    "pos_embed": "vit.embeddings.position_embeddings",
-    "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
-    "norm": "vit.layernorm",
-    "head": "classifier",
+_HF_NAMES = {
+    r"^blocks\.": "vit.encoder.layer.",
+    r"attn\.qkv": "attention.attention.qkv",
+    r"attn\.proj": "attention.output.dense",
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    r"mlp\.fc1": "intermediate.dense",
+    r"mlp\.fc2": "output.dense",
+    "^cls_token": "vit.embeddings.cls_token",
+    "^pos_embed": "vit.embeddings.position_embeddings",
+    r"^patch_embed\.proj": "vit.embeddings.patch_embeddings.projection",
+    "^norm": "vit.layernorm",
+    "^head": "classifier",
 }
-"""Mapping from vitft's tensor names outside the blocks to the names in transformers' files.
+"""Mapping from parts of vitft's tensor names to those in transformers' files.
 
 Both transformers 4 and 5 read and write these names; in memory, version 5 uses shorter ones.
 """
-_HF_BLOCK_NAMES = {
-    "norm1": "layernorm_before",
-    "attn.proj": "attention.output.dense",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-}
 _HF_ACTIVATIONS: Mapping[Activation, str] = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
@@ -145,17 +145,12 @@ def _hf_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by their names in transformers, with separate queries, keys and values."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        block = re.fullmatch(r"blocks\.(\d+)\.(.+)\.(weight|bias)", name)
-        if block is None:
-            stem, _, leaf = name.rpartition(".")
-            renamed[_HF_OUTER_NAMES.get(name) or f"{_HF_OUTER_NAMES[stem]}.{leaf}"] = tensor
-            continue
-        prefix = f"vit.encoder.layer.{block[1]}"
-        if block[2] == "attn.qkv":
-            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                renamed[f"{prefix}.attention.attention.{part}.{block[3]}"] = rows
-        else:
-            renamed[f"{prefix}.{_HF_BLOCK_NAMES[block[2]]}.{block[3]}"] = tensor
+        new = name
+        for ours, theirs in _HF_NAMES.items():
+            new = re.sub(ours, theirs, new)
+        parts = ("query", "key", "value") if "qkv" in new else ("",)
+        for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+            renamed[new.replace("qkv", part)] = rows
     return renamed
 
 

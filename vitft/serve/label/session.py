@@ -34,13 +34,13 @@ _Question = tuple[int, Literal["random", "typical", "unsure", "again", "rest"]]
 """A picture to ask about, and why."""
 Mode = Literal["mixed", "audit"]
 """`mixed`: chosen pictures and some of the audit sample; `audit`: only the audit sample."""
-AUDIT_SIZE, AUDIT_FRACTION = 200, 5
-"""The audit sample contains 1 / `AUDIT_FRACTION` of all pictures, but at most `AUDIT_SIZE`."""
-AUDIT_START, AUDIT_EVERY = 4, 4
+_AUDIT_SIZE, _AUDIT_FRACTION = 200, 5
+"""The audit sample contains 1 / `_AUDIT_FRACTION` of all pictures, but at most `_AUDIT_SIZE`."""
+_AUDIT_START, _AUDIT_EVERY = 4, 4
 """In mixed mode, the first 8 pictures are chosen ones. One audit picture then follows every 4
 chosen pictures.
 """
-TYPICAL_START, TYPICAL_EVERY = 10, 4
+TYPICAL_START, _TYPICAL_EVERY = 10, 4
 """The first 10 chosen pictures are typical, and so is every fourth of the later ones."""
 _STAND_IN_WEIGHT = 5.0
 """Total weight of the pictures that represent a class of the run, in units of one answer."""
@@ -64,7 +64,7 @@ class Session:
     ) -> None:
         self.pool, self.file, self.prefix = pool, file, prefix
         self.notes = list(file.notes)
-        size = min(AUDIT_SIZE, len(pool.paths) // AUDIT_FRACTION)
+        size = min(_AUDIT_SIZE, len(pool.paths) // _AUDIT_FRACTION)
         order = random_order(list(pool.digests))
         self.audit_sample, self.random_rest = order[:size], order[size:]
         rest = sorted({*range(len(pool.paths))} - {*self.audit_sample})
@@ -211,7 +211,7 @@ class Session:
             return [(i, "random") for i in audit[:most]]
         kinds = [*self.kind_of.values()]
         picked = kinds.count(PICKED)
-        due = kinds.count(AUDIT) < (picked - AUDIT_START) // AUDIT_EVERY
+        due = kinds.count(AUDIT) < (picked - _AUDIT_START) // _AUDIT_EVERY
         chosen = self.chosen_questions(most)
         if audit and (due or not chosen):
             return [(audit[0], "random"), *chosen][:most]
@@ -236,7 +236,7 @@ class Session:
                 most=most,
             )
         while len(found) < most and (typical or others):
-            is_due = picked < TYPICAL_START or picked % TYPICAL_EVERY == 0 or not is_unsure
+            is_due = picked < TYPICAL_START or picked % _TYPICAL_EVERY == 0 or not is_unsure
             if typical and (is_due or not others):
                 found.append((typical[0], "typical"))
             else:
