@@ -52,15 +52,11 @@ def print_summary(
     output.rows([("Report", str(page)) if page else ("Run", str(run))])
     for line in detail_lines(results, found, train.layers, config.optim.epochs):
         output.detail(line)
-    if status == "finished":
-        _print_next(run, config, which="" if is_latest else f" --run {folder}")
-
-
-def _print_next(run: Path, config: Config, *, which: str) -> None:
-    """Print commands that use a run; `which` is the option that selects it, or empty."""
+    which = "" if is_latest else f" --run {folder}"
     steps = [f"vitft predict photo.jpg{which}", f"vitft export --safetensors{which}"]
     if config.data.like:
         steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))
     line = "   ·   ".join(steps)
-    for number, step in enumerate([line] if len(line) <= _ONE_LINE else steps):
+    shown = [line] if len(line) <= _ONE_LINE else steps
+    for number, step in enumerate(shown if status == "finished" else ()):
         output.note(labelled("" if number else "Next", step))
