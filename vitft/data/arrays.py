@@ -28,7 +28,7 @@ import numpy as np
 from vitft.data.image_table import JOINER, join_labels, label_names
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError, VitftError
-from vitft.system.npz import check_expansion, check_unpacked_size
+from vitft.system.tensors import check_expansion, check_unpacked_size
 from vitft.system.text import count, shell_quote
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from vitft.metrics.intervals import Interval
 from vitft.metrics.results import OodResults
 from vitft.models.card import AnyConfig
 from vitft.system.errors import RunError
-from vitft.system.npz import read_npz
+from vitft.system.tensors import read_npz
 from vitft.system.text import describe_os_error, percent
 
 Features = np.ndarray[Any, np.dtype[np.float32]]

@@ -22,8 +22,8 @@ from vitft.metrics.results import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
-from vitft.system.safetensors_file import TensorFacts, map_tensors, read_header
 from vitft.system.structure import Range, StructureError, check_ranges, parse_json, structured
+from vitft.system.tensors import TensorFacts, map_tensors, read_header
 
 # what vitft stores in the config.json of an export in the format of another library ---------------
 

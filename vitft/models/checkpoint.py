@@ -29,7 +29,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import write_atomically
-from vitft.system.safetensors_file import TensorFacts, with_sorted_metadata
+from vitft.system.tensors import TensorFacts, with_sorted_metadata
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Tensor], card: Card) -> str:

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
 from vitft.config.sections import MAX_IMAGE_SIDE
 from vitft.system.errors import UsageError
-from vitft.system.safetensors_file import TensorFacts
 from vitft.system.structure import Range, check_ranges
+from vitft.system.tensors import TensorFacts
 from vitft.system.text import count
 
 Pool = Literal["cls", "mean", "map"]

@@ -41,7 +41,7 @@ from vitft.predict import validation
 from vitft.system import rundir
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
-from vitft.system.safetensors_file import read_header
+from vitft.system.tensors import read_header
 from vitft.system.text import shell_join, shell_quote
 
 _MAX_THUMBNAIL_BYTES = 40_000  # maximum size in bytes of a thumbnail written by vitft

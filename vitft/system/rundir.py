@@ -29,7 +29,7 @@ from vitft.system.text import count, describe_os_error, shell_quote
 if TYPE_CHECKING:
     import numpy as np
 
-    from vitft.system.npz import AnyArray
+    from vitft.system.tensors import AnyArray
 
 
 # readers for the files of a run directory, which may be damaged, edited or untrusted: each raises
@@ -81,7 +81,7 @@ def read_run_lines(path: Path, kind: type[_Content]) -> tuple[_Content, ...]:
 
 def read_run_arrays(path: Path) -> "dict[str, AnyArray] | None":
     """Return the arrays of a .npz file of a run, or None if it does not exist."""
-    from vitft.system.npz import read_npz  # imports numpy
+    from vitft.system.tensors import read_npz  # imports numpy
 
     with _damage_reported(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return read_npz(path)

@@ -30,8 +30,8 @@ from vitft.models.checkpoint import state_digest
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.rundir import RunDir, read_run_json
-from vitft.system.safetensors_file import read_header, with_sorted_metadata
 from vitft.system.structure import Natural, Share, parse_json, structured
+from vitft.system.tensors import read_header, with_sorted_metadata
 from vitft.system.text import count, describe_os_error
 from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import RunningMetrics, Trainer

@@ -28,8 +28,8 @@ from vitft.system.files import (
     resource,
     weight_format,
 )
-from vitft.system.safetensors_file import read_header
 from vitft.system.suggest import near_paths, path_fix, suggest
+from vitft.system.tensors import read_header
 from vitft.system.text import count, duration, listing, shell_quote
 
 # licence terms of pretrained weights, derived from the licence names on the hub -------------------

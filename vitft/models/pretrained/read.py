@@ -30,9 +30,8 @@ from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import sha256_of, short_message
 from vitft.system.errors import WeightsError
 from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
-from vitft.system.npz import check_unpacked_size, read_npz
-from vitft.system.safetensors_file import read_header
 from vitft.system.structure import Range, StructureError, structured
+from vitft.system.tensors import check_unpacked_size, read_header, read_npz
 from vitft.system.text import count, listing, shell_quote
 
 _WRAPPER = re.compile(
