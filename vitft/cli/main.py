@@ -33,12 +33,8 @@ If you have no images yet, `vitft demo` does all this offline on drawn flowers.
 `vitft --help` lists all commands, and `vitft COMMAND --help` describes one."""
 """Text printed by `vitft` without arguments."""
 
-_LOG_LEVELS = {
-    "-v": logging.DEBUG,
-    "--verbose": logging.DEBUG,
-    "-q": logging.WARNING,
-    "--quiet": logging.WARNING,
-}
+_LOG_LEVELS = dict.fromkeys(("-v", "--verbose"), logging.DEBUG)
+_LOG_LEVELS |= dict.fromkeys(("-q", "--quiet"), logging.WARNING)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def _byte_count(text: str) -> int:
-    """Return a number of bytes, such as 20000000 for `20MB`."""
     match = re.fullmatch(r"(\d+) ?([kMG]?)B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 20MB")
