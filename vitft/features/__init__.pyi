@@ -1,7 +1,7 @@
 """Public names of `vitft.features`, imported on first use."""
 
-from .cache import KEY_BYTES as KEY_BYTES
 from .cache import JoinedStore as JoinedStore
+from .cache import KEY_BYTES as KEY_BYTES
 from .cache import Store as Store
 from .cache import default_folder as default_folder
 from .cache import key_of as key_of
@@ -19,8 +19,8 @@ from .folds import Folded as Folded
 from .folds import sample_classes as sample_classes
 from .folds import stratified_folds as stratified_folds
 from .folds import stratified_subset as stratified_subset
-from .head import PENALTIES as PENALTIES
 from .head import HeadMethod as HeadMethod
+from .head import PENALTIES as PENALTIES
 from .head import SolvedHead as SolvedHead
 from .head import choose_candidate as choose_candidate
 from .head import choose_head_method as choose_head_method
@@ -49,8 +49,8 @@ from .logistic import solve_logistic as solve_logistic
 from .neighbours import most_similar as most_similar
 from .neighbours import nearest_neighbours as nearest_neighbours
 from .neighbours import votes_outside_group as votes_outside_group
-from .ood import REFERENCE_FILE as REFERENCE_FILE
 from .ood import Features as Features
+from .ood import REFERENCE_FILE as REFERENCE_FILE
 from .ood import Reference as Reference
 from .ood import expected_false_alarms as expected_false_alarms
 from .ood import fit_reference as fit_reference

@@ -1,10 +1,10 @@
 """Public names of `vitft.metrics`, imported on first use."""
 
-from .calibration import PRIOR_SPREADS as PRIOR_SPREADS
-from .calibration import TEMPERATURES as TEMPERATURES
 from .calibration import FittedTemperature as FittedTemperature
 from .calibration import Ints as Ints
+from .calibration import PRIOR_SPREADS as PRIOR_SPREADS
 from .calibration import ScoredSet as ScoredSet
+from .calibration import TEMPERATURES as TEMPERATURES
 from .calibration import are_comparable as are_comparable
 from .calibration import bin_by_confidence as bin_by_confidence
 from .calibration import binned_error as binned_error
@@ -46,21 +46,21 @@ from .intervals import score_interval as score_interval
 from .intervals import sign_flip as sign_flip
 from .intervals import student_t_quantile as student_t_quantile
 from .intervals import wilson_interval as wilson_interval
-from .results import LAST_BLOCK as LAST_BLOCK
-from .results import MIXTURE as MIXTURE
-from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import AuditResults as AuditResults
 from .results import ClassEstimate as ClassEstimate
 from .results import CopyGroup as CopyGroup
 from .results import CopyMember as CopyMember
 from .results import EvaluatedData as EvaluatedData
 from .results import FinalTestResults as FinalTestResults
+from .results import LAST_BLOCK as LAST_BLOCK
 from .results import Loss as Loss
+from .results import MIXTURE as MIXTURE
 from .results import Metrics as Metrics
 from .results import OodResults as OodResults
 from .results import Positive as Positive
 from .results import Results as Results
 from .results import RunResults as RunResults
+from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import TrialResults as TrialResults
 from .results import class_pair_counts as class_pair_counts
 from .results import read_results as read_results
