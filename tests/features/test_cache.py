@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from vitft.features import (
-    KEY_BYTES,
     JoinedStore,
     Store,
     default_folder,
@@ -104,7 +103,7 @@ def test_every_kind_of_damage_is_noticed_and_nothing_wrong_is_returned(tmp_path:
 def padding_only(whole: bytes, mutant: bytearray) -> bool:
     """Whether only the unused bytes between index and rows differ."""
     length = int.from_bytes(whole[8:16], "little")
-    used = 16 + length + 10 * (KEY_BYTES + 4)
+    used = 16 + length + 10 * (32 + 4)
     start = used + -used % 64
     return whole[:used] == mutant[:used] and whole[start:] == mutant[start:]
 

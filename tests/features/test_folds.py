@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from vitft.features import (
-    CV_FOLDS,
     Folded,
     sample_classes,
     stratified_folds,
@@ -51,7 +50,7 @@ def test_rows_that_a_fold_holds_out_have_no_weight_in_any_view() -> None:
         views=2,
     )
 
-    held = torch.stack([data.fold_id == k for k in range(CV_FOLDS)]).repeat(1, 2)
+    held = torch.stack([data.fold_id == k for k in range(5)]).repeat(1, 2)
     assert held.sum() == 12
     assert torch.equal(data.weights, torch.where(held, 0, weight))
 

@@ -25,9 +25,9 @@ from vitft.features import (
     solve_head,
     tempered,
 )
-from vitft.metrics import LAST_BLOCK, MIXTURE, SEVERAL_BLOCKS
 
 READ = 6
+LAST_BLOCK, SEVERAL_BLOCKS, MIXTURE = "last block", "several blocks", "mixture"
 NAMES = ["a", "b", "c"]
 solve = functools.partial(solve_head, classes=3, l2=0, balanced=False, seed=0, read=READ)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.features.test_ood import drawn
-from vitft.features import REFERENCE_FILE, Reference, fit_reference, read_reference
+from vitft.features import Reference, fit_reference, read_reference
 from vitft.models import TimmConfig, ViTConfig
 from vitft.system import RunError
 
@@ -36,7 +36,7 @@ def both() -> Reference:
 def test_the_reference_is_saved_with_the_run_and_read_back(
     reference: Reference, tmp_path: Path
 ) -> None:
-    np.savez_compressed(tmp_path / REFERENCE_FILE, **reference.arrays())
+    np.savez_compressed(tmp_path / "reference.npz", **reference.arrays())
 
     found = read_reference(tmp_path, 12, MODEL)
 
@@ -45,7 +45,7 @@ def test_the_reference_is_saved_with_the_run_and_read_back(
     assert found.distances(features) == pytest.approx(reference.distances(features), rel=1e-5)
     assert read_reference(tmp_path / "elsewhere", 12, MODEL) is None
     alone = reference.arrays() | {"means": reference.means[:1]}
-    np.savez_compressed(tmp_path / REFERENCE_FILE, **alone)
+    np.savez_compressed(tmp_path / "reference.npz", **alone)
     assert (one := read_reference(tmp_path, 12, MODEL)) is not None
     assert len(one.means) == 1
 
@@ -93,7 +93,7 @@ def test_arrays_that_are_no_reference_are_refused(
     reference: Reference, tmp_path: Path, changes: dict[str, Any], width: int
 ) -> None:
     arrays = {n: a for n, a in (reference.arrays() | changes).items() if a is not None}
-    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+    np.savez(tmp_path / "reference.npz", **arrays)
 
     with pytest.raises(RunError, match="damaged run"):
         read_reference(tmp_path, width, MODEL)
@@ -101,12 +101,12 @@ def test_arrays_that_are_no_reference_are_refused(
 
 def test_a_reference_that_cannot_be_read_is_refused(reference: Reference, tmp_path: Path) -> None:
     (tmp_path / "cut").mkdir()
-    np.savez_compressed(tmp_path / "cut" / REFERENCE_FILE, **reference.arrays())
-    content = (tmp_path / "cut" / REFERENCE_FILE).read_bytes()
-    (tmp_path / "cut" / REFERENCE_FILE).write_bytes(content[:-40])
+    np.savez_compressed(tmp_path / "cut" / "reference.npz", **reference.arrays())
+    content = (tmp_path / "cut" / "reference.npz").read_bytes()
+    (tmp_path / "cut" / "reference.npz").write_bytes(content[:-40])
     with pytest.raises(RunError, match="damaged run"):
         read_reference(tmp_path / "cut", 12, MODEL)
-    (tmp_path / REFERENCE_FILE).mkdir()
+    (tmp_path / "reference.npz").mkdir()
 
     with pytest.raises(RunError, match="damaged run"):
         read_reference(tmp_path, 12, MODEL)
@@ -132,7 +132,7 @@ def test_the_score_is_that_of_both_features(both: Reference, reference: Referenc
 def test_a_reference_with_an_intermediate_feature_is_saved_and_read_back(
     both: Reference, tmp_path: Path
 ) -> None:
-    np.savez_compressed(tmp_path / REFERENCE_FILE, **both.arrays())
+    np.savez_compressed(tmp_path / "reference.npz", **both.arrays())
 
     found = read_reference(tmp_path, 12, MODEL)
 
@@ -162,7 +162,7 @@ def test_arrays_that_are_no_intermediate_feature_are_refused(
     both: Reference, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     arrays = {n: a for n, a in (both.arrays() | changes).items() if a is not None}
-    np.savez(tmp_path / REFERENCE_FILE, **arrays)
+    np.savez(tmp_path / "reference.npz", **arrays)
 
     with pytest.raises(RunError, match="damaged run"):
         read_reference(tmp_path, 12, MODEL)
@@ -180,7 +180,7 @@ def test_arrays_that_are_no_intermediate_feature_are_refused(
 def test_an_intermediate_feature_of_another_model_is_refused(
     both: Reference, tmp_path: Path, config: ViTConfig | TimmConfig
 ) -> None:
-    np.savez(tmp_path / REFERENCE_FILE, **both.arrays())
+    np.savez(tmp_path / "reference.npz", **both.arrays())
 
     with pytest.raises(RunError, match="its intermediate feature does not match the model"):
         read_reference(tmp_path, 12, config)

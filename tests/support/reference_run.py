@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from vitft.data import EvalTransform
-from vitft.features import REFERENCE_FILE, fit_reference
+from vitft.features import fit_reference
 from vitft.models import Card, VisionTransformer, save_checkpoint
 from vitft.predict import Predictor
 from vitft.system import RunDir
@@ -35,5 +35,5 @@ def make_reference_run(
     every = np.ones(50, np.bool_)
     reference, _ = fit_reference(features, np.arange(50) % 2, every, np.arange(50), trained=False)
     assert reference is not None
-    RunDir(run).write_arrays(REFERENCE_FILE, **reference.arrays())
+    RunDir(run).write_arrays("reference.npz", **reference.arrays())
     return run

@@ -1,7 +1,6 @@
 """Public names of `vitft.features`, imported on first use."""
 
 from .cache import JoinedStore as JoinedStore
-from .cache import KEY_BYTES as KEY_BYTES
 from .cache import Store as Store
 from .cache import default_folder as default_folder
 from .cache import key_of as key_of
@@ -14,13 +13,12 @@ from .cut import run_prefix as run_prefix
 from .extract import Extractor as Extractor
 from .fingerprints import Fingerprints as Fingerprints
 from .fingerprints import fingerprint_folder as fingerprint_folder
-from .folds import CV_FOLDS as CV_FOLDS
 from .folds import Folded as Folded
 from .folds import sample_classes as sample_classes
 from .folds import stratified_folds as stratified_folds
 from .folds import stratified_subset as stratified_subset
-from .head import HeadMethod as HeadMethod
 from .head import PENALTIES as PENALTIES
+from .head import HeadMethod as HeadMethod
 from .head import SolvedHead as SolvedHead
 from .head import choose_candidate as choose_candidate
 from .head import choose_head_method as choose_head_method
@@ -30,7 +28,6 @@ from .head import cross_validation_rows as cross_validation_rows
 from .head import default_penalty as default_penalty
 from .head import gain_from_twice as gain_from_twice
 from .head import mixture_weights as mixture_weights
-from .head import nested_subset as nested_subset
 from .head import solve_discriminant as solve_discriminant
 from .head import solve_head as solve_head
 from .head import tempered as tempered
@@ -50,9 +47,7 @@ from .neighbours import most_similar as most_similar
 from .neighbours import nearest_neighbours as nearest_neighbours
 from .neighbours import votes_outside_group as votes_outside_group
 from .ood import Features as Features
-from .ood import REFERENCE_FILE as REFERENCE_FILE
 from .ood import Reference as Reference
-from .ood import expected_false_alarms as expected_false_alarms
 from .ood import fit_reference as fit_reference
 from .ood import limit_of as limit_of
 from .ood import read_reference as read_reference

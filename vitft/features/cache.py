@@ -32,7 +32,7 @@ from vitft.system.structure import parse_json, structured
 
 CachedRows = np.ndarray[Any, np.dtype[Any]]
 _SHARD_MAGIC = b"vitftrow"
-KEY_BYTES = 32
+_KEY_BYTES = 32
 _ALIGN = 64
 _MAPPED_SHARDS = 64
 """Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
@@ -108,7 +108,7 @@ class Store:
             if number < _MAPPED_SHARDS:  # map now, so that its rows outlast the file
                 self.rows_of(number)
             for row in range(len(sums)):
-                self.places[keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = (number, row)
+                self.places[keys[row * _KEY_BYTES : (row + 1) * _KEY_BYTES]] = (number, row)
 
     def rows_of(self, number: int) -> CachedRows | None:
         """Return the mapped rows of a shard, or None if its file was deleted or truncated."""
@@ -238,12 +238,12 @@ def _read_shard(
             header = parse_json(file.read(min(length, 4096)))
             count, index = header["count"], header["index"]
             is_same = (header["shape"], header["dtype"]) == (list(shape), str(dtype))
-            if not isinstance(count, int) or not 0 < count <= size // KEY_BYTES:
+            if not isinstance(count, int) or not 0 < count <= size // _KEY_BYTES:
                 return None
-            keys, sums = file.read(count * KEY_BYTES), file.read(count * 4)
+            keys, sums = file.read(count * _KEY_BYTES), file.read(count * 4)
     except (ValueError, KeyError, TypeError):
         return None
-    start = 16 + length + count * (KEY_BYTES + 4)
+    start = 16 + length + count * (_KEY_BYTES + 4)
     start += -start % _ALIGN
     is_whole = size == start + count * dtype.itemsize * math.prod(shape)
     is_intact = magic == _SHARD_MAGIC and zlib.crc32(sums, zlib.crc32(keys)) == index

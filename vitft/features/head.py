@@ -471,7 +471,7 @@ def cross_validate(
     logits, heads = torch.zeros(len(y), classes), None
     for fraction in _CURVE_FRACTIONS:
         chosen = torch.zeros_like(part)
-        chosen[part] = nested_subset(y[part], fold_id[part], fraction, seed)
+        chosen[part] = _nested_subset(y[part], fold_id[part], fraction, seed)
         if chosen.sum() > 1.5 * fraction * part.sum():
             continue  # mostly the two images that every class keeps
         kept = torch.stack([(fold_id != k) & chosen for k in range(CV_FOLDS)]).float()
@@ -515,7 +515,7 @@ def cross_validate(
     return results, (rows[held], logits[held])
 
 
-def nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Tensor:
+def _nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Tensor:
     """Return which images (n,) are in a fraction of each class, at least two images of each.
 
     Smaller subsets are nested in larger ones. The images of a class are taken from its folds in
@@ -525,16 +525,16 @@ def nested_subset(y: Tensor, fold_id: Tensor, fraction: float, seed: int) -> Ten
     random = np.random.default_rng([seed, 1])
     drawn = random.permutation(len(y))
     cell = np.stack([label, fold_id.numpy()])[:, drawn]
-    turn = ranks(cell[0] * (cell[1].max() + 2) + cell[1])
+    turn = _ranks(cell[0] * (cell[1].max() + 2) + cell[1])
     order = np.argsort(turn, kind="stable")
     place = np.empty(len(y), np.int64)
-    place[drawn[order]] = ranks(cell[0][order])
+    place[drawn[order]] = _ranks(cell[0][order])
     sizes = np.bincount(label)
     most = np.maximum(2, np.ceil(fraction * sizes - random.random(len(sizes))))  # on average, so
     return torch.from_numpy(place < most[label])
 
 
-def ranks(values: Indices) -> Indices:
+def _ranks(values: Indices) -> Indices:
     """Return for each value how many equal values are before it: (n,)."""
     order = np.argsort(values, kind="stable")
     rank = np.empty(len(values), np.int64)

@@ -13,7 +13,7 @@ from vitft.data.duplicates import IndexPair
 from vitft.features.folds import CV_IMAGES, stratified_subset
 
 _SIMILARITY_VALUES = 2**27  # maximum number of similarities in memory (512 MiB)
-NEIGHBOURS, KNN_TEMPERATURE = 20, 0.07  # as in Caron et al. 2021 (DINO, 2104.14294)
+_NEIGHBOURS, _KNN_TEMPERATURE = 20, 0.07  # as in Caron et al. 2021 (DINO, 2104.14294)
 _MAX_VOTERS = 50_000  # of more images, a fixed sample stratified by class votes
 
 
@@ -65,8 +65,8 @@ def _rows_at_once(voters: int) -> int:
 
 def _votes(similarity: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return the weights of each query's most similar images, summed by class: (m, C)."""
-    nearest = similarity.topk(min(NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
-    weight = (nearest.values / KNN_TEMPERATURE).exp()
+    nearest = similarity.topk(min(_NEIGHBOURS, similarity.shape[1]), dim=-1)  # (m, k)
+    weight = (nearest.values / _KNN_TEMPERATURE).exp()
     if y.ndim == 2:
         weight = weight / weight.sum(dim=-1, keepdim=True).clamp(min=1e-30)
         return torch.einsum("mk,mkc->mc", weight, y[nearest.indices].to(weight))

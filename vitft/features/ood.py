@@ -256,7 +256,7 @@ def fit_reference(
         results["unknown_class_range"] = min(left_out), max(left_out)
         results["classes_left_out"] = len(left_out)
     results["held_out"] = len(rows)
-    results["false_alarms"] = expected_false_alarms(len(rows))
+    results["false_alarms"] = _expected_false_alarms(len(rows))
     distances = folds.distances()
     units = _units_of(distances)
     fits = [_fit_classes(x, labels, float(unit)) for x, (unit,) in zip(used, units, strict=True)]
@@ -371,7 +371,7 @@ def limit_of(distances: _Distances) -> float:
     return quantile ** (1 - missing) * fitted**missing
 
 
-def expected_false_alarms(distances: int) -> float:
+def _expected_false_alarms(distances: int) -> float:
     """Return the expected fraction of new images above the limit from a number of distances.
 
     The parameters of the fitted distribution are estimates, so it is exceeded slightly more often

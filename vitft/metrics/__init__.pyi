@@ -1,10 +1,7 @@
 """Public names of `vitft.metrics`, imported on first use."""
 
 from .calibration import FittedTemperature as FittedTemperature
-from .calibration import Ints as Ints
-from .calibration import PRIOR_SPREADS as PRIOR_SPREADS
 from .calibration import ScoredSet as ScoredSet
-from .calibration import TEMPERATURES as TEMPERATURES
 from .calibration import are_comparable as are_comparable
 from .calibration import bin_by_confidence as bin_by_confidence
 from .calibration import binned_error as binned_error
@@ -16,7 +13,6 @@ from .calibration import log_losses as log_losses
 from .calibration import logit_of as logit_of
 from .calibration import sigmoid as sigmoid
 from .calibration import softmax as softmax
-from .classification import DEFAULT_LOSS as DEFAULT_LOSS
 from .classification import TrainingLoss as TrainingLoss
 from .classification import are_right as are_right
 from .classification import calibrated_metrics as calibrated_metrics
@@ -25,16 +21,12 @@ from .classification import fit_thresholds as fit_thresholds
 from .classification import label_results as label_results
 from .classification import mean_loss as mean_loss
 from .classification import probability_metrics as probability_metrics
-from .intervals import Flags as Flags
-from .intervals import Floats as Floats
-from .intervals import Interval as Interval
 from .intervals import PairedDifference as PairedDifference
 from .intervals import accuracy_interval as accuracy_interval
 from .intervals import binomial_tail as binomial_tail
 from .intervals import design_effect as design_effect
 from .intervals import f1_with_interval as f1_with_interval
 from .intervals import holm as holm
-from .intervals import log_factorials as log_factorials
 from .intervals import mcnemar as mcnemar
 from .intervals import mean_error as mean_error
 from .intervals import mean_fraction_interval as mean_fraction_interval
@@ -52,15 +44,9 @@ from .results import CopyGroup as CopyGroup
 from .results import CopyMember as CopyMember
 from .results import EvaluatedData as EvaluatedData
 from .results import FinalTestResults as FinalTestResults
-from .results import LAST_BLOCK as LAST_BLOCK
-from .results import Loss as Loss
-from .results import MIXTURE as MIXTURE
 from .results import Metrics as Metrics
-from .results import OodResults as OodResults
-from .results import Positive as Positive
 from .results import Results as Results
 from .results import RunResults as RunResults
-from .results import SEVERAL_BLOCKS as SEVERAL_BLOCKS
 from .results import TrialResults as TrialResults
 from .results import class_pair_counts as class_pair_counts
 from .results import read_results as read_results

@@ -32,11 +32,11 @@ same number of images: most bins of equal width would be empty if most confidenc
 1."""
 _MIN_IMAGES_PER_BIN = 15  # except in a single bin
 _FOLDS = 10
-TEMPERATURES = (0.001, 50.0)
+_TEMPERATURES = (0.001, 50.0)
 """Lower and upper bounds on the temperature; an optimum outside these bounds is rejected. A head
 that begins at zero and is trained for few steps needs 0.02 or less."""
 _SCANNED = 12  # temperatures at which the search begins
-PRIOR_SPREADS = (0.3, 0.5)
+_PRIOR_SPREADS = (0.3, 0.5)
 """Spreads of the prior on the logarithm of the temperature, which has mean 0: normal within one
 spread, exponential beyond (the density of Huber's loss). The first is used for validation images
 alone, the second if cross-validated training images are added. Models trained for few steps need
@@ -90,7 +90,7 @@ def calibrate_temperature(
 
     The result is the most probable temperature, given the log losses and a prior. The prior matters
     only if there are few images. Without it, the temperature would approach 0 whenever all images
-    are predicted correctly. If the most probable temperature is outside `TEMPERATURES`, the result
+    are predicted correctly. If the most probable temperature is outside `_TEMPERATURES`, the result
     is 1, with a note.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
@@ -108,10 +108,10 @@ def calibrate_temperature(
             cross_validated=len(labels) - images,
             note=f"{len(notes)} of {len(each)} labels: {notes[0]}" if notes else "",
         )
-    fit = functools.partial(fit_temperature, spread=PRIOR_SPREADS[training is not None])
+    fit = functools.partial(fit_temperature, spread=_PRIOR_SPREADS[training is not None])
     fitted = fit(logits, labels)
     if fitted is None:
-        low, high = TEMPERATURES
+        low, high = _TEMPERATURES
         note = f"no temperature between {low} and {high:.0f} minimises the loss"
         return FittedTemperature(value=1.0, held_out=np.ones(images), note=note)
     held_out = np.empty(images)
@@ -149,9 +149,9 @@ def are_comparable(first: ScoredSet, second: ScoredSet) -> bool:
 
 
 def fit_temperature(
-    logits: Floats, labels: Ints, *, spread: float = PRIOR_SPREADS[1], near: float | None = None
+    logits: Floats, labels: Ints, *, spread: float = _PRIOR_SPREADS[1], near: float | None = None
 ) -> float | None:
-    """Return the most probable temperature T, or None if it is outside `TEMPERATURES`.
+    """Return the most probable temperature T, or None if it is outside `_TEMPERATURES`.
 
     T minimises the summed log loss plus the prior term: Huber's loss of `log(T) / spread`, which is
     quadratic up to 1 and linear beyond. At a minimum, the derivative with respect to log(1 / T)
@@ -181,7 +181,7 @@ def fit_temperature(
         prior = distance**2 / 2 if distance < 1 else distance - 0.5
         return data + prior / len(labels)
 
-    least, most = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
+    least, most = 1 / _TEMPERATURES[1], 1 / _TEMPERATURES[0]
     if near is not None:
         low, high = max(least, 0.7 / near), min(most, 1.4 / near)
         if slope(low) < 0 < slope(high):

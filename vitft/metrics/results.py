@@ -23,7 +23,7 @@ from vitft.system.structure import AtLeastOne, Natural, Range, Share, structured
 # types of values in the result files: intervals, losses and other positive numbers ----------------
 
 Loss = Annotated[float, Range(ge=0, le=1e9)]
-Positive = Annotated[float, Range(gt=0, le=1e30)]
+_Positive = Annotated[float, Range(gt=0, le=1e30)]
 _Error = Annotated[float, Range(ge=-1, le=1)]
 
 
@@ -89,7 +89,7 @@ class StartTrial(TypedDict):
     usual_loss: NotRequired[Loss]
     error: NotRequired[Loss]  # standard error of the difference between the losses
     gain_interval: NotRequired[Interval]  # of the difference between the accuracies
-    relative_time: NotRequired[Positive]  # time to compute features, relative to the usual start
+    relative_time: NotRequired[_Positive]  # time to compute features, relative to the usual start
     seconds: NotRequired[Loss]  # duration of the trial
 
 
@@ -172,7 +172,7 @@ class _CalibrationMetrics(TypedDict):
     ece_interval: Interval | None  # None if there are too few groups
     ece_binned: Share  # the usual plug-in estimate, without the correction
     ece_before: _Error | None  # `ece` before temperature scaling; None if unknown
-    temperature: Positive | None  # divisor of the logits; 1 if none was fitted
+    temperature: _Positive | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
     cross_validated: NotRequired[int]  # training images to which it was also fitted
     bins: list[CalibrationBin]
@@ -192,7 +192,7 @@ class LabelMetrics(TypedDict):
     ap: Share | None  # average precision
     ap_interval: Interval | None
     threshold: NotRequired[Share]  # minimum probability at which the label is assigned
-    temperature: NotRequired[Positive]  # divisor of the logits of this label
+    temperature: NotRequired[_Positive]  # divisor of the logits of this label
 
 
 class LabelResults(TypedDict):
@@ -298,8 +298,8 @@ class SolvedHeadResults(TypedDict, total=False):
     """Additional results for a head fitted by L-BFGS."""
 
     first_loss: Loss  # training loss of a head whose weights are all zero
-    l2: Positive  # penalty on the weights of the head; the median if each label has its own
-    label_l2: list[Positive]  # penalty of each label of a multi-label model
+    l2: _Positive  # penalty on the weights of the head; the median if each label has its own
+    label_l2: list[_Positive]  # penalty of each label of a multi-label model
     knn_top1: Share  # accuracy of nearest neighbours in feature space
     head: _HeadChoice  # absent if only the last block could be read
     cross_validation: CrossValidation  # absent if classes have too few images
@@ -456,7 +456,7 @@ class LogLine(TypedDict, total=False):
     train_top1: Share
     val_loss: Loss
     val_top1: Share
-    l2: Positive
+    l2: _Positive
     cv_loss: Loss
     cv_top1: Share
     cv_classes: AtLeastOne  # absent if all classes are in the sample that chose the penalty
