@@ -33,8 +33,8 @@ from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.demo import temporary_demo_data
 from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
+from vitft.features.extract import inspect_dataset, load_pipeline, read_several_blocks
 from vitft.features.head import SolvedHead, cross_validate, solve_head, tempered
-from vitft.features.pipeline import inspect_dataset, load_pipeline, read_several_blocks
 from vitft.metrics.calibration import (
     bin_by_confidence,
     calibration_error,

@@ -26,7 +26,7 @@ from benchmarks.timing import mean_deviation
 from vitft.config.run import config_from_table
 from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
-from vitft.features.pipeline import inspect_dataset, load_pipeline
+from vitft.features.extract import inspect_dataset, load_pipeline
 from vitft.metrics.calibration import (
     bin_by_confidence,
     calibration_error,

@@ -27,7 +27,7 @@ from benchmarks.timing import run_vitft
 from vitft.data.scan import scan
 from vitft.data.transforms import eval_view
 from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor
+from vitft.features.extract import Extractor, inspect_dataset
 from vitft.models.pretrained.load import load_pretrained
 
 
@@ -103,7 +103,9 @@ def kill(data: Path, weights: Path, into: Path) -> None:
     for name in ("killed", "undisturbed"):
         extractor = Extractor(prefix, folder=into / name, precision="bf16", max_pixels=10**8)
         view = eval_view(report.transform)
-        checked = extractor.inspect(scan(data), view, allow_bad=True, progress=lambda _: None)
+        checked = inspect_dataset(
+            scan(data), max_pixels=10**8, allow_bad=True, extractor=extractor, view=view
+        )
         rows[name] = extractor.rows([file.sha256 for file in checked.rows], view)
         computed[name] = extractor.computed
     left = list((into / "killed").rglob(".*.rows*"))
@@ -116,10 +118,10 @@ def kill(data: Path, weights: Path, into: Path) -> None:
 
 UNCUT = """
 import sys
-import vitft.features.pipeline
+import vitft.features.extract
 from vitft.cli.main import main
 from vitft.features.cut import cut_model
-vitft.features.pipeline.cut_model = lambda model, _: cut_model(model, "none")
+vitft.features.extract.cut_model = lambda model, _: cut_model(model, "none")
 sys.exit(main(sys.argv[1:]))
 """
 """vitft, running the whole model in each epoch whatever is frozen."""

@@ -34,9 +34,8 @@ from vitft.data.inspection import in_order
 from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import Prefix, cut_model, run_prefix
-from vitft.features.extract import Extractor, batch_size
+from vitft.features.extract import Extractor, batch_size, blocks_to_read, inspect_dataset
 from vitft.features.head import cross_validate, solve_head
-from vitft.features.pipeline import blocks_to_read
 from vitft.models.registry import create_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -109,7 +108,7 @@ def pass_seconds(folder: Images, prefix: Prefix) -> float:
     extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
     view = eval_view(EvalTransform(image_size=prefix.model.config.image_size))
     begun = cpu_seconds()
-    extractor.inspect(folder, view, allow_bad=False, progress=lambda _: None)
+    inspect_dataset(folder, max_pixels=10**8, allow_bad=False, extractor=extractor, view=view)
     return cpu_seconds() - begun
 
 
@@ -158,8 +157,9 @@ def main() -> None:
         for repeat in range(args.repeats):
             extractor = Extractor(prefix, folder=None, precision="bf16", max_pixels=10**8)
             begin = time.perf_counter()
-            extractor.inspect(
-                folder, eval_view(transform), allow_bad=False, progress=lambda _: None
+            view = eval_view(transform)
+            inspect_dataset(
+                folder, max_pixels=10**8, allow_bad=False, extractor=extractor, view=view
             )
             whole_s = time.perf_counter() - begin
             forward_s = in_workers(lambda _: run_prefix(lean, decoded), count, workers)

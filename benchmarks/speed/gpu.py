@@ -36,7 +36,7 @@ from vitft.data.inspection import inspect_folder
 from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import cut_model, run_prefix
-from vitft.features.extract import Extractor
+from vitft.features.extract import Extractor, inspect_dataset
 from vitft.models.registry import create_model
 from vitft.models.timm_model import Model
 from vitft.predict.torch_engine import Predictor
@@ -128,7 +128,9 @@ def pipeline(args: argparse.Namespace) -> Lines:
         forward = 32 / seconds_of(partial(run_prefix, lean, pixels), 3)
         extractor = Extractor(prefix, folder=None, precision=precision, max_pixels=10**8)
         begin = time.perf_counter()
-        extractor.inspect(found, eval_view(transform), allow_bad=False)
+        inspect_dataset(
+            found, max_pixels=10**8, allow_bad=False, extractor=extractor, view=eval_view(transform)
+        )
         extract = count / (time.perf_counter() - begin)
         predictor = predictor_of(name, transform)
         paths = [str(folder / file.path) for file in found.rows]

@@ -35,8 +35,7 @@ from vitft.config.run import config_from_table
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.scan import scan
 from vitft.features.cut import run_prefix
-from vitft.features.extract import batch_size
-from vitft.features.pipeline import FrozenPipeline, load_pipeline, read_several_blocks
+from vitft.features.extract import FrozenPipeline, batch_size, load_pipeline, read_several_blocks
 from vitft.training.distributed import process_group
 from vitft.training.runtime import Runtime
 from vitft.training.setup import extract_features

@@ -6,14 +6,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vitft.data import CropTransform, EvalTransform, OpenedImage, Row, crop_views, eval_view, scan
-from vitft.features import Extractor, cut_model, run_prefix
+from vitft.data import (
+    CropTransform,
+    EvalTransform,
+    Images,
+    OpenedImage,
+    Row,
+    crop_views,
+    eval_view,
+    scan,
+)
+from vitft.features import Extractor, cut_model, inspect_dataset, run_prefix
 from vitft.models import VisionTransformer
 from vitft.system import DataError, DivergedError
 
@@ -29,11 +39,13 @@ def extractor_of(
     return Extractor(prefix, folder=cache, precision=precision, max_pixels=10**8)
 
 
+def inspected(extractor: Extractor, folder: Path, **options: Any) -> Images:
+    options = {"max_pixels": 10**8, "allow_bad": False, "view": eval_view(TRANSFORM), **options}
+    return inspect_dataset(scan(folder), extractor=extractor, **options)
+
+
 def digests(extractor: Extractor, folder: Path) -> list[str]:
-    checked = extractor.inspect(
-        scan(folder), eval_view(TRANSFORM), allow_bad=True, progress=lambda _: None
-    )
-    return [file.sha256 for file in checked.rows]
+    return [file.sha256 for file in inspected(extractor, folder, allow_bad=True).rows]
 
 
 @pytest.mark.parametrize("layers", ["head", "blocks:1"])
@@ -130,10 +142,7 @@ def test_bad_files_are_reported_like_a_check_without_features(
     extractor = extractor_of(tiny_vit, None)
 
     for _ in range(2):  # the second time from what the first one kept
-        found = extractor.inspect(
-            scan(image_folder), eval_view(TRANSFORM), allow_bad=False, progress=lambda _: None
-        )
-        assert found == inspect_folder(scan(image_folder))
+        assert inspected(extractor, image_folder) == inspect_folder(scan(image_folder))
 
 
 CHILD = """
@@ -231,14 +240,12 @@ def test_claimed_images_are_left_to_the_process_that_claimed_them(
 
     ours = extractor_of(tiny_vit, tmp_path / "c")
     theirs = extractor_of(tiny_vit, tmp_path / "c")
-    found = ours.inspect(
-        scan(image_folder), eval_view(TRANSFORM), allow_bad=False, claim=every_other
-    )
+    found = inspected(ours, image_folder, claim=every_other)
     sha = [file.sha256 for file in found.rows]
 
     assert (len(asked), ours.computed) == (30, 15)
     theirs.refresh()
-    assert theirs.inspect(scan(image_folder), eval_view(TRANSFORM), allow_bad=False) == found
+    assert inspected(theirs, image_folder) == found
     assert theirs.computed == 15
     with pytest.raises(DataError, match="are missing"):
         ours.rows(sha, eval_view(TRANSFORM))

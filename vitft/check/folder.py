@@ -226,7 +226,7 @@ def _inspect_with_features(
     """Inspect every image, computing its fingerprint and features in the same pass."""
     check_weights_name(weights.name, allow_pickle=weights.allow_pickle, allow_random=True)
     with heavy_imports():
-        from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
+        from vitft.features.extract import inspect_dataset, load_pipeline, log_cached_features
 
     pipeline, _ = load_pipeline(
         folder, "head", weights=weights, model=ModelSpec(), train=train, max_pixels=max_pixels

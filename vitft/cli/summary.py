@@ -5,8 +5,7 @@ from pathlib import Path
 from vitft.cli import output
 from vitft.config.run import Config
 from vitft.data.fixes import settled_paths
-from vitft.messages.results import chance_remedy
-from vitft.messages.training import detail_lines, result_rows
+from vitft.messages.results import chance_remedy, detail_lines, result_rows
 from vitft.metrics.results import AuditResults, RunResults
 from vitft.predict.postprocess import run_results
 from vitft.predict.validation import HeldOut, accuracy_without_copies

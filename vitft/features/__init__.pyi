@@ -11,6 +11,8 @@ from .cut import Cut as Cut
 from .cut import cut_model as cut_model
 from .cut import run_prefix as run_prefix
 from .extract import Extractor as Extractor
+from .extract import blocks_to_read as blocks_to_read
+from .extract import inspect_dataset as inspect_dataset
 from .fingerprints import Fingerprints as Fingerprints
 from .fingerprints import fingerprint_folder as fingerprint_folder
 from .folds import Folded as Folded
@@ -52,4 +54,3 @@ from .ood import fit_reference as fit_reference
 from .ood import limit_of as limit_of
 from .ood import read_reference as read_reference
 from .ood import whitener as whitener
-from .pipeline import blocks_to_read as blocks_to_read

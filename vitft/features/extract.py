@@ -1,23 +1,27 @@
-"""Feature extraction: the frozen prefix runs once per image and view, and its output is cached.
+"""Feature extraction: a model is cut, and its frozen prefix runs once per image and view.
+
+`finetune` (including its dry run), `check`, `label` and `study` begin here. The output of the
+prefix is cached: a second pass over the same images only reads and hashes their bytes.
 
 On a CPU, each worker processes whole batches: it reads, hashes and decodes the files and runs the
 prefix. With a GPU, workers decode small groups of files, which are collected into batches in memory
 that is copied without waiting; a batch is computed while the next one is decoded and the previous
 one is written. What is lost is the time to decode the first batch and to compute the last one, so
-batches are small in a short pass. A second pass over the same images only reads and hashes their
-bytes.
+batches are small in a short pass.
 """
 
 import contextlib
 import copy
 import functools
 import itertools
+import logging
+import math
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
 from vitft.data.inspection import (
     OpenedImage,
@@ -35,12 +40,13 @@ from vitft.data.inspection import (
     in_chunks,
     in_order,
     inspect_file,
+    inspect_folder,
     overlapped,
     resized,
 )
-from vitft.data.transforms import View
-from vitft.features.cache import CachedRows, JoinedStore, Store, key_of
-from vitft.features.cut import Prefix, run_prefix
+from vitft.data.transforms import EvalTransform, View, eval_view
+from vitft.features.cache import CachedRows, JoinedStore, Store, default_folder, key_of
+from vitft.features.cut import Cut, Prefix, cut_model, run_prefix
 from vitft.features.fingerprints import (
     FACTS_BYTES,
     FactsRow,
@@ -48,9 +54,19 @@ from vitft.features.fingerprints import (
     decode_facts,
     encode_facts,
     facts_key,
+    fingerprint_folder,
 )
-from vitft.system.device import BatchLimit, start_reading, to_device
-from vitft.system.errors import DataError, DivergedError, ImageError
+from vitft.features.logistic import LARGE_VALUES
+from vitft.models.pretrained.load import LoadReport, load_initial_model
+from vitft.models.timm_model import Model
+from vitft.models.trainable import add_adapters, freeze_model
+from vitft.system import console
+from vitft.system.cores import usable_cores
+from vitft.system.device import BatchLimit, pick_device, pick_precision, start_reading, to_device
+from vitft.system.errors import DataError, DivergedError, ImageError, ResourceError, RunError
+from vitft.system.text import count, format_bytes
+
+log = logging.getLogger(__name__)
 
 _LARGEST_FEATURE = 1e15  # magnitude above which sums of squares of features may overflow in float32
 _FEATURES_VERSION = "1"  # incremented when the computation of features changes
@@ -151,21 +167,6 @@ class Extractor:
             for settings, store in self.stores.items()
         }
         return found
-
-    def inspect(
-        self,
-        folder: Images,
-        view: View,
-        *,
-        allow_bad: bool,
-        fingerprints: Fingerprints | None = None,
-        claim: Claim | None = None,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> Images:
-        """Inspect every file in a folder and cache its features; each is decoded only once."""
-        images = self.extract(os.fspath(folder.root), folder.rows, view, fingerprints, claim)
-        found = (image.found for image in images)
-        return collect(folder, found, allow_bad=allow_bad, progress=progress)
 
     def compute(
         self,
@@ -396,3 +397,205 @@ def vanished_error(error: ImageError) -> DataError:
         f"{error.path} was deleted or replaced during the run ({error.reason})",
         fix="restore the file and run the command again, or start a new run without the file",
     )
+
+
+# a model cut at the freeze boundary, and the pass over its images ---------------------------------
+
+_HEAD_BLOCKS = 6  # maximum number of blocks that a head fitted by L-BFGS reads by default
+_MAX_HEAD_DIMENSIONS = 3_100
+"""Maximum number of feature dimensions that a head fitted by L-BFGS reads by default. The time to
+fit the head grows with the cube of this number if there are more images than dimensions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenPipeline:
+    """A model on its device, frozen and cut at the freeze boundary of a stage."""
+
+    model: Model
+    transform: EvalTransform
+    trained: tuple[str, ...]  # names of the trainable parameters
+    cut: Cut
+    device: torch.device
+    precision: str
+
+    def open_extractor(self, spec: TrainSpec, *, max_pixels: int) -> Extractor | None:
+        """Return a caching extractor for the frozen layers, or None if nothing is frozen."""
+        if self.cut.prefix is None:
+            return None
+        make = functools.partial(
+            Extractor,
+            self.cut.prefix,
+            precision=self.precision,
+            max_pixels=max_pixels,
+            exact=spec.exact_pixels,
+        )
+        if spec.cache == "none":
+            return make(folder=None)
+        try:
+            folder = Path(spec.cache).expanduser() if spec.cache else default_folder()
+            extractor = make(folder=folder)
+            extractor.store(eval_view(self.transform))  # fail early
+            return extractor
+        except (RunError, ResourceError) as error:
+            if spec.cache:
+                raise
+            log.warning(f"features are not cached: {error.problem}")
+            return make(folder=None)
+
+
+def load_pipeline(
+    folder: Images,
+    stage: str,
+    *,
+    weights: WeightsSpec,
+    model: ModelSpec,
+    train: TrainSpec,
+    max_pixels: int,
+    announce: bool = True,
+) -> tuple[FrozenPipeline, LoadReport]:
+    """Load the weights of a run and cut the model at the freeze boundary of a stage.
+
+    If `announce` is set, the model is logged.
+    """
+    device = pick_device(train.device)
+    precision = pick_precision(train.precision, device)
+    initial, report = load_initial_model(
+        weights,
+        model,
+        folder,
+        max_pixels=max_pixels,
+        drop_path=train.drop_path,
+        seed=train.seed,
+        keep_head=stage != "head",
+        announce=announce,
+    )
+    return build_pipeline(
+        initial, report.transform, stage, train, device=device, precision=precision
+    ), report
+
+
+def read_several_blocks(
+    pipeline: FrozenPipeline, spec: TrainSpec, *, images: int
+) -> FrozenPipeline:
+    """Return the pipeline with a head that may read several blocks, if the model supports it."""
+    model = pipeline.model
+    blocks = blocks_to_read(model, spec, images=images)
+    if blocks == 1:
+        return pipeline
+    model.read_last_blocks(blocks)
+    trained = freeze_model(model, "head")
+    log.debug(
+        f"features:   {model.feature_size:,} dimensions from the last {count(blocks, 'block')}, "
+        "and cross-validation decides whether the head uses all of them"
+    )
+    return replace(pipeline, trained=tuple(trained), cut=cut_model(model, "head"))
+
+
+def blocks_to_read(model: Model, spec: TrainSpec, *, images: int) -> int:
+    """Return how many of the last blocks a run's head may read if it is fitted by L-BFGS."""
+    if spec.head_blocks > 1:
+        model.require_vit(f"train.head_blocks={spec.head_blocks}")
+    if spec.head_blocks or not model.attends or not model.config.supports_read_blocks:
+        return spec.head_blocks or 1
+    config = model.config
+    fast = 1 + (_MAX_HEAD_DIMENSIONS - config.width) // (config.read_of_earlier * config.width)
+    blocks = max(1, min(_HEAD_BLOCKS, config.depth, fast))
+    dimensions = replace(config, read_blocks=blocks).feature_size
+    return 1 if images * (1 + spec.views) * dimensions > LARGE_VALUES else blocks
+
+
+def build_pipeline(
+    model: Model,
+    transform: EvalTransform,
+    stage: str,
+    spec: TrainSpec,
+    *,
+    device: torch.device,
+    precision: str,
+) -> FrozenPipeline:
+    """Freeze a loaded model for a stage, move it to a device and cut it.
+
+    Raises:
+        UsageError: The model does not support the stage or activation checkpointing.
+    """
+    model.set_checkpointing(spec.checkpointing)
+    if spec.checkpointing and stage.startswith("blocks:"):
+        model.require_vit(f"train.checkpointing=true with --train {stage}")
+    if stage == "lora":
+        add_adapters(model, spec)
+    trained = freeze_model(model, stage)
+    return FrozenPipeline(
+        model=model,
+        transform=transform,
+        trained=tuple(trained),
+        cut=cut_model(model.to(device), stage),
+        device=device,
+        precision=precision,
+    )
+
+
+def inspect_dataset(
+    folder: Images,
+    *,
+    max_pixels: int,
+    allow_bad: bool,
+    extractor: Extractor | None = None,
+    view: View | None = None,
+    fingerprints: Fingerprints | None = None,
+    claim: Claim | None = None,
+    label: str = "extracting features",
+) -> Images:
+    """Inspect every image in a folder once, and compute features and fingerprints where given.
+
+    See `Extractor.extract` for `claim` and errors. `label` is shown while features are extracted.
+    """
+    label = "checking images" if extractor is None else label
+    with console.Progress(label, len(folder.rows)) as progress:
+        inspect = functools.partial(inspect_folder, max_pixels=max_pixels, workers=usable_cores())
+        if fingerprints is not None:
+            inspect = functools.partial(
+                fingerprint_folder, fingerprints=fingerprints, max_pixels=max_pixels
+            )
+        if extractor is None or view is None:
+            return inspect(folder, allow_bad=allow_bad, progress=progress.advance)
+        before, root = extractor.computed, os.fspath(folder.root)
+        images = extractor.extract(root, folder.rows, view, fingerprints, claim)
+        found = (image.found for image in images)
+        inspected = collect(folder, found, allow_bad=allow_bad, progress=progress.advance)
+        if computed := extractor.computed - before:
+            progress.skip(len(folder.rows) - computed)
+        else:
+            progress.label = "checking images"  # all features were in the cache
+        return inspected
+
+
+def log_cached_features(inspected: Images, computed: int) -> None:
+    """Log how many features were read from the cache, given the number computed."""
+    images = len({file.sha256 for file in inspected.rows})
+    if cached := images - computed:
+        log.debug(f"features from the cache: {cached:,} of {count(images, 'image')}")
+
+
+def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
+    """Log the disk space that the tokens need; raise a ResourceError if there is too little."""
+    shape = extractor.prefix.shape
+    if len(shape) == 1:  # pooled features are small; tokens are about as large as a photo
+        return
+    store = extractor.store(view)
+    assert isinstance(store, Store)
+    each, here = math.prod(shape) * store.dtype.itemsize, min(images, len(store.places))
+    sizes = [count(images, "image"), count(math.prod(shape), "value")]
+    if len(shape) == 2:  # feature maps of timm models may have more dimensions
+        sizes[1:] = [count(shape[0], "token"), count(shape[1], "value")]
+    words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])
+    words = f"{format_bytes(images * each)} ({words})"
+    found = f", already cached: {count(here, 'image')}" if here else ""
+    log.info(f"caching the tokens of the frozen blocks in {extractor.folder} takes {words}{found}")
+    free = shutil.disk_usage(extractor.folder).free
+    if (images - here) * each > free:
+        raise ResourceError(
+            f"caching the tokens of the frozen blocks takes {words}, but {extractor.folder} has "
+            f"only {format_bytes(free)} of free space",
+            fix="choose a cache folder with more space (--cache DIR), or use --train head "
+            "(caches one feature vector per image) or --train all (caches nothing)",
+        )

@@ -296,9 +296,8 @@ def calibration_error(
     images, it is about 4%, and resampling images adds the same bias again. The true error is
     therefore estimated by simulation: for each trial error, the numbers of correct predictions in
     all bins are drawn many times. The interval consists of the trial errors for which the observed
-    estimate is neither among the smallest 2.5% of the simulated estimates nor among the largest
-    2.5%. Small true errors are in 97 to 100% of the intervals, because these do not end below 0.
-    The point estimate is the trial error for which the observed estimate is the simulated median.
+    estimate is neither among the smallest nor among the largest 2.5% of the simulated estimates,
+    and the point estimate is the one for which it is the simulated median.
 
     In the trials, the accuracy of every bin deviates from the confidence with the observed sign.
     Half of the deviation is proportional to the observed one, and half is the same in all bins. For

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from vitft.messages.results import (
+    BEST_RULE,
     CROSS_VALIDATED,
     INTERVAL,
     bar_label,
     confidence_text,
+    confirmed_in_float32,
     learning_text,
     penalty_text,
+    selected_epoch,
     sentence,
+    stopped_early,
 )
-from vitft.messages.training import BEST_RULE, confirmed_in_float32, selected_epoch, stopped_early
 from vitft.metrics.intervals import Interval, wilson_interval
 from vitft.metrics.results import LogLine
 from vitft.report.html import LIGHT

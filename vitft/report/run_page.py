@@ -17,7 +17,7 @@ from vitft.data.inspection import describe_counts
 from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages
-from vitft.messages.training import budget_lines, chosen_layers, selected_epoch
+from vitft.messages.results import budget_lines, chosen_layers, selected_epoch
 from vitft.metrics.intervals import sample_size
 from vitft.metrics.results import class_pair_counts, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name

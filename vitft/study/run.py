@@ -26,11 +26,15 @@ from vitft.data.inspection import Pixels, in_order, log_inspection, measure_grey
 from vitft.data.split import images_of_weights
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cache import default_folder, prune
-from vitft.features.extract import vanished_error
+from vitft.features.extract import (
+    inspect_dataset,
+    load_pipeline,
+    log_cached_features,
+    vanished_error,
+)
 from vitft.features.folds import CV_FOLDS, Folded
 from vitft.features.head import choose_penalty
 from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
-from vitft.features.pipeline import inspect_dataset, load_pipeline, log_cached_features
 from vitft.messages.comparison import HEAD_NOTE, figure_heading, known_images_note, study_heading
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,

@@ -26,7 +26,7 @@ from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
-from vitft.messages.training import divided_groups
+from vitft.messages.results import divided_groups
 from vitft.metrics.intervals import Groups
 from vitft.system import console
 from vitft.system.device import BatchLimit, to_device

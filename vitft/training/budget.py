@@ -34,10 +34,10 @@ from vitft.config.sections import WeightsSpec, layers_text
 from vitft.data.image_table import Images, Row
 from vitft.data.transforms import eval_view
 from vitft.features.cut import run_prefix
+from vitft.features.extract import load_pipeline, read_several_blocks
 from vitft.features.folds import stratified_folds, stratified_subset
 from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
-from vitft.features.pipeline import load_pipeline, read_several_blocks
-from vitft.messages.training import describe_start, describe_trial
+from vitft.messages.results import describe_start, describe_trial
 from vitft.metrics.calibration import fit_temperature, log_losses
 from vitft.metrics.classification import are_right, fraction_right
 from vitft.metrics.intervals import Floats, PairedDifference, mean_error

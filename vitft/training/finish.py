@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitft.data.image_table import Row
 from vitft.data.split import distinct_rows
 from vitft.features.cut import BothHeads
-from vitft.messages.training import confirmed_in_float32
+from vitft.messages.results import confirmed_in_float32
 from vitft.metrics.calibration import (
     FittedTemperature,
     ScoredSet,

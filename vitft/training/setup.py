@@ -40,9 +40,8 @@ from vitft.data.table import base_folder, is_table
 from vitft.data.transforms import View, eval_view
 from vitft.features.cache import default_folder, key_of, prune
 from vitft.features.cut import cut_model
-from vitft.features.extract import Extractor, vanished_error
-from vitft.features.fingerprints import Fingerprints
-from vitft.features.pipeline import (
+from vitft.features.extract import (
+    Extractor,
     FrozenPipeline,
     build_pipeline,
     check_disk_space,
@@ -50,8 +49,10 @@ from vitft.features.pipeline import (
     load_pipeline,
     log_cached_features,
     read_several_blocks,
+    vanished_error,
 )
-from vitft.messages.training import already_trained
+from vitft.features.fingerprints import Fingerprints
+from vitft.messages.results import already_trained
 from vitft.metrics.results import StartTrial
 from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import canonical_name

@@ -20,7 +20,7 @@ from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
 from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
 from vitft.features.neighbours import nearest_neighbours
-from vitft.messages.training import (
+from vitft.messages.results import (
     BEST_RULE,
     EPOCH_COLUMNS,
     describe_head,

@@ -80,7 +80,7 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
     Raises:
         DataError: None of the files can be read.
     """
-    from vitft.features import pipeline as features
+    from vitft.features import extract as features
     from vitft.predict.torch_engine import Predictor
     from vitft.serve.label.chooser import directions
 
