@@ -38,7 +38,6 @@ from .label_errors import find_mislabels as find_mislabels
 from .label_errors import fit_powers as fit_powers
 from .label_errors import out_of_fold_logits as out_of_fold_logits
 from .label_errors import score_given_labels as score_given_labels
-from .logistic import HeadObjective as HeadObjective
 from .logistic import Standardizer as Standardizer
 from .logistic import class_balanced_weights as class_balanced_weights
 from .logistic import linear_logits as linear_logits

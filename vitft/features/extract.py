@@ -78,7 +78,7 @@ help (benchmarks/notebook/speed.md)."""
 _SMALLEST_BATCH, _BATCHES, _LARGEST_CHUNK, _CHUNKS = 16, 16, 16, 32
 _IN_MEMORY_BYTES = 2**31
 _AnyStore = Store | JoinedStore
-Claim = Callable[[bytes], bool]
+_Claim = Callable[[bytes], bool]
 """Function that returns True only for the first call with a given key in any thread or process of a
 pass; the caller that receives True computes the row."""
 
@@ -174,7 +174,7 @@ class Extractor:
         files: Sequence[Row],
         view: View,
         *,
-        claim: Claim | None = None,
+        claim: _Claim | None = None,
         progress: Callable[[int], None],
     ) -> None:
         """Compute and cache the features of all files; raise an ImageError if one is unreadable."""
@@ -189,7 +189,7 @@ class Extractor:
         files: Sequence[Row],
         view: View,
         fingerprints: Fingerprints | None = None,
-        claim: Claim | None = None,
+        claim: _Claim | None = None,
     ) -> Iterator[_ExtractedImage]:
         """Yield one result per file, in order; at the end, the features of all files are cached.
 
@@ -281,7 +281,7 @@ class Extractor:
         view: View,
         store: _AnyStore,
         fingerprints: Fingerprints | None,
-        claim: Claim,
+        claim: _Claim,
     ) -> _ExtractedImage:
         """Look up an image in the caches, and decode it only if something is missing."""
         row = self.facts.get(facts_key(opened.file.path, opened.sha256))
@@ -542,7 +542,7 @@ def inspect_dataset(
     extractor: Extractor | None = None,
     view: View | None = None,
     fingerprints: Fingerprints | None = None,
-    claim: Claim | None = None,
+    claim: _Claim | None = None,
     label: str = "extracting features",
 ) -> Images:
     """Inspect every image in a folder once, and compute features and fingerprints where given.

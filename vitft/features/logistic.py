@@ -162,78 +162,63 @@ class Standardizer:
         return raw, bias - raw @ self.mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadObjective:
-    """Weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with gradient.
+def _head_objective(
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    *,
+    classes: int,
+    l2: Penalty,
+    standardizer: Standardizer | None,
+) -> _Objective:
+    """Return the weighted mean cross-entropy plus l2/2 |W|^2 of K linear heads, with gradient.
 
-    Points are (K, C * (D + 1)), and values (K,). For multi-label data, the cross-entropy is binary,
-    and the heads of a problem, one for each label, are independent functions of their own weights:
-    points are (K * C, D + 1), and values (K * C,).
+    Each row of `weights` (K, n) sums to 1. Points are (K, C * (D + 1)), and values (K,). For
+    multi-label data, the cross-entropy is binary, and the heads of a problem, one for each label,
+    are independent functions of their own weights: points are (K * C, D + 1), values (K * C,).
     """
+    problems = len(weights)
+    rows = max(1, min(_CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
 
-    x: Tensor
-    y: Tensor
-    weights: Tensor  # of each image in each problem, (K, n); each row sums to 1
-    classes: int
-    l2: Penalty
-    standardizer: Standardizer | None = None  # None if the features are standardised
+    def sums(head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss and the gradients of weights and biases, summed over some rows."""
+        own, weight = x[part], weights[:, part]
+        own = own if standardizer is None else standardizer(own)
+        if y.ndim == 2:
+            logits = head[:, :-1] @ own.T + head[:, -1:]  # (K * C, n)
+            target = y[part].to(head).T.repeat(problems, 1)
+            weight = weight.repeat_interleave(classes, dim=0)
+            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+            error = (logits.sigmoid() - target) * weight
+            return (losses * weight).sum(dim=1), error @ own, error.sum(dim=1)
+        # Images are on the last axis: a last axis of few classes would leave SIMD lanes empty.
+        logits = (head[:, :-1] @ own.T).add_(head[:, -1:])  # (K * C, n)
+        log_probabilities = logits.unflatten(0, (problems, classes)).log_softmax(dim=1)
+        target = y[None, None, part].expand(problems, 1, -1)
+        picked = log_probabilities.gather(1, target)[:, 0]  # (K, n)
+        loss = -(picked * weight).sum(dim=1)
+        error = log_probabilities.exp_()
+        error.scatter_add_(1, target, error.new_full((1,), -1.0).expand(target.shape))
+        error *= weight[:, None]
+        return loss, error.flatten(0, 1) @ own, error.sum(dim=2).flatten()
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the heads: (K, C, D + 1), with biases in the last column."""
-        return len(self.weights), self.classes, self.x.shape[1] + 1
-
-    def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values and gradients as float64 on the CPU, in the shape of `flat`."""
-        loss, slope, slope_bias = self.sums(flat)
-        head = flat.to(self.x).view(-1, self.x.shape[1] + 1).cpu()  # (K * C, D + 1)
-        weight, l2 = head[:, :-1], torch.as_tensor(self.l2).to(head)
-        l2 = l2.expand(self.classes).repeat(len(self.weights))  # (K * C,)
-        penalty = (0.5 * l2 * weight.square().sum(dim=1)).double()
-        slope = slope.to(head) + l2[:, None] * weight
-        gradient = torch.cat([slope, slope_bias.to(head)[:, None]], dim=1).double()
-        return loss + penalty.view(len(loss), -1).sum(dim=1), gradient.view_as(flat)
-
-    def sums(self, flat: Tensor) -> list[Tensor]:
-        """Return the loss, gradient of the weights and of the biases, without the penalty.
-
-        Their shapes are (K,), or (K * C,) for multi-label data, then (K * C, D) and (K * C,). All
-        are float64, on the CPU.
-        """
-        head = flat.to(self.x).view(-1, self.x.shape[1] + 1)
-        problems, classes, _ = self.shape
-        rows = max(1, min(_CHUNK_ROWS, _CHUNK_LOGITS // (problems * classes)))
-        total: list[Tensor] = []
-        for first in range(0, max(1, len(self.x)), rows):
-            parts = self.terms(head, slice(first, first + rows))
-            terms = [term.cpu().double() for term in parts]
+    def objective(flat: Tensor) -> tuple[Tensor, Tensor]:
+        head = flat.to(x).view(-1, x.shape[1] + 1)  # (K * C, D + 1)
+        total: list[Tensor] = []  # float64, on the CPU
+        for first in range(0, max(1, len(x)), rows):
+            terms = [term.cpu().double() for term in sums(head, slice(first, first + rows))]
             for one, term in zip(total, terms, strict=False):  # none for the first rows
                 one += term
             total = total or terms
-        return total
+        loss, slope, slope_bias = total
+        head = head.cpu()
+        penalties = torch.as_tensor(l2).to(head).expand(classes).repeat(problems)  # (K * C,)
+        penalty = (0.5 * penalties * head[:, :-1].square().sum(dim=1)).double()
+        slope = slope.to(head) + penalties[:, None] * head[:, :-1]
+        gradient = torch.cat([slope, slope_bias.to(head)[:, None]], dim=1).double()
+        return loss + penalty.view(len(loss), -1).sum(dim=1), gradient.view_as(flat)
 
-    def terms(self, head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the sums over some rows, as `sums` does."""
-        problems, classes, _ = self.shape
-        scaling, x, weights = self.standardizer, self.x[part], self.weights[:, part]
-        x = x if scaling is None else scaling(x)
-        if self.y.ndim == 2:
-            logits = head[:, :-1] @ x.T + head[:, -1:]  # (K * C, n)
-            target = self.y[part].to(head).T.repeat(problems, 1)
-            weights = weights.repeat_interleave(classes, dim=0)
-            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-            error = (logits.sigmoid() - target) * weights
-            return (losses * weights).sum(dim=1), error @ x, error.sum(dim=1)
-        # Images are on the last axis: a last axis of few classes would leave SIMD lanes empty.
-        logits = (head[:, :-1] @ x.T).add_(head[:, -1:])  # (K * C, n)
-        log_probabilities = logits.unflatten(0, (problems, classes)).log_softmax(dim=1)
-        target = self.y[None, None, part].expand(problems, 1, -1)
-        picked = log_probabilities.gather(1, target)[:, 0]  # (K, n)
-        loss = -(picked * weights).sum(dim=1)
-        error = log_probabilities.exp_()
-        error.scatter_add_(1, target, error.new_full((1,), -1.0).expand(target.shape))
-        error *= weights[:, None]
-        return loss, error.flatten(0, 1) @ x, error.sum(dim=2).flatten()
+    return objective
 
 
 def solve_logistic(
@@ -260,10 +245,8 @@ def solve_logistic(
         The heads (K, C, D + 1), float64: weights and, in the last column, biases.
     """
     weights = (sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype)
-    objective = HeadObjective(
-        x=x, y=y, weights=weights, classes=classes, l2=l2, standardizer=standardizer
-    )
-    shape = objective.shape
+    objective = _head_objective(x, y, weights, classes=classes, l2=l2, standardizer=standardizer)
+    shape = len(weights), classes, x.shape[1] + 1
     first = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
     if y.ndim == 1:  # the gradient of a class is about 1 / C of the gradient of its own mean loss

@@ -20,7 +20,6 @@ from vitft.metrics.results import (
     HeadCandidate,
     Results,
     RunResults,
-    SkippedTrial,
     StartTrial,
     TrialResults,
     mostly_taken_for,
@@ -40,7 +39,7 @@ from vitft.system.text import (
     scored_images,
 )
 
-WIDE = 0.05  # length of an interval from which a value has no decimals where space is scarce
+_WIDE = 0.05  # length of an interval from which a value has no decimals where space is scarce
 # headings and labels
 INTERVAL = "95% interval"
 TOP5 = "top-5 accuracy"
@@ -127,7 +126,7 @@ def weakest_sentence(results: Results, classes: int) -> str:
 def rough_digits(one: Estimate) -> int:
     """Return the number of decimals of a value: none if its interval is wide."""
     low, high = one.interval or (0.0, 1.0)
-    return int(high - low <= WIDE)
+    return int(high - low <= _WIDE)
 
 
 def rough_percent(one: Estimate) -> str:
@@ -281,7 +280,7 @@ def metric_rows(
     return rows
 
 
-def calibration_text(found: Mapping[str, Any]) -> str:
+def _calibration_text(found: Mapping[str, Any]) -> str:
     """Return the calibration error in eval.json; one too small to be measured has no interval."""
     if doubt := not_calibrated(found):
         return doubt
@@ -418,7 +417,7 @@ def evaluation_details(found: Mapping[str, Any]) -> list[str]:
     bounds = found["loss_interval"]
     ends = f"{_BOUNDS} {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else "too few groups for a CI"
     lines.append(f"log-loss: {found['loss']:.3f} nats ({ends})")
-    return [*lines, calibration_text(found)]
+    return [*lines, _calibration_text(found)]
 
 
 def class_table(
@@ -648,12 +647,6 @@ def _describe_interpolation(found: TrialResults | BudgetResults) -> str:
     return "" if fraction == 1 else f"keeping {percent(fraction, 0)} of the change in the weights"
 
 
-def _describe_skipped(skipped: SkippedTrial) -> str:
-    """Return a sentence about layers that were not tried, with the budget that they need."""
-    layers, needed = layers_text(skipped["layers"]), needed_budget(skipped["seconds_needed"])
-    return f"training {layers} was not tried: this needs {needed}"
-
-
 def describe_start(found: StartTrial) -> str:
     """Return a sentence about a trial of another start: a larger input or other weights."""
     height, width = found["image_size"]
@@ -762,7 +755,7 @@ def result_rows(results: Results, budget: BudgetResults | None = None, *, remedy
         rows.append(("Weakest", _weakest(results.weakest[0], results)))
     if results.growth:
         low, high = (100 * end for end in results.growth)
-        digits = 0 if high - low > 100 * WIDE else 1
+        digits = 0 if high - low > 100 * _WIDE else 1
         gain = f"{low:.{digits}f} to {high:.{digits}f} points"
         rows.append(("More data", f"twice as many would add {gain}"))
     return rows
@@ -784,7 +777,7 @@ def detail_lines(results: Results, found: RunResults, layers: str, planned: int)
     if found["selected_on_validation"]:
         lines.append(f"saved: {selected_epoch(found, layers, planned)}")
     if (calibration := found["calibration"]) and calibration["temperature"] != 1:
-        lines.append(calibration_text(found))
+        lines.append(_calibration_text(found))
     lines += [f"weak: {_weakest(one, results)}" for one in results.weakest[1:]]
     test = found.get("test")
     if test and test["left_out"]:
@@ -832,7 +825,11 @@ def budget_lines(budget: BudgetResults | None) -> list[str]:
     return [
         *map(describe_start, starts),
         *map(describe_trial, budget["trials"]),
-        *map(_describe_skipped, budget["skipped"]),
+        *(
+            f"training {layers_text(one['layers'])} was not tried: this needs "
+            f"{needed_budget(one['seconds_needed'])}"
+            for one in budget["skipped"]
+        ),
     ]
 
 
