@@ -17,10 +17,9 @@ from vitft.system.device import exact_float32
 
 
 class Prefix(nn.Module):
-    """Frozen layers that map pixels (B, channels, H, W) to tokens or pooled features.
+    """Frozen layers that map pixels (B, channels, H, W) to tokens or pooled features (B, D).
 
-    Tokens are (B, N, width), or in a timm model inputs to a block. Pooled features are (B, D).
-    `shape` is that of the output for one image.
+    Tokens are (B, N, width), or in a timm model inputs to a block.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class Prefix(nn.Module):
         self.model, self.stop, self.autocast = model, stop, autocast
         self.intermediate = intermediate  # blocks before an intermediate feature, if any
         self.pooled = stop == len(model.blocks)
-        self.shape = (model.feature_size,) if self.pooled else model.token_shape(stop)
+        self.shape = (model.feature_size,) if self.pooled else model.token_shape(stop)  # of one
         # How many leading values of the last axis come from the last block
         self.leading = model.last_block_size if self.pooled else self.shape[-1]
         self.eval()

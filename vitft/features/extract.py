@@ -95,16 +95,12 @@ class _ExtractedImage:
 
 
 class Extractor:
-    """A frozen prefix with a cache of its outputs.
+    """A frozen prefix, converted to `precision`, with a cache of its outputs.
 
-    Args:
-        prefix: The frozen layers, which are converted to `precision`.
-        folder: Cache folder; None for a temporary folder of this process.
-        precision: With `fp32`, images are decoded and resized by `EvalTransform`; with `bf16` or
-            `fp16`, the faster and slightly less exact `resized` is used where possible.
-        max_pixels: Maximum number of pixels per image.
-        exact: Whether to avoid `resized` even with `bf16` or `fp16`.
-        workers: Number of threads, each on one core (default: as many as torch uses).
+    The cache is in `folder`, or in a temporary folder of this process. With `fp32`, images are
+    decoded and resized by `EvalTransform`; otherwise, the faster and slightly less exact `resized`
+    is used where possible, unless `exact` is set. `workers` is the number of threads, each on one
+    core (default: as many as torch uses).
     """
 
     def __init__(

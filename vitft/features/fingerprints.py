@@ -67,10 +67,9 @@ def decode_facts(row: FactsRow, opened: OpenedImage) -> Row | None:
 
 
 class Fingerprints:
-    """Fingerprints of the images inspected in a pass over a folder.
+    """Fingerprints of the images in a pass; workers call `inspect`, and their collector `add`.
 
-    Workers call `inspect`; the thread that collects their results in order calls `add`. `cache` is
-    a folder, empty for the default one, or `none`.
+    `cache` is a folder, empty for the default one, or `none`.
     """
 
     def __init__(self, cache: str, grey_range: GreyRange = ()) -> None:

@@ -97,8 +97,7 @@ class Folded:
     """Features and targets of images in folds, and the weights of the heads fitted to them.
 
     The rows form blocks, one for each of `views` of the same images. Only the first view is scored.
-    All views of an image and of its near-duplicates, which share a number in `groups` (n,), are
-    held out together.
+    All views of images that share a number in `groups` (n,) are held out together.
     """
 
     x: Tensor  # (rows, D)
@@ -157,12 +156,8 @@ def sample_classes(
     """Draw a sample of at most about `most` images and `most_logits` logits (images x classes).
 
     The images are stratified by class. If fewer than `per_class` images per class would remain on
-    average, classes are left out instead of further images. Classes with a single image are then
-    left out first, because such an image and its class cannot be in different folds.
-
-    Returns:
-        Sorted indices (m,) of the images, their targets among the classes of the sample, and the
-        number of these.
+    average, classes are left out instead of further images, first those with a single image. The
+    result has the sorted indices (m,) of the images, and their targets among so many classes.
     """
     total, rows = len(y), stratified_subset(y, max(1, min(most, most_logits // classes)), seed)
     if y.ndim == 2 or len(rows) >= min(total, per_class * classes):

@@ -90,8 +90,8 @@ the loss is a mean over the images, so that of a class weighs 1 / C, and its pen
 """
 _PENALTY_CLASSES = 100
 _PENALTY_LOGITS = 10_000_000
-"""Maximum number of logits (images x classes) of a cross-validation that chooses the penalty. If it
-is exceeded, the penalty is chosen for some of the images, then for some of the classes."""
+"""Maximum number of logits (images x classes) that choose the penalty; of more, some of the images
+and then some of the classes are used."""
 _CALIBRATED_LOGITS = 2_000_000  # logits that estimate the calibrated loss of a penalty, at most
 _DEFAULT_L2 = 0.1  # of up to `_DEFAULT_CLASSES` classes without cross-validation
 _DEFAULT_CLASSES = 10
@@ -112,10 +112,8 @@ def choose_penalty(
 
     It differs less by chance than the accuracy (benchmarks/accuracy/README.md). `PENALTIES` are
     tried from strong to weak until the loss has risen twice in a row, on a sample if there are many
-    images. `standardizer` is applied to features that are not standardised yet.
-
-    Returns:
-        The penalty, or that of each label of multi-label data, and the scores of all tried.
+    images. `standardizer` is applied to features that are not standardised yet. The scores of all
+    penalties follow.
     """
     images, y, classes = sample_classes(
         data.truth,
@@ -174,10 +172,8 @@ def solve_discriminant(
     """Fit a linear discriminant analysis for each of several values of the shrinkage in (0, 1].
 
     Each class is a Gaussian, and its prior is its fraction of the total `sample_weight` (n,). The
-    logit of a class without images is log(0.5 / number of rows used) for every image.
-
-    Returns:
-        The heads (S, C, D + 1), float64: weights and, in the last column, biases.
+    logit of a class without images is log(0.5 / number of rows used) for every image. The heads are
+    (S, C, D + 1), float64: weights and, in the last column, biases.
     """
     with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES):
         used = sample_weight > 0
@@ -396,8 +392,7 @@ _CURVE_FRACTIONS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the images, in a learning cu
 _CV_LOGITS = 100_000_000  # (images x classes) of a cross-validation of the accuracy, at most
 _RANDOM_LABELS_EFFECT = 2.0
 """Design effect in `p_of_guessing`: heads with nothing to learn from the same images make the same
-mistakes. With labels in random order, the variance of its statistic was 1.2 to 2.4 times that of
-independent images (benchmarks/notebook/intervals.md)."""
+mistakes (benchmarks/notebook/intervals.md)."""
 _SAVED_HEAD_EFFECT, _FEW_IMAGES = 0.2, 300
 """Addition to the design effect of cross-validation on up to so many images: the accuracy of the
 saved head varies around that of the cross-validated heads (benchmarks/accuracy/README.md)."""
@@ -441,13 +436,10 @@ def cross_validate(
     If `balanced` is set, every class has the same total weight. Near-duplicates share a number in
     `groups` (n,). `units` (n,) are the groups that the intervals count. The images in `apart` (n,)
     are left out of every fit, and the classes that are in one group only are part of every fit; the
-    results count neither.
+    results count neither. The held-out logits come from heads fitted to the largest fraction.
 
-    Returns:
-        The results, and the held-out logits of the images from heads fitted to the largest
-        fraction. None if there are too few images (see `cross_validation_rows`), if every class is
-        in one group only, or if one fold has so many near-duplicates that too few images are
-        outside it.
+    The result is None if there are too few images (see `cross_validation_rows`), or too few outside
+    a fold, or if every class is in one group only.
     """
     most = min(_METHOD_IMAGES, CV_IMAGES) if method.reads_several else CV_IMAGES
     total, rows = len(y), cross_validation_rows(y, len(names), seed, most=most)

@@ -32,8 +32,7 @@ from vitft.metrics.results import MAX_DENSE_CLASSES, Mislabel
 _MIN_WRONG, _MAX_WRONG = 0.03, 0.5
 """Bounds on the assumed fraction of wrong labels. The lower one is the mean of ten published test
 sets (3.3%, Northcutt et al. 2021, "Pervasive Label Errors in Test Sets Destabilize Machine Learning
-Benchmarks", https://arxiv.org/abs/2103.14749). With a smaller one, a single wrong label would not
-be reported."""
+Benchmarks", https://arxiv.org/abs/2103.14749)."""
 _WRONG_PRIOR = (1.5, 49.0)  # beta prior on the fraction of wrong labels between the bounds
 _POWER_SPREAD = 0.7  # spread of the normal prior on the logarithms of the powers, which has mean 0
 
@@ -150,12 +149,11 @@ def score_given_labels(
 
 
 def fit_powers(factors: Tensor, y: Tensor) -> tuple[Tensor, float, float]:
-    """Return the powers (2,) of two factors, the fraction of wrong labels and `others`.
+    """Return the most probable powers (2,) and fraction of wrong labels, and `others`.
 
-    The first two are the most probable ones, given the priors and the labels `y` (n,). `factors`
-    (2, n, C) are logarithms in float64. A wrong label is assumed to be one of `others` classes with
-    equal probability: first any other class, then the effective number of classes with which this
-    fit confuses the true one.
+    `factors` (2, n, C) are logarithms in float64. A wrong label is assumed to be one of `others`
+    classes with equal probability: first any other class, then the effective number of classes with
+    which this fit confuses the true one.
     """
     others = max(1.0, factors.shape[2] - 1)
     powers, _ = _fit_given_others(factors, y, others)

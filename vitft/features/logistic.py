@@ -235,14 +235,11 @@ def solve_logistic(
 ) -> Tensor:
     """Minimise the penalised cross-entropy for K sets of sample weights (K, n) at once.
 
-    Computations use the dtype of the features, float32 or float64. The features must be
+    The heads are (K, C, D + 1), float64: weights and, in the last column, biases, which are not
+    penalised. Computations use the dtype of the features, float32 or float64. The features must be
     standardised unless `standardizer` is given; it scales them chunk by chunk, without a copy of
-    the whole matrix. Biases are not penalised. Iterations start from the heads `start` (K, C,
-    D + 1; default: zeros) and stop as in `minimise`, with a `tolerance` for up to
-    `_TOLERANCE_CLASSES` classes.
-
-    Returns:
-        The heads (K, C, D + 1), float64: weights and, in the last column, biases.
+    the whole matrix. Iterations start from the heads `start` (default: zeros) and stop as in
+    `minimise`, with a `tolerance` for up to `_TOLERANCE_CLASSES` classes.
     """
     weights = (sample_weight / sample_weight.sum(dim=1, keepdim=True)).to(x.dtype)
     objective = _head_objective(x, y, weights, classes=classes, l2=l2, standardizer=standardizer)

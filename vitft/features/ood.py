@@ -2,10 +2,9 @@
 
 The distance of a feature from a class mean is measured in units of the within-class scatter. An
 image is out of distribution if its distance is above the 98th percentile of the distances of
-held-out images; if they are few, a fitted distribution helps to estimate it. This is a property of
-the image, not of its prediction. Methods based on nearest neighbours, on the largest probability or
-on a combination detect slightly more images of unknown classes, but fewer images of entirely
-different kinds (benchmarks/notebook/out_of_distribution.md).
+held-out images; if they are few, a fitted distribution helps to estimate it. Other methods detect
+slightly more images of unknown classes, but fewer images of entirely different kinds
+(benchmarks/notebook/out_of_distribution.md).
 
 Training narrows the features of the last block to what distinguishes the classes, so images of
 other kinds may look like one of them. If layers before the head were trained, the distance of the
@@ -47,22 +46,16 @@ _MIN_HELD_OUT = 20  # minimum number of held-out images from which to estimate t
 _FOLDS = 5  # parts of the held-out images; each is compared with a fit to all others
 _MAX_FITTED = 5_000  # held-out images, and images in each fit
 _PARTS_OF = ((100, _FOLDS), (500, 3), (math.inf, 2))
-"""Pairs (upper limit, number of fits). The first pair whose limit exceeds the number of held-out
-images determines how many fits are made for each left-out class."""
+"""Number of fits for each left-out class, up to so many held-out images."""
 _CLASSES_LEFT_OUT = 10  # maximum number of classes to leave out, one at a time
-_MIN_SPREAD = 1e-3
-"""Minimum standard deviation of cube roots of squared distances; that of normally distributed
-features is above 0.1, so only that of constant features is lower."""
+_MIN_SPREAD = 1e-3  # of cube roots of squared distances; only that of constant features is lower
 _USUALLY_NOT = 0.2  # up to this flagged fraction, images of a class usually go unnoticed
 TOO_HIGH = "may be too high, because the features were trained on these classes"
-"""What is said of the rates for left-out classes if the features were trained on them."""
 
 
 def alarms_text(results: OodResults) -> str:
-    """Return the fraction of new images that are flagged, e.g. `2%`.
-
-    Trained features separate the held-out images, which also chose the epoch, better than others.
-    """
+    """Return the fraction of new images that are flagged, e.g. `2%`."""
+    # Trained features separate the held-out images, which also chose the epoch, better than others
     trained = results["features_trained"]
     return "at least " * trained + percent(results["false_alarms"] or 0, 0)
 
@@ -374,9 +367,8 @@ def limit_of(distances: _Distances) -> float:
 def _expected_false_alarms(distances: int) -> float:
     """Return the expected fraction of new images above the limit from a number of distances.
 
-    The parameters of the fitted distribution are estimates, so it is exceeded slightly more often
-    than by 1 - `_IN_DISTRIBUTION`; the excess is about 0.18 / n (first-order expansion of the
-    prediction limit of a normal sample, (z³ + 3 z) / 4n times the density at z).
+    The fitted distribution is an estimate, so it is exceeded more often, by about 0.18 / n (first-
+    order expansion of the prediction limit of a normal sample, (z³ + 3 z) / 4n x the density at z).
     """
     return 1 - _IN_DISTRIBUTION + 0.18 * max(0.0, 1 / distances - 1 / _ENOUGH_DISTANCES)
 

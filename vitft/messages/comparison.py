@@ -35,10 +35,7 @@ def accuracy_on_corrected_labels(run: str, fixed: str, command: str) -> str:
 
 
 def more_accurate(letters: Sequence[str], difference: float, p: float, images: int) -> str:
-    """Return which of two runs is more accurate, if either is, as a sentence without a full stop.
-
-    `difference` is the accuracy of the second run minus that of the first.
-    """
+    """Return whether the second of two runs is more accurate, by `difference`, or the first."""
     worse, better = letters if difference >= 0 else reversed(letters)
     by = f"by {points(abs(difference)).lstrip('+')} ({p_equation(p)})"
     if p < 0.05:
@@ -79,11 +76,10 @@ def effect(
     images: str,
     others: Sequence[str] = (),
 ) -> str:
-    """Return whether fixes or more images helped, as a sentence without a full stop.
+    """Return whether e.g. `the 20 training images that B adds to those of A` have helped.
 
-    `cause` is e.g. `the 20 training images that B adds to those of A`, and `measured` the accuracy
-    of the second run minus that of the first, its interval and p-value. The verdict is `mixed` if
-    the runs differ in `others`, too.
+    `measured` is the accuracy of the second run minus that of the first, its interval and p-value.
+    The verdict is `mixed` if the runs differ in `others`, too.
     """
     difference, (low, high), p = measured
     bounds = f"{points(low).split()[0]} to {points(high)}, {p_equation(p)}"
@@ -228,11 +224,7 @@ def known_images_note(name: str, trained: int, images: int) -> str:
 def lead_sentences(
     first: str, leads: Mapping[str, Sequence[tuple[float, Interval]]], shots: Sequence[int]
 ) -> Iterator[str]:
-    """Yield lines that compare the first source with every other one.
-
-    The first line of each has the difference at the largest number of shots, the others the shots
-    at which the other curve is significantly better or the difference is not significant.
-    """
+    """Yield lines that compare the first source with every other one."""
     per_class = count(shots[-1], "image per class", "images per class")
     for name, differences in leads.items():
         mean, (low, high) = differences[-1]

@@ -135,10 +135,7 @@ def rough_percent(one: Estimate) -> str:
 
 
 def chance_clause(results: Results) -> str:
-    """Return e.g. `always predicts 7` for a model at chance level, which can follow `the model`.
-
-    The result is empty for any other model.
-    """
+    """Return e.g. `always predicts 7`, which can follow `the model`, or "" for a better model."""
     found = results.at_chance
     if found is None:
         return ""
@@ -159,10 +156,7 @@ def chance_clause(results: Results) -> str:
 
 
 def difference_text(results: Results) -> str:
-    """Return a sentence if test or validation images are harder or easier than the others, or "".
-
-    Test images are compared with the cross-validation, or else with the validation images.
-    """
+    """Return a sentence if test or validation images are harder or easier than others, or ""."""
     if results.difference is None:
         return ""
     held, other = results.difference
@@ -349,8 +343,7 @@ def eight_bits_name(*, several_labels: bool) -> str:
 def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
     """Return why an exported head uses only the last block, and what that costs.
 
-    The head of the run uses `blocks` blocks. Its validation accuracy is `whole`, and the exported
-    head's is `last`, or None if unknown.
+    The accuracy of the head of the run on `blocks` blocks is `whole`, that of the other `last`.
     """
     if last is None:
         return "because timm and transformers cannot load a head on several blocks"
@@ -423,10 +416,9 @@ def evaluation_details(found: Mapping[str, Any]) -> list[str]:
 def class_table(
     found: Mapping[str, Any], *, details: bool
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the headings and rows of a table of the classes that have images.
+    """Return the headings and rows of a table of up to `_MOST_LISTED` classes of the lowest recall.
 
-    If there are more than `_MOST_LISTED`, it has those of the lowest recall. With `details`, each
-    metric has its interval, otherwise each class its most frequent wrong prediction.
+    With `details`, each metric has its interval, otherwise each class its most frequent mistake.
     """
     occurring = [(name, row) for name, row in found["per_class"].items() if row["images"]]
     if len(occurring) > _MOST_LISTED:
@@ -599,10 +591,9 @@ BEST_RULE = (
 
 
 def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:
-    """Return the epoch of the saved weights in words, e.g. `epoch 3 of 20`.
+    """Return e.g. `epoch 3 of 20`, which does not count a head fitted before the first epoch.
 
-    A head that was fitted before the first epoch is not counted. `planned` is the number of epochs
-    of each stage, or 0 to leave out the total.
+    `planned` is the number of epochs of each stage, or 0 to leave out the total.
     """
     number, stages, after = results["best_epoch"], len(layers.split(",")), ""
     if layers.startswith("head,"):

@@ -4,8 +4,7 @@ For multi-label data, each label is calibrated like a two-class classifier whose
 the label's logit; `labels` is then (n, C), with 1 where an image has a label.
 
 Arithmetic is in float64, except in `softmax` and in the exponentials of `fit_temperature`. The
-temperature is merged into the head when a run is saved, so predictions and exports do not need to
-apply it.
+temperature is merged into the head when a run is saved.
 
 Notation: n images, C classes, K bins, R simulations, L trial values; `logits` is (n, C), `labels`
 (n,) are class indices, `confidence` (n,) is the probability of the predicted class, and `right`
@@ -28,8 +27,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _BINS = 15
 """Maximum number of bins, as in Guo et al. 2017. Unlike in that paper, all bins contain about the
-same number of images: most bins of equal width would be empty if most confidences were close to
-1."""
+same number of images: most bins of equal width would be empty."""
 _MIN_IMAGES_PER_BIN = 15  # except in a single bin
 _FOLDS = 10
 _TEMPERATURES = (0.001, 50.0)

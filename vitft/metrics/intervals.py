@@ -72,9 +72,8 @@ def variance_ratio(
     """Return the variance of the sum of `residuals`, relative to independent images; at least 1.
 
     The variance between the sums of the groups is averaged with a prior (`_PRIOR_GROUPS`). Its own
-    degrees of freedom are at most the number of images that carry the variance, because few
-    mistakes reveal little about groups. Sums of large groups are corrected as by CR2 (Bell &
-    McCaffrey 2002, Survey Methodology 28).
+    degrees of freedom are at most the number of images that carry the variance. Sums of large
+    groups are corrected as by CR2 (Bell & McCaffrey 2002, Survey Methodology 28).
     """
     images = len(residuals)
     units = np.arange(images) if groups is None else groups

@@ -45,10 +45,7 @@ class InterpolationResults(_TrialScores):
 
 
 class TrialResults(_TrialScores):
-    """Results of a trial of some layers and of a head, on training images that were held out.
-
-    If the trial was repeated with other held-out images, the results cover all of them.
-    """
+    """Results of a trial of some layers and of a head, on all images that it held out in turn."""
 
     layers: str  # in the notation of `train.layers`
     epochs: AtLeastOne
@@ -210,12 +207,9 @@ class LabelResults(TypedDict):
 
 
 class LearningCurvePoint(TypedDict):
-    """Accuracy on some images; in a learning curve, of a head fitted to so many, cross-validated.
+    """Accuracy on some images; in a learning curve, of a head fitted to some, cross-validated."""
 
-    `images` is averaged over the folds there, and otherwise the number of images scored.
-    """
-
-    images: Natural
+    images: Natural  # number of images scored; in a learning curve, fitted to in each fold
     top1: Share
     top1_interval: Interval
 
