@@ -24,8 +24,8 @@ from vitft.config.sections import OptimSpec
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory, pick_device
-from vitft.training.distributed import process_group, shard_module, unshard_into
 from vitft.training.loop import Batch, Trainer
+from vitft.training.runtime import process_group, shard_module, unshard_into
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 

@@ -36,8 +36,7 @@ from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.scan import scan
 from vitft.features.cut import run_prefix
 from vitft.features.extract import FrozenPipeline, batch_size, load_pipeline, read_several_blocks
-from vitft.training.distributed import process_group
-from vitft.training.runtime import Runtime
+from vitft.training.runtime import Runtime, process_group
 from vitft.training.setup import extract_features
 
 MODULE = "benchmarks.speed.whole_run"

@@ -8,13 +8,6 @@ from .batches import training_batches as training_batches
 from .budget import best_trial as best_trial
 from .budget import pooled as pooled
 from .budget import undecided as undecided
-from .distributed import ProcessGroup as ProcessGroup
-from .distributed import process_group as process_group
-from .distributed import rendezvous_store as rendezvous_store
-from .distributed import report_lost_process as report_lost_process
-from .distributed import shard_module as shard_module
-from .distributed import slice_like as slice_like
-from .distributed import unshard_into as unshard_into
 from .fitted import BestWeights as BestWeights
 from .loop import Batch as Batch
 from .loop import StepResult as StepResult
@@ -25,6 +18,13 @@ from .loop import parameter_groups as parameter_groups
 from .loop import seed_everything as seed_everything
 from .run import Result as Result
 from .run import run_finetuning as run_finetuning
+from .runtime import ProcessGroup as ProcessGroup
+from .runtime import process_group as process_group
+from .runtime import rendezvous_store as rendezvous_store
+from .runtime import report_lost_process as report_lost_process
+from .runtime import shard_module as shard_module
+from .runtime import slice_like as slice_like
+from .runtime import unshard_into as unshard_into
 from .stages import StepStage as StepStage
 from .state import State as State
 from .state import load_trainer_state as load_trainer_state

@@ -31,8 +31,8 @@ from vitft.metrics.intervals import Groups
 from vitft.system import console
 from vitft.system.device import BatchLimit, to_device
 from vitft.system.text import count
-from vitft.training.distributed import ProcessGroup
 from vitft.training.loop import Batch, batch_slices
+from vitft.training.runtime import ProcessGroup
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
 from vitft.system.errors import DivergedError, ResourceError, UsageError
 from vitft.system.structure import Natural
 from vitft.system.text import count
-from vitft.training.distributed import ProcessGroup, full_tensor, report_lost_process
+from vitft.training.runtime import ProcessGroup, full_tensor, report_lost_process
 
 # optimisers, learning-rate schedule, layer-wise decay and moving average of the weights -----------
 

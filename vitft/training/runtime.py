@@ -1,17 +1,258 @@
-"""What surrounds a run: its processes, signals and time limit, trackers, and its caller's state."""
+"""What surrounds a run: its processes, signals and time limit, trackers, and its caller's state.
+
+Training is data-parallel if torchrun starts several processes:
+
+    torchrun --nproc-per-node 2 -m -- vitft finetune ...
+
+Every process lists all images and draws the same batches, but computes only its slice of each batch
+and its shard of the features and validation images. It inspects only the files of its shard.
+The main process (rank 0) solves linear heads, logs and writes the run directory. Gradients are
+summed over the processes, so a step uses the gradient of the whole batch.
+
+Models too large for a full copy in every process are sharded with
+`torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+Every process stores a slice of each weight, gradient, moving average and optimiser state. The
+weights of a block are gathered only while the block is computed. The DTensor modules that this
+requires take 0.4 s to import, so only sharded runs import them.
+"""
 
 import contextlib
+import copy
+import logging
+import os
+import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from vitft.config.run import Config
-from vitft.system.device import caller_state_preserved
+from vitft.models.timm_model import Model
+from vitft.models.vit import blocks_of
+from vitft.system import console
+from vitft.system.cores import node_cores
+from vitft.system.device import (
+    caller_state_preserved,
+    pick_device,
+    torch_threads,
+    worker_threads,
+)
+from vitft.system.errors import ResourceError, UsageError
 from vitft.system.rundir import RunDir, locked
-from vitft.system.signals import Stopper
-from vitft.training.distributed import ProcessGroup, process_group
+from vitft.system.signals import Stopper, signal_handlers
 from vitft.training.trackers import Trackers, short_timeouts
+
+log = logging.getLogger(__name__)
+
+
+_Value = TypeVar("_Value")
+
+
+class ProcessGroup:
+    """Process group of a run; with a single process, collectives return their input.
+
+    Otherwise, they raise a ResourceError if a process has been lost.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
+        self.rank, self.size = rank, size
+        self.store, self.passes = store, 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process logs and writes the run directory."""
+        return self.rank == 0
+
+    def shard(self, items: Sequence[_Value], unit: int = 1) -> Sequence[_Value]:
+        """Return this rank's shard of the items: every `size`-th block of `unit` items."""
+        if self.size == 1:
+            return items
+        return [items[i] for i in self.indices(len(items), unit, self.rank)]
+
+    def indices(self, count: int, unit: int, rank: int) -> list[int]:
+        """Return the indices of the items in the shard of a rank (see `shard`)."""
+        return [i for i in range(count) if i // unit % self.size == rank]
+
+    def batch_slice(self, count: int) -> slice:
+        """Return this rank's contiguous slice of `count` images; the last may be empty."""
+        each = -(-count // self.size)
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
+        """Replace each tensor with its sum over all processes, and return the sums of the values.
+
+        The order of summation is fixed, so the sums are bit-identical in every run.
+        """
+        if self.size == 1:
+            return list(values)
+        device = tensors[0].device if tensors else self.device
+        scalars = torch.tensor(list(values), dtype=torch.float64, device=device).float()
+        flat = torch.cat([*(tensor.flatten() for tensor in tensors), scalars])
+        with report_lost_process():
+            distributed.all_reduce(flat)
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, total in zip(tensors, flat[: sum(sizes)].split(sizes), strict=True):
+            tensor.copy_(total.view_as(tensor))
+        return flat[sum(sizes) :].tolist()
+
+    def all_reduce_max(self, value: int) -> int:
+        """Return the maximum of `value` over all processes."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor([value], device=self.device)
+        with report_lost_process():
+            distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
+        return int(tensor.item())
+
+    def broadcast(self, value: _Value) -> _Value:
+        """Return the `value` of the main process in every process."""
+        if self.size == 1:
+            return value
+        values = [value]
+        with report_lost_process():
+            distributed.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]
+
+    def main_only(self, function: Callable[[], _Value]) -> _Value:
+        """Call a function in the main process only, and return its result in every process.
+
+        The other processes wait, so the function may use all cores of the machine.
+        """
+        if self.size == 1:
+            return function()
+        if not self.is_main:
+            return self.broadcast(cast("_Value", None))
+        with torch_threads(node_cores()):
+            value = function()
+        return self.broadcast(value)
+
+    def gather(self, value: _Value) -> list[_Value]:
+        """Return the values of all processes, in the order of their ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with report_lost_process():
+            distributed.all_gather_object(values, value)
+        return values
+
+    def all_gather(self, rows: Tensor, count: int, unit: int = 1) -> Tensor:
+        """Return all rows (count, ...) that `shard` has divided, in their order, on the CPU."""
+        if self.size == 1:
+            return rows
+        parts = self.gather(rows.cpu())
+        shape = max(parts, key=len).shape[1:]  # an empty shard may lack the shape of its rows
+        gathered = rows.new_empty((count, *shape), device="cpu")
+        for rank, part in enumerate(parts):
+            if len(part):
+                gathered[self.indices(count, unit, rank)] = part
+        return gathered
+
+    def claims(self) -> Callable[[bytes], bool] | None:
+        """Return a function that returns True only in the first process that calls it with a key.
+
+        It is None without a common store. Every process must call this method equally often: each
+        call starts a new set of claims.
+        """
+        if self.store is None:
+            return None
+        store, self.passes = PrefixStore(f"pass {self.passes}", self.store), self.passes + 1
+
+        def claim(key: bytes) -> bool:
+            with report_lost_process():
+                return store.add(key.hex()[:32], 1) == 1
+
+        return claim
+
+    def barrier(self) -> None:
+        """Wait until every process has reached this barrier."""
+        self.all_reduce_max(0)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors exchanged by collectives."""
+        nccl = self.size > 1 and distributed.get_backend() == "nccl"
+        return pick_device("cuda") if nccl else torch.device("cpu")
+
+
+@contextlib.contextmanager
+def report_lost_process() -> Iterator[None]:
+    """Convert errors of gloo or NCCL about a broken connection or a timeout, and no others."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        pair = distributed.is_initialized() and distributed.get_world_size() == 2
+        who = f"process {1 - distributed.get_rank()}" if pair else "another process"
+        reason = re.sub(r"^(\[[^\]]*\] )+", "", str(error).splitlines()[0])[
+            :120
+        ]  # no C++ locations
+        again = "resume the run with --resume, or let torchrun restart it with --max-restarts 3"
+        what, fix = "has ended", f"check its error message, then {again}"
+        if "timed out" in str(error).lower():
+            what = "is not responding"
+            fix = (
+                f"check what it is waiting for, stop it (kill -9), then {again}. If it only needs "
+                "more time, increase the limit with --set train.timeout=SECONDS"
+            )
+        raise ResourceError(f"{who} of the run {what} ({reason})", fix=fix) from error
+
+
+def rendezvous_store(timeout: timedelta) -> Store:
+    """Return the store through which the processes of this attempt exchange addresses.
+
+    torchrun uses the same store for all restarts. Without a prefix for each attempt, the first
+    process to start would read the addresses of dead processes and wait for them.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"vitft/{attempt}", store)
+
+
+@contextlib.contextmanager
+def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[ProcessGroup]:
+    """Join torchrun's process group, or use a group of one process without torchrun.
+
+    A process that has not responded for `timeout_s` seconds is considered lost. `device` is as in
+    `train.device`.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        if (runs := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
+            log.warning(
+                f"srun has started {runs} separate runs. Start the processes of one run with "
+                "torchrun, see docs/gpu.md"
+            )
+        yield ProcessGroup()
+        return
+    timeout = timedelta(seconds=timeout_s)
+    group = ProcessGroup(int(os.environ["RANK"]), size)
+    torch.set_num_threads(worker_threads())
+    chosen = pick_device(device)
+    on_gpu = chosen.type == "cuda"
+    backend = "nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
+    if on_gpu:
+        torch.cuda.set_device(chosen)
+    if not group.is_main:
+        console.silence()
+    with report_lost_process(), signal_handlers(signal.SIG_DFL):
+        group.store = rendezvous_store(timeout)
+        distributed.init_process_group(
+            backend, store=group.store, rank=group.rank, world_size=group.size, timeout=timeout
+        )
+    try:
+        yield group
+    finally:
+        if on_gpu:  # required by NCCL; gloo's threads end with the process
+            distributed.destroy_process_group()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,3 +302,63 @@ class Runtime:
                 group=group, stopper=stopper, trackers=trackers, resumed=resumed, started=started
             )
             group.barrier()
+
+
+# models too large for a full copy in every process: each process stores a slice ------------------
+
+
+def check_sharding(model: Model, group: ProcessGroup, *, precision: str, compiled: bool) -> None:
+    """Raise a UsageError if the model or a setting does not support sharding."""
+    model.require_vit("train.shard")
+    if precision == "fp16" or compiled:
+        other = "train.precision=fp16" if precision == "fp16" else "train.compile=true"
+        raise UsageError(
+            f"train.shard cannot be combined with {other}",
+            fix="remove train.shard, or use weights without the timm: prefix, a precision of bf16 "
+            "or fp32, and train.compile=false",
+        )
+    if group.size == 1:
+        log.info("train.shard has no effect with a single process: start several with torchrun")
+
+
+def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Return a copy of `module` for training steps, sharded block by block over the group."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    copied = copy.deepcopy(module)
+    mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
+    for block in blocks_of(copied):
+        fully_shard(block, mesh=mesh)
+        register_fsdp_forward_method(block, "for_class_token")
+    fully_shard(copied, mesh=mesh)
+    return copied
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full, unsharded tensor. Every rank must call this function."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with report_lost_process():
+        return tensor.full_tensor()
+
+
+def slice_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's slice of the full tensor `value`, if `like` is sharded in this shape."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    moved = value.to(like.device, like.dtype)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
+    """Copy the trained parameters of a sharded copy into the original module, on every rank."""
+    originals = dict(module.named_parameters())
+    for name, parameter in sharded.named_parameters():
+        if parameter.requires_grad:
+            originals[name].copy_(full_tensor(parameter))

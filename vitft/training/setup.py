@@ -75,9 +75,8 @@ from vitft.training.batches import (
     training_views,
 )
 from vitft.training.checks import former_split, log_data
-from vitft.training.distributed import ProcessGroup, check_sharding
 from vitft.training.loop import batch_slices, with_step_defaults
-from vitft.training.runtime import Runtime
+from vitft.training.runtime import ProcessGroup, Runtime, check_sharding
 from vitft.training.state import WEIGHTS_FILE
 
 log = logging.getLogger(__name__)

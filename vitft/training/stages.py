@@ -51,7 +51,6 @@ from vitft.training.batches import (
     training_batches,
     training_views,
 )
-from vitft.training.distributed import shard_module, unshard_into
 from vitft.training.fitted import Fitted, ScoredImages
 from vitft.training.loop import (
     RunningMetrics,
@@ -61,6 +60,7 @@ from vitft.training.loop import (
     diverged,
     predict_logits,
 )
+from vitft.training.runtime import shard_module, unshard_into
 from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.structure import Natural, Share, parse_json, structured
 from vitft.system.tensors import read_header, with_sorted_metadata
 from vitft.system.text import count, describe_os_error
-from vitft.training.distributed import full_tensor, slice_like
 from vitft.training.loop import RunningMetrics, Trainer
+from vitft.training.runtime import full_tensor, slice_like
 
 log = logging.getLogger(__name__)
 
