@@ -33,6 +33,7 @@ from vitft.models.pretrained.catalog import check_weights_name, default_weights
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import (
     RunDir,
+    check_outside,
     damaged_file,
     is_unfinished,
     plan_run,
@@ -191,11 +192,7 @@ def check_request(
             f"{spell('out')}",
         )
     planned = plan_run(out, short_name(config.data.path), spell=spell)
-    if data.resolve() in planned.resolve().parents:  # never true of a table
-        raise UsageError(
-            f"the run directory {planned} is inside the data directory",
-            fix=f"choose another run directory with {spell('out')}",
-        )
+    check_outside(planned, data)
     return config, planned
 
 
