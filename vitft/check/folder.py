@@ -7,7 +7,6 @@ torch is not imported.
 import contextlib
 import functools
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,9 +45,9 @@ from vitft.metrics.results import (
 from vitft.models.pretrained.catalog import check_weights_name
 from vitft.system import console
 from vitft.system.cores import usable_cores
-from vitft.system.errors import DataError, RunError
+from vitft.system.errors import DataError
 from vitft.system.imports import heavy_imports, missing_library_command
-from vitft.system.rundir import RunDir, read_run_json, run_path, suggest_runs
+from vitft.system.rundir import RunDir, check_is_run, read_run_json, run_path
 from vitft.system.text import count
 
 if TYPE_CHECKING:  # torch is imported only if weights are given
@@ -250,16 +249,8 @@ def _inspect_with_features(
 
 def read_run_settings(run: str) -> tuple[Config, dict[str, Part]]:
     """Return a run's settings, and a mapping from image paths to subsets such as `train`."""
-    path = run_path(run)
-    split = RunDir(path).split
-    if not all(map(os.path.lexists, (path / "config.toml", split))):
-        raise RunError(
-            f"{path} is not a run directory: config.toml or split.csv is missing",
-            fix=suggest_runs(
-                run,
-                otherwise="pass a directory written by `vitft finetune`, e.g. --run runs/latest",
-            ),
-        )
+    check_is_run(run, name="run")
+    path, split = run_path(run), RunDir(run_path(run)).split
     return checked_run_config(path), {r.path: r.split for r in Images.from_csv(split, path).rows}
 
 

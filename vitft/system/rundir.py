@@ -421,6 +421,17 @@ def suggest_runs(
     return f"choose from {count(len(listed - {LATEST}) or 1, 'run')}, e.g. {text} ({list_all})"
 
 
+def check_is_run(run: str | os.PathLike[str], *, name: str) -> None:
+    """Raise a RunError if the value of the option `name` is not a run directory."""
+    path = run_path(os.fspath(run))
+    if not all(map(os.path.lexists, (path / "config.toml", RunDir(path).split))):
+        otherwise = f"pass a directory written by `vitft finetune`, e.g. --{name} runs/latest"
+        raise RunError(
+            f"{run} is not a run directory: config.toml or split.csv is missing",
+            fix=suggest_runs(run, name=name, otherwise=otherwise),
+        )
+
+
 def _runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest names first, and the link to the latest one."""
     try:

@@ -32,7 +32,7 @@ from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.models.pretrained.catalog import check_weights_name, default_weights
 from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import (
-    RunDir,
+    check_is_run,
     check_outside,
     damaged_file,
     is_unfinished,
@@ -40,7 +40,6 @@ from vitft.system.rundir import (
     read_environment,
     resume_command,
     run_path,
-    suggest_runs,
 )
 from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, labelled, listing
@@ -52,21 +51,6 @@ log = logging.getLogger(__name__)
 # the setting `data.like`: images that an earlier run held out are held out again ------------------
 
 
-def _like_manifest(like: str) -> Images:
-    """Return the split of the run that `data.like` names."""
-    manifest = run_manifest(run_path(like))
-    if manifest is None:
-        raise RunError(
-            f"{like} is not a run directory: config.toml or split.csv is missing",
-            fix=suggest_runs(
-                like,
-                name="like",
-                otherwise="pass a directory written by `vitft finetune`, e.g. --like runs/latest",
-            ),
-        )
-    return manifest
-
-
 def former_split(
     spec: DataSpec, inspected: Images, fingerprints: Fingerprints
 ) -> Mapping[str, Part]:
@@ -76,7 +60,8 @@ def former_split(
     that it held out are added to those of the `inspected` images.
     """
     like = spec.like
-    manifest = _like_manifest(like)
+    manifest = run_manifest(run_path(like))
+    assert manifest is not None, "checked before"
     fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
     if fixes and not spec.fixes:
         log.warning(
@@ -175,7 +160,7 @@ def check_request(
             fix="remove the option. `vitft check` lists copies on both sides of the split",
         )
     if config.data.like:
-        _like_manifest(config.data.like)
+        check_is_run(config.data.like, name="like")
     if config.weights.name != "none":
         check_weights_name(
             config.weights.name,
@@ -240,17 +225,7 @@ def check_resume(
         UsageError: A setting is invalid, or the library of a tracker is missing.
         DataError: The data folder cannot be used.
     """
-    run = RunDir(path)
-    if not all(map(os.path.lexists, (path / "config.toml", run.split))):
-        raise RunError(
-            f"cannot resume: {path} is not a run directory",
-            fix=suggest_runs(
-                path,
-                name="resume",
-                otherwise="use the directory of a stopped run, which contains config.toml and "
-                "split.csv",
-            ),
-        )
+    check_is_run(path, name="resume")
     checked_run_config(path)
     before, given = read_run_config(path), dict(named)
     after = merge_settings(before, given.items())
@@ -284,7 +259,7 @@ def check_resume(
     config, data = _prepared(config)
     scan(data, config.data)
     if config.data.like:
-        _like_manifest(config.data.like)
+        check_is_run(config.data.like, name="like")
     return (None if status == "finished" and not extended else config), path
 
 
