@@ -13,7 +13,7 @@ from pathlib import Path
 from vitft.models.pretrained.fetch import sha256_of
 from vitft.system.files import write_atomically
 
-DIGEST_KEY = "vitft.sha256"
+_DIGEST_KEY = "vitft.sha256"
 _DATA_DIGEST_KEY = "vitft.data_sha256"  # key of the digest of model.onnx.data, if any
 _METADATA_FIELD = 0x72  # tag of `metadata_props` in a `ModelProto`: field 14, with a length
 CHANGED = "the sha256 of the contents differs from the recorded one"
@@ -29,7 +29,7 @@ def _metadata_entry(key: str, value: str) -> bytes:
     return bytes([_METADATA_FIELD, len(pair)]) + pair
 
 
-_DIGEST_SIZE = len(_metadata_entry(DIGEST_KEY, "0" * 64))
+_DIGEST_SIZE = len(_metadata_entry(_DIGEST_KEY, "0" * 64))
 
 
 def _data_file(graph: Path) -> Path:
@@ -43,12 +43,12 @@ def add_graph_digest(graph: Path) -> None:
     if _data_file(graph).is_file():
         content += _metadata_entry(_DATA_DIGEST_KEY, sha256_of(_data_file(graph)))
     digest = hashlib.sha256(content).hexdigest()
-    write_atomically(graph, [content, _metadata_entry(DIGEST_KEY, digest)])
+    write_atomically(graph, [content, _metadata_entry(_DIGEST_KEY, digest)])
 
 
 def has_changed(graph: Path) -> bool:
     """Return whether a file ends with a digest, and its contents do not match it."""
-    if (found := recorded_digest(graph)) is None:
+    if (found := _recorded_digest(graph)) is None:
         return False
     with (
         graph.open("rb") as file,
@@ -58,13 +58,13 @@ def has_changed(graph: Path) -> bool:
         return found != hashlib.sha256(before).hexdigest().encode()
 
 
-def recorded_digest(graph: Path) -> bytes | None:
+def _recorded_digest(graph: Path) -> bytes | None:
     """Return the digest at the end of a file, or None if the file does not end with one."""
     with graph.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - _DIGEST_SIZE))
         entry = file.read()
-    return entry[-64:] if entry.startswith(_metadata_entry(DIGEST_KEY, "0" * 64)[:-64]) else None
+    return entry[-64:] if entry.startswith(_metadata_entry(_DIGEST_KEY, "0" * 64)[:-64]) else None
 
 
 def contradicts_metadata(graph: Path, metadata: Mapping[str, str]) -> bool:
@@ -73,7 +73,7 @@ def contradicts_metadata(graph: Path, metadata: Mapping[str, str]) -> bool:
     This finds what `has_changed` cannot: a digest that is no longer at the end of the file, because
     another tool has written the graph again, and a damaged data file.
     """
-    if DIGEST_KEY in metadata and recorded_digest(graph) != metadata[DIGEST_KEY].encode():
+    if _DIGEST_KEY in metadata and _recorded_digest(graph) != metadata[_DIGEST_KEY].encode():
         return True
     recorded = metadata.get(_DATA_DIGEST_KEY)
     return recorded is not None and recorded != sha256_of(_data_file(graph))
