@@ -1,6 +1,7 @@
 """Training images are recognised among images to evaluate, also after they were saved again."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from tests.support.pictures import encoded, read, scene, scenes_folder
 from tests.training.test_run import run_it
 from vitft.cli.main import main
 from vitft.data import Images, find_labelled
-from vitft.metrics import EvaluatedData
 from vitft.predict import evaluate
 
 CLASSES = ("cat", "dog")
@@ -36,7 +36,7 @@ def saved_again(photos: Path, into: Path, *, name: str = "{}") -> Path:
     return into
 
 
-def judged(data: Path, run: Path) -> tuple[int, EvaluatedData]:
+def judged(data: Path, run: Path) -> tuple[int, Any]:
     results = evaluate(find_labelled(data), str(run), device="cpu").results
     return results["images"], results["data"]
 

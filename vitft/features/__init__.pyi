@@ -47,7 +47,6 @@ from .logistic import solve_logistic as solve_logistic
 from .neighbours import most_similar as most_similar
 from .neighbours import nearest_neighbours as nearest_neighbours
 from .neighbours import votes_outside_group as votes_outside_group
-from .ood import Features as Features
 from .ood import Reference as Reference
 from .ood import fit_reference as fit_reference
 from .ood import limit_of as limit_of

@@ -124,10 +124,7 @@ class Fingerprints:
         return np.stack([self.by_digest[digest] for digest in digests])
 
     def duplicate_groups(self, similar: Sequence[IndexPair] = ()) -> dict[str, str]:
-        """Map the digest of each image that has near-duplicates to the name of its group.
-
-        `similar` are pairs of indices in `by_digest` to compare even if their hashes differ.
-        """
+        """Map digests of near-duplicates to groups; also compare `similar` pairs of indices."""
         digests = list(self.by_digest)
         table = self.table(digests)
         pairs = {*near_pairs(table), *copies_among(table, similar)}

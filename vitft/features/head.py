@@ -34,10 +34,10 @@ from vitft.features.folds import (
     stratified_subset,
 )
 from vitft.features.logistic import (
+    LARGE_VALUES,
     Penalty,
     Standardizer,
     class_balanced_weights,
-    is_large,
     minimise,
     rough_fit,
     sample_weights,
@@ -596,10 +596,7 @@ class SolvedHead:
 
     @property
     def l2(self) -> float:
-        """L2 penalty of the logistic regression on standardised features.
-
-        If each label has its own penalty, this is their median.
-        """
+        """L2 penalty on standardised features or, if each label has its own, their median."""
         penalty = self.method.l2
         return penalty if isinstance(penalty, float) else median(penalty)
 
@@ -648,7 +645,7 @@ def solve_head(
     fit = functools.partial(
         solve_logistic, y=y, sample_weight=weights[None], classes=classes, l2=method.l2
     )
-    if is_large(own):  # read in place, leaving memory-mapped features on disk
+    if own.numel() > LARGE_VALUES:  # read in place, leaving memory-mapped features on disk
         logistic = fit(own, standardizer=leading)[0]
     else:
         scaled = leading(own)

@@ -122,11 +122,6 @@ _TOLERANCE_CLASSES = 10
 as the gradients do."""
 
 
-def is_large(x: Tensor) -> bool:
-    """Return whether a feature matrix should be read in chunks instead of copied."""
-    return x.numel() > LARGE_VALUES
-
-
 @dataclass(frozen=True, slots=True)
 class Standardizer:
     """Feature scaling to zero mean and unit variance; it can be folded into a head."""
@@ -137,7 +132,7 @@ class Standardizer:
     @classmethod
     def fit(cls, x: Tensor) -> Self:
         """Fit to training features (n, D), leaving constant dimensions unscaled."""
-        if not is_large(x):
+        if x.numel() <= LARGE_VALUES:
             std, mean = torch.std_mean(x, dim=0, correction=0)
         else:  # chunk by chunk, in float64
             total = x.new_zeros(x.shape[1], dtype=torch.float64)

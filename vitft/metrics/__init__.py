@@ -1,4 +1,4 @@
-"""Accuracy, intervals and calibration. Only `classification` and `targets` import torch."""
+"""Accuracy, intervals and calibration. Only `classification` imports torch."""
 
 import lazy_loader
 

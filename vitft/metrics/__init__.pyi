@@ -38,12 +38,7 @@ from .intervals import score_interval as score_interval
 from .intervals import sign_flip as sign_flip
 from .intervals import student_t_quantile as student_t_quantile
 from .intervals import wilson_interval as wilson_interval
-from .results import AuditResults as AuditResults
 from .results import ClassEstimate as ClassEstimate
-from .results import CopyGroup as CopyGroup
-from .results import CopyMember as CopyMember
-from .results import EvaluatedData as EvaluatedData
-from .results import FinalTestResults as FinalTestResults
 from .results import Metrics as Metrics
 from .results import Results as Results
 from .results import RunResults as RunResults
