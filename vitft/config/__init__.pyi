@@ -12,4 +12,3 @@ from .run import to_toml as to_toml
 from .sections import DataSpec as DataSpec
 from .sections import OptimSpec as OptimSpec
 from .sections import TrainSpec as TrainSpec
-from .sections import WeightsSpec as WeightsSpec
