@@ -144,11 +144,15 @@ class PredictRequest:
     def check_graph(self, path: Path) -> None:
         """Raise UsageError if an option does not work with the ONNX graph at `path`."""
         if used := [*[f"--engine {self.engine}"] * (self.engine != "auto"), *self.torch_options]:
-            raise UsageError(
-                f"{used[0]} cannot be used with the ONNX graph {path}, which onnxruntime runs on "
-                "the CPU",
-                fix=f"remove {used[0]}, or use the run directory",
-            )
+            raise not_for_graphs(used[0], path)
+
+
+def not_for_graphs(option: str, path: Path) -> UsageError:
+    """Return the error for an option that does not work with an ONNX graph."""
+    return UsageError(
+        f"{option} cannot be used with the ONNX graph {path}, which onnxruntime runs on the CPU",
+        fix=f"remove {option}, or use the run directory",
+    )
 
 
 def check_threshold(

@@ -25,6 +25,7 @@ from vitft.models.timm_model import Model
 from vitft.predict.engine import Engine, Pipeline, Views
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.postprocess import Postprocess, Scores
+from vitft.predict.request import not_for_graphs
 from vitft.predict.rows import Prediction
 from vitft.system.device import (
     BatchLimit,
@@ -35,7 +36,7 @@ from vitft.system.device import (
     to_device,
     worker_threads,
 )
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import RunError
 from vitft.system.suggest import Spelling, option
 
 if TYPE_CHECKING:
@@ -266,9 +267,5 @@ def open_engine(
     if path.suffix.lower() != ".onnx":
         return Predictor.from_run(run, device=device)
     if device not in ("auto", "cpu"):
-        raise UsageError(
-            f"device {device} cannot be used with the ONNX graph {path}, which onnxruntime runs on "
-            "the CPU",
-            fix="use device auto or cpu, or the run directory in place of the graph",
-        )
+        raise not_for_graphs(f"device {device}", path)
     return OnnxEngine(path)
