@@ -60,11 +60,7 @@ class Engine:
     reference: Reference | None = None  # statistics of the run's training features
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
-        """Decode and preprocess an image file, given as bytes; return (S, S, 3).
-
-        Raises:
-            ImageError: The bytes are not a usable image, or it has more than `max_pixels`.
-        """
+        """Decode and preprocess the bytes of an image file (S, S, 3), or raise an ImageError."""
         grey_range = self.transform.grey_range
         decoded = decode(data, name, max_pixels=max_pixels, grey_range=grey_range)
         return self.view_of(decoded.image)
@@ -74,11 +70,7 @@ class Engine:
         return self.transform.pixels(image)
 
     def scores(self, views: Views) -> Scores:
-        """Return float32 scores for views (B, S, S, 3).
-
-        Raises:
-            RunError: The model cannot be run, or its file is damaged.
-        """
+        """Return float32 scores for views (B, S, S, 3); a damaged model raises a RunError."""
         raise NotImplementedError
 
     def start(self, views: Views) -> Callable[[], Scores]:
@@ -116,11 +108,7 @@ class Pipeline:
     differs: list[bool] = field(default_factory=list)  # whether each mirror image changes the class
 
     def predict(self, sources: Iterable[ImageSource]) -> Iterator[Prediction]:
-        """Yield one prediction per source, in order, with an error if the image is unusable.
-
-        Raises:
-            RunError: The engine cannot compute the scores, or some logits are not finite.
-        """
+        """Yield one prediction per source, in order, with an error if the image is unusable."""
 
         def load(source: ImageSource) -> LoadedImage:
             try:

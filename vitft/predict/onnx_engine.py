@@ -28,12 +28,7 @@ _ONNX_BATCH_SIZE = 16  # number of images per call to a graph with a fixed image
 
 
 class OnnxEngine(Engine):
-    """An `Engine` that runs an ONNX graph written by `vitft export`.
-
-    Raises:
-        UsageError: onnxruntime is not installed.
-        RunError: The file is damaged or was not written by vitft.
-    """
+    """An `Engine` that runs an ONNX graph written by `vitft export`."""
 
     def __init__(self, path: Path) -> None:
         require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))

@@ -43,11 +43,8 @@ _SPARE_MISTAKES = 1.0
 """The requested precision must allow this many mistakes in addition to the e expected ones. Without
 this margin, a threshold could be based on a single image; with it, p = 0.99 needs at least 100
 predictions at or above the threshold."""
-_SIGNIFICANCE = 0.05
-"""Significance level of the binomial test: p is rejected if the probability of k or more mistakes
-at precision p is below this level."""
-_LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)
-"""Precisions to suggest instead if no threshold reaches the requested precision."""
+_SIGNIFICANCE = 0.05  # p is rejected if k or more mistakes at precision p are less probable
+_LOWER_PRECISIONS = (0.99, 0.98, 0.97, 0.95, 0.9, 0.8, 0.7)  # to suggest instead
 
 
 class Answers(NamedTuple):
@@ -100,8 +97,7 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
 
     Raises:
         RunError: The run has no validation predictions, or a file of the run is damaged.
-        UsageError: No threshold reaches the precision, usually because there are too few images or
-            too many mistakes.
+        UsageError: No threshold reaches the precision.
     """
     held_out = _held_out(run, spell)
     validation, training = held_out.validation, held_out.probability

@@ -45,14 +45,13 @@ from vitft.system.text import count
 # what the pages of `vitft serve` and `vitft label` have in common ---------------------------------
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-_SECURITY_HEADERS = {
+_SECURITY_HEADERS = {  # of every response that does not set them itself
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""Headers added to every response that does not set them itself."""
 _Observer = Callable[[Scope, int, float], None]
 
 
@@ -191,8 +190,7 @@ class BodyReader:
 
     def __init__(self, max_bytes: int, seconds: float) -> None:
         self.max_bytes, self.seconds = max_bytes, seconds
-        self.used = 0
-        """Number of bytes of all bodies in memory."""
+        self.used = 0  # number of bytes of all bodies in memory
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:

@@ -38,17 +38,12 @@ log = logging.getLogger(__name__)
 
 
 RETRY_SOON = {"Retry-After": "1"}
-_SCAN_MARKER = b"\xff\xda"
-"""Marker at the start of each JPEG scan. It cannot occur in the compressed data of a scan."""
+_SCAN_MARKER = b"\xff\xda"  # at the start of each JPEG scan, but never in its compressed data
 _Output = TypeVar("_Output")
 
 
 class BatchQueue:
-    """Queue that shares one model among concurrent requests of one event loop.
-
-    Raises:
-        RunError: The model's scores are not finite.
-    """
+    """Queue that shares one model among concurrent requests of one event loop."""
 
     def __init__(self, engine: Engine, postprocess: Postprocess, limits: ServeLimits) -> None:
         self.engine, self.limits = engine, limits
@@ -121,10 +116,7 @@ class BatchQueue:
         return found.top(top_k)
 
     async def explain(self, data: bytes, name: str, target: int | None) -> bytes:
-        """Return a PNG of an image overlaid with the relevance of its patches for a class.
-
-        `target` is the index of the class, or None for the most probable one.
-        """
+        """Return a PNG of an image overlaid with the relevance of its patches for a class index."""
 
         def draw(view: Views, heat: ScoreArray) -> bytes:
             buffer = io.BytesIO()
@@ -195,11 +187,8 @@ async def run_in(
 # metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log ---
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper bounds of the buckets of the latency histogram, in seconds."""
-
-request_log = logging.getLogger("vitft.serve.requests")
-"""Logger of the access log, with one record of level DEBUG per request."""
+_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
+request_log = logging.getLogger("vitft.serve.requests")  # the access log, of level DEBUG
 
 
 class ServerMetrics:

@@ -68,8 +68,7 @@ class _Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
-    exit_code = 0
-    """Exit code for the signal that stopped the server, or 0."""
+    exit_code = 0  # for the signal that stopped the server, if any
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - of uvicorn
         if self.should_exit:

@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from vitft.features.head import default_penalty
 from vitft.features.logistic import Standardizer, class_balanced_weights, linear_logits, rough_fit
 
-_ROUNDS = (10, 20, 40, 80)
-"""Number of clusters per round. Each round adds a picture from each cluster that has none."""
+_ROUNDS = (10, 20, 40, 80)  # clusters; each round adds a picture from each that has none
 _CLUSTERED = 10_000  # maximum number of pictures that are clustered, a random subset of more
 _RESTARTS, _ITERATIONS = 4, 25
 _CANDIDATES = 1000  # maximum number of pictures from which an uncertain one is chosen

@@ -37,13 +37,10 @@ Mode = Literal["mixed", "audit"]
 _AUDIT_SIZE, _AUDIT_FRACTION = 200, 5
 """The audit sample contains 1 / `_AUDIT_FRACTION` of all pictures, but at most `_AUDIT_SIZE`."""
 _AUDIT_START, _AUDIT_EVERY = 4, 4
-"""In mixed mode, the first 8 pictures are chosen ones. One audit picture then follows every 4
-chosen pictures.
-"""
+"""In mixed mode, one audit picture follows every 4 chosen pictures after the first 8."""
 TYPICAL_START, _TYPICAL_EVERY = 10, 4
 """The first 10 chosen pictures are typical, and so is every fourth of the later ones."""
-_STAND_IN_WEIGHT = 5.0
-"""Total weight of the pictures that represent a class of the run, in units of one answer."""
+_STAND_IN_WEIGHT = 5.0  # total weight of the pictures that represent a class, in answers
 _MANY = 40  # maximum number of pictures to confirm at once
 _MAX_CLASSES, _MAX_NAME = 1000, 80
 
@@ -52,11 +49,7 @@ class Session:
     """Answers about the pictures of a pool, and the next questions.
 
     `prefix` precedes the paths of the pool in the open file of answers. `classes` are initial ones
-    in addition to those of the pool.
-
-    Raises:
-        UsageError: The name of a class is invalid; also raised by methods, as for pictures that are
-            unknown or have an answer.
+    in addition to those of the pool. Wrong names and pictures raise a UsageError.
     """
 
     def __init__(
@@ -246,10 +239,7 @@ class Session:
         return found
 
     def likely(self, label: str) -> list[tuple[int, float]]:
-        """Return up to `_MANY` unlabelled pictures that probably belong to a class.
-
-        The pairs (picture, probability) are outside the audit sample, most probable first.
-        """
+        """Return up to `_MANY` unlabelled pictures and probabilities of a class, highest first."""
         if label not in self.classes:
             raise UsageError(f"there is no class {label}", fix="reload the page")
         number = self.classes.index(label)
