@@ -243,11 +243,7 @@ def _results_of_model(run: str | None, checkpoint: Path, carried: Results | None
 
 
 def _place_of_model(run: str | None, checkpoint: Path) -> str:
-    """Return where a model was found, in the user's words, e.g. `runs/latest`.
-
-    If a folder contains several models and the user named none of them, it is followed by the one
-    that was chosen.
-    """
+    """Return where a model was found, and which one if the user named none of several there."""
     place = run or f"{BASE}/{LATEST}"
     others = [name for name in model_files(checkpoint.parent) if name != checkpoint.name]
     if others and not (run and run_path(run).is_file()):

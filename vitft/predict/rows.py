@@ -26,12 +26,8 @@ class Prediction:
 
     path: str
     classes: tuple[str, ...] = ()  # most probable first; all labels of a multi-label model
-    probabilities: tuple[float, ...] = ()
-    """Probability of each of `classes`; the probabilities of all classes of the model sum to 1,
-    unless it is a multi-label model."""
-    labels: tuple[str, ...] | None = None
-    """Labels assigned to the image, most probable first; None if each image has exactly one
-    class."""
+    probabilities: tuple[float, ...] = ()  # of each of `classes`
+    labels: tuple[str, ...] | None = None  # labels of the image; None for a model of one class
     labels_probability: float = 0.0
     """Probability that the image has exactly `labels`, assuming that labels are independent."""
     notes: tuple[str, ...] = ()  # such as `NOT_SURE` and `OUT_OF_DISTRIBUTION`

@@ -32,12 +32,7 @@ chosen: one of `_KINDS`."""
 
 
 class AnswerFile:
-    """Open answer file, locked against other processes.
-
-    Raises:
-        DataError: The file has other columns, or a line is invalid.
-        LockedError: Another process has the file open.
-    """
+    """Open answer file, locked against other processes; a DataError names an invalid line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,10 +88,7 @@ class AnswerFile:
         self.steps.append(step)
 
     def undo(self) -> list[_Answer]:
-        """Remove the answers of the last step, if any, from the file and return them.
-
-        The answers of earlier sessions are removed one by one.
-        """
+        """Remove the last step, or one answer of an earlier session, and return its answers."""
         if not self.steps:
             return []
         self.check_unchanged()

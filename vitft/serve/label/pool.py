@@ -48,11 +48,7 @@ class PicturePool:
 
 
 def find_pictures(root: Path) -> Images:
-    """Return the image files in and below a folder, without opening them.
-
-    Raises:
-        DataError: The folder is missing, cannot be read or contains no images.
-    """
+    """Return the image files in and below a folder, without opening them; or raise a DataError."""
     check_is_folder(root)
     walk = Walk(os.fspath(root))
     paths = [*walk.images()]
@@ -76,9 +72,6 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
     """Compute the features of a folder's pictures, or read them from the cache.
 
     The features come from `weights` or, if `run` is given, from the model of the run.
-
-    Raises:
-        DataError: None of the files can be read.
     """
     from vitft.features import extract as features
     from vitft.predict.torch_engine import Predictor
