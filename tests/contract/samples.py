@@ -117,6 +117,11 @@ def make_samples(samples: Samples, weights: Path) -> Iterator[None]:
     stdout_of(f"finetune {parts} --fixes checked/fixes.csv --like solved --out fixed{machine}")
     samples.add("comparison", json.loads(stdout_of("compare solved fixed --format json")))
     samples.add("recipes", json.loads(stdout_of("recipes --format json")))
+    for options in ("", " --size tiny"):
+        samples.add("weights", json.loads(stdout_of(f"weights list --format json{options}")))
+    samples.add("error", json.loads(stdout_of("check nowhere --format json", 3)))
+    line = f"finetune --data groups.csv --out printed --format json{machine}"
+    samples.add("finetune", json.loads(stdout_of(line)))
     yield
     add_answers(samples)
     yield
@@ -202,7 +207,8 @@ def add_exports(samples: Samples) -> None:
     """Add what describes exported models."""
     import onnx
 
-    stdout_of("export --run solved --preprocessing --transformers --out export")
+    line = "export --run solved --preprocessing --transformers --out export --format json"
+    samples.add("exported", json.loads(stdout_of(line)))
     stdout_of("export --run groups --transformers --out export-groups/transformers")
     stdout_of("export --run several --onnx --out export-several/onnx")
     samples.add_files(Path("export/preprocessing"), {"preprocessing.json": "preprocessing"})

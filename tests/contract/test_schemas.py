@@ -22,12 +22,13 @@ RARE = {
     "environment": {"earlier"},
     "evaluation": {"confused_pairs"},
     "eval": {"confused_pairs"},
+    "exported": {"problem", "fix"},
     "graph": {"grey_range"},
     "metrics": {"cv_classes"},
     "preprocessing": {"grey_range"},
 }
-"""Fields that the samples lack, because they need many classes, 16-bit images or a resumed run with
-other arithmetic. Trials of a budget are left out."""
+"""Fields that the samples lack, because they need many classes, 16-bit images, a resumed run with
+other arithmetic or an export that predicts differently. Trials of a budget are left out."""
 
 
 @pytest.fixture(scope="module")

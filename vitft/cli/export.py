@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Command
@@ -10,6 +11,7 @@ from vitft.export.plan import (
     EXPORT_FORMATS,
     FOREIGN_FORMATS,
     NUM_COMPARED,
+    ExportPlan,
     plan_export,
 )
 from vitft.system import console
@@ -18,6 +20,9 @@ from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step
 from vitft.system.text import count, labelled, listing, shell_quote
 
+if TYPE_CHECKING:
+    from vitft.export.job import Exported
+
 _FORMATS = "\n".join(f"--{name}  {text}" for name, text in EXPORT_FORMATS.items())
 
 
@@ -25,7 +30,7 @@ def _by_option(name: str) -> UsageError:
     """Return the error for `--format NAME`, which names the option."""
     known = name.lower().replace("_", "-")
     found = FOREIGN_FORMATS.get(known, known)
-    problem = "export has one option for each format, and no --format"
+    problem = "--format is table or json, and each export format has its own option"
     if found != known:
         problem = f"export does not write {name}"
     if found in EXPORT_FORMATS:
@@ -39,13 +44,13 @@ def _by_option(name: str) -> UsageError:
     f"""
 formats:  one or more formats (several are written to one folder each)
 {_FORMATS}
---format NAME  -
 ONNX and PyTorch graphs:
 --with-preprocessing  accept uint8 images and normalise them inside the graph
 --with-resize  ONNX only: accept images of any size
 run:
 --run RUN  run directory, checkpoint or hf:OWNER/NAME (default: runs/latest)
 --out DIR  new folder for the export (default: export, or export-2 and so on)
+--format FORMAT := table  print what was written as text (table) or as one JSON object (json)
 --images N := {NUM_COMPARED}  number of validation images used to compare the exported model with
     the original
 --licence NAME  licence stated in the README, e.g. mit (default: licence of the pretrained weights)
@@ -65,7 +70,7 @@ def _export_command(args: argparse.Namespace) -> int:
     """Export the model, print a comparison with the run, and push the export if requested."""
     from vitft.models.find import find_model
 
-    if args.format:  # as in other tools
+    if args.format not in ("table", "json"):  # as in other tools
         raise _by_option(args.format)
     options = (
         *("with_preprocessing", "with_resize", "images", "licence"),
@@ -85,6 +90,8 @@ def _export_command(args: argparse.Namespace) -> int:
     done = export_run(args.run, plan)
     for text in done.notes:
         output.note(text)
+    if args.format == "json":
+        return _print_json(done, plan)
     noise = "random noise, because the validation images are missing"
     on = count(done.images, "validation image") if done.images else noise
     changed = count(done.changed, "changed prediction")
@@ -128,3 +135,31 @@ def _export_command(args: argparse.Namespace) -> int:
         output.note(f"pushing to {plan.repo}")
         output.result(f"pushed: {push(done, plan)}")
     return 0
+
+
+def _print_json(done: "Exported", plan: ExportPlan) -> int:
+    """Push an export if requested, print it as JSON (docs/schemas), and return the exit code."""
+    from vitft.export.job import push
+
+    is_pushed = plan.repo and not plan.dry_run and not done.refused
+    single = len(plan.formats) == 1
+    output.as_json(
+        {
+            "folder": str(done.folder),
+            "images": done.images,
+            "formats": [
+                {
+                    "name": one.name,
+                    "folder": str(done.folder if single else done.folder / one.name),
+                    "loaded_by": one.by,
+                    "logit_difference": one.difference,
+                    "changed": one.changed,
+                    "bytes": one.size,
+                }
+                for one in done.rows
+            ],
+            "rejected": [{"problem": error.problem, "fix": error.fix} for error in done.refused],
+            "pushed": push(done, plan) if is_pushed else None,
+        }
+    )
+    return RunError.exit_code if done.refused else 0

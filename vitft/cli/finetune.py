@@ -60,6 +60,7 @@ run options:
 --max-time TIME  stop after a time, e.g. 90s, 10m or 2h, to continue with --resume (--budget plans
     trials by the time)
 --dry-run  check all inputs, print the settings and what would be trained, and exit
+--format table|json := table  print the results as text or as one JSON object
 --seed N  seed for split and training (--set train.seed=N keeps the split, default: 0)
 """,
     changed={
@@ -86,7 +87,7 @@ def finetune_command(args: argparse.Namespace) -> int:
 
 def _finetune(args: argparse.Namespace) -> int:
     """Check the request, train, print the metrics, and return the exit code."""
-    from vitft.cli.summary import print_summary
+    from vitft.cli.summary import print_json, print_summary
     from vitft.data.demo import demo_data
     from vitft.training.checks import check_request
 
@@ -113,6 +114,9 @@ def _finetune(args: argparse.Namespace) -> int:
         from vitft.training.run import run_finetuning
 
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
+    if args.format == "json":
+        print_json(result.run, result.figures, status=result.status)
+        return result.exit_code
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
     if result.everything_s is not None:
@@ -135,6 +139,8 @@ def _print_dry_run(args: argparse.Namespace) -> int:
 
     if args.resume:
         raise UsageError("--dry-run and --resume cannot be combined", fix="use only one of them")
+    if args.format == "json":
+        raise UsageError("--dry-run prints settings as TOML, not as JSON", fix="remove --format")
     config = requested_config(args.recipe, named_settings(args))
     with temporary_demo_data(config.data) as data, sizes_assumed():
         ready = replace(config, data=data)

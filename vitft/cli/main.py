@@ -7,8 +7,10 @@ runs. Therefore, `--help` and errors in the options do not wait for torch.
 import argparse
 import errno
 import importlib
+import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -72,6 +74,9 @@ def _run_command(arguments: list[str]) -> int:
         if "--debug" in arguments:
             sys.stderr.write(redacted(traceback.format_exc()))
         output.fail(error)
+        if re.search(r"(^| )(--format[ =]json|--json)( |$)", " ".join(arguments)):
+            fields = {"problem": error.problem, "fix": error.fix, "exit_code": error.exit_code}
+            sys.stdout.write(json.dumps({"error": fields}, indent=2) + "\n")
         return error.exit_code
     except KeyboardInterrupt as stop:  # Ctrl-C, or Stopped with the exit code of its signal
         sys.stderr.write("vitft: interrupted\n")

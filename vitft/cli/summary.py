@@ -1,5 +1,7 @@
 """The screen at the end of `vitft finetune`: results, findings to decide on, next commands."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 from vitft.cli import output
@@ -59,3 +61,17 @@ def print_summary(
     shown = [line] if len(line) <= _ONE_LINE else steps
     for number, step in enumerate(shown if status == "finished" else ()):
         output.note(labelled("" if number else "Next", step))
+
+
+def print_json(run: Path, found: RunResults | None, *, status: str) -> None:
+    """Write the report of a run, and print its results as one JSON object (docs/schemas)."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    page = report_of_new_run(run) if found else None
+    fields = {
+        "run": str(run),
+        "status": status,
+        "results": replace(run_results(run, found), name=run.name).to_json() if found else None,
+        "report": page and str(page),
+    }
+    output.as_json(fields)

@@ -20,39 +20,62 @@ from vitft.system.text import duration
 --licence NAME  list only weights with this licence: open (no further terms), commercial (allows
     commercial use) or e.g. apache-2.0
 --data WORD  list only weights trained on this dataset, e.g. 21k
+--format
 """,
     help="list recommended weights, or the whole catalogue",
 )
 def _list_weights(args: argparse.Namespace) -> int:
     """Print recommended weights or, with a filter or --all, entries of the catalogue as a table."""
-    from vitft.models.pretrained.catalog import catalog_entries
+    from vitft.models.pretrained.catalog import catalog_entries, machine_speed, recommendations
 
-    if not (args.all or args.size or args.licence or args.data):
-        from vitft.models.pretrained.catalog import machine_speed, recommendations
-
-        speed, rows = machine_speed(), list[tuple[str, ...]]()
-        for one in recommendations():
-            time = duration(max(1, one.seconds(1000, speed)))
-            licence = marked_licence(one.licence)
-            rows.append((one.name, one.tier or "", licence, f"{one.megabytes:,}", time))
+    is_short = not (args.all or args.size or args.licence or args.data)
+    licence = (args.licence or "").lower()
+    terms = {"open": ("open",), "commercial": ("open", "own terms")}.get(licence, ())
+    entries = [
+        entry
+        for entry in (recommendations() if is_short else catalog_entries())
+        if (licence_terms(entry.licence) in terms or licence in ("", entry.licence.lower()))
+        and args.size in (None, "", entry.size)
+        and (args.data or "").lower() in entry.data
+    ]
+    if not entries:
+        raise UsageError("no weights match all filters", fix="remove one of the filters")
+    speed = machine_speed() if is_short else 1.0
+    times = [max(1.0, entry.seconds(1000, speed)) for entry in entries]
+    if args.format == "json":
+        fields: list[dict[str, Any]] = [
+            {
+                "name": entry.name,
+                "data": entry.data,
+                "licence": entry.licence,
+                "classes": entry.num_classes,
+                "image_size": list(entry.image_size),
+            }
+            for entry in entries
+        ]
+        for one, entry, time in zip(fields, entries, times, strict=True):
+            if is_short:
+                one |= {"tier": entry.tier, "megabytes": entry.megabytes, "seconds": round(time)}
+        output.as_json({"weights": fields})
+        return 0
+    rows: list[tuple[str, ...]] = []
+    if is_short:
+        for entry, time in zip(entries, times, strict=True):
+            cost = f"{entry.megabytes:,}", duration(time)
+            rows.append((entry.name, entry.tier or "", marked_licence(entry.licence), *cost))
         headings = ("recommended weights", "", "licence", "MB", "1,000 images")
         output.table(headings, rows, numbers=2)
         machine = "a GPU" if has_gpu() else "this CPU"
         output.note(f"times are estimates for one pass over 1,000 images on {machine}")
         output.note("no account is required. `vitft weights list --all` lists the whole catalogue")
         return 0
-    licence = (args.licence or "").lower()
-    terms: Any = {"open": ("open",), "commercial": ("open", "own terms")}.get(licence)
-    rows = []
-    for entry in catalog_entries():
-        name = entry.licence.lower()
-        is_licensed = licence_terms(entry.licence) in terms if terms else licence in ("", name)
-        is_meant = args.size in (None, "", entry.size) and (args.data or "").lower() in entry.data
-        if is_licensed and is_meant:
-            shown = (marked_licence(entry.licence), str(entry.num_classes or "-"))
-            rows.append((entry.name, entry.data, *shown, "x".join(map(str, entry.image_size))))
-    if not rows:
-        raise UsageError("no weights match all filters", fix="remove one of the filters")
+    rows = [
+        (
+            *(entry.name, entry.data, marked_licence(entry.licence)),
+            *(str(entry.num_classes or "-"), "x".join(map(str, entry.image_size))),
+        )
+        for entry in entries
+    ]
     headings = ("name", "trained on", "licence", "classes", "px")
     output.table(headings, rows, numbers=2, drop=("px", "classes", "trained on"))
     output.note("none of these files is gated: no account is required")
