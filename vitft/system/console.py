@@ -37,10 +37,12 @@ def visible(text: str) -> str:
     This prevents file names from moving the cursor, hiding text or breaking lines. Passwords in
     URLs are removed.
     """
-    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    hidden, text = ("Cc", "Cf", "Cs", "Zl", "Zp"), redacted(text)
+    if text.isprintable():
+        return text
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c
-        for c in redacted(text)
+        for c in text
     )
 
 

@@ -18,7 +18,14 @@ from vitft.data.image_table import Row
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
-from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
+from vitft.features.head import (
+    SINGLE_THREAD_VALUES,
+    HeadMethod,
+    LinearHead,
+    SolvedHead,
+    cross_validate,
+    solve_head,
+)
 from vitft.features.neighbours import nearest_neighbours
 from vitft.messages.results import (
     BEST_RULE,
@@ -92,7 +99,11 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
             read=training.shape[1] if extractor is None else extractor.prefix.leading,
         )
 
-    with fitted.runtime.stopper.deferred_to_next(when=group.size > 1):  # none waits for another
+    few = len(data.manifest.rows) * model.feature_size < SINGLE_THREAD_VALUES
+    with (
+        fitted.runtime.stopper.deferred_to_next(when=group.size > 1),  # none waits for another
+        one_thread(when=few),
+    ):
         with console.quiet_step("fitting the head"):
             solved = group.main_only(solve)
         if not solved.method.reads_several:
