@@ -40,6 +40,14 @@ def test_a_link_back_to_a_folder_above_is_not_followed(here: Path) -> None:
     assert len(names("photos")) == 5
 
 
+def test_a_folder_that_another_one_links_to_is_listed_at_both_places(here: Path) -> None:
+    (here / "photos" / "c").symlink_to("a")
+
+    assert names("photos")[3:] == [
+        f"photos/{n}" for n in ("a/b/1.jpg", "c/2.jpg", "c/b/1.jpg", "z.webp")
+    ]
+
+
 def test_paths_of_a_list_are_relative_to_the_list_or_the_current_folder(here: Path) -> None:
     (here / "photos" / "list.txt").write_text("a.jpg\nz.webp\r\n\n# a remark\ngone.jpg\n")
     (here / "lists").mkdir()

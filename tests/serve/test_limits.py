@@ -87,6 +87,15 @@ def test_requests_beyond_the_limit_of_connections_are_refused() -> None:
         assert client.ask("GET", "/healthz").status == 503
 
 
+def test_connections_beyond_the_limit_are_closed() -> None:
+    with serving(make_predictor(), ServeLimits(connections=3)) as client, ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(client.raw(b"GET /healthz"))
+        beyond = [stack.enter_context(client.raw(b"")) for _ in range(3)]
+
+        assert [one.recv(1) for one in beyond] == [b"", b"", b""]
+
+
 def test_uploads_share_a_memory_budget_and_release_it() -> None:
     start = HEAD + b"Content-Length: 20000\r\n\r\n" + bytes(19_999)
     with serving(make_predictor(), ServeLimits(max_bytes=20_000)) as client:

@@ -125,7 +125,17 @@ def tar_entries(
         stream.read(_CHUNK_BYTES)
 
 
-def _zip_entries(file: IO[bytes]) -> Iterator[ArchiveEntry]:
+def _zip_entries(file: IO[bytes], limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
+    # zipfile reads the whole central directory, whose size is at the end of the file (PKWARE's
+    # APPNOTE.TXT, sections 4.3.14 to 4.3.16)
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 2**17))
+    tail = file.read()
+    at, large = tail.rfind(b"PK\x05\x06"), tail.rfind(b"PK\x06\x06")
+    size = struct.unpack_from("<L", tail, at + 12)[0] if 0 <= at <= len(tail) - 22 else 0
+    if 0 <= large <= len(tail) - 56:
+        size = max(size, struct.unpack_from("<Q", tail, large + 40)[0])
+    if size > 120 * limits.entries:
+        raise ArchiveRefusedError(f"it has more than {limits.entries:,} entries")
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             is_plain = info.is_dir() or (
@@ -199,7 +209,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
         packed, head = os.fstat(file.fileno()).st_size, file.read(tarfile.BLOCKSIZE)
         file.seek(0)
         if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            entries = _zip_entries(file)
+            entries = _zip_entries(file, limits)
         elif head[:2] == b"\x1f\x8b":
             entries = tar_entries(gzip.GzipFile(fileobj=file), packed, limits)
         elif head[257:262] == b"ustar":

@@ -309,7 +309,8 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
         if not existed:
             for place in (folder, folder.parent, root):
                 with contextlib.suppress(OSError):
-                    place.rmdir()  # only succeeds on an empty folder
+                    if place.is_relative_to(root):
+                        place.rmdir()  # only succeeds on an empty folder
         problem = f"is missing or incomplete in {root} and could not be fetched ({reason})"
         fix = f"put {wanted} into {folder}, or set data.root to the folder that has them. Without "
         fix += f"them, try --data demo --image-size {PUBLISHED_SIZES[kind.__name__][2][0]}"

@@ -64,6 +64,8 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
         if problem:
             raise reader.error(problem, column="class", fix=fix)
         changes[name] = reader.checked(row["new_class"], "new_class").strip()
+    if not changes:
+        raise reader.error("the table lists no classes")
     new = [changes.get(name, name) for name in known]
     left = {*new} - {""}
     changed = images.relabelled(

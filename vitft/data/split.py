@@ -361,7 +361,7 @@ def split(
         drawn = _draw_each(np.array([file.label for file in files]), spec, at_least=0)
         paths = {file.path for file, is_drawn in zip(files, drawn, strict=True) if is_drawn}
         is_val = np.array([path in paths for path in checked.column("path")], dtype=bool)
-    elif checked.layout == "classes":
+    elif checked.layout == "classes" and len(undecided):
         places, sizes = _in_units(checked, undecided, numbers, spec)
         ends, ordered = np.cumsum(sizes).tolist(), labels[places].tolist()
         units = [ordered[start:end] for start, end in pairwise([0, *ends])]

@@ -136,11 +136,13 @@ class Walk:
     def images(self, start: str = "", *, any_suffix: bool = False) -> Iterator[str]:
         """Yield the sorted relative paths of the image files in a folder and, usually, below.
 
-        With `any_suffix`, all files that may be images are included, also pipes and broken links.
+        With `any_suffix`, all files that may be images are included, also pipes and broken links,
+        and a folder that another one links to is listed at both places.
         Only the names in the current folder and in the folders above it are held in memory.
         """
         left_out = self.left_out[start] = Counter[str]()
         seen = {self.identity(self.root)} if start else set()
+        above = {"": frozenset[object]()}  # identities of each folder and those above it
         waiting = [f"{start}/".lstrip("/")]  # the first is last, and folders end in a slash
         while waiting:
             folder = waiting.pop()
@@ -149,10 +151,12 @@ class Walk:
                 yield folder
                 continue
             identity = self.identity(self.full(folder[:-1]))
-            if identity in seen:
+            outer = above.get(folder[:-1].rpartition("/")[0], frozenset())
+            if identity in (outer if any_suffix else seen):
                 self.loops += 1
                 continue
             seen.add(identity)
+            above[folder[:-1]] = outer | {identity}
             found: list[str] = []
             for entry in self.entries(folder[:-1]):
                 path, kind = f"{folder}{entry.name}", self.kind_of(entry, any_suffix=any_suffix)

@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +193,20 @@ def test_a_bomb_by_count_is_refused(tmp_path: Path, make: Callable[..., bytes] |
     with pytest.raises(DataError, match=r"more than 29 entries"):
         unpacked(tmp_path, data, ArchiveLimits(entries=29))
     assert len(tree(unpacked(tmp_path, data, ArchiveLimits(entries=30)))) == 30
+
+
+def test_a_zip_of_many_entries_is_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    one = struct.pack("<4s6H3L5H2L", b"PK\1\2", *[0] * 9, 1, *[0] * 6) + b"a"  # a central header
+    number = 200_000
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0, 0, number * len(one), 0, 0)
+
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"more than 1,000 entries"):
+        unpacked(tmp_path, b"PK\3\4" + one * number + end, ArchiveLimits(entries=1000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 50e6
 
 
 def test_a_bomb_by_size_is_refused_by_its_header(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The file of answers: appending, undoing, recovery after a crash, and files of other programs."""
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +28,24 @@ def test_each_answer_is_on_the_disk_when_append_returns(tmp_path: Path) -> None:
     assert (
         path.read_bytes() == HEADER + b'a.jpg,rose,picked\n"b,1.jpg",tulip,audit\nc.jpg,,skipped\n'
     )
+
+
+def test_an_undo_that_fails_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "labels.csv"
+    with AnswerFile(path) as file:
+        file.append([ROSE])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", fails)
+            with pytest.raises(ResourceError):
+                file.undo()
+        file.append([SKIP])
+
+    assert path.read_bytes() == HEADER + b"a.jpg,rose,picked\nc.jpg,,skipped\n"
 
 
 def test_a_restart_continues_and_undo_goes_back_beyond_it(tmp_path: Path) -> None:

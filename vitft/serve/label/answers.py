@@ -92,10 +92,11 @@ class AnswerFile:
         if not self.steps:
             return []
         self.check_unchanged()
-        self.end, number = self.steps[-1]
+        start, number = self.steps[-1]
         with writing(self.path):
-            os.ftruncate(self.descriptor, self.end)
+            os.ftruncate(self.descriptor, start)
             os.fsync(self.descriptor)
+        self.end = start
         self.identity = self.find_identity()
         self.steps.pop()
         removed = self.answers[-number:]
