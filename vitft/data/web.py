@@ -131,7 +131,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
                     data += piece
                 if max(len(data), announced or 0) > limits.max_bytes:
                     raise ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
-                if announced not in (None, len(data)):
+                if clock.left <= 0 or announced not in (None, len(data)):
                     raise ImageError(url, f"incomplete ({len(data)} of {announced} bytes)")
                 return bytes(data)
         except ImageError as error:

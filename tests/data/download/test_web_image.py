@@ -26,6 +26,7 @@ ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "announced": (200, {"Content-Length": str(10**10)}, b""),
     "short": (200, {"Content-Length": "100"}, b"only this"),
     "dripping": (200, {"Content-Length": "1000"}, b""),
+    "drizzling": (200, {}, b""),
     "endless": (200, {}, b""),
     "loop": (302, {"Location": "/loop"}, b""),
     "moved": (301, {"Location": "/good"}, b""),
@@ -56,8 +57,10 @@ class Answers(QuietHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
-        while kind in ("dripping", "endless") and not self.stopping.wait(0.05 * (kind[0] == "d")):
-            self.wfile.write(b"x" * (1 if kind == "dripping" else 65536))
+        while kind in ("dripping", "drizzling", "endless"):
+            if self.stopping.wait(0.05 * (kind != "endless")):
+                break
+            self.wfile.write(b"x" * (65536 if kind == "endless" else 1))
 
 
 @pytest.fixture
@@ -87,6 +90,9 @@ def test_an_address_brings_its_bytes(site: str) -> None:
         pytest.param("short", {}, "incomplete (9 of 100 bytes)", id="ends too early"),
         pytest.param(
             "dripping", {"seconds": 0.5}, "no complete response within 0.5 s", id="a byte a time"
+        ),
+        pytest.param(
+            "drizzling", {"seconds": 0.5}, "no complete response within 0.5 s", id="of any length"
         ),
         pytest.param(
             "silent", {"seconds": 0.5}, "no complete response within 0.5 s", id="no answer"
