@@ -217,7 +217,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
         else:
             seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
             raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
-        check_space(folder.parent, packed, f"unpacking {name}", option="--to")
+        check_space(folder.parent, packed, f"unpacking {name}", option="--out")
         megabytes = max(1, round(packed / 1e6))
         with console.Progress(f"unpacking {label}", megabytes, unit="MB") as progress:
             for entry, parts in accepted_entries(entries, packed, limits):
@@ -239,7 +239,7 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
 
 def _write_entry(entry: ArchiveEntry, path: Path) -> None:
     """Create the file of an entry, never overwriting an existing one."""
-    with writing(path, option="--to"):
+    with writing(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             target = path.open("xb")
@@ -248,7 +248,7 @@ def _write_entry(entry: ArchiveEntry, path: Path) -> None:
             raise ArchiveRefusedError(f"the entry '{entry.name}' {problem}") from None
     with target, entry.open() or io.BytesIO() as source:
         while piece := source.read(_CHUNK_BYTES):
-            with writing(path, option="--to"):
+            with writing(path):
                 target.write(piece)
-        with writing(path, option="--to"):
+        with writing(path):
             target.flush()

@@ -47,7 +47,7 @@ def fetch_folder(
     """
     part = target.with_name(f"{target.name}.part")
     lock, busy = target.with_name(f".{target.name}.lock"), f"another process is fetching {target}"
-    with locked(lock, busy, wait=False, option="--to"):
+    with locked(lock, busy, wait=False, option="--out"):
         if target.exists() or target.is_symlink():
             other = f"use it with --data {shell_quote(str(target))}, or choose another folder with"
             raise RunError(

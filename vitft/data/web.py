@@ -264,7 +264,7 @@ class DownloadLimits:
     wait_s: float = 1.0  # seconds before the second attempt, doubled before each further one
     allow_private: bool = False
     """Whether to allow addresses on this machine and its local network, even after redirects."""
-    option: str = "--to"  # what chooses the folder of the download, for messages
+    option: str = "--out"  # what chooses the folder of the download, for messages
     private_option: str = "--allow-private-addresses"  # what allows private addresses
 
 
