@@ -9,7 +9,7 @@ import pytest
 from tests.data.test_folder import touch
 from tests.data.test_split import DRAWN, Mode, good
 from vitft.config import DataSpec
-from vitft.data import Images, Row, scan, split
+from vitft.data import Images, Row, joined_groups, scan, split
 
 
 def inspected(groups: dict[str, list[str]]) -> Images:
@@ -72,7 +72,8 @@ def test_copies_and_groups_are_joined(seed: int) -> None:
     rows[12] = rows[12]._replace(sha256=rows[0].sha256)  # without a group, a copy of one in g0
     copies = {rows[2].sha256: "x", rows[17].sha256: "x"}  # near-duplicates in g1 and g2
 
-    manifest = split(replace(found, rows=rows), DataSpec(seed=seed), duplicates=copies)
+    images = replace(found, rows=rows)
+    manifest = split(images, DataSpec(seed=seed), groups=joined_groups(images, copies))
 
     parts = [row.split for row in manifest.rows]
     assert parts[12] == parts[0] == parts[1]

@@ -38,6 +38,7 @@ from .scan import scan as scan
 from .sources import ImageSource as ImageSource
 from .sources import sources as sources
 from .sources import with_fetched as with_fetched
+from .split import joined_groups as joined_groups
 from .split import split as split
 from .split import stratify as stratify
 from .transforms import CropTransform as CropTransform

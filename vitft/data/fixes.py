@@ -21,7 +21,7 @@ from vitft.data.label_table import number_in
 from vitft.data.scan import empty_classes_error
 from vitft.data.table import TableReader, encode_table, is_utf8
 from vitft.metrics.results import AuditResults, CopyGroup, CopyMember
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, ImageError
 from vitft.system.files import write_atomically
 from vitft.system.imports import missing_library_command
 from vitft.system.suggest import EquivalentNames, suggest
@@ -91,13 +91,8 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
             f"are missing from the folder, e.g. {min(found.missing)}",
             fix=(f"use {later}, which is newer, or " if later else "") + f"{create}folder",
         )
-    if later and warn:
-        log.warning(f"{later} is newer than {path}: pass it to --fixes if you decided there")
-    if found.missing and warn:
-        log.warning(
-            f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
-            f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
-        )
+    if warn:
+        _warn(path, folder, found, later, spec.max_pixels)
     fixed = folder.relabelled(found.names)
     empty = [name for name in folder.classes if name not in fixed.classes]
     if len(fixed.classes) < 2:
@@ -112,6 +107,30 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
     fixed = replace(fixed.by_class(), bad=found.bad, notes=tuple(notes))
     return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+
+
+def _warn(
+    path: Path, folder: Images, found: "_Decisions", later: Path | None, max_pixels: int
+) -> None:
+    """Log what in a table is probably out of date."""
+    from vitft.data.inspection import OpenedImage, inspect_file  # it imports Pillow
+
+    if later:
+        log.warning(f"{later} is newer than {path}: pass it to --fixes if you decided there")
+    if found.missing:
+        log.warning(
+            f"{path}: skipped {count(len(found.missing), 'line')} for files that are not in "
+            f"{folder.source}: {listing(sorted(found.missing), _MOST_MISSING_NAMED)}"
+        )
+    root, read = str(folder.root), OpenedImage.facts
+    dropped = [row for row in folder.rows if row.path in found.unreadable]
+    results = (inspect_file(root, row, read, max_pixels=max_pixels) for row in dropped)
+    if repaired := [one.path for one in results if not isinstance(one, ImageError)]:
+        log.warning(
+            f"{path}: drops {count(len(repaired), 'file')} that can be read now: "
+            f"{listing(repaired, _MOST_MISSING_NAMED)}. To use repaired files, remove these lines "
+            "or set the action to keep"
+        )
 
 
 def _later_table(path: Path, folder: Images) -> Path | None:
@@ -198,6 +217,7 @@ class _Decisions(NamedTuple):
     rows: int
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the images to their actions."""
+    unreadable: Collection[str]  # paths that are dropped because they could not be read before
 
 
 def read_decisions(table: TableReader, images: Images, classes: Collection[str]) -> _Decisions:
@@ -206,6 +226,7 @@ def read_decisions(table: TableReader, images: Images, classes: Collection[str])
     known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
     actions: dict[str, str] = {}
     changes: dict[str, str | None] = {}
+    unreadable = set[str]()
     paths, labels = EquivalentNames(known), EquivalentNames(classes)
     for row in _fixes_in(table):
         name, action = paths.find(_unescaped(row.path, known)), row.action
@@ -219,6 +240,8 @@ def read_decisions(table: TableReader, images: Images, classes: Collection[str])
         if name in actions:
             raise table.error(f"{name!r} is listed twice")
         actions[name] = action
+        if action == "drop" and row.kind == "bad":
+            unreadable.add(name)
         if action == "drop" or (action == "move" and known.get(name)):
             changes[name] = new if action == "move" else None
     names = [
@@ -235,6 +258,7 @@ def read_decisions(table: TableReader, images: Images, classes: Collection[str])
         summary=summary,
         rows=len(actions),
         missing={name: action for name, action in actions.items() if name not in known},
+        unreadable=unreadable,
     )
 
 

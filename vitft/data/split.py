@@ -327,7 +327,7 @@ def split(
     checked: Images,
     spec: DataSpec,
     *,
-    duplicates: Mapping[str, str] | None = None,
+    groups: Mapping[str, str] | None = None,
     former: Mapping[str, Part] | None = None,
     listed: Sequence[Row] = (),
 ) -> Images:
@@ -340,9 +340,9 @@ def split(
     The reference split draws from all files, as the reference script does, and drops the unreadable
     files afterwards.
 
-    `duplicates` maps digests to groups of near-duplicates, and `former` to their subsets in an
-    earlier run: they stay there, unless a class would then have no validation images. `listed` are
-    all files, for the reference split, if some are unreadable.
+    `groups` maps digests to groups that must not be divided (see `joined_groups`), and `former` to
+    their subsets in an earlier run: they stay there, unless a class would then have no validation
+    images. `listed` are all files, for the reference split, if some are unreadable.
 
     Raises:
         DataError: A class has no training images, or fewer than two classes have validation images.
@@ -352,7 +352,7 @@ def split(
         "the folder was scanned for a different kind of split"
     )
     parts, labels = checked.column("split"), checked.column("label")
-    numbers = _units(checked, joined_groups(checked, duplicates or {}))
+    numbers = _units(checked, joined_groups(checked, {}) if groups is None else groups)
     if former is not None:
         parts = np.array(_as_before(checked, numbers, former), dtype=object)
     undecided, is_val = np.flatnonzero(parts != "test"), parts == "val"

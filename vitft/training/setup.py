@@ -282,7 +282,7 @@ def split_images(
                 f"none of the images in {images.source} was held out by {spec.like}",
                 fix="use data that contains the validation images of that run, or remove --like",
             )
-    manifest = split(images, spec, duplicates=duplicates, former=former, listed=listed)
+    manifest = split(images, spec, groups=groups, former=former, listed=listed)
     log_split(manifest)
     if config.train.sampling == "balanced":
         log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
