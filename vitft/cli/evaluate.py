@@ -14,6 +14,7 @@ from vitft.messages.results import CLASS_METRICS, class_table, evaluation_detail
 from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import check_threshold
 from vitft.system import console
+from vitft.system.console import stdout, visible
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import csv_line
@@ -119,10 +120,16 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
 
 def _print_confusion(counts: Mapping[tuple[int, int], int], names: Sequence[str]) -> None:
     """Print the confusion matrix for up to 12 classes, else the ten most frequent confusions."""
+    from rich.cells import cell_len
+
     if len(names) <= 12:  # fits on a terminal
-        indices = range(len(names))
+        indices, columns = range(len(names)), [visible(name) for name in names]
+        longest = max(len("true \\ predicted"), *map(cell_len, columns))
+        if longest + sum(cell_len(name) + 2 for name in columns) > stdout().width:
+            columns = [str(i + 1) for i in indices]  # numbered like the rows
+            names = [f"{i + 1} {name}" for i, name in enumerate(names)]
         rows = [[names[i], *(str(counts.get((i, j), 0)) for j in indices)] for i in indices]
-        output.table(["true \\ predicted", *names], rows, numbers=len(names))
+        output.table(["true \\ predicted", *columns], rows, numbers=len(names))
         return
     mistakes = sorted((-count, i, j) for (i, j), count in counts.items() if i != j)
     output.table(

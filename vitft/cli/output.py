@@ -11,8 +11,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, TextIO, cast
 
 from vitft.system import console
 from vitft.system.console import between_words, stderr, stdout, visible
@@ -176,6 +176,9 @@ def warn(text: str) -> None:
     stderr().print(text, markup=False, style="yellow")
 
 
+_MIN_TEXT = 16  # width to which a column of text is wrapped before another is left out
+
+
 def table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -188,41 +191,62 @@ def table(
     """Print a table as a result; in a file or a pipe, each row is one line.
 
     The last columns are `numbers`, which are right-aligned, and then `remarks` in words. On a
-    terminal that is too narrow, columns of `drop` (headings or indices, the least important first)
-    are left out, and then headings and text are wrapped between words.
+    terminal that is too narrow, headings and text are wrapped between words, and then columns of
+    `drop` (headings or indices, the least important first) are left out.
     """
     from rich.table import Table
     from rich.text import Text
 
     cells = {
-        i: [Text(visible(cell)) for cell in column]
+        i: [visible(cell) for cell in column]
         for i, column in enumerate(zip(columns, *rows, strict=True))
     }
     after_numbers = len(columns) - remarks
+    are_numbers = range(after_numbers - numbers, after_numbers)
+    whole = (0, *are_numbers)  # wrapped names and numbers are hard to read
     for one in drop:
-        widths = [2 + max(cell.cell_len for cell in column) for column in cells.values()]
-        if sum(widths) - 2 > stdout().width:
+        if not _fitting_widths(cells, whole):
             del cells[one if isinstance(one, int) else columns.index(one)]
+    widths = _fitting_widths(cells, whole) or _fitting_widths(cells, are_numbers)
+    widths = widths or _fitting_widths(cells, whole, breaks_words=True)
     grid = Table(
         title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False
     )
-    for i, (heading, *column) in cells.items():
-        is_number = after_numbers - numbers <= i < after_numbers
-        grid.add_column(
-            heading,
-            justify="right" if is_number else "left",
-            overflow="fold",
-            no_wrap=i == 0,  # wrapped names and numbers are hard to read
-            min_width=max((cell.cell_len for cell in column), default=0) if is_number else None,
-        )
+    for i, (heading, *_) in cells.items():
+        justify: Literal["left", "right"] = "right" if i in are_numbers else "left"
+        grid.add_column(Text(heading), justify=justify, overflow="fold", width=widths.get(i))
     for row in zip(*(column[1:] for column in cells.values()), strict=True):
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     stdout().print(grid)
     if hidden := dict.fromkeys(name for i, name in enumerate(columns) if i not in cells):
         note(
             f"not shown, because the terminal is too narrow: {listing(hidden)}. To show all, "
             "append `| cat`"
         )
+
+
+def _fitting_widths(
+    cells: Mapping[int, Sequence[str]], whole: Collection[int], *, breaks_words: bool = False
+) -> dict[int, int]:
+    """Return the widths at which columns (heading, *cells) fit the terminal, or {} if none do.
+
+    Cells of the columns `whole` are not wrapped, others only between words unless `breaks_words`.
+    """
+    from rich.cells import cell_len
+
+    least, natural = dict[int, int](), {i: max(map(cell_len, cells[i])) for i in cells}
+    for i, (heading, *column) in cells.items():
+        words = [] if breaks_words else " ".join(column).split()
+        text = 0 if i in whole else min(_MIN_TEXT, natural[i])
+        parts = [*heading.split(), *(column if i in whole else words)]
+        least[i] = max([text, *map(cell_len, parts)])
+    spare = stdout().width - sum(least.values()) - 2 * (len(least) - 1)
+    if spare < 0:
+        return {}
+    for i in sorted(least, key=lambda i: i not in whole):
+        more = min(spare, natural[i] - least[i])
+        least[i], spare = least[i] + more, spare - more
+    return least
 
 
 def fail(error: VitftError) -> None:
