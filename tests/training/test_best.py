@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vitft.metrics import Metrics, score_interval
+from vitft.system import RunError
 from vitft.training import BestWeights
 
 
@@ -87,3 +88,14 @@ def test_what_was_saved_is_loaded() -> None:
     assert torch.equal(again.model[0].weight, best.weights["0.weight"])
     again.update(metrics(0.5, 0.5))
     assert (again.facts["since"], again.results["best_epoch"]) == (3, 2)
+
+
+@pytest.mark.parametrize("change", [{}, {"0.weight": torch.zeros(1)}, {"5.weight": torch.zeros(3)}])
+def test_best_weights_of_another_model_are_refused(change: dict[str, torch.Tensor]) -> None:
+    best = BestWeights(small_model())
+    best.update(metrics(0.5, 0.4))
+    kept = {name: value for name, value in best.weights.items() if change or name != "0.bias"}
+    best.weights = {**kept, **change}
+
+    with pytest.raises(RunError, match="does not fit this model"):
+        best.restore()

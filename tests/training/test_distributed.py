@@ -82,13 +82,12 @@ def test_only_a_broken_connection_is_reported_as_a_lost_process(
     assert type(caught.value) is expected
 
 
-@pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def collected(out: Path, limit: float = 60.0) -> list[dict[str, Any]]:
     """Return what three ranks got from the collectives, in the order of their ranks."""
-    out, port = tmp_path_factory.mktemp("collectives"), free_port()
+    port = free_port()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.collectives", str(out)],
+            [sys.executable, "-m", "tests.support.collectives", str(out), str(limit)],
             env=rank_environment(out, rank, 3, port),
             stderr=subprocess.PIPE,
             text=True,
@@ -100,8 +99,10 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(3)]
 
 
-def test_every_process_gets_the_values_of_all(collected: list[dict[str, Any]]) -> None:
-    for rank, found in enumerate(collected):
+def test_every_process_gets_the_values_of_all(tmp_path: Path) -> None:
+    ranks = collected(tmp_path)
+
+    for rank, found in enumerate(ranks):
         assert found["group"] == [rank, 3, rank == 0]
         assert found["summed"] == [[3.0, 3.0], [[33.0, 33.0, 33.0]], [3.0, 1.5], [3.0]]
         assert (found["largest"], found["device"]) == (10, "cpu")
@@ -109,7 +110,12 @@ def test_every_process_gets_the_values_of_all(collected: list[dict[str, Any]]) -
         assert found["gathered"] == [{"rank": other} for other in range(3)]
         assert found["rows"] == [[2 * i, 2 * i + 1] for i in range(10)]
         assert (found["few rows"], found["main only"]) == ([[0, 1]], 0)
-    assert np.sum([found["claimed"] for found in collected], axis=0).tolist() == [1] * 6
+    assert np.sum([found["claimed"] for found in ranks], axis=0).tolist() == [1] * 6
+
+
+@pytest.mark.long
+def test_the_main_process_may_work_alone_for_longer_than_the_time_limit(tmp_path: Path) -> None:
+    assert [found["long"] for found in collected(tmp_path, limit=20.0)] == [0, 0, 0]
 
 
 def test_runs_of_a_unit_are_in_the_same_shard() -> None:

@@ -89,6 +89,7 @@ def _finetune(args: argparse.Namespace) -> int:
     """Check the request, train, print the metrics, and return the exit code."""
     from vitft.cli.summary import print_json, print_summary
     from vitft.data.demo import demo_data
+    from vitft.metrics.results import read_results
     from vitft.training.checks import check_request
 
     max_seconds = parse_duration(args.max_time or "") or 0.0
@@ -108,6 +109,8 @@ def _finetune(args: argparse.Namespace) -> int:
         config, out = check_request(config, args.out)
     if config is None:
         output.note(f"{out} is already finished: there is nothing to resume")
+        if args.format == "json":
+            print_json(out, read_results(out / "eval.json"), status="finished")
         return 0
     with heavy_imports(level=logging.DEBUG):  # the line on the data has been logged
         from vitft.report.run_files import command_of

@@ -162,8 +162,7 @@ def choose_penalty(
 
 # linear discriminant analysis with a shrunken covariance, in closed form --------------------------
 
-SINGLE_THREAD_VALUES = 10**7
-"""Values of a feature matrix below which one thread fits and scores heads fast enough."""
+_SINGLE_THREAD_VALUES = 10**7  # in a feature matrix, below which one thread is fast enough
 _SMALLEST_VARIANCE = 1e-6  # of a class, on average; identical images would have 0
 
 
@@ -176,7 +175,7 @@ def solve_discriminant(
     logit of a class without images is log(0.5 / number of rows used) for every image. The heads are
     (S, C, D + 1), float64: weights and, in the last column, biases.
     """
-    with one_thread(when=x.numel() < SINGLE_THREAD_VALUES):
+    with one_thread(when=x.numel() < _SINGLE_THREAD_VALUES):
         used = sample_weight > 0
         x, y, weight = x[used].double(), y[used], sample_weight[used].double()
         weight = weight / weight.sum()

@@ -13,6 +13,7 @@ Notation: n images, D feature dimensions, C classes or labels, K problems; the f
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
@@ -116,7 +117,7 @@ Penalty = float | tuple[float, ...]
 LARGE_VALUES = 10**8  # larger feature matrices are read in chunks instead of copied
 _CHUNK_ROWS = 16_384
 _CHUNK_LOGITS = 2**26  # maximum number of logits (problems x classes x rows) to hold at a time
-SINGLE_THREAD_COST = 10**8  # multiplications per step; below, one thread is faster
+_SINGLE_THREAD_COST = 10**8  # multiplications per step; below, one thread is faster
 _TOLERANCE_CLASSES = 10
 """Number of classes up to which the tolerance of the gradient is as given; it then falls as 1 / C,
 as the gradients do."""
@@ -243,9 +244,14 @@ def solve_logistic(
     flat = first.flatten(1) if y.ndim == 1 else first.flatten(0, 1)
     if y.ndim == 1:  # the gradient of a class is about 1 / C of the gradient of its own mean loss
         tolerance *= min(1.0, _TOLERANCE_CLASSES / classes)
-    with one_thread(when=x.numel() * shape[0] * classes < SINGLE_THREAD_COST):
+    with threads_for(*x.shape, heads=shape[0] * classes):
         found = minimise(objective, flat, steps=steps, tolerance=tolerance)
     return found.view(shape)
+
+
+def threads_for(images: int, features: int, *, heads: int) -> AbstractContextManager[None]:
+    """Use one thread in the `with` block if steps that fit so many rows of heads are short."""
+    return one_thread(when=images * features * heads < _SINGLE_THREAD_COST)
 
 
 rough_fit = functools.partial(solve_logistic, steps=60, tolerance=1e-4)

@@ -34,7 +34,7 @@ from vitft.features.extract import (
 )
 from vitft.features.folds import CV_FOLDS, Folded
 from vitft.features.head import choose_penalty
-from vitft.features.logistic import SINGLE_THREAD_COST, Standardizer, linear_logits, solve_logistic
+from vitft.features.logistic import Standardizer, linear_logits, solve_logistic, threads_for
 from vitft.messages.comparison import HEAD_NOTE, figure_heading, known_images_note, study_heading
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,
@@ -49,7 +49,7 @@ from vitft.models.pretrained.catalog import RANDOM
 from vitft.report.html import filled
 from vitft.study.plan import BASELINES, Plan, fit_shots
 from vitft.system import console
-from vitft.system.device import describe_device, one_thread, pick_device, pick_precision
+from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import atomic_folder, write_atomically, write_json
 from vitft.system.text import count, scored_images
@@ -461,8 +461,7 @@ def evaluate_head(
     Source: Hastie & Tibshirani 2004, "Efficient quadratic regularization for expression arrays".
     """
     y_train, weight = y[train], torch.ones(len(train))
-    cost = len(train) * min(len(train), x.shape[1]) * classes
-    with one_thread(when=cost < SINGLE_THREAD_COST / CV_FOLDS):
+    with threads_for(len(train), min(len(train), x.shape[1]), heads=CV_FOLDS * classes):
         scaling = Standardizer.fit(x[train])
         x_train, x_test = scaling(x[train]), scaling(x[test])
         if x.shape[1] > len(train):

@@ -19,6 +19,7 @@ from vitft.training.setup import Start
 from vitft.training.state import (
     BestFacts,
     State,
+    check_shapes,
     newest_state,
     read_budget,
     remove_temporary_files,
@@ -82,9 +83,16 @@ class BestWeights:
         self.facts, self.weights = new, weights  # signals cannot come between
 
     def restore(self) -> None:
-        """Load the best weights into the model."""
-        for name, tensor in self.trained_tensors():
-            tensor.detach().copy_(self.weights.get(name, tensor))  # others never change
+        """Load the best weights into the model; a RunError if it has other names or shapes.
+
+        Without `weights`, those of the model are the best ones, or no epoch has ended.
+        """
+        trained = dict(self.trained_tensors())
+        if self.weights:
+            saved = {name: value.shape for name, value in self.weights.items()}
+            check_shapes(saved, {name: value.shape for name, value in trained.items()})
+        for name, value in self.weights.items():
+            trained[name].detach().copy_(value)
 
     def copy_weights(self) -> dict[str, Tensor]:
         """Return copies of the trained tensors, kept on the CPU to save GPU memory."""
@@ -132,7 +140,6 @@ class Fitted:
             facts = self.saved.facts
             if facts["stage"] >= len(self.config.train.stages):
                 raise damaged_file(run.resume, "its newest state has an unknown stage")
-            self.best.facts, self.best.weights = facts["best"], self.saved.best
             epochs = self.config.optim.epochs
             log.info(
                 f"resuming after {count(facts['step'], 'step')}, in epoch "

@@ -68,9 +68,13 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
     gets no thumbnails, and the reference is written only if features are cached.
     """
     fitted.is_reported = True
+    with fitted.runtime.group.main_works():
+        if fitted.runtime.group.is_main:
+            _write_reports(fitted, complete=complete)
+
+
+def _write_reports(fitted: Fitted, *, complete: bool) -> None:
     data, config, run = fitted.inputs.data, fitted.config, fitted.run
-    if not data.group.is_main:
-        return
     if fitted.best.facts["epochs"]:
         with console.quiet_step("searching for duplicates and label errors"):
             audit = _audit_run(fitted)

@@ -135,6 +135,7 @@ def fit(fitted: Fitted) -> None:
         if number:
             if is_new:  # otherwise the stage loads the weights of the saved state
                 best.restore()
+                best.weights = {}  # the model has them
             log.info(
                 f"next stage: --train {stage}, starting from the weights of the previous stage"
             )

@@ -18,10 +18,12 @@ requires take 0.4 s to import, so only sharded runs import them.
 
 import contextlib
 import copy
+import itertools
 import logging
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,9 +64,10 @@ class ProcessGroup:
     Otherwise, they raise a ResourceError if a process has been lost.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
-        self.rank, self.size = rank, size
-        self.store, self.passes = store, 0
+    def __init__(self, rank: int = 0, size: int = 1, *, timeout_s: float = 1800.0) -> None:
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self.store: Store | None = None
+        self.passes = 0
 
     @property
     def is_main(self) -> bool:
@@ -128,11 +131,47 @@ class ProcessGroup:
         """
         if self.size == 1:
             return function()
-        if not self.is_main:
-            return self.broadcast(cast("_Value", None))
-        with torch_threads(node_cores()):
-            value = function()
+        value = cast("_Value", None)
+        with self.main_works():
+            if self.is_main:
+                with torch_threads(node_cores()):
+                    value = function()
         return self.broadcast(value)
+
+    @contextlib.contextmanager
+    def main_works(self) -> Iterator[None]:
+        """Let the other processes wait until the main process has left the block.
+
+        It may take longer than the time after which a process counts as lost: it writes signs of
+        life to the common store, and its loss is noticed when they stop.
+        """
+        if self.store is None:
+            yield
+            return
+        store, self.passes = PrefixStore(f"wait {self.passes}", self.store), self.passes + 1
+        signs = map(str, itertools.count())
+        if not self.is_main:
+            with report_lost_process():
+                while store.get(next(signs)) != b"done":
+                    pass
+            yield
+            return
+        over = threading.Event()
+
+        def show_life() -> None:
+            with contextlib.suppress(RuntimeError):  # the next collective reports a broken store
+                while not over.wait(self.timeout_s / 4):
+                    store.set(next(signs), "busy")
+
+        thread = threading.Thread(target=show_life, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            with report_lost_process():
+                store.set(next(signs), "done")
 
     def gather(self, value: _Value) -> list[_Value]:
         """Return the values of all processes, in the order of their ranks."""
@@ -197,7 +236,7 @@ def report_lost_process() -> Iterator[None]:
         ]  # no C++ locations
         again = "resume the run with --resume, or let torchrun restart it with --max-restarts 3"
         what, fix = "has ended", f"check its error message, then {again}"
-        if "timed out" in str(error).lower():
+        if "timed out" in str(error).lower() or "wait timeout" in str(error):
             what = "is not responding"
             fix = (
                 f"check what it is waiting for, stop it (kill -9), then {again}. If it only needs "
@@ -234,7 +273,7 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
         yield ProcessGroup()
         return
     timeout = timedelta(seconds=timeout_s)
-    group = ProcessGroup(int(os.environ["RANK"]), size)
+    group = ProcessGroup(int(os.environ["RANK"]), size, timeout_s=timeout_s)
     torch.set_num_threads(worker_threads())
     chosen = pick_device(device)
     on_gpu = chosen.type == "cuda"

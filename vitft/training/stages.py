@@ -18,14 +18,9 @@ from vitft.data.image_table import Row
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
-from vitft.features.head import (
-    SINGLE_THREAD_VALUES,
-    HeadMethod,
-    LinearHead,
-    SolvedHead,
-    cross_validate,
-    solve_head,
-)
+from vitft.features.folds import CV_FOLDS
+from vitft.features.head import HeadMethod, LinearHead, SolvedHead, cross_validate, solve_head
+from vitft.features.logistic import threads_for
 from vitft.features.neighbours import nearest_neighbours
 from vitft.messages.results import (
     BEST_RULE,
@@ -99,10 +94,10 @@ def solve_head_stage(fitted: Fitted) -> SolvedHead:
             read=training.shape[1] if extractor is None else extractor.prefix.leading,
         )
 
-    few = len(data.manifest.rows) * model.feature_size < SINGLE_THREAD_VALUES
+    images, classes = len(views) * len(data.manifest.train), len(data.manifest.outputs)
     with (
         fitted.runtime.stopper.deferred_to_next(when=group.size > 1),  # none waits for another
-        one_thread(when=few),
+        threads_for(images, model.feature_size, heads=CV_FOLDS * classes),
     ):
         with console.quiet_step("fitting the head"):
             solved = group.main_only(solve)
@@ -285,6 +280,7 @@ class StepStage:
         if saved is not None:
             facts = saved.facts
             load_trainer_state(self.trainer, saved.tensors, facts)
+            self.fitted.best.facts, self.fitted.best.weights = facts["best"], saved.best
             self.metrics, self.epochs = facts["tally"], facts["epochs"]
             run.cut_log(facts["log_bytes"])
             lines = read_run_lines(run.path / "metrics.jsonl", LogLine)

@@ -109,6 +109,17 @@ def trainer_state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {"step": trainer.steps, "micro_batch": trainer.micro_batch, "scaler": scaler}
 
 
+def check_shapes(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size]) -> None:
+    """Raise a RunError if saved tensors have other names or shapes than those of the model."""
+    if found != wanted:
+        odd = min(dict(found.items() ^ wanted.items()))
+        raise RunError(
+            f"the training state does not fit this model: {odd[:100]} is missing or unknown, or "
+            "has the wrong shape",
+            fix="start a new run in another directory with --out",
+        )
+
+
 @torch.no_grad()
 def load_trainer_state(
     trainer: Trainer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
@@ -121,14 +132,7 @@ def load_trainer_state(
         slot = re.fullmatch(r"optimizer/(\d{1,6})/\w+", name)
         if slot and int(slot[1]) < len(optimized):
             wanted[name] = optimized[int(slot[1])].shape if value.ndim else value.shape
-    found = {name: value.shape for name, value in tensors.items()}
-    if found != wanted:
-        odd = min(dict(found.items() ^ wanted.items()))
-        raise RunError(
-            f"the training state does not fit this model: {odd[:100]} is missing or unknown, or "
-            "has the wrong shape",
-            fix="start a new run in another directory with --out",
-        )
+    check_shapes({name: value.shape for name, value in tensors.items()}, wanted)
     slots: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name in targets:
@@ -173,7 +177,11 @@ def _remove_files(paths: Iterable[Path]) -> None:
 
 
 def read_state(path: Path) -> State | None:
-    """Return the state that `save_state` wrote to a file, or None if it is damaged."""
+    """Return the state that `save_state` wrote to a file, or None if it is damaged.
+
+    Raises:
+        RunError: The best weights are not in the state, but in a file as in earlier versions.
+    """
     try:
         read_header(path)
         with safe_open(path, framework="pt") as file:
@@ -184,9 +192,17 @@ def read_state(path: Path) -> State | None:
             return None
         kept = [name for name in tensors if name.startswith("best/")]
         best = {name.removeprefix("best/"): tensors.pop(name) for name in kept}
-        return State(tensors, structured(parse_json(facts), StateFacts), best)
+        state = State(tensors, structured(parse_json(facts), StateFacts), best)
     except (SafetensorError, OSError, ValueError):
         return None
+    if state.facts["best"]["epochs"] and not best:
+        raise RunError(
+            f"{path} was written by an earlier version of vitft, which kept the best weights in "
+            "another file",
+            fix="resume the run with the version that began it, or start a new run in another "
+            "directory with --out",
+        )
+    return state
 
 
 def list_states(folder: Path) -> list[Path]:
