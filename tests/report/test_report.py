@@ -204,6 +204,20 @@ def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
     assert [line["epoch"] for line in read_run(run).log] == [1, 2, 3]
 
 
+def test_trials_of_a_version_that_did_not_count_repetitions_were_made_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    trial = {"layers": "blocks:2", "epochs": 3, "images": 16, "held_out": 8, "seconds": 1.0}
+    trial |= {"top1": 0.75, "loss": 0.5, "error": 0.1, "head_top1": 0.5, "head_loss": 0.75}
+    budget = {"seconds": 9.0, "used": 8.0, "skipped": [], "chosen": "blocks:2", "epochs": 3}
+    found = json.loads((run / "eval.json").read_text())
+    budget["trials"] = [trial | {"final_seconds": 2.0}]
+    (run / "eval.json").write_text(json.dumps(found | {"budget": budget}))
+
+    text = " ".join(check_harmless(write_report(run).read_text()).text.split())
+
+    assert "on 16 of the training images: accuracy 75.0% on 8 held-out images" in text
+
+
 def test_only_small_jpegs_are_embedded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", hardness=3)
     for number, file in enumerate(sorted((run / "thumbs").iterdir())):

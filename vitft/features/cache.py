@@ -3,13 +3,15 @@
 A `Store` contains the rows of one space, e.g. one combination of weights, cut, view and precision,
 and looks them up by key. On disk, a store is a folder of shards. Each shard is written
 once and never changed, so several processes can fill a store concurrently, and a crash loses only
-unflushed rows. Every row has a checksum that is verified when the row is read: a damaged row counts
-as missing and is recomputed. Rows are memory-mapped, not loaded. Each mapped shard uses a file
-descriptor, so only the most recently used shards are mapped.
+unflushed rows. Many small shards are replaced by one with the same rows. Every row has a checksum
+that is verified when the row is read: a damaged row counts as missing and is recomputed. Rows are
+memory-mapped, not loaded. Each mapped shard uses a file descriptor, so only the most recently used
+shards are mapped.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from vitft.system.cores import cache_folder
+from vitft.system.errors import ResourceError, RunError
 from vitft.system.files import open_regular, read_regular, write_atomically, writing
 from vitft.system.structure import parse_json, structured
 
@@ -37,6 +40,8 @@ _ALIGN = 64
 _MAPPED_SHARDS = 64
 """Maximum number of mapped shards per store: a run opens several stores, and some systems limit a
 process to 256 open files."""
+_SHARD_BYTES = 2**26  # of rows that are written as one shard, even if they have not waited long
+_SMALL_SHARD_BYTES = 2**24  # shards of fewer bytes are merged if there are over `_MAPPED_SHARDS`
 LIMIT_GB = 20.0  # total cache size in GB above which the least recently used spaces are removed
 _OPTION = "--cache DIR, or use --cache none"
 
@@ -62,6 +67,7 @@ class Store:
     ) -> None:
         """Open a space, creating it if needed; errors name the option `--cache`."""
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.row_bytes = self.dtype.itemsize * math.prod(self.shape)
         settings = {**space, "shape": str(list(shape)), "dtype": dtype}
         self.text = json.dumps(settings, sort_keys=True, indent=1)
         self.folder = root / hashlib.sha256(self.text.encode()).hexdigest()[:32]
@@ -77,8 +83,8 @@ class Store:
             self.make_folder()
         with contextlib.suppress(OSError):  # read-only shared cache
             os.utime(self.folder)  # record the last use for `prune`
-        for path in sorted(self.folder.glob("*.rows")):
-            self.open_shard(path)
+        self.find_new_shards()
+        self.merge_small_shards()
 
     def make_folder(self) -> None:
         """Create the folder and its description if missing, and remove stale temporary files."""
@@ -126,11 +132,34 @@ class Store:
             return self.mapped[number]
 
     def find_new_shards(self) -> None:
-        """Add shards that other processes have created."""
+        """Add shards that other processes have created, also while this one was reading some."""
         with self.lock:
             known = {path for path, _, _ in self.shards}
-            for path in sorted({*self.folder.glob("*.rows")} - known):
-                self.open_shard(path)
+            while new := {*self.folder.glob("*.rows")} - known:
+                for path in sorted(new):
+                    self.open_shard(path)
+                known |= new
+
+    def merge_small_shards(self) -> None:
+        """Replace many small shards by one; a crash meanwhile leaves rows in both, which is valid.
+
+        Other processes that read the old shards find the new one (see `get`).
+        """
+        sizes = [(len(sums) * self.row_bytes, i) for i, (_, _, sums) in enumerate(self.shards)]
+        small = sorted(one for one in sizes if one[0] < _SMALL_SHARD_BYTES)
+        if len(small) <= _MAPPED_SHARDS:
+            return
+        totals = itertools.accumulate(size for size, _ in small)
+        merged = {i for (_, i), total in zip(small, totals, strict=True) if total <= _SHARD_BYTES}
+        found = {key: self.get(key) for key, place in [*self.places.items()] if place[0] in merged}
+        rows = {key: np.array(row) for key, row in found.items() if row is not None}
+        with contextlib.suppress(RunError, ResourceError):  # read-only or full: keep the shards
+            if rows:
+                self.write_shard(rows)
+            for i in merged:
+                self.mapped.pop(i, None)  # Windows deletes no mapped file
+                with contextlib.suppress(OSError):
+                    self.shards[i][0].unlink()
 
     def __contains__(self, key: bytes) -> bool:
         """Return whether there is a row for a key, even a damaged one."""
@@ -161,8 +190,8 @@ class Store:
         for key, row in rows.items():
             assert row.shape == self.shape
             self.waiting[key] = np.ascontiguousarray(row, dtype=self.dtype)
-        waiting_bytes = len(self.waiting) * self.dtype.itemsize * math.prod(self.shape)
-        if time.monotonic() - self.flushed > self.pause_s or waiting_bytes > 2**26:
+        is_much = len(self.waiting) * self.row_bytes > _SHARD_BYTES
+        if time.monotonic() - self.flushed > self.pause_s or is_much:
             self.pause_s = min(300.0, 2 * self.pause_s)  # few files, little lost work
             self.flush()
 
@@ -189,9 +218,7 @@ class Store:
         head = _SHARD_MAGIC + len(header).to_bytes(8, "little") + header + keys + sums
         padding = b"\0" * (-len(head) % _ALIGN)
         with writing(path, option=_OPTION):
-            write_atomically(
-                path, b"".join([head, padding, *(row.tobytes() for row in rows.values())])
-            )
+            write_atomically(path, [head, padding, *(row.tobytes() for row in rows.values())])
         self.open_shard(path)
 
 

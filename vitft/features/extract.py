@@ -47,15 +47,7 @@ from vitft.data.inspection import (
 from vitft.data.transforms import EvalTransform, View, eval_view
 from vitft.features.cache import CachedRows, JoinedStore, Store, default_folder, key_of
 from vitft.features.cut import Cut, Prefix, cut_model, run_prefix
-from vitft.features.fingerprints import (
-    FACTS_BYTES,
-    FactsRow,
-    Fingerprints,
-    decode_facts,
-    encode_facts,
-    facts_key,
-    fingerprint_folder,
-)
+from vitft.features.fingerprints import Fingerprint, Fingerprints, fingerprint_folder
 from vitft.features.logistic import LARGE_VALUES
 from vitft.models.pretrained.load import LoadReport, load_initial_model
 from vitft.models.timm_model import Model
@@ -88,8 +80,7 @@ class _ExtractedImage:
     """An image file and what has been computed from it so far."""
 
     found: Row | ImageError
-    facts: Row | None = None  # facts to add to the cache
-    fingerprint: FactsRow | None = None
+    fingerprint: Fingerprint | None = None
     pixels: Pixels | None = None  # input to the prefix; None if the output is known
     row: Any = None  # output of the prefix, as stored in the cache
 
@@ -134,8 +125,6 @@ class Extractor:
             folder = Path(tempfile.mkdtemp(prefix="vitft-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.folder = folder
-        space = {"vitft": _FEATURES_VERSION, "what": "facts of images"}
-        self.facts = Store(folder, space, (FACTS_BYTES,), "uint8")
         self.stores: dict[str, _AnyStore] = {}
         self.computed = 0  # number of rows not found in the cache
 
@@ -189,9 +178,10 @@ class Extractor:
     ) -> Iterator[_ExtractedImage]:
         """Yield one result per file, in order; at the end, the features of all files are cached.
 
-        For an unreadable file, the result's `found` is an `ImageError`. The features of identical
-        files are computed once. Processes that share the files must share `claim`. Each batch is
-        cached as a whole, so a pass repeated after an interruption computes the same batches.
+        For an unreadable file, the result's `found` is an `ImageError`; otherwise, it has a size
+        and remarks if `fingerprints` are given. The features of identical files are computed once.
+        Processes that share the files must share `claim`. Each batch is cached as a whole, so a
+        pass repeated after an interruption computes the same batches.
 
         Raises:
             DivergedError: The features are not finite or are too large to compute with.
@@ -230,7 +220,6 @@ class Extractor:
         finally:
             torch.set_num_threads(before)
             store.flush()
-            self.facts.flush()
             if fingerprints is not None:
                 fingerprints.flush()
 
@@ -280,10 +269,7 @@ class Extractor:
         claim: _Claim,
     ) -> _ExtractedImage:
         """Look up an image in the caches, and decode it only if something is missing."""
-        row = self.facts.get(facts_key(opened.file.path, opened.sha256))
-        known = None if row is None else decode_facts(row, opened)
-        facts = known or opened.facts()
-        result = _ExtractedImage(facts, facts=None if known else facts)
+        result = _ExtractedImage(opened.file._replace(sha256=opened.sha256))
         if fingerprints is not None:
             result.found, result.fingerprint = fingerprints.inspect(opened)
         key = key_of(opened.sha256, view.name)
@@ -341,23 +327,19 @@ class Extractor:
     ) -> None:
         """Add the newly computed values of a batch to the caches."""
         rows: dict[bytes, CachedRows] = {}
-        facts: dict[bytes, CachedRows] = {}
         for image in batch:
             if isinstance(image.found, ImageError):
                 continue
             if image.row is not None:
                 rows[key_of(image.found.sha256, view.name)] = image.row
-            if image.facts is not None and (encoded := encode_facts(image.facts)) is not None:
-                facts[facts_key(image.facts.path, image.facts.sha256)] = encoded
             if fingerprints is not None and image.fingerprint is not None:
                 fingerprints.add(image.found, image.fingerprint)
         self.computed += len(rows)
         store.add(rows)
-        self.facts.add(facts)
 
     def refresh(self) -> None:
         """Find the rows that other processes have cached since the stores were opened."""
-        for store in (self.facts, *self.stores.values()):
+        for store in self.stores.values():
             store.find_new_shards()
 
     def rows(self, digests: Sequence[str], view: View) -> Tensor:
@@ -555,7 +537,8 @@ def inspect_dataset(
         if extractor is None or view is None:
             return inspect(folder, allow_bad=allow_bad, progress=progress.advance)
         before, root = extractor.computed, os.fspath(folder.root)
-        images = extractor.extract(root, folder.rows, view, fingerprints, claim)
+        known = fingerprints or Fingerprints(str(extractor.folder), only_facts=True)
+        images = extractor.extract(root, folder.rows, view, known, claim)
         found = (image.found for image in images)
         inspected = collect(folder, found, allow_bad=allow_bad, progress=progress.advance)
         if computed := extractor.computed - before:

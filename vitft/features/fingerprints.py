@@ -1,7 +1,7 @@
 """Facts (size and remarks) and perceptual fingerprints of images, cached as fixed-size rows.
 
-A row of facts contains the width, the height and the remarks as JSON, padded with spaces. Its key
-depends on the digest and the suffix of the file, because one of the remarks reports a wrong suffix.
+A row starts with the width, the height and the remarks as JSON, padded with spaces. Its key depends
+on the digest and the suffix of the file, because one of the remarks reports a wrong suffix.
 A second pass over the same files reads their bytes but decodes nothing. This module does not import
 torch.
 """
@@ -36,78 +36,68 @@ from vitft.system.structure import AtLeastOne, parse_json, structured
 
 log = logging.getLogger(__name__)
 
-FACTS_BYTES = 160
-FactsRow = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def facts_key(path: str, sha256: str) -> bytes:
-    """Return the cache key of a file's facts."""
-    return key_of(sha256, Path(path).suffix.lower())
-
-
-def encode_facts(file: Row) -> FactsRow | None:
-    """Return the facts as a row (FACTS_BYTES,), or None if they do not fit."""
-    text = json.dumps([file.width, file.height, file.odd]).encode()
-    if len(text) > FACTS_BYTES:
-        return None
-    return np.frombuffer(text.ljust(FACTS_BYTES), dtype=np.uint8)
-
-
-def decode_facts(row: FactsRow, opened: OpenedImage) -> Row | None:
-    """Return the facts in a row, or None if they are damaged or the image has too many pixels."""
-    try:
-        width, height, odd = structured(
-            parse_json(row[:FACTS_BYTES].tobytes()), tuple[AtLeastOne, AtLeastOne, tuple[str, ...]]
-        )
-    except ValueError:
-        return None
-    if width * height > opened.max_pixels:
-        return None
-    return opened.file._replace(sha256=opened.sha256, width=width, height=height, odd=odd)
+_FACTS_BYTES = 160
+Fingerprint = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Fingerprints:
     """Fingerprints of the images in a pass; workers call `inspect`, and their collector `add`.
 
-    `cache` is a folder, empty for the default one, or `none`.
+    `cache` is a folder, empty for the default one, or `none`. With `only_facts`, the fingerprints
+    are empty: the pass needs only the facts.
     """
 
-    def __init__(self, cache: str, grey_range: GreyRange = ()) -> None:
-        self.grey_range = grey_range
-        self.by_digest: dict[str, FactsRow] = {}  # fingerprints by file digest
+    def __init__(self, cache: str, grey_range: GreyRange = (), *, only_facts: bool = False) -> None:
+        self.grey_range, self.only_facts = grey_range, only_facts
+        self.by_digest: dict[str, Fingerprint] = {}  # fingerprints by file digest
         self.store: Store | None = None  # None without a cache or a usable default folder
         if cache == "none":
             return
-        space = {"vitft": "2", "what": "sketches of images"}  # version, incremented if rows change
-        if grey_range:
+        # Versions are incremented if rows change
+        space, size = {"vitft": "2", "what": "sketches of images"}, FINGERPRINT_BYTES
+        if only_facts:
+            space, size = {"vitft": "1", "what": "facts of images"}, 0
+        elif grey_range:
             space["grey_range"] = str(grey_range)
         try:
             folder = Path(cache).expanduser() if cache else default_folder()
-            self.store = Store(folder, space, (FACTS_BYTES + FINGERPRINT_BYTES,), "uint8")
+            self.store = Store(folder, space, (_FACTS_BYTES + size,), "uint8")
         except (RunError, ResourceError) as error:
             if cache:
                 raise
             log.warning(f"fingerprints are not cached: {error.problem}")
 
-    def inspect(self, opened: OpenedImage) -> tuple[Row, FactsRow]:
+    def inspect(self, opened: OpenedImage) -> tuple[Row, Fingerprint]:
         """Return the facts and fingerprint of an image, decoding it only if they are not cached."""
-        if self.store is not None:
-            known = self.store.get(facts_key(opened.file.path, opened.sha256))
-            if known is not None and (facts := decode_facts(known, opened)) is not None:
-                return facts, np.array(known[FACTS_BYTES:])
-        facts = opened.facts()
+        file = opened.file._replace(sha256=opened.sha256)
+        known = None if self.store is None else self.store.get(_key_of(file))
+        if known is not None:
+            with contextlib.suppress(ValueError):  # damaged
+                width, height, odd = structured(
+                    parse_json(known[:_FACTS_BYTES].tobytes()),
+                    tuple[AtLeastOne, AtLeastOne, tuple[str, ...]],
+                )
+                if width * height <= opened.max_pixels:
+                    found = file._replace(width=width, height=height, odd=odd)
+                    return found, np.array(known[_FACTS_BYTES:])
+        found = opened.facts()
+        if self.only_facts:
+            return found, np.empty(0, np.uint8)
         if opened.jpeg is None:  # otherwise, simplejpeg has decoded it strictly
-            facts = facts._replace(odd=(*facts.odd, *_hidden_damage(opened.data)))
-        return facts, fingerprint_of(opened.image)
+            found = found._replace(odd=(*found.odd, *_hidden_damage(opened.data)))
+        return found, fingerprint_of(opened.image)
 
-    def add(self, file: Row, fingerprint: FactsRow) -> None:
+    def add(self, file: Row, fingerprint: Fingerprint) -> None:
         """Add a fingerprint to `by_digest` and, if missing, to the cache."""
-        self.by_digest.setdefault(file.sha256, fingerprint)
-        key, facts = facts_key(file.path, file.sha256), encode_facts(file)
-        if self.store is not None and facts is not None and self.store.get(key) is None:
-            self.store.add({key: np.concatenate([facts, fingerprint])})
+        if not self.only_facts:
+            self.by_digest.setdefault(file.sha256, fingerprint)
+        key, facts = _key_of(file), json.dumps([file.width, file.height, file.odd]).encode()
+        fits = len(facts) <= _FACTS_BYTES
+        if self.store is not None and fits and self.store.get(key) is None:
+            padded = np.frombuffer(facts.ljust(_FACTS_BYTES), dtype=np.uint8)
+            self.store.add({key: np.concatenate([padded, fingerprint])})
 
-    def merge(self, files: Sequence[Row], shards: Sequence[Mapping[str, FactsRow]]) -> None:
+    def merge(self, files: Sequence[Row], shards: Sequence[Mapping[str, Fingerprint]]) -> None:
         """Add the fingerprints from all shards of a folder, in the order of its readable files."""
         found = {digest: row for shard in shards for digest, row in shard.items()}
         self.by_digest = {file.sha256: found[file.sha256] for file in files}
@@ -117,7 +107,7 @@ class Fingerprints:
         if self.store is not None:
             self.store.flush()
 
-    def table(self, digests: Sequence[str]) -> FactsRow:
+    def table(self, digests: Sequence[str]) -> Fingerprint:
         """Return the fingerprints (n, FINGERPRINT_BYTES) of the images with the given digests."""
         if not digests:
             return np.empty((0, FINGERPRINT_BYTES), np.uint8)
@@ -148,7 +138,7 @@ def fingerprint_folder(
         grey_range=fingerprints.grey_range,
     )
 
-    def added(result: tuple[Row, FactsRow] | ImageError) -> Row | ImageError:
+    def added(result: tuple[Row, Fingerprint] | ImageError) -> Row | ImageError:
         if isinstance(result, ImageError):
             return result
         fingerprints.add(*result)
@@ -158,6 +148,10 @@ def fingerprint_folder(
         inspected = collect(folder, map(added, results), allow_bad=allow_bad, progress=progress)
     fingerprints.flush()
     return inspected
+
+
+def _key_of(file: Row) -> bytes:
+    return key_of(file.sha256, Path(file.path).suffix.lower())
 
 
 def _hidden_damage(data: bytes) -> tuple[str, ...]:

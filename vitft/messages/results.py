@@ -826,7 +826,7 @@ def budget_lines(budget: BudgetResults | None) -> list[str]:
 
 def describe_trial(found: TrialResults) -> str:
     """Return the layers of a trial, and its held-out results next to those of a head."""
-    folds, part = found["folds"], _describe_interpolation(found)
+    folds, part = found.get("folds", 1), _describe_interpolation(found)
     again = f", {folds} times, each with other images held out" if folds > 1 else ""
     return (
         f"a trial trained {layers_text(found['layers'])} for {count(found['epochs'], 'epoch')} on "

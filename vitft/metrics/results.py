@@ -49,7 +49,7 @@ class TrialResults(_TrialScores):
 
     layers: str  # in the notation of `train.layers`
     epochs: AtLeastOne
-    folds: AtLeastOne  # number of times that the layers were trained
+    folds: NotRequired[AtLeastOne]  # number of times that the layers were trained, 1 if absent
     images: Natural  # number of images trained on each time
     held_out: Natural  # number of images scored in all
     head_top1: Share  # accuracy of a head fitted to the same images

@@ -244,7 +244,10 @@ def untried(seconds: float, starts: Mapping[str, StartTrial]) -> BudgetResults:
 
 def read_budget(folder: Path) -> BudgetResults | None:
     """Return the recorded trials and chosen layers, or None if there are none."""
-    return read_run_json(folder / BUDGET_FILE, BudgetResults)
+    budget = read_run_json(folder / BUDGET_FILE, BudgetResults)
+    for trial in budget["trials"] if budget else ():
+        trial.setdefault("folds", 1)
+    return budget
 
 
 def remove_temporary_files(folder: Path) -> None:
