@@ -1,11 +1,13 @@
 """The command line: exit codes, errors, and finetune, predict and export in a row."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.children import ended, python
+from vitft.cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,38 @@ def test_a_process_of_torchrun_exits_with_the_code_of_the_command(
 
     assert done.returncode == code
     assert "vitft 0" in done.stdout or "fintune" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["check", "nowhere", "--format", "json"], True),
+        (["check", "nowhere", "--format=table", "--format=json"], True),
+        (["check", "nowhere", "--format", "json", "--format", "table"], False),
+        (["check", "a --format json b"], False),
+        (["predict", "--run", "nowhere", "--", "--format", "json"], False),
+    ],
+)
+def test_only_a_request_for_json_makes_an_error_json(
+    words: list[str], printed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(words)
+
+    out = capsys.readouterr().out
+    assert (json.loads(out)["error"]["exit_code"] if printed else code) == code > 2
+    assert bool(out) == printed
+
+
+@pytest.mark.parametrize(
+    ("setting", "redirection", "objects"),
+    [("", "", 1), ("RANK=1", "", 0), ("", ">/dev/full", 0), ("", ">&-", 0)],
+)
+def test_an_error_as_json_has_the_code_of_the_error(
+    setting: str, redirection: str, objects: int
+) -> None:
+    command = f"{setting} {sys.executable} -m vitft check nowhere --format json {redirection}"
+
+    done = ended(["bash", "-c", command])
+
+    assert (done.returncode, done.stdout.count('"error"')) == (3, objects)
+    assert "data folder not found" in done.stderr

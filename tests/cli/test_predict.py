@@ -226,3 +226,16 @@ def test_explain_writes_a_relevance_overlay_of_each_image(
         assert picture.size == (224, 224)
     assert predict(photos[0], "--explain", "seen") == 5  # nothing is overwritten
     assert "choose a new or empty folder with --explain" in capsys.readouterr().err
+
+
+def test_no_error_object_follows_the_beginning_of_a_list(
+    photos: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "list.txt").write_text("\n".join([*photos, *photos, "x" * 70_000]))
+
+    assert predict("list.txt", "--format", "json") == 3
+
+    shown = capsys.readouterr()
+    assert shown.out.startswith("[")
+    assert '"problem"' not in shown.out
+    assert "not a list of paths" in shown.err

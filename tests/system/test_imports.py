@@ -44,3 +44,15 @@ def test_every_extra_states_its_requirements_in_the_package() -> None:
     for extra in EXTRA_LIBRARIES:
         with pytest.raises(UsageError, match=r"fix: run pip install \S+"):
             require_extra(extra, feature="drawing", libraries=("no_such_library",))
+
+
+def test_libraries_are_named_without_versions_if_vitft_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def requires(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+
+    with pytest.raises(UsageError, match=r"fix: run pip install pillow-heif$"):
+        require_extra("heic", feature="drawing", libraries=("no_such_library",))

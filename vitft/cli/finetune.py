@@ -118,7 +118,7 @@ def _finetune(args: argparse.Namespace) -> int:
 
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     if args.format == "json":
-        print_json(result.run, result.figures, status=result.status)
+        print_json(result.run, result.figures, config, status=result.status)
         return result.exit_code
     is_latest = result.run.parent == BASE
     print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)

@@ -7,10 +7,10 @@ runs. Therefore, `--help` and errors in the options do not wait for torch.
 import argparse
 import errno
 import importlib
+import itertools
 import json
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from vitft.cli.guide import COMMAND_GROUPS
 from vitft.cli.output import StdoutLostError
 from vitft.cli.parser import Parser, add_command
 from vitft.system import console
-from vitft.system.errors import ResourceError, UsageError, VitftError
+from vitft.system.errors import UsageError, VitftError
 from vitft.system.signals import Stopper
 from vitft.system.text import redacted
 
@@ -45,24 +45,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     with output.safe_streams() as stdout:
         levels = [_LOG_LEVELS[flag] for flag in arguments if flag in _LOG_LEVELS]
         console.show_log(min(levels, default=logging.INFO))
-        code = _run_command(arguments)
         try:
-            code = stdout.exit_code(code)
-        except ResourceError as error:
-            output.fail(error)
-            code = error.exit_code
-    return code
+            return stdout.exit_code(_run_command(arguments))
+        except KeyboardInterrupt as stop:  # Ctrl-C, or Stopped with the exit code of its signal
+            sys.stderr.write("vitft: interrupted\n")
+            return getattr(stop, "exit_code", 130)
+        except Exception as error:
+            failure, trace = error, redacted(traceback.format_exc())
+            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of an argument
+                failure = UsageError("a path is too long", fix="use a shorter path")
+            if isinstance(failure, VitftError):
+                sys.stderr.write(trace * ("--debug" in arguments))
+                output.fail(failure)
+            else:  # the only catch-all: the error is a bug
+                bug = f"this is a bug in vitft {output.version()}"
+                sys.stderr.write(
+                    f"{trace}vitft: {bug}. Please report it with the traceback above\n"
+                )
+                failure = VitftError(
+                    f"{bug}: {trace.splitlines()[-1]}", fix="report it with the traceback on stderr"
+                )
+            # A part of a result may have been printed, and every process of torchrun fails
+            is_first = os.environ.get("RANK", "0") == "0"
+            if _wants_json(arguments) and is_first and not stdout.is_used:
+                named = {name: getattr(failure, name) for name in ("problem", "fix", "exit_code")}
+                stdout.write(json.dumps({"error": named}, indent=2) + "\n")
+            return failure.exit_code
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Return whether the command line asks for one JSON object, also if it has an error."""
+    shown = list(itertools.takewhile(lambda word: word != "--", arguments))
+    pairs = itertools.pairwise([*shown, ""])
+    formats = [
+        after if word == "--format" else word.removeprefix("--format=")
+        for word, after in pairs
+        if word.partition("=")[0] == "--format"
+    ]
+    return formats[-1:] == ["json"] or "--json" in shown
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Run one command, print the error if it fails, and return its exit code."""
+    """Run one command and return its exit code."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    before = arguments[: arguments.index(command)] if command else arguments
     try:
-        if not arguments or arguments == ["--version"]:
+        if not arguments or "--version" in before:
             output.exact(f"vitft {output.version()}" if arguments else _OVERVIEW)
             return 0
-        command = next((a for a in arguments if not a.startswith("-")), "")
         parser = build_parser(command)
-        own = [a for a in arguments if a not in {"--debug", *_LOG_LEVELS}]
+        own = [word for word in arguments if word not in {"--debug", *_LOG_LEVELS}]
         chosen = parser.commands.get(command, parser)
         chosen.typed = own = chosen.with_images(own)
         args = _parse(parser, chosen, own)
@@ -70,27 +102,8 @@ def _run_command(arguments: list[str]) -> int:
             return args.command(args)
     except StdoutLostError:
         return 0
-    except VitftError as error:
-        if "--debug" in arguments:
-            sys.stderr.write(redacted(traceback.format_exc()))
-        output.fail(error)
-        if re.search(r"(^| )(--format[ =]json|--json)( |$)", " ".join(arguments)):
-            fields = {"problem": error.problem, "fix": error.fix, "exit_code": error.exit_code}
-            sys.stdout.write(json.dumps({"error": fields}, indent=2) + "\n")
-        return error.exit_code
-    except KeyboardInterrupt as stop:  # Ctrl-C, or Stopped with the exit code of its signal
-        sys.stderr.write("vitft: interrupted\n")
-        return getattr(stop, "exit_code", 130)
     except SystemExit as end:  # --help
         return end.code if isinstance(end.code, int) else 0
-    except Exception as error:  # the only catch-all: the error is a bug
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # from a path argument
-            output.fail(UsageError("a path is too long", fix="use a shorter path"))
-            return UsageError.exit_code
-        bug = f"vitft: this is a bug in vitft {output.version()}."
-        ask = "Please report it with the traceback above"
-        sys.stderr.write(f"{redacted(traceback.format_exc())}{bug} {ask}\n")
-        return 1
 
 
 def _parse(parser: Parser, chosen: Parser, arguments: list[str]) -> argparse.Namespace:

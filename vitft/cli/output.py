@@ -51,6 +51,7 @@ class SafeStream:
         closed = os.open(os.devnull, os.O_RDONLY) if inner is None else -1  # fails on writing
         self.inner = inner or os.fdopen(closed, "w", encoding="utf-8", newline="")
         self.failure: OSError | None = None
+        self.is_used = False
         if isinstance(inner, io.TextIOWrapper):
             codecs.register_error("vitft", _replace_character)
             inner.reconfigure(errors="vitft")
@@ -60,6 +61,7 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         """Write text, or drop it if the stream fails."""
+        self.is_used = True
         self._keep_failure(self.inner.write, text)
         return len(text)
 

@@ -40,8 +40,8 @@ def _list_weights(args: argparse.Namespace) -> int:
     ]
     if not entries:
         raise UsageError("no weights match all filters", fix="remove one of the filters")
-    speed = machine_speed() if is_short else 1.0
-    times = [max(1.0, entry.seconds(1000, speed)) for entry in entries]
+    speed = machine_speed() if is_short else 0.0
+    times = [max(1.0, entry.seconds(1000, speed)) for entry in entries if is_short]
     if args.format == "json":
         fields: list[dict[str, Any]] = [
             {
@@ -53,9 +53,8 @@ def _list_weights(args: argparse.Namespace) -> int:
             }
             for entry in entries
         ]
-        for one, entry, time in zip(fields, entries, times, strict=True):
-            if is_short:
-                one |= {"tier": entry.tier, "megabytes": entry.megabytes, "seconds": round(time)}
+        for one, entry, time in zip(fields, entries, times, strict=False):
+            one |= {"tier": entry.tier, "megabytes": entry.megabytes, "seconds": round(time)}
         output.as_json({"weights": fields})
         return 0
     rows: list[tuple[str, ...]] = []

@@ -296,10 +296,10 @@ def run_details(results: Results) -> str:
     return "; ".join([f"run {results.name}", *map(estimate_text, results.estimates)])
 
 
-def accuracy_without_copies(value: float, bounds: Interval, images: str) -> str:
+def accuracy_without_copies(one: Estimate) -> str:
     """Return the accuracy on validation images that have no copies among the training images."""
-    on = f"on the {images} without copies among the training images"
-    return f"{percent(value)}{within(bounds)} {on}"
+    on = f"on the {measured_on(one)} without copies among the training images"
+    return f"{percent(one.value)}{within(one.interval)} {on}"
 
 
 def threshold_text(
@@ -464,17 +464,17 @@ def chance_reason(results: Results, found: AtChance) -> str:
     )
 
 
-def copies_reason(groups: int, without: str, *, own_split: bool) -> str:
+def copies_reason(groups: int, without: Estimate | None, *, own_split: bool) -> str:
     """Return why and how to remove groups of duplicates across training and validation.
 
-    `without` is the accuracy without them, or an empty string.
+    `without` is the accuracy without them, if it is known.
     """
     remedy = "the option --group-duplicates keeps each group on one side of the split."
     if own_split:
         remedy = (
             "the split comes from your data, so drop the copies on one side or correct the split."
         )
-    known = f" It is {without}." if without else ""
+    known = f" It is {accuracy_without_copies(without)}." if without else ""
     return (
         f"{count(groups, 'group')} of identical or nearly identical images "
         f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "

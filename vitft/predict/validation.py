@@ -17,12 +17,10 @@ import numpy as np
 from vitft.data.fixes import is_leak
 from vitft.data.image_table import Images
 from vitft.data.split import distinct_rows
-from vitft.messages import results as messages
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
-from vitft.metrics.results import AuditResults, read_results
+from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.rundir import RunDir, damaged_file, read_run_arrays, read_run_json
-from vitft.system.text import scored_images
 
 THUMBS = "thumbs"
 _VALIDATION_FILE = "validation.npz"
@@ -186,23 +184,25 @@ def accuracy_without_copies(
     predictions: Sequence[ValidationPrediction],
     audit: AuditResults,
     groups: Sequence[str] | Groups | None = None,
-) -> str:
+) -> Estimate | None:
     """Return the accuracy on the validation images that have no copies among the training images.
 
-    Copies are identical or nearly identical images. The result is empty if there are none, or if
-    all validation images have some. `groups` are the groups of the images, if they have any.
+    Copies are identical or nearly identical images. The result is None if there are none, or if all
+    validation images have some. `groups` are the groups of the images, if they have any.
     """
     leaks = [group for group in audit.get("duplicates", []) if is_leak(group)]
     leaked = {member["path"] for group in leaks for member in group["members"]}
     kept = [i for i, one in enumerate(predictions) if one.path not in leaked]
     right = np.array([predictions[i].is_correct for i in kept])
     if not kept or len(kept) == len(predictions):
-        return ""
+        return None
     units = None if groups is None else np.unique([groups[i] for i in kept], return_inverse=True)[1]
-    found = {"images": len(kept), "groups": units is not None and len({*units.tolist()})}
-    images = scored_images(found, "validation image")
-    return messages.accuracy_without_copies(
-        float(right.mean()), accuracy_interval(right, units), images
+    return Estimate(
+        value=float(right.mean()),
+        interval=accuracy_interval(right, units),
+        images=len(kept),
+        groups=0 if units is None else len({*units.tolist()}),
+        kind="validation",
     )
 
 

@@ -160,21 +160,6 @@ def undecided_numbers(audit: AuditResults, kept: Collection[str] = ()) -> tuple[
     return labels, groups
 
 
-def undecided_findings(audit: AuditResults, kept: Collection[str] = ()) -> str:
-    """Return the numbers of label errors and duplicates to decide on, as text; empty if none.
-
-    If only some of the groups of duplicates are across splits, their number is included, because
-    a run logs it.
-    """
-    labels, groups = undecided_numbers(audit, kept)
-    apart = [group for group in audit["duplicates"] if group["across_split"]]
-    _, across = undecided_numbers({**audit, "duplicates": apart}, kept)
-    of_them = f" ({across:,} across splits)" if 0 < across < groups else ""
-    texts = [count(labels, *_LABELS)] * bool(labels)
-    texts += [f"{count(groups, *_GROUPS)}{of_them}"] * bool(groups)
-    return " and ".join(texts)
-
-
 def _group(
     cards: Sequence[_View], title: str = "", warnings: Sequence[str] = (), more: int = 0
 ) -> _View:

@@ -141,7 +141,8 @@ def peak_memory(device: torch.device) -> dict[str, int]:
         with contextlib.suppress(ImportError):  # Windows
             import resource
 
-            peaks["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**20
+            unit = 2**20 if platform.system() == "Darwin" else 1024  # bytes, or KiB elsewhere
+            peaks["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
     return peaks

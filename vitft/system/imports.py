@@ -60,12 +60,15 @@ def missing_library_command(reason: str) -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra, e.g. `matplotlib>=3.9`."""
+    """Return the requirements of an extra, e.g. `matplotlib>=3.9`, without versions if unknown."""
     import importlib.metadata  # takes 50 ms, which only an error needs
 
+    stated = list[str]()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # vitft is not installed
+        stated = importlib.metadata.requires("vitft") or []
     pattern = re.compile(rf"([^;]+?)\s*;.*\bextra == ['\"]{extra}['\"]")
-    stated = importlib.metadata.requires("vitft") or []
-    return [match[1] for match in map(pattern.match, stated) if match]
+    found = [match[1] for match in map(pattern.match, stated) if match]
+    return found or [library.replace("_", "-") for library in EXTRA_LIBRARIES[extra]]
 
 
 @contextlib.contextmanager

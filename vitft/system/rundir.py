@@ -443,8 +443,12 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def unfinished_run(folder: Path = BASE) -> Path | None:
     """Return the most recently started run in a folder that has not finished, or None."""
-    started = [run for run in _runs_in(folder) if not run.is_symlink() and is_unfinished(run)]
-    return max(started, key=lambda run: (run / "config.toml").stat().st_mtime, default=None)
+    started = dict[float, Path]()
+    for run in _runs_in(folder):
+        with contextlib.suppress(OSError):  # another process may remove it
+            if not run.is_symlink() and is_unfinished(run):
+                started.setdefault((run / "config.toml").stat().st_mtime, run)
+    return started[max(started)] if started else None
 
 
 def is_unfinished(folder: Path) -> bool:
