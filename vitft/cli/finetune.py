@@ -17,6 +17,7 @@ from vitft.config.run import (
     FINETUNE_OPTIONS,
     SEED_SETTINGS,
     Config,
+    checked_run_config,
     joined_settings,
     option_settings,
     parse_setting,
@@ -110,7 +111,8 @@ def _finetune(args: argparse.Namespace) -> int:
     if config is None:
         output.note(f"{out} is already finished: there is nothing to resume")
         if args.format == "json":
-            print_json(out, read_results(out / "eval.json"), status="finished")
+            found = read_results(out / "eval.json")
+            print_json(out, found, checked_run_config(out), status="finished")
         return 0
     with heavy_imports(level=logging.DEBUG):  # the line on the data has been logged
         from vitft.report.run_files import command_of
