@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def on_terminal(*words: str) -> list[str]:
         except OSError:  # Linux reports the end of a terminal as an error
             pass
         os.close(leader)
-    return [line.rstrip() for line in text.decode().replace("\x1b[0m", "").splitlines()]
+    return [line.rstrip() for line in re.sub(r"\x1b\[\d*m", "", text.decode()).splitlines()]
 
 
 @pytest.mark.parametrize(
