@@ -9,8 +9,7 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +54,7 @@ _SPLIT = re.compile(
 """Names of columns that may contain a split, but are not used for it without a setting."""
 _BOX = re.compile("(^|[^a-z])[xy]_?(min|max|[12])$|^(b|bounding_?)?box(es)?$", re.IGNORECASE)
 """Names of columns that contain the boxes of objects."""
+_BOX_SIDES = ("x", "y", "w", "h", "width", "height")
 _ITEM = r"""'[^']*+'|"[^"]*+"|-?\d++"""
 _LIST = re.compile(rf"[\[({{]\s*+(?:(?:{_ITEM})[\s,]*+)*+[\])}}]")
 """A list, tuple or set in Python, or an array in NumPy, which omits the commas."""
@@ -70,21 +70,6 @@ class _Line(NamedTuple):
     number: int
     cells: tuple[str, ...]  # cells of the label columns
     chosen: str  # how `vitft label` chose the image (see `data.parts`)
-
-
-def _is_predicted(header: Sequence[str], places: Sequence[int]) -> bool:
-    """Return whether the labels of a table are predictions, by its other columns."""
-    names = [cell.strip().lower() for cell in header]
-    answer = [names[place] for place in places]
-    if answer == ["class"]:
-        return "probability" in names
-    return answer == ["labels"] and any(name.startswith("probability_") for name in names)
-
-
-def _box_columns(header: Sequence[str]) -> list[str]:
-    names = [cell.strip() for cell in header]
-    plain = [name for name in names if name.lower() in ("x", "y", "w", "h", "width", "height")]
-    return [name for name in names if _BOX.search(name)] or plain * (len(plain) == 4)
 
 
 class _LabelColumn:
@@ -320,75 +305,45 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
         DataError: The table cannot be read, has no images, or has an invalid header or row; the
             message names the line and the column.
     """
-    copy = copy_of_table(source)
-    missing = "check the path and its permissions"
-    reader = (
-        IndexReader(source, copy.data) if copy else TableReader(source, missing=missing, fix=_FIX)
-    )
-    lines = iter(reader)
-    header = next(lines, [])
-    if {"path", "action", "new_label"} <= {cell.strip().lower() for cell in header}:
-        raise DataError(
-            f"{source} is a table of decisions on images (vitft check), not a table of labels",
-            fix="pass the folder or the table of the images as data, and this table with "
-            f"--fixes {shell_quote(str(source))}",
-        )
-    roles = _find_columns(reader, header, spec)
-    places = _label_columns(reader, header, roles, spec)
-    columns = {role: header[place] for role, place in roles.items()}
-    root = base_folder(source, spec.root)
-    rows = _RowParser(
-        reader=reader, header=header, roles=roles, labels=places, root=root, spec=spec
-    )
-    is_id = not (spec.path_column or copy) and columns["path"].strip().lower() in _ID_COLUMNS
-    for cells in filter(any, lines):
-        if is_id and not rows.by_path:
-            pairs = zip(header, cells, strict=False)
-            suffixes = {name: Path(cell.strip()).suffix.lower() for name, cell in pairs}
-            files = [name for name, suffix in suffixes.items() if suffix in FORMAT_BY_SUFFIX]
-            if files and columns["path"] not in files:
-                raise reader.error(
-                    f"several columns may contain the path: {listing([columns['path'], *files])}",
-                    fix="choose one with --set data.path_column=NAME",
-                )
-        rows.add(cells)
-    if not rows.by_path:
-        raise DataError(
-            f"the table {source} lists no images", fix="add rows with a path and a label"
-        )
-    notes = [*(copy.notes if copy else ()), *rows.leave_out_unlabelled()]
-    names = [header[i].strip() for i in places]
-    labels = _LabelParser(reader, names, rows.listed, spec)
+    table = _Table(source, spec)
+    table.read_rows()
+    unlabelled = table.leave_out_unlabelled()
+    names = [table.header[place] for place in table.labels]
+    labels = _LabelParser(table.reader, names, table.listed, spec)
     sets: dict[str, set[str]] = {}
-    for row, own in zip(rows.listed, labels.sets, strict=True):
-        sets.setdefault(row.path, set()).update(own)
+    for line, own in zip(table.listed, labels.sets, strict=True):
+        sets.setdefault(line.path, set()).update(own)
     if not any(sets.values()):
         raise DataError(
             f"no image in {source} has a label", fix="fill in the label of at least one image"
         )
-    columns.setdefault("label", labels.names[0])
-    listed, texts = [*rows.by_path.values()], {path: join_labels(own) for path, own in sets.items()}
+    columns = {"label": labels.names[0]} | {r: table.header[i] for r, i in table.roles.items()}
+    listed = [*table.by_path.values()]
+    texts = {path: join_labels(own) for path, own in sets.items()}
     classes = tuple(sorted({*texts.values()}))
     index = {name: number for number, name in enumerate(classes)}
     is_divided = len({line.part for line in listed} - {""}) > 1
+    copy = table.copy
     images = Images(
-        root=root,
+        root=table.root,
         classes=classes,
         rows=[Row(r.path, index[texts[r.path]], r.part, group=r.group) for r in listed],
         labels=label_names(classes) if labels.several else (),
         layout="split" if is_divided else "classes",
-        notes=(*notes, *labels.notes, *_notes_on_table(rows, columns, labels.names)),
+        notes=(
+            *(copy.notes if copy else ()), *unlabelled, *labels.notes, *table.notes(labels.names),
+        ),
         table=source,
-        split_column=columns["split"].strip() if is_divided else "",
+        split_column=columns["split"] if is_divided else "",
         shown=copy.data if copy else "",
-        predicted=_is_predicted(header, places),
-    )
+        predicted=table.is_predicted(),
+    )  # fmt: skip
 
     def error(problem: str, row: int, role: str, fix: str) -> DataError | RunError:
-        return reader.error(problem, line=listed[row].number, column=columns[role], fix=fix)
+        return table.reader.error(problem, line=listed[row].number, column=columns[role], fix=fix)
 
     fix = "rename one, such as to test, or ignore the column with --set data.split_column=none"
-    check_one_name_each(source, sorted(rows.splits), "name in the split", fix)
+    check_one_name_each(source, sorted(table.splits), "name in the split", fix)
     unassigned = [i for i, line in enumerate(listed) if not line.part]
     if unassigned and len(unassigned) < len(listed):
         problem = "the split is empty, although other rows specify one"
@@ -397,126 +352,163 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
     return images, error
 
 
-def _column_named(reader: TableReader, header: Sequence[str], name: str, setting: str) -> int:
-    titles = [cell.strip() for cell in header]
-    given = [i for i, title in enumerate(titles) if title == name]
-    given = given or [i for i, title in enumerate(titles) if title.lower() == name.lower()]
-    if len(given) != 1:
-        many = "more than one column named" if given else "no column named"
-        problem = f"{many} {name} ({setting}). Columns found: {_shown(header)}"
-        raise reader.error(problem, fix="choose one of these columns")
-    return given[0]
+class _Table:
+    """A table of labels while it is read: its columns, and the lines so far."""
 
-
-def _shown(header: Sequence[str]) -> str:
-    return listing((cell.strip()[:40] for cell in header), most=12) or "nothing"
-
-
-def _usual_columns(names: Sequence[str], role: str) -> list[int]:
-    """Return the indices of the columns that may have a role by their names in lower case."""
-    usual = _USUAL_NAMES[role]
-    places = [i for i, name in enumerate(names) if name in usual]
-    if role == "group":
-        places = [i for i, name in enumerate(names) if GROUP.fullmatch(bare_name(name))]
-    elif role == "path" and not places:
-        places = [names.index(name) for name in _ID_COLUMNS if name in names][:1]
-    elif role == "label" and not places:
-        places = [i for i, name in enumerate(names) if name in _SEVERAL_NAMES]
-        shard = (name for name in ("cls", "txt") if name in names)  # as WebDataset names it
-        places = places or [names.index(name) for name in shard][:1]
-    best = [i for i in places if names[i] == usual[0]]
-    return best if len(best) == 1 else places
-
-
-def _find_columns(reader: TableReader, header: Sequence[str], spec: DataSpec) -> dict[str, int]:
-    """Return the column index of each role; split, group and several labels may be missing."""
-    wanted = {
-        "path": spec.path_column,
-        "label": spec.label,
-        "split": spec.split_column,
-        "group": "none" if spec.group_by else spec.group,
-    }
-    names = [cell.strip().lower() for cell in header]
-    found: dict[str, int] = {}
-    if is_several(spec.label):
-        del wanted["label"]
-    for role, name in wanted.items():
-        setting, places = SETTING_OF[role], [] if name else _usual_columns(names, role)
-        if name and name != "none":
-            places = [_column_named(reader, header, name, setting)]
-        if len(places) > 1:
-            several = listing(header[i].strip() for i in places)
-            raise reader.error(
-                f"several columns may contain the {role}: {several}",
-                fix=f"choose one with --set {setting}=NAME"
-                if len({names[i] for i in places}) > 1
-                else "rename all but one of them",
-            )
-        if not places and role in ("path", "label"):
-            sheet = f" in the worksheet {reader.sheet}" if reader.sheet else ""
-            every = f", or one column per label with --set {shell_quote('data.label=*')}"
-            raise reader.error(
-                f"no {role} column{sheet}. Columns found: {_shown(header)}",
-                fix=f"write the name {role} above the column, in the first {reader.unit}, or "
-                f"choose the column with --set {setting}=NAME" + every * (role == "label"),
-            )
-        if places:
-            found[role] = places[0]
-    return found
-
-
-def _label_columns(
-    reader: TableReader, header: Sequence[str], roles: Mapping[str, int], spec: DataSpec
-) -> tuple[int, ...]:
-    """Return the indices of the label columns; for `*`, of those that may be one by their name."""
-    if not is_several(spec.label):
-        return (roles["label"],)
-    used, others = {*roles.values()}, (*_SPLIT_COLUMNS, *_WEIGHT_COLUMNS)
-    if spec.label == "*":
-        titles = ((i, cell.strip()) for i, cell in enumerate(header) if i not in used)
-        return tuple(
-            i
-            for i, title in titles
-            if not (_SPLIT.fullmatch(title) or _BOX.search(title) or title.lower() in others)
-            and not GROUP.fullmatch(bare_name(title))
+    def __init__(self, source: Path, spec: DataSpec) -> None:
+        self.spec, self.root, self.copy = (
+            spec,
+            base_folder(source, spec.root),
+            copy_of_table(source),
         )
-    names = (name.strip() for name in spec.label.split(","))
-    labels = tuple(_column_named(reader, header, name, "data.label") for name in names)
-    if len({*labels} - used) < len(labels):
-        problem = f"data.label={spec.label} names a column twice, or one with another role"
-        fix = "list each label column once, and omit columns with another role"
-        raise reader.error(problem, fix=fix)
-    return labels
+        self.source = source
+        self.reader = (
+            IndexReader(source, self.copy.data)
+            if self.copy
+            else TableReader(source, missing="check the path and its permissions", fix=_FIX)
+        )
+        self.header = [cell.strip() for cell in next(iter(self.reader), [])]
+        self.names = [name.lower() for name in self.header]
+        if {"path", "action", "new_label"} <= {*self.names}:
+            raise DataError(
+                f"{source} is a table of decisions on images (vitft check), not a table of labels",
+                fix="pass the folder or the table of the images as data, and this table with "
+                f"--fixes {shell_quote(str(source))}",
+            )
+        self.roles = self.find_columns()
+        """Index of the column of each role; split, group and several labels may be missing."""
+        self.labels = self.label_columns()
+        self.by_path = dict[str, _Line]()  # first line of each image
+        self.listed = list[_Line]()  # lines that do not repeat an earlier one
+        self.splits = set[str]()
+        self.repeated = self.skipped = 0  # repeated lines, and images skipped in `vitft label`
 
+    def find_columns(self) -> dict[str, int]:
+        spec, found = self.spec, dict[str, int]()
+        wanted = {
+            "path": spec.path_column,
+            "label": spec.label,
+            "split": spec.split_column,
+            "group": "none" if spec.group_by else spec.group,
+        }
+        if is_several(spec.label):
+            del wanted["label"]
+        for role, name in wanted.items():
+            setting, places = SETTING_OF[role], [] if name else self.usual_columns(role)
+            if name and name != "none":
+                places = [self.column_named(name, setting)]
+            if len(places) > 1:
+                raise self.reader.error(
+                    f"several columns may contain the {role}: "
+                    f"{listing(self.header[i] for i in places)}",
+                    fix=f"choose one with --set {setting}=NAME"
+                    if len({self.names[i] for i in places}) > 1
+                    else "rename all but one of them",
+                )
+            if not places and role in ("path", "label"):
+                sheet = f" in the worksheet {self.reader.sheet}" if self.reader.sheet else ""
+                every = f", or one column per label with --set {shell_quote('data.label=*')}"
+                raise self.reader.error(
+                    f"no {role} column{sheet}. Columns found: {self.shown()}",
+                    fix=f"write the name {role} above the column, in the first {self.reader.unit}, "
+                    f"or choose the column with --set {setting}=NAME" + every * (role == "label"),
+                )
+            if places:
+                found[role] = places[0]
+        return found
 
-@dataclass(slots=True, kw_only=True)
-class _RowParser:
-    reader: TableReader
-    header: Sequence[str]
-    roles: Mapping[str, int]  # mapping from roles to column indices
-    labels: Sequence[int]  # indices of the label columns
-    spec: DataSpec
-    root: Path
-    by_path: dict[str, _Line] = field(default_factory=dict)  # first line of each image
-    splits: set[str] = field(default_factory=set)
-    listed: list[_Line] = field(default_factory=list)  # lines that do not repeat an earlier one
-    repeated: int = 0  # number of rows that repeat an earlier row
-    skipped: int = 0  # number of images that the user skipped in `vitft label`; they have no label
+    def usual_columns(self, role: str) -> list[int]:
+        """Return the indices of the columns that may have a role by their names."""
+        names, usual = self.names, _USUAL_NAMES[role]
+        places = [i for i, name in enumerate(names) if name in usual]
+        if role == "group":
+            places = [i for i, name in enumerate(names) if GROUP.fullmatch(bare_name(name))]
+        elif role == "path" and not places:
+            places = [names.index(name) for name in _ID_COLUMNS if name in names][:1]
+        elif role == "label" and not places:
+            places = [i for i, name in enumerate(names) if name in _SEVERAL_NAMES]
+            shard = (name for name in ("cls", "txt") if name in names)  # as WebDataset names it
+            places = places or [names.index(name) for name in shard][:1]
+        best = [i for i in places if names[i] == usual[0]]
+        return best if len(best) == 1 else places
+
+    def column_named(self, name: str, setting: str) -> int:
+        given = [i for i, title in enumerate(self.header) if title == name]
+        given = given or [i for i, title in enumerate(self.names) if title == name.lower()]
+        if len(given) != 1:
+            many = "more than one column named" if given else "no column named"
+            problem = f"{many} {name} ({setting}). Columns found: {self.shown()}"
+            raise self.reader.error(problem, fix="choose one of these columns")
+        return given[0]
+
+    def shown(self) -> str:
+        return listing((name[:40] for name in self.header), most=12) or "nothing"
+
+    def label_columns(self) -> Sequence[int]:
+        """Return the indices of the label columns; for `*`, of those that may be one by name."""
+        label = self.spec.label
+        if not is_several(label):
+            return (self.roles["label"],)
+        used = {*self.roles.values()}
+        if label == "*":
+            others = (*_SPLIT_COLUMNS, *_WEIGHT_COLUMNS)
+            return [
+                i
+                for i, title in enumerate(self.header)
+                if i not in used
+                and not (_SPLIT.fullmatch(title) or _BOX.search(title) or title.lower() in others)
+                and not GROUP.fullmatch(bare_name(title))
+            ]
+        found = [self.column_named(name.strip(), "data.label") for name in label.split(",")]
+        if len({*found} - used) < len(found):
+            problem = f"data.label={label} names a column twice, or one with another role"
+            fix = "list each label column once, and omit columns with another role"
+            raise self.reader.error(problem, fix=fix)
+        return found
+
+    def is_predicted(self) -> bool:
+        """Return whether the labels are predictions, by the other columns."""
+        answer = [self.names[place] for place in self.labels]
+        if answer == ["class"]:
+            return "probability" in self.names
+        return answer == ["labels"] and any(n.startswith("probability_") for n in self.names)
+
+    def box_columns(self) -> list[str]:
+        """Return the names of the columns that contain the boxes of objects."""
+        plain = [name for name in self.header if name.lower() in _BOX_SIDES]
+        return [name for name in self.header if _BOX.search(name)] or plain * (len(plain) == 4)
+
+    def read_rows(self) -> None:
+        path = self.header[self.roles["path"]]
+        is_id = not (self.spec.path_column or self.copy) and path.lower() in _ID_COLUMNS
+        for cells in filter(any, self.reader):
+            if is_id and not self.by_path:
+                pairs = zip(self.header, cells, strict=False)
+                suffixes = {name: Path(cell.strip()).suffix.lower() for name, cell in pairs}
+                files = [name for name, suffix in suffixes.items() if suffix in FORMAT_BY_SUFFIX]
+                if files and path not in files:
+                    raise self.reader.error(
+                        f"several columns may contain the path: {listing([path, *files])}",
+                        fix="choose one with --set data.path_column=NAME",
+                    )
+            self.add(cells)
+        if not self.by_path:
+            raise DataError(
+                f"the table {self.source} lists no images", fix="add rows with a path and a label"
+            )
 
     def add(self, cells: Sequence[str]) -> None:
-        self.reader.check_width(cells, self.header)
+        header, checked = self.header, self.reader.checked
+        self.reader.check_width(cells, header)
         texts = {
-            role: self.reader.checked(cells[i], self.header[i], is_path=role == "path")
+            role: checked(cells[i], header[i], is_path=role == "path")
             for role, i in self.roles.items()
             if role != "label"
         }
         path, group = path_in(self.root, texts["path"]), texts.get("group", "").strip()
-        labels = tuple(
-            self.reader.checked(cells[i], self.header[i], is_label=True) for i in self.labels
-        )
+        labels = tuple(checked(cells[i], header[i], is_label=True) for i in self.labels)
         label = " ".join(cell.strip() for cell in labels).strip()
-        named = zip(self.header, cells, strict=True)
-        chosen = next((cell for title, cell in named if title.strip().lower() == CHOSEN), "")
+        chosen = cells[self.names.index(CHOSEN)] if CHOSEN in self.names else ""
         if path and not label and chosen == SKIPPED:
             self.skipped += 1
             return
@@ -528,8 +520,8 @@ class _RowParser:
             fix = "correct the cell, or ignore the column with --set data.split_column=none"
             if not path:
                 problem, fix = "the path is empty", "fill in the cell, or remove the line"
-            place = self.roles["split" if path else "path"]
-            raise self.reader.error(problem, column=self.header[place], fix=fix)
+            column = header[self.roles["split" if path else "path"]]
+            raise self.reader.error(problem, column=column, fix=fix)
         row = _Line(path, label, part, group, self.reader.line, labels, chosen)
         first = self.by_path.setdefault(path, row)
         if first is not row:
@@ -544,16 +536,15 @@ class _RowParser:
         for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
             if old == new or (role == "label" and self.spec.labels == "several"):
                 continue
-            ways, place = ["keep one of the two lines"], self.roles.get(role, self.labels[0])
+            fix = "keep one of the two lines"
             if role == "label":
-                ways.append("give the image both labels with --set data.labels=several")
-            if role == "label" and _box_columns(self.header):
-                ways.append("crop each box to an image of its own")
+                fix += ", or give the image both labels with --set data.labels=several"
+                fix += ", or crop each box to an image of its own" * bool(self.box_columns())
             raise self.reader.error(
                 f"{row.path} is listed twice: {old or 'nothing'} ({self.reader.unit} "
                 f"{first.number}) and {new or 'nothing'} (here)",
-                column=self.header[place],
-                fix=", or ".join(ways),
+                column=self.header[self.roles.get(role, self.labels[0])],
+                fix=fix,
             )
 
     def leave_out_unlabelled(self) -> list[str]:
@@ -566,50 +557,42 @@ class _RowParser:
         self.by_path = {path: row for path, row in self.by_path.items() if path not in test}
         return [f"not used: the test part ({count(len(test), 'image')} without a label)"]
 
+    def notes(self, labels: Sequence[str]) -> Iterator[str]:
+        """Yield notes on groups, and on rows and columns left out; `labels` are used as such."""
+        if groups := {row.group for row in self.by_path.values()} - {""}:
+            column = self.header[self.roles["group"]]
+            yield f"{count(len(groups), 'group')} of images in the column {column}"
+        if self.repeated:
+            yield f"{count(self.repeated, 'repeated line')} of the table left out"
+        if united := {row.path for row in self.listed if row is not self.by_path[row.path]}:
+            yield f"{count(len(united), 'image')} with labels from more than one line"
+        if self.skipped:
+            yield f"not used: {count(self.skipped, 'image')} skipped in vitft label"
+        if "split" not in self.roles:
+            yield from filter(None, [note_on_chosen([(r.label, r.chosen) for r in self.listed])])
+        yield from self.notes_on_columns(labels)
 
-def _notes_on_table(
-    rows: _RowParser, columns: Mapping[str, str], labels: Sequence[str]
-) -> list[str]:
-    """Return notes on groups, and on rows and columns left out; `labels` names label columns."""
-    groups = {row.group for row in rows.by_path.values()} - {""}
-    united = {row.path for row in rows.listed if row is not rows.by_path[row.path]}
-    spec, header = rows.spec, [cell.strip() for cell in rows.header]
-    notes = [
-        f"{count(len(groups), 'group')} of images in the column {columns.get('group', '').strip()}"
-    ]
-    notes *= bool(groups)
-    notes += [f"{count(rows.repeated, 'repeated line')} of the table left out"] * (
-        rows.repeated > 0
-    )
-    notes += [f"{count(len(united), 'image')} with labels from more than one line"] * bool(united)
-    skipped = f"not used: {count(rows.skipped, 'image')} skipped in vitft label"
-    notes += [skipped] * (rows.skipped > 0)
-    if "split" not in columns:
-        notes += filter(None, [note_on_chosen([(row.label, row.chosen) for row in rows.listed])])
-    # Columns that are not used
-    used = {*(header[place] for place in rows.roles.values()), *labels}
-    rest = [name for name in header if name and name not in used]
-    if spec.label == "*" and rest:
-        notes.append(
-            f"not read as labels: {listing(rest)} (to use other columns, list all in data.label)"
-        )
-    has_groups = bool(spec.group_by or "group" in rows.roles or spec.group == "none")
-    for name in rest:
-        setting, why = "", ""
-        if _SPLIT.fullmatch(name) and "split" not in rows.roles and spec.split_column != "none":
-            setting, why = (
-                "split_column",
-                "to split by it, use train, val or test in its cells, and",
-            )
-        elif name.lower() in _WEIGHT_COLUMNS:
-            why = "sample weights are not supported"
-        elif OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
-            setting, why = "group", "if the images of one belong together, use"
-        if why:
-            option = f" --set {shell_quote(f'data.{setting}={name}')}" * bool(setting)
-            notes.append(f"not used: the column {name} ({why}{option})")
-    if (boxes := _box_columns(header)) and {*boxes} <= {*rest}:
-        notes.append(
-            f"not used: the boxes in {listing(boxes)} (vitft classifies whole images: crop first)"
-        )
-    return notes
+    def notes_on_columns(self, labels: Sequence[str]) -> Iterator[str]:
+        """Yield notes on columns that are not used, although their names promise something."""
+        spec, roles = self.spec, self.roles
+        used = {*(self.header[place] for place in roles.values()), *labels}
+        rest = [name for name in self.header if name and name not in used]
+        if spec.label == "*" and rest:
+            columns = "to use other columns, list all in data.label"
+            yield f"not read as labels: {listing(rest)} ({columns})"
+        has_groups = bool(spec.group_by or "group" in roles or spec.group == "none")
+        for name in rest:
+            setting, why = "", ""
+            if _SPLIT.fullmatch(name) and "split" not in roles and spec.split_column != "none":
+                setting = "split_column"
+                why = "to split by it, use train, val or test in its cells, and"
+            elif name.lower() in _WEIGHT_COLUMNS:
+                why = "sample weights are not supported"
+            elif OTHER_GROUP.fullmatch(bare_name(name)) and not has_groups:
+                setting, why = "group", "if the images of one belong together, use"
+            if why:
+                option = f" --set {shell_quote(f'data.{setting}={name}')}" * bool(setting)
+                yield f"not used: the column {name} ({why}{option})"
+        if (boxes := self.box_columns()) and {*boxes} <= {*rest}:
+            boxed = listing(boxes)
+            yield f"not used: the boxes in {boxed} (vitft classifies whole images: crop first)"
