@@ -23,7 +23,7 @@ from pathlib import Path
 from vitft.config.run import config_from_table
 from vitft.config.sections import DataSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.inspection import inspect_folder
+from vitft.data.images import inspect_folder
 from vitft.data.scan import scan
 from vitft.data.split import split
 from vitft.report.comparison import compare_runs

@@ -107,7 +107,7 @@ def scikit_learn(run: Path) -> tuple[float, float, float, float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import average_precision_score, f1_score
 
-    from vitft.data.inspection import decode_images
+    from vitft.data.images import decode_images
     from vitft.data.split import run_manifest
     from vitft.features.logistic import Standardizer, linear_logits, solve_logistic
     from vitft.predict.torch_engine import Predictor

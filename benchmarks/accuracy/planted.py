@@ -26,7 +26,7 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from vitft.data.image_table import SPLIT_COLUMNS
-from vitft.data.inspection import inspect_folder
+from vitft.data.images import inspect_folder
 from vitft.data.scan import scan
 
 EXACT, NEAR, SWAPPED, ACROSS, BROKEN = 50, 50, 30, 20, 20

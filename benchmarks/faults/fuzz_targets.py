@@ -27,8 +27,7 @@ from tests.models.pretrained.test_flavours import google_arrays, random_weights
 from tests.support.hostile_files import CARD, Arrays, small_weights, write_checkpoint
 from tests.support.hostile_run import bomb, empty, folder, objects, pipe, shapes, sparse
 from vitft.cli.main import main
-from vitft.data.images import decode
-from vitft.data.inspection import fast_view
+from vitft.data.images import decode, fast_view
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint

@@ -21,8 +21,7 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from benchmarks.timing import interleave
-from vitft.data.images import open_image
-from vitft.data.inspection import fast_view
+from vitft.data.images import fast_view, open_image
 from vitft.data.transforms import EvalTransform
 from vitft.models.pretrained.load import load_pretrained
 

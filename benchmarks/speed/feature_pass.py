@@ -30,7 +30,7 @@ from benchmarks.folders import link_images
 from benchmarks.timing import cpu_seconds, interleave, median_range
 from vitft.config.sections import TrainSpec
 from vitft.data.image_table import Images
-from vitft.data.inspection import in_order
+from vitft.data.images import in_order
 from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import Prefix, cut_model, run_prefix

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from vitft.config.run import config_from_table
 from vitft.config.sections import OptimSpec
 from vitft.data.demo import draw_demo
-from vitft.data.inspection import inspect_folder
+from vitft.data.images import inspect_folder
 from vitft.data.scan import scan
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cut import cut_model, run_prefix

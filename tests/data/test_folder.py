@@ -114,7 +114,7 @@ def as_nobody(tmp_path: Path, code: str) -> str:
     folder = os.open(tmp_path, os.O_RDONLY)  # pytest's folders are closed to others
     tmp_path.chmod(0o755)
     done = python(f"import os\nfrom pathlib import Path\n"
-         f"from vitft.data.scan import *\nfrom vitft.data.inspection import *\n"
+         f"from vitft.data.scan import *\nfrom vitft.data.images import *\n"
          f"os.fchdir({folder}); os.setuid(65534)\n{code}", pass_fds=[folder])  # fmt: skip
     os.close(folder)
     assert done.returncode == 0, done.stderr

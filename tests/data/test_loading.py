@@ -85,7 +85,7 @@ def test_an_error_in_a_view_ends_the_stream_and_its_threads(
 def test_a_slow_file_is_named_while_it_is_awaited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitft.data.inspection.PATIENCE_S", 0.01)
+    monkeypatch.setattr("vitft.data.images.PATIENCE_S", 0.01)
     shown = ""
 
     def read(file: Row) -> str:
@@ -105,9 +105,9 @@ def test_a_signal_ends_a_command_whose_read_has_stalled(
     image_folder: Path, tmp_path: Path, number: int, code: int
 ) -> None:
     stalled = (
-        "import os, time\nfrom vitft.data import inspection\n"
+        "import os, time\nfrom vitft.data import images\n"
         "def stall(*_, **__):\n    os.write(1, b'on\\n')\n    time.sleep(600)\n"  # of each thread
-        "inspection.read_bytes = stall\n"
+        "images.read_bytes = stall\n"
         "from vitft.__main__ import run\nrun()"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

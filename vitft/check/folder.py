@@ -25,8 +25,7 @@ from vitft.data.fixes import (
     read_fixes,
 )
 from vitft.data.image_table import Images, Row
-from vitft.data.images import GreyRange
-from vitft.data.inspection import describe_counts, measure_grey_range
+from vitft.data.images import GreyRange, describe_counts, measure_grey_range
 from vitft.data.parts import Part
 from vitft.data.scan import empty_classes_error, scan
 from vitft.data.split import check_folder_classes, joined_groups

@@ -113,7 +113,7 @@ def _warn(
     path: Path, folder: Images, found: "_Decisions", later: Path | None, max_pixels: int
 ) -> None:
     """Log what in a table is probably out of date."""
-    from vitft.data.inspection import OpenedImage, inspect_file  # it imports Pillow
+    from vitft.data.images import OpenedImage, inspect_file  # it imports Pillow
 
     if later:
         log.warning(f"{later} is newer than {path}: pass it to --fixes if you decided there")

@@ -1,9 +1,12 @@
-"""Safe decoding of untrusted image files to upright RGB images.
+"""Safe decoding of untrusted image files, and the one pass in which every file is read.
 
 Eight formats are recognised by their first bytes. Each has one decoder, from Pillow or, for HEIC,
 from pillow-heif; no external program is started. The size is checked before pixels are decoded, and
 an incomplete file raises an error. As in timm and torchvision, colour profiles are ignored, and
 only the first of several frames is used.
+
+The caller of a pass over a folder provides a function that computes anything else that is needed
+from each image, such as features or a fingerprint. This module does not import torch.
 """
 
 import base64
@@ -20,11 +23,16 @@ import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from itertools import chain, compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import simplejpeg
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
@@ -39,36 +47,35 @@ from PIL import (
 )
 
 from vitft.data.arrays import array_member, no_image_reason, wrong_member_reason
+from vitft.data.image_table import Images, Row, pack
 from vitft.data.remote.copies import copy_member
-from vitft.data.signatures import (
-    END_MARKERS,
-    FORMAT_BY_SUFFIX,
-    SUPPORTED,
-    declared_length,
-    declared_size,
-    identify_format,
-)
-from vitft.system.errors import ImageError, UsageError
-from vitft.system.files import read_regular
-from vitft.system.imports import require_extra
-from vitft.system.text import describe_os_error
+from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
+from vitft.data.transforms import EvalTransform
+from vitft.system.console import NOTE
+from vitft.system.errors import DataError, ImageError, UsageError
+from vitft.system.files import open_regular, read_regular
+from vitft.system.imports import missing_library_command, require_extra
+from vitft.system.text import count, describe_os_error, listing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 # conversion of decoded images to RGB, including images with more than 8 bits per channel ----------
 
 GreyRange = tuple[float, ...]
 """Values shown as black and as white in images with more than 8 bits per channel. If empty, each
 file type has its own fixed range."""
-_Greys = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-TIFF = TiffImagePlugin.TiffImageFile
+_TIFF = TiffImagePlugin.TiffImageFile
 _BITS_PER_SAMPLE = 0x0102
 _TAIL_PERCENT = 0.1
 """Percentage of outliers (e.g. defective pixels) to expect at each end of an image's values."""
 
 
-class ValueFacts(NamedTuple):
+class _ValueFacts(NamedTuple):
     """Value statistics of one image with more than 8 bits per channel."""
 
     kind: str  # type of the values, e.g. `16-bit` or `float`
@@ -82,7 +89,7 @@ def _to_rgb(
     image: Image.Image, grey_range: GreyRange = (), lower: Image.Image | None = None
 ) -> Image.Image:
     """Convert an image to RGB; of 16-bit colour, it has the upper 8 bits and `lower` the others."""
-    if is_wide(image):
+    if _is_wide(image):
         return Image.fromarray(grey_levels(image, grey_range)).convert("RGB")
     if image.mode == "La":
         image = image.convert("LA")
@@ -108,12 +115,12 @@ def _wide_colours(image: Image.Image, lower: Image.Image) -> np.ndarray[Any, Any
     return upper.astype(np.uint16) << 8 | rest
 
 
-def is_wide(image: Image.Image) -> bool:
+def _is_wide(image: Image.Image) -> bool:
     """Return whether an image has a single channel with more than 8 bits per value."""
     return image.mode == "F" or image.mode.startswith("I")
 
 
-def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> _Greys:
+def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> Pixels:
     """Return the 8-bit grey levels (height, width) of an image with more than 8 bits per pixel."""
     values = np.asarray(image)
     if grey_range:
@@ -131,7 +138,7 @@ def grey_levels(image: Image.Image, grey_range: GreyRange = ()) -> _Greys:
     return greys
 
 
-def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> _Greys:
+def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> Pixels:
     """Map values linearly from `low`..`high` to 0..255, with rounding and clipping."""
     exact = np.float64 if values.dtype.itemsize == 4 and values.dtype.kind in "iu" else np.float32
     scale = 255 / (high - low)
@@ -144,13 +151,13 @@ def _scaled(values: np.ndarray[Any, Any], low: float, high: float) -> _Greys:
 
 def _bits_of(image: Image.Image) -> int:
     """Return the bits per pixel (8 to 16) of an integer image for which `is_wide` is True."""
-    if not isinstance(image, TIFF):
+    if not isinstance(image, _TIFF):
         return 16
     sample = image.tag_v2.get(_BITS_PER_SAMPLE, 16)
     return min(max(8, sample[0] if isinstance(sample, tuple) else sample), 16)
 
 
-def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFacts | None:
+def _value_facts(image: Image.Image, lower: Image.Image | None = None) -> _ValueFacts | None:
     """Return statistics of the values, or None if none is finite. For `lower`, see `_to_rgb`."""
     values = (np.asarray(image) if lower is None else _wide_colours(image, lower)).ravel()
     if image.mode == "F":
@@ -159,7 +166,7 @@ def value_facts(image: Image.Image, lower: Image.Image | None = None) -> ValueFa
         return None
     kind = {"F": "float", "I": "32-bit"}.get(image.mode, f"{_bits_of(image)}-bit")
     low, high = np.percentile(values, (_TAIL_PERCENT, 100 - _TAIL_PERCENT))
-    return ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))
+    return _ValueFacts(kind, float(values.min()), float(low), float(high), float(values.max()))
 
 
 # layouts of 16-bit colour and of TIFF files that Pillow reads incompletely or wrongly by itself ---
@@ -178,7 +185,7 @@ def _change_raw_mode(
     return change(pairs[0][1][0]) if pairs else ""
 
 
-def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
+def _correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     """Correct the raw mode of a TIFF file that Pillow would misread (ValueError if impossible).
 
     Return whether the image has 16-bit colour whose lower 8 bits can be read.
@@ -186,7 +193,7 @@ def correct_raw_mode(image: ImageFile.ImageFile) -> bool:
     if image.format not in ("PNG", "TIFF"):
         return False
     raw, lost = _change_raw_mode(image), ""
-    if isinstance(image, TIFF) and raw:
+    if isinstance(image, _TIFF) and raw:
         tags, mode = image.tag_v2, image.mode
         is_separate, bits = tags.get(PLANAR) == 2, {*tags.get(_BITS_PER_SAMPLE, (1,))}
         if image.tile[0].codec_name == "libtiff":
@@ -216,7 +223,7 @@ _DECODERS: Mapping[str, _Decoder] = {
     "WebP": WebPImagePlugin.WebPImageFile,
     "BMP": BmpImagePlugin.BmpImageFile,
     "GIF": GifImagePlugin.GifImageFile,
-    "TIFF": TIFF,
+    "TIFF": _TIFF,
     "AVIF": AvifImagePlugin.AvifImageFile,
 }
 # Errors that Pillow raises for damaged bytes, found by mutation tests. Its own fuzzers list fewer.
@@ -249,7 +256,7 @@ OPEN_ERRORS: Mapping[int | None, str] = {
 }
 
 
-class Decoded(NamedTuple):
+class _Decoded(NamedTuple):
     """An upright RGB image without metadata, and remarks such as `rotated by EXIF`."""
 
     image: Image.Image
@@ -300,7 +307,7 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     grey_range: GreyRange = (),
     convert: Convert | None = None,
-) -> Decoded:
+) -> _Decoded:
     """Decode the bytes of an image file, and collect remarks on the decoding.
 
     `convert` replaces the conversion of the pixels to RGB.
@@ -324,7 +331,7 @@ def decode(
         decoder = _DECODERS[kind]
     convert = convert or (lambda image, lower: _to_rgb(image, grey_range, lower))
     for _ in range(3):
-        silence_pillow()
+        _silence_pillow()
         try:
             return _decode_as(kind, decoder, convert, data, name, max_pixels)
         except Image.DecompressionBombError as error:  # Pillow's own limit within a decoder
@@ -336,7 +343,7 @@ def decode(
     raise ImageError(name, f"damaged {kind}")
 
 
-def silence_pillow() -> None:
+def _silence_pillow() -> None:
     """Ignore the messages of Pillow and libtiff, and Pillow's warnings, even with `-W error`."""
     _silence_libtiff()
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # its errors do not name the file
@@ -358,15 +365,15 @@ def _silence_libtiff() -> None:
 
 def _decode_as(
     kind: str, decoder: _Decoder, convert: Convert, data: bytes, name: str, max_pixels: int
-) -> Decoded:
+) -> _Decoded:
     """Decode bytes of the format `kind` with `decoder`, without catching its exceptions."""
-    _check_size(declared_size(kind, data), name, max_pixels)
+    _check_size(_declared_size(kind, data), name, max_pixels)
     image = decoder(io.BytesIO(data), "")
     _check_size(image.size, name, max_pixels)
-    rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, TIFF) else 1
+    rotated = image.tag_v2.get(ORIENTATION, 1) if isinstance(image, _TIFF) else 1
     lower: Image.Image | None = None
-    if correct_raw_mode(image):
-        correct_raw_mode(again := decoder(io.BytesIO(data), ""))
+    if _correct_raw_mode(image):
+        _correct_raw_mode(again := decoder(io.BytesIO(data), ""))
         # The lower 8 bits of each value in place of the upper ones
         if _change_raw_mode(again) == "LA;16B":  # read as four bytes: grey and alpha, upper first
             _change_raw_mode(again, lambda _: "RGBA")
@@ -378,8 +385,8 @@ def _decode_as(
             lower = again
     image.load()
 
-    odd = decoding_remarks(kind, image, name)
-    if lower is None and isinstance(image, TIFF) and not is_wide(image) and _bits_of(image) > 8:
+    odd = _decoding_remarks(kind, image, name)
+    if lower is None and isinstance(image, _TIFF) and not _is_wide(image) and _bits_of(image) > 8:
         odd.append("16-bit colour reduced to 8 bits")
     upright = convert(image, lower)
     orientation = _orientation_of(image) or 1  # 1 for a TIFF, which Pillow has already rotated
@@ -388,10 +395,10 @@ def _decode_as(
     if orientation in _ORIENTATIONS or rotated in _ORIENTATIONS:
         odd.append("rotated by EXIF")
     upright.info = {}  # GPS coordinates must not appear in reports
-    return Decoded(upright, tuple(odd))
+    return _Decoded(upright, tuple(odd))
 
 
-def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
+def _decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
     """Return remarks on an opened image's mode, suffix, number of frames and damaged EXIF data."""
     odd = [f"converted from {image.mode}"] if image.mode != "RGB" else []
     suffix = Path(name).suffix.lower()
@@ -402,7 +409,7 @@ def decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[s
         odd.append("animated, first frame used" if is_film else "several images, first one used")
     if _orientation_of(image) is None:
         odd.append("damaged EXIF ignored")
-    if isinstance(image, TIFF):
+    if isinstance(image, _TIFF):
         bands, used = image.tag_v2.get(SAMPLES_PER_PIXEL, 1), len(image.getbands())
         if bands > used:
             odd.append(f"{bands} bands, {used} used")
@@ -429,9 +436,9 @@ def _has_more_frames(image: ImageFile.ImageFile) -> bool:
 
 def has_more_pages(data: bytes) -> bool:
     """Return whether the bytes are a TIFF file with more than one page."""
-    silence_pillow()
+    _silence_pillow()
     try:
-        return identify_format(data) == "TIFF" and _has_more_frames(TIFF(io.BytesIO(data)))
+        return identify_format(data) == "TIFF" and _has_more_frames(_TIFF(io.BytesIO(data)))
     except DECODER_ERRORS:
         return False
 
@@ -449,11 +456,11 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
     """Return a short reason why Pillow could not decode the bytes."""
     if isinstance(error, MemoryError):
         return "not enough memory"
-    declared = declared_length(kind, data)
+    declared = _declared_length(kind, data)
     if declared is not None and declared > len(data):
         return f"truncated ({len(data)} of {declared} bytes)"
     text = " ".join(str(error).split())
-    if "truncated" in text.lower() or END_MARKERS.get(kind, b"") not in data[-64:]:
+    if "truncated" in text.lower() or _END_MARKERS.get(kind, b"") not in data[-64:]:
         return f"truncated (ends after {len(data)} bytes)"
     if kind == "TIFF" and text.isdigit():
         text = f"unsupported compression {text}"
@@ -464,6 +471,46 @@ def reason_for(error: BaseException, kind: str, data: bytes) -> str:
         return f"{state} {kind} ({text[:50]}): save it as 8-bit PNG, in grey or RGB"
     has_detail = text and not isinstance(error.__cause__ or error, _INTERNAL_ERRORS)
     return f"damaged {kind} ({text[:80]})" if has_detail else f"damaged {kind}"
+
+
+_END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
+"""Bytes that occur near the end of every complete file of a format."""
+
+
+def _declared_length(kind: str, data: bytes) -> int | None:
+    """Return the declared length of the file in bytes, or None if the file declares none."""
+    if kind == "WebP" and len(data) >= 8:
+        return int.from_bytes(data[4:8], "little") + 8
+    if kind == "BMP" and len(data) >= 6:
+        return int.from_bytes(data[2:6], "little")
+    if kind in ("AVIF", "HEIC"):
+        place = 0  # the end of the last box, which may be beyond that of a truncated file
+        while place + 8 <= len(data):
+            size, start = int.from_bytes(data[place : place + 4]), 8
+            if size == 1:  # the 64-bit size follows
+                size, start = int.from_bytes(data[place + 8 : place + 16]), 16
+            if size == 0:  # up to the end of the file
+                return len(data)
+            place += max(size, start)
+        return place
+    return None
+
+
+def _declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
+    """Return the size of a GIF or WebP, whose decoders allocate memory before they report it."""
+    if kind == "GIF" and len(data) >= 10:
+        width, height = struct.unpack_from("<HH", data, 6)
+        return width, height
+    if kind != "WebP" or len(data) < 30:
+        return None
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if chunk == b"VP8L":
+        packed = int.from_bytes(data[21:25], "little")
+        return 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
 
 
 # conversion of PIL images, arrays and tensors -----------------------------------------------------
@@ -538,3 +585,460 @@ def thumbnail_size(size: tuple[int, int], side: int = THUMBNAIL_SIDE) -> tuple[i
 def jpeg_uri(jpeg: bytes) -> str:
     """Return the bytes of a JPEG file as a data URI, for an HTML page."""
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+# decoding of many images in threads, with results in input order ----------------------------------
+
+Argument = TypeVar("Argument")
+_Mapped = TypeVar("_Mapped")
+PATIENCE_S = 30.0  # seconds to wait for a file before logging a message that names it
+_STALLED_S = 1.0  # seconds to wait after Ctrl-C for reads that are in progress
+
+
+def decode_images(
+    paths: Iterable[str | os.PathLike[str]],
+    view: Callable[[int, Image.Image], Pixels],
+    *,
+    workers: int = 2,
+    max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
+    ahead: int | None = None,
+    digests: Sequence[str] = (),
+) -> Generator[Pixels | ImageError, None, None]:
+    """Open each image as upright RGB, and yield the result of `view(index, image)` or the error.
+
+    `paths` may be infinite. `digests` are the SHA-256 of the files, if a change is an error. See
+    `in_order` for `workers` and `ahead`.
+    """
+
+    def one(numbered: tuple[int, str | os.PathLike[str]]) -> Pixels | ImageError:
+        number, path = numbered
+        try:
+            digest = digests[number] if digests else ""
+            image = open_image(path, max_pixels=max_pixels, grey_range=grey_range, sha256=digest)
+            return view(number, image)
+        except ImageError as error:  # the new one has no traceback, which would keep the bytes
+            return ImageError(os.fspath(path), error.reason)
+
+    return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
+
+
+def in_order(
+    function: Callable[[Argument], _Mapped],
+    items: Iterable[Argument],
+    *,
+    workers: int,
+    ahead: int | None = None,
+) -> Generator[_Mapped, None, None]:
+    """Map a function over items in threads, yielding the results in order.
+
+    At most `ahead` items are in progress, by default four per worker. With no workers, the calling
+    thread does the work. When the generator ends, for whatever reason, no thread keeps running;
+    only a read that has stalled for `_STALLED_S` after Ctrl-C is left to its thread.
+    """
+    if workers <= 0:
+        yield from map(function, items)
+        return
+    limit = max(1, 4 * workers if ahead is None else ahead)
+    pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
+    pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
+
+    def take() -> _Mapped:
+        item, future = pending[0]  # stays in `pending` meanwhile, for the case of a signal
+        waited, step = 0.0, PATIENCE_S
+        while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
+            waited += step
+            step = waited
+            first: object = item  # of a batch
+            while isinstance(first, Sequence) and not isinstance(first, str) and len(first):
+                first = next((part for part in first if not isinstance(part, int)), "")
+            if not callable(first):
+                log.info(f"still waiting for {getattr(first, 'path', first)} after {waited:.0f} s")
+        pending.popleft()
+        return future.result()
+
+    try:
+        for item in items:
+            pending.append((item, pool.submit(function, item)))
+            if len(pending) >= limit or pending[0][1].done():
+                yield take()
+        while pending:
+            yield take()
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        running = [future for _, future in pending if future.running()]
+        is_stalled = True  # if another signal arrives meanwhile
+        is_stalled = bool(wait(running, timeout=_STALLED_S).not_done)
+        raise
+    finally:
+        pool.shutdown(wait=not is_stalled, cancel_futures=True)
+
+
+def in_chunks(items: Iterable[Argument], size: int) -> Iterator[list[Argument]]:
+    """Divide items into consecutive lists of `size`; the last may be shorter."""
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, size)), [])
+
+
+def overlapped(
+    items: Iterable[Argument], start: Callable[[Argument], Callable[[], _Mapped]], *, ahead: int = 2
+) -> Generator[_Mapped, None, None]:
+    """Start work on each item, and finish it in another thread while later items are started.
+
+    `start` is called in the calling thread, e.g. to queue work on a GPU, and returns a function
+    that waits for the result. At most `ahead` items are unfinished when the next one is taken.
+    """
+    return in_order(lambda finish: finish(), map(start, items), workers=1, ahead=ahead + 1)
+
+
+_Batch = tuple[list[int], Pixels, list[tuple[int, ImageError]]]
+"""Indices of images, their pixels (B, H, W, 3), and indices and errors of files that failed."""
+
+
+def stack_batches(results: Iterable[Pixels | ImageError], size: int) -> Iterator[_Batch]:
+    """Group the results of `decode_images` into batches of `size` images; the last may be smaller.
+
+    An error is in the batch of the next readable image; the last batch may contain only errors.
+    """
+    rows: list[tuple[int, Pixels]] = []
+    failed: list[tuple[int, ImageError]] = []
+
+    def batch() -> _Batch:
+        pixels = np.stack([row for _, row in rows]) if rows else np.empty((0, 0, 0, 3), np.uint8)
+        return [number for number, _ in rows], pixels, failed
+
+    for number, result in enumerate(results):
+        if isinstance(result, ImageError):
+            failed.append((number, result))
+            continue
+        rows.append((number, result))
+        if len(rows) == size:
+            yield batch()
+            rows, failed = [], []
+    if rows or failed:
+        yield batch()
+
+
+# fast decoding of ordinary JPEGs, used to compute features in reduced precision -------------------
+
+
+def _decode_upright(data: bytes, *, max_pixels: int) -> Pixels | None:
+    """Return the RGB pixels (H, W, 3) of an ordinary undamaged JPEG, or None for other data."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        place = data.find(b"Exif\0\0")
+        odd = place > 65536 or b"tiff:Orientation" in data or colours != "YCbCr"  # left to Pillow
+        if odd or height * width > max_pixels or max(height, width) > 20 * min(height, width):
+            return None
+        if place >= 0:
+            with JpegImagePlugin.JpegImageFile(io.BytesIO(data)) as image:
+                if image.getexif().get(ORIENTATION, 1) != 1:
+                    return None
+        return simplejpeg.decode_jpeg(data, strict=True)
+    except DECODER_ERRORS:
+        return None
+
+
+def fast_view(
+    data: bytes, transform: EvalTransform, *, max_pixels: int
+) -> tuple[Pixels, tuple[int, int]] | None:
+    """Return the view (H, W, 3) of an ordinary JPEG, and its width and height, or None."""
+    image = _decode_upright(data, max_pixels=max_pixels) if can_resize(transform) else None
+    return None if image is None else (resized(image, transform), (image.shape[1], image.shape[0]))
+
+
+def can_resize(transform: EvalTransform) -> bool:
+    """Return whether `resized` can apply the transform."""
+    return transform.interpolation in ("bilinear", "bicubic") and transform.channels == 3
+
+
+def resized(image: Pixels, transform: EvalTransform) -> Pixels:
+    """Resize an image (h, w, 3) with torch's kernel, and crop or pad it to the view (H, W, 3)."""
+    import torch  # not needed for decoding alone
+
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None]  # channels last is fastest
+    wide, tall = transform.resized(image.shape[1], image.shape[0])
+    planes = torch.nn.functional.interpolate(
+        planes, (tall, wide), mode=transform.interpolation, antialias=True
+    )
+    return transform.framed(planes[0].permute(1, 2, 0).numpy())
+
+
+# inspection of image files: each file is read, hashed and decoded once ----------------------------
+
+_Inspected = TypeVar("_Inspected")
+
+
+class OpenedImage:
+    """An image file's bytes, decoded at most once (if `fast`, with simplejpeg where possible)."""
+
+    def __init__(
+        self, file: Row, data: bytes, *, max_pixels: int, fast: bool, grey_range: GreyRange = ()
+    ) -> None:
+        self.file, self.data = file, data
+        self.max_pixels, self.grey_range, self.fast = max_pixels, grey_range, fast
+        self.sha256 = hashlib.sha256(data).hexdigest()
+
+    @functools.cached_property
+    def jpeg(self) -> Pixels | None:
+        """Pixels (H, W, 3) of an undamaged upright JPEG, or None if Pillow must decode the file."""
+        return _decode_upright(self.data, max_pixels=self.max_pixels) if self.fast else None
+
+    @functools.cached_property
+    def decoded(self) -> _Decoded:
+        """Image as decoded by Pillow, with remarks; raise an ImageError if that is impossible."""
+        return decode(
+            self.data, self.file.path, max_pixels=self.max_pixels, grey_range=self.grey_range
+        )
+
+    @property
+    def image(self) -> Image.Image:
+        return self.decoded.image if self.jpeg is None else Image.fromarray(self.jpeg)
+
+    def facts(self) -> Row:
+        if self.jpeg is None:
+            (width, height), odd = self.decoded.image.size, self.decoded.odd
+        else:
+            height, width = self.jpeg.shape[:2]
+            odd = ()
+            # Damaged metadata are not a remark: the pixels were decoded without an error
+            with (
+                contextlib.suppress(*DECODER_ERRORS),
+                JpegImagePlugin.JpegImageFile(io.BytesIO(self.data)) as image,
+            ):
+                odd = tuple(_decoding_remarks("JPEG", image, self.file.path))
+        return self.file._replace(sha256=self.sha256, width=width, height=height, odd=odd)
+
+
+def inspect_file(
+    root: str,
+    file: Row,
+    function: Callable[[OpenedImage], _Inspected],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    grey_range: GreyRange = (),
+    fast: bool = False,
+) -> _Inspected | ImageError:
+    """Return the result of `function` for a file, or the error with the path relative to `root`."""
+    try:
+        data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
+        return function(
+            OpenedImage(file, data, max_pixels=max_pixels, grey_range=grey_range, fast=fast)
+        )
+    except ImageError as error:  # the new one has no traceback, which would keep the bytes
+        return ImageError(file.path, error.reason)
+
+
+def inspect_folder(
+    folder: Images,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    workers: int = 2,
+    allow_bad: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Images:
+    """Read and fully decode every file of a folder once, in `workers` threads (see `collect`)."""
+    root = os.fspath(folder.root)
+    results = in_order(
+        lambda file: inspect_file(root, file, OpenedImage.facts, max_pixels=max_pixels),
+        folder.rows,
+        workers=workers,
+    )
+    with contextlib.closing(results):
+        return collect(folder, results, allow_bad=allow_bad, progress=progress)
+
+
+def collect(
+    images: Images,
+    results: Iterable[Row | ImageError],
+    *,
+    allow_bad: bool,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Images:
+    """Return the readable images, given the results of a pass; call `progress(1)` after each.
+
+    Raises:
+        DataError: Over ten files and a tenth of all are unreadable, unless `allow_bad` is set.
+    """
+    bad = [*images.bad]
+
+    def readable() -> Iterator[Row]:
+        for result in results:
+            if isinstance(result, ImageError):
+                bad.append((result.path, result.reason))
+            else:
+                yield result
+            progress(1)
+
+    rows = pack(readable())
+    bad.sort()
+    total = len(rows) + len(bad)
+    if not allow_bad and len(bad) > max(10, total / 10):
+        examples = "; ".join(f"{path}: {reason}" for path, reason in bad[:3])
+        fix = "repair or remove them, or ignore them with --set data.allow_bad=true"
+        commands = (f"run {c}" for _, why in bad if (c := missing_library_command(why)))
+        ways = (why.partition("): ")[2] for _, why in bad if "unsupported" in why)
+        fix = ", or ".join([*islice(chain(commands, filter(None, ways)), 1), fix])
+        problem = f"{len(bad):,} of {total:,} files in {images.source} are unreadable ({examples})"
+        raise DataError(problem, fix=fix)
+    return replace(images, rows=rows, bad=tuple(bad))
+
+
+def merge_inspections(images: Images, shards: Iterable[Images], *, allow_bad: bool) -> Images:
+    """Merge the inspections of shards of the images, each in their order (see `collect`)."""
+    bad, first = dict[str, str](), dict[str, tuple[Row, Iterator[Row]]]()
+
+    def take(rows: Iterator[Row]) -> None:
+        for row in islice(rows, 1):
+            first[row.path] = row, rows
+
+    for shard in shards:
+        bad |= shard.bad
+        take(iter(shard.rows))
+
+    def merged() -> Iterator[Row | ImageError]:
+        for path in (row.path for row in images.rows):
+            if path in bad:
+                yield ImageError(path, bad[path])
+            else:
+                row, rest = first.pop(path)
+                take(rest)
+                yield row
+
+    return collect(images, merged(), allow_bad=allow_bad)
+
+
+def describe_counts(bad: int, good: int, *, different: int) -> str:
+    """Return e.g. `5 readable images (6 files, 1 unreadable; 4 different, 1 identical copy)`."""
+    parts = [f"{count(good + bad, 'file')}, {bad:,} unreadable"] * (bad > 0)
+    copies = count(good - different, "identical copy", "identical copies")
+    parts += [f"{different:,} different, {copies}"] * (different < good)
+    more = f" ({'; '.join(parts)})" if parts else ""
+    return f"{count(good, 'readable image')}{more}"
+
+
+def log_inspection(inspected: Images) -> None:
+    """Log notes, unreadable files and remarks; without `-v`, at most three lines."""
+    bad = [f"skipped {path}: {reason}" for path, reason in inspected.bad[:10]]
+    if len(inspected.bad) > 10:
+        bad.append(f"skipped {count(len(inspected.bad) - 10, 'more unreadable file')}")
+    warnings = (*inspected.warnings, *bad)
+    for text in warnings:
+        log.warning(text)
+    remarks = Counter(remark for row in inspected.rows for remark in row.odd)
+    odd = (f"{kind}: {count(number, 'image')}" for kind, number in sorted(remarks.items()))
+    harmless = [text for text in inspected.notes if "no action is needed" in text]
+    notes = [text for text in (*inspected.notes, *odd) if text not in harmless]
+    notes.sort(key=lambda text: "--" not in text)
+    for text in harmless:
+        log.debug(text)
+    for number, text in enumerate(notes, start=len(warnings)):
+        log.log(logging.INFO if number < 3 else NOTE, text)
+
+
+# value range of a dataset's images with more than 8 bits per channel ------------------------------
+#
+# The range is stored in the model's transform. Without it, 12-bit values in 16-bit files would use
+# only 16 of 256 levels.
+
+_MOST_MEASURED = 1000  # maximum number of images whose values are read
+
+
+def measure_grey_range(
+    folder: Images,
+    *,
+    max_pixels: int,
+    workers: int = 2,
+    own: Sequence[Row] | None = None,
+    gather: Callable[[list[Any]], list[Any]] = list,
+) -> GreyRange:
+    """Return the value range of the training images with more than 8 bits per channel, and log it.
+
+    The range is empty if there are no such images, if all their values are equal, or if their
+    values have different types, which is reported in a warning. Only files with a PNG or TIFF
+    suffix are opened. If several processes measure a folder together, each opens only the files in
+    `own`, and `gather` joins the lists of all processes.
+    """
+    root = str(folder.root)
+    paths = [
+        f"{root}/{file.path}"
+        for file in (folder.rows if own is None else own)
+        if file.split in ("train", "")
+        and FORMAT_BY_SUFFIX.get(f".{file.path.rpartition('.')[2].lower()}") in ("PNG", "TIFF")
+    ]
+    own_wide = [*compress(paths, in_order(_has_wide_header, paths, workers=workers))]
+    wide = sorted(gather(own_wide))
+    some = {*wide[:: -(-len(wide) // _MOST_MEASURED) or 1]}
+    found = in_order(
+        lambda path: _read_facts(path, max_pixels),
+        [path for path in own_wide if path in some],
+        workers=workers,
+    )
+    facts: list[_ValueFacts] = gather([one for one in found if one is not None])
+    kinds = Counter(one.kind for one in facts)
+    if len(kinds) > 1:
+        types = listing(
+            f"{count(number, 'image')} with {kind} values" for kind, number in kinds.items()
+        )
+        log.warning(
+            f"the images have values of different types ({types}), and each type is scaled by its "
+            "own fixed range. Convert all images to one type to scale them by their measured range"
+        )
+    if len(kinds) != 1:
+        return ()
+    low, high = min(f.lowest for f in facts), max(f.highest for f in facts)
+    inner = min(f.low for f in facts), max(f.high for f in facts)
+    clips = ""
+    if high - low > 4 * (inner[1] - inner[0]) > 0:  # with tails that are long compared to the rest
+        (low, high), clips = inner, ", clipping outliers"
+    if not low < high:
+        return ()
+    log.info(
+        f"{count(len(wide), 'image')} with more than 8 bits per channel: values from {low:,.6g} to "
+        f"{high:,.6g} (the range of the dataset) are scaled to 8 bits{clips}"
+    )
+    return low, high
+
+
+def _has_wide_header(source: str | bytes) -> bool:
+    """Return whether a header declares more than 8 bits per channel; False if it is damaged."""
+    _silence_pillow()
+    try:
+        data = source if isinstance(source, bytes) else copy_member(source, most=32)
+        if data is not None and isinstance(source, str) and identify_format(data) == "TIFF":
+            data = copy_member(source)  # its header may be anywhere
+        opened = None if data is None else io.BytesIO(data)
+        with opened or open(source, "rb", opener=open_regular) as file:
+            head = file.read(32)
+            kind = identify_format(head)
+            if kind != "TIFF":
+                return kind == "PNG" and head[24] == 16  # bit depth
+            file.seek(0)
+            with _TIFF(file) as image:
+                return _is_wide(image) or _correct_raw_mode(image)
+    except (*DECODER_ERRORS, ImageError):
+        return False
+
+
+def _read_facts(source: str | bytes, max_pixels: int) -> _ValueFacts | None:
+    """Return statistics of a file's values, or None if it is unreadable or has 8 bits."""
+    found: list[_ValueFacts | None] = []
+
+    def collect(image: Image.Image, lower: Image.Image | None) -> Image.Image:
+        if lower is not None or _is_wide(image):
+            found.append(_value_facts(image, lower))
+        return Image.new("RGB", (1, 1))
+
+    with contextlib.suppress(ImageError):
+        data = source if isinstance(source, bytes) else read_bytes(source, max_pixels=max_pixels)
+        decode(data, "", max_pixels=max_pixels, convert=collect)
+        return found[0] if found else None
+    return None
+
+
+def is_dark(data: bytes) -> bool:
+    """Return whether an image has 16-bit values of which at most 14 bits are used."""
+    facts = _read_facts(data, MAX_PIXELS) if _has_wide_header(data) else None
+    return facts is not None and facts.kind == "16-bit" and facts.highest < 2**14

@@ -4,7 +4,6 @@ Only the formats in `SUPPORTED` are ever decoded (by `data.images`); the others 
 that messages can name them.
 """
 
-import struct
 from collections.abc import Mapping
 
 _ACCEPTED_SIGNATURES: Mapping[bytes, str] = {
@@ -20,8 +19,6 @@ FORMAT_BY_SUFFIX: Mapping[str, str] = {
     ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF", ".avif": "AVIF", ".heic": "HEIC",
     ".heif": "HEIC", ".hif": "HEIC",
 }  # fmt: skip
-END_MARKERS: Mapping[str, bytes] = {"JPEG": b"\xff\xd9", "PNG": b"IEND", "GIF": b";"}
-"""Bytes that occur near the end of every complete file of a format."""
 
 _FOREIGN_SIGNATURES: Mapping[bytes, str] = {
     **dict.fromkeys((b"%!PS", b"\xc5\xd0\xd3\xc6"), "EPS"),
@@ -104,39 +101,3 @@ def looks_like(data: bytes) -> str:
     return (
         "looks like text" if printable == len(head) and b"\x7f" not in head else "unknown content"
     )
-
-
-def declared_length(kind: str, data: bytes) -> int | None:
-    """Return the declared length of the file in bytes, or None if the file declares none."""
-    if kind == "WebP" and len(data) >= 8:
-        return int.from_bytes(data[4:8], "little") + 8
-    if kind == "BMP" and len(data) >= 6:
-        return int.from_bytes(data[2:6], "little")
-    if kind in ("AVIF", "HEIC"):
-        place = 0  # the end of the last box, which may be beyond that of a truncated file
-        while place + 8 <= len(data):
-            size, start = int.from_bytes(data[place : place + 4]), 8
-            if size == 1:  # the 64-bit size follows
-                size, start = int.from_bytes(data[place + 8 : place + 16]), 16
-            if size == 0:  # up to the end of the file
-                return len(data)
-            place += max(size, start)
-        return place
-    return None
-
-
-def declared_size(kind: str, data: bytes) -> tuple[int, int] | None:
-    """Return the size of a GIF or WebP, whose decoders allocate memory before they report it."""
-    if kind == "GIF" and len(data) >= 10:
-        width, height = struct.unpack_from("<HH", data, 6)
-        return width, height
-    if kind != "WebP" or len(data) < 30:
-        return None
-    chunk = data[12:16]
-    if chunk == b"VP8X":
-        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    if chunk == b"VP8L":
-        packed = int.from_bytes(data[21:25], "little")
-        return 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
-    width, height = struct.unpack_from("<HH", data, 26)
-    return width & 0x3FFF, height & 0x3FFF

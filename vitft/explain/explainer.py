@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitft.data.arrays import array_member
-from vitft.data.images import decode, jpeg_uri, read_bytes, thumbnail_jpeg
-from vitft.data.inspection import Pixels, in_order, stack_batches
+from vitft.data.images import (
+    Pixels,
+    decode,
+    in_order,
+    jpeg_uri,
+    read_bytes,
+    stack_batches,
+    thumbnail_jpeg,
+)
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.data.inspection import Pixels, decode_images, stack_batches
+from vitft.data.images import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
 from vitft.explain.explainer import ExplainedImage, ExplainedModel, picture_stem
 from vitft.models.timm_model import Model

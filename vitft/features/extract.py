@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.inspection import (
+from vitft.data.images import (
     OpenedImage,
     Pixels,
     can_resize,

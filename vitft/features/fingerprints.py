@@ -27,8 +27,7 @@ from vitft.data.duplicates import (
     near_pairs,
 )
 from vitft.data.image_table import Images, Row
-from vitft.data.images import GreyRange
-from vitft.data.inspection import OpenedImage, collect, in_order, inspect_file
+from vitft.data.images import GreyRange, OpenedImage, collect, in_order, inspect_file
 from vitft.features.cache import Store, default_folder, key_of
 from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError, ResourceError, RunError

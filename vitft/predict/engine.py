@@ -16,8 +16,15 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from PIL import Image
 
-from vitft.data.images import MAX_PIXELS, decode, has_more_pages
-from vitft.data.inspection import in_chunks, in_order, is_dark, overlapped
+from vitft.data.images import (
+    MAX_PIXELS,
+    decode,
+    has_more_pages,
+    in_chunks,
+    in_order,
+    is_dark,
+    overlapped,
+)
 from vitft.data.sources import ImageSource, source_bytes, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.data.web import WebLimits

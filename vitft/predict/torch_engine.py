@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitft.config.schema import one_class_only
-from vitft.data.images import MAX_PIXELS
+from vitft.data.images import MAX_PIXELS, fast_view
 from vitft.data.sources import ImageSource
 from vitft.features.ood import Reference, read_reference
 from vitft.models.card import Card
@@ -145,12 +145,9 @@ class Predictor(Engine):
             torch.set_num_threads(1)  # in this thread, and in threads that start later
 
     def view(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Views:
-        if self.bf16_prefix is not None:
-            from vitft.data.inspection import fast_view  # imports simplejpeg
-
-            if (fast := fast_view(data, self.transform, max_pixels=max_pixels)) is not None:
-                return fast[0]
-        return super().view(data, name, max_pixels=max_pixels)
+        reduced = self.bf16_prefix is not None
+        fast = fast_view(data, self.transform, max_pixels=max_pixels) if reduced else None
+        return super().view(data, name, max_pixels=max_pixels) if fast is None else fast[0]
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitft.data.fixes import is_leak, paths_settled_by
-from vitft.data.inspection import describe_counts
+from vitft.data.images import describe_counts
 from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages

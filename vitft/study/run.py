@@ -21,8 +21,14 @@ from torch import Tensor
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.images import GreyRange, open_image
-from vitft.data.inspection import Pixels, in_order, log_inspection, measure_grey_range
+from vitft.data.images import (
+    GreyRange,
+    Pixels,
+    in_order,
+    log_inspection,
+    measure_grey_range,
+    open_image,
+)
 from vitft.data.split import images_of_weights
 from vitft.data.transforms import EvalTransform, eval_view
 from vitft.features.cache import default_folder, prune

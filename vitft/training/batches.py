@@ -20,7 +20,7 @@ from torch import Tensor
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import draw_shifts, shift_and_flip
 from vitft.data.image_table import Images, Row
-from vitft.data.inspection import decode_images, stack_batches
+from vitft.data.images import decode_images, stack_batches
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views, eval_view
 from vitft.features.cut import Cut, run_prefix

@@ -19,8 +19,7 @@ from vitft.data.arrays import PixelArray
 from vitft.data.duplicates import IndexPair, copies_among, group_names
 from vitft.data.fixes import settled_paths
 from vitft.data.image_table import Images, Row
-from vitft.data.images import open_image, thumbnail_jpeg, thumbnail_size
-from vitft.data.inspection import in_order
+from vitft.data.images import in_order, open_image, thumbnail_jpeg, thumbnail_size
 from vitft.data.transforms import measure_view
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay

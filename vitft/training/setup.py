@@ -18,7 +18,7 @@ from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images, Row
-from vitft.data.inspection import (
+from vitft.data.images import (
     describe_counts,
     log_inspection,
     measure_grey_range,

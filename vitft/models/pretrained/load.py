@@ -17,7 +17,7 @@ from torch import Tensor
 from vitft.config.run import check_patches
 from vitft.config.sections import ModelSpec, WeightsSpec
 from vitft.data.image_table import Images
-from vitft.data.inspection import OpenedImage, inspect_file
+from vitft.data.images import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Provenance, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, on_meta

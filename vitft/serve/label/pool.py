@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.images import GreyRange
-from vitft.data.inspection import log_inspection, measure_grey_range
+from vitft.data.images import GreyRange, log_inspection, measure_grey_range
 from vitft.data.mistaken import check_is_folder
 from vitft.data.transforms import eval_view
 from vitft.data.walk import Walk, by_suffix, unused_files, unused_notes
