@@ -18,9 +18,9 @@ import sys
 import time
 
 import torch
-from torch import nn
 
 from vitft.config.sections import OptimSpec
+from vitft.features.cut import cut_model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory, pick_device
@@ -41,7 +41,7 @@ def worker(args: argparse.Namespace) -> None:
         size = SIZES[args.size]
         torch.manual_seed(0)
         config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads, num_classes=10)
-        suffix: nn.Module = VisionTransformer(config).to(device)
+        suffix = cut_model(VisionTransformer(config).to(device), "all").suffix
         model = suffix
         if is_split:
             model = shard_module(suffix, group)

@@ -66,12 +66,14 @@ def peer_step(library: str, precision: str, batch: int) -> Any:
 def our_step(precision: str, batch: int) -> Any:
     """Return a step of vitft's training loop."""
     from vitft.config.sections import OptimSpec
+    from vitft.features.cut import cut_model
     from vitft.models.registry import create_model
     from vitft.training.loop import Batch, Trainer
 
     model = create_model("vit_tiny_patch16_224", num_classes=5)
     spec = OptimSpec(solver="adamw", lr=5e-4, weight_decay=0.05, batch_size=batch, epochs=1)
-    trainer = Trainer(model, spec, steps_per_epoch=1000, precision=precision)
+    suffix = cut_model(model, "all").suffix
+    trainer = Trainer(suffix, spec, steps_per_epoch=1000, precision=precision)
     pixels, labels = pixels_and_labels(batch, 5)
     return lambda: trainer.step(Batch(pixels, labels))
 

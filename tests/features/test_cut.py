@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitft.features import (
     BothHeads,
@@ -29,12 +29,23 @@ def test_suffix_after_prefix_is_the_model(tiny_vit: VisionTransformer, layers: s
     torch.testing.assert_close(logits, tiny_vit(PIXELS), atol=1e-5, rtol=0)
 
 
-def test_without_a_frozen_part_there_is_no_prefix(tiny_vit: VisionTransformer) -> None:
+def test_without_a_frozen_part_only_the_class_token_leaves_the_last_block(
+    tiny_vit: VisionTransformer,
+) -> None:
+    tiny_vit.head.weight.data.normal_()
     freeze_model(tiny_vit, "all")
-    cut = cut_model(tiny_vit, "all")
+    cut, rows = cut_model(tiny_vit, "all"), list[int]()
+    mlp: nn.Module = tiny_vit.blocks[-1].mlp
+    mlp.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
+
+    found, expected = cut.suffix(PIXELS), tiny_vit(PIXELS)
 
     assert cut.prefix is None
-    torch.testing.assert_close(cut.suffix(PIXELS), tiny_vit(PIXELS), atol=1e-6, rtol=0)
+    assert rows == [1, 17]  # 16 patches
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    weights = [*tiny_vit.parameters()]
+    pairs = (torch.autograd.grad(logits.sigmoid().sum(), weights) for logits in (found, expected))
+    torch.testing.assert_close(*pairs, atol=1e-4, rtol=1e-4)
 
 
 def test_training_the_suffix_leaves_frozen_parts_in_eval_mode(tiny_vit: VisionTransformer) -> None:

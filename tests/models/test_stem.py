@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from tests.conftest import fill
@@ -20,7 +21,7 @@ from vitft.models import (
     build_model,
     save_checkpoint,
 )
-from vitft.system import UsageError
+from vitft.system import UsageError, WeightsError
 
 
 def random_hybrid(name: str, image_size: tuple[int, int], **options: Any) -> Any:
@@ -66,6 +67,18 @@ def test_other_patches_never_change_the_strides_of_trained_convolutions(tmp_path
     assert twice.patch_embed.proj.weight.shape == (8, 8, 2, 2)
     with pytest.raises(UsageError, match=r"supports patch size \(4, 4\), but not \(6, 6\)"):
         load_pretrained(tmp_path / "m.safetensors", patch_size=6)
+
+
+@pytest.mark.parametrize("other", ["3", "10"], ids=["a gap", "two digits"])
+def test_a_hybrid_file_with_other_stages_is_refused(tmp_path: Path, other: str) -> None:
+    config = ViTConfig(image_size=(32, 32), patch_size=(16, 16), stem=(1, 1), width=64, depth=1,
+                       heads=1)  # fmt: skip
+    state = VisionTransformer(config).state_dict()
+    renamed = {name.replace("stages.1.", f"stages.{other}."): t for name, t in state.items()}
+    save_file(renamed, tmp_path / "m.safetensors")
+
+    with pytest.raises(WeightsError):
+        load_pretrained(tmp_path / "m.safetensors")
 
 
 def test_a_model_behind_convolutions_trains_down_to_its_first_kernel() -> None:

@@ -79,6 +79,20 @@ class _Suffix(nn.Module):
         return self.model.classify(self.model.finish(inputs, self.start))
 
 
+class _Whole(nn.Module):
+    """The whole model, from pixels (B, channels, H, W) to logits (B, C).
+
+    Unlike the model itself, it computes of the last block only what the head reads.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.model.classify(self.model.features(pixels))
+
+
 class BothHeads(nn.Module):
     """A model whose head uses several blocks, together with a head on the last block.
 
@@ -113,7 +127,7 @@ def cut_model(model: Model, layers: str) -> Cut:
     """Cut a model that `freeze_model` has frozen with the same value of `layers`."""
     frozen = frozen_blocks(layers, len(model.blocks))
     if frozen is None:
-        return Cut(None, model)
+        return Cut(None, _Whole(model))
     return Cut(Prefix(model, frozen), _Suffix(model, frozen))
 
 

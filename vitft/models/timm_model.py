@@ -156,8 +156,8 @@ class TimmModel(nn.Module):
         drop_path: Stochastic depth rate of the last block, as timm defines it, in [0, 1).
 
     Raises:
-        UsageError: timm cannot build the model, or its head is not a single linear layer.
-        RuntimeError: The weights do not match the architecture.
+        UsageError: The model has no stochastic depth or other sizes, or no head of a single layer.
+        RuntimeError: timm has no such model, or the weights do not match the architecture.
     """
 
     attends: Literal[False] = False  # the attention weights, if any, cannot be read

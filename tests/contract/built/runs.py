@@ -8,6 +8,7 @@ import contextlib
 import functools
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,10 @@ def broken(folder: Path) -> None:
 
 
 def unusual(folder: Path) -> None:
-    """Write models that were not trained: nan, whose logits are not finite, and resnet of timm."""
+    """Write untrained models: nan, whose logits are not finite, resnet of timm, and later of timm.
+
+    The installed timm does not have the network of later.
+    """
     config = ViTConfig(
         image_size=(16, 16), patch_size=(4, 4), width=32, depth=2, heads=2, num_classes=3
     )
@@ -93,6 +97,10 @@ def unusual(folder: Path) -> None:
             weights["head.bias"] = torch.full((3,), float("nan"))
         (folder / name).mkdir()
         save_checkpoint(folder / name / "model.safetensors", weights, card)
+    tensors, card = load_checkpoint(folder / "resnet" / "model.safetensors")
+    (folder / "later").mkdir()
+    card = replace(card, architecture=replace(timm, timm="resnet_of_later"))
+    save_checkpoint(folder / "later" / "model.safetensors", tensors, card)
 
 
 def overflowing(folder: Path) -> None:
