@@ -13,7 +13,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.config.run import config_from_table, read_recipe
 from vitft.export.plan import plan_export
-from vitft.messages.comparison import accuracy_columns
+from vitft.messages.results import INTERVAL
 from vitft.predict.rows import RowFormat, text_lines
 from vitft.system.errors import Stopped
 from vitft.system.imports import heavy_imports
@@ -56,7 +56,7 @@ def _demo_command(_: argparse.Namespace) -> int:
         output.exact(line)
     names = ("pretrained on generated images", "randomly initialised")
     output.table(
-        ("backbone", *accuracy_columns(same_images=True, cross_validated=False)[1:]),
+        ("backbone", "accuracy", INTERVAL),
         [
             (name, percent(one.figures["top1"]), interval(one.figures["top1_interval"]))
             for name, one in zip(names, reversed(done), strict=True)

@@ -6,7 +6,7 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.run import config_from_table
-from vitft.messages.comparison import HEAD_NOTE, lead_sentences
+from vitft.messages.study import HEAD_NOTE, lead_sentences
 from vitft.system.imports import heavy_imports, require_extra
 from vitft.system.text import shell_join
 

@@ -22,8 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from vitft.config.schema import shown_value
-from vitft.messages import comparison as messages
-from vitft.messages.comparison import BY_EPOCH
+from vitft.messages.results import EXACT_LABELS, INTERVAL, chance_clause, estimate_text
 from vitft.metrics.intervals import (
     Flags,
     Groups,
@@ -70,6 +69,7 @@ _RUN_LOOKS = (
     ("accent", ""), ("second", "7 4"), ("muted", "2 3"), ("accent", "2 3"), ("second", "")
 )  # fmt: skip
 """Colour and dashes of each run in the charts; further runs repeat them."""
+_BY_EPOCH = "Validation accuracy by epoch"
 _MAX_DISPUTED = 60  # maximum number of disputed images on the page
 _MAX_CURVES = 6  # maximum number of runs whose curves are overlaid; colours and dashes would repeat
 
@@ -106,12 +106,23 @@ class _DataEffect:
         images, others = "the shared images", list(self.settings)
         cause = f"the {count(self.added, 'training image')} that {own} adds to those of {other}"
         if self.relabelled or self.left_out:
-            cause = messages.fixes_of(own, other * self.both, self.relabelled, self.left_out)
+            numbers = ((self.relabelled, "with other labels"), (self.left_out, "left out"))
+            (first, what), *more = [(number, text) for number, text in numbers if number]
+            changes = [f"{count(first, 'distinct image')} {what}", *(f"{n:,} {t}" for n, t in more)]
+            instead = f" instead of the fixes of {other}" * self.both
+            cause = f"the fixes of {own}{instead} ({', '.join(changes)})"
             images = f"the {count(self.paired.images, 'image')} with the same label in both runs"
             images += ", cross-validated" if self.is_cross_validated else " that both hold out"
             others += [count(self.added, "added image")] * bool(self.added)
-        measured = (difference, (low, high), self.p)
-        return messages.effect(cause, self.verdict, letters, measured, images=images, others=others)
+        claim = {
+            "mixed": f"The effect of {cause} cannot be separated from that of {listing(others)}",
+            "no clear effect": f"No clear effect of {cause}",
+        }.get(self.verdict, f"T{cause[1:]} {self.verdict}")
+        bounds = f"{points(low).split()[0]} to {points(high)}, {p_equation(self.p)}"
+        return (
+            f"{claim}: {letters[1]} - {letters[0]} = {points(difference)} on {images} "
+            f"(95% CI {bounds})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +308,9 @@ class RunComparison:
                 row = (*cells((own.value, own.interval) if own else None), row[0])
             row += cells(self.cross_validated[i]) if crossed else ()
             rows.append((f"{self.letters[i]} {self.names[i]}", *row))
-        return messages.accuracy_columns(same_images=is_same, cross_validated=crossed), rows
+        shared = () if is_same else ("accuracy on shared images",)
+        more = ("cross-validated", INTERVAL) * crossed
+        return ("run", "accuracy", INTERVAL, *shared, *more), rows
 
     def pair_table(self) -> _Table:
         """Return a row, as text, for each pair of runs, e.g. "B - A"."""
@@ -312,7 +325,9 @@ class RunComparison:
             )
             for p in self.pairs
         ]
-        return messages.pair_columns(self.letters), rows
+        first, second = reversed(self.letters) if len(self.runs) == 2 else ("first", "second")
+        counts = f"only {first} correct", f"only {second} correct"
+        return ("pair", "difference", INTERVAL, *counts, "p"), rows
 
     def setting_rows(self) -> list[tuple[str, ...]]:
         """Return a table row, as text, for each setting in which the runs differ."""
@@ -364,7 +379,8 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
         if needed > number:
             power = f"With only {units}, no difference can be significant."
         elif groups is None:
-            power = messages.smallest_difference(needed, len(images))
+            smallest = points(needed / len(images)).lstrip("+")
+            power = f"With {units}, a difference of less than {smallest} cannot be significant."
 
     found = [run.results.estimate("cross-validation") for run in runs]
     crossed = [(one.value, one.interval) if one and one.interval else None for one in found]
@@ -403,13 +419,28 @@ def _conclusion(pair: _RunPair, units: str, images: int, too_few: bool) -> str:
     if pair.added and not pair.added.settings:
         return pair.added.text(pair.letters)
     if too_few:
-        return messages.too_few(units, pair.letters)
-    return messages.more_accurate(pair.letters, pair.paired.difference, pair.p, images)
+        verb = "is" if units.startswith("1 ") else "are"
+        return (
+            f"{units} {verb} too few to tell whether {' or '.join(pair.letters)} is more accurate"
+        )
+    difference = pair.paired.difference
+    worse, better = pair.letters if difference >= 0 else reversed(pair.letters)
+    by = f"by {points(abs(difference)).lstrip('+')} ({p_equation(pair.p)})"
+    if pair.p < 0.05:
+        return f"{better} is more accurate than {worse} on these images, {by}"
+    if difference == 0:
+        same = f"{worse} and {better} classify the same number correctly"
+        return f"No difference on these {count(images, 'image')}: {same}"
+    return f"No significant difference on these images: {better} is ahead of {worse} {by}"
 
 
 def _fixes_notes(runs: Sequence[Run], pairs: Sequence[_RunPair]) -> list[str]:
     """Return that accuracies with different fixes cannot be compared, and commands that can."""
-    notes = [messages.OWN_LABELS] * any(pair.fixes for pair in pairs)
+    own_labels = (
+        "Runs with different fixes are each scored with their own labels, so their accuracies in "
+        "the table cannot be compared."
+    )
+    notes = [own_labels] * any(pair.fixes for pair in pairs)
     for pair in pairs:
         if pair.fixes is None or pair.fixes.is_cross_validated:
             continue
@@ -418,9 +449,9 @@ def _fixes_notes(runs: Sequence[Run], pairs: Sequence[_RunPair]) -> list[str]:
         if fixed.root_uri:  # its image files are in one folder
             words = ["vitft", "evaluate", "--data", str(fixed.path / "split.csv")]
             words += ["--set", f"data.root={fixed.root}", "--run", str(runs[before].path)]
-            command = shell_join(words)
             notes.append(
-                messages.accuracy_on_corrected_labels(letters[before], letters[after], command)
+                f"For the accuracy of {letters[before]} on the corrected labels of the validation "
+                f"images of {letters[after]}: {shell_join(words)}"
             )
     return notes
 
@@ -504,11 +535,22 @@ def _comparison_notes(
     """
     notes = list[str]()
     if any(size != common for size in sizes):
-        notes.append(messages.split_difference(sizes, same, relabelled=same < common))
+        each = listing((f"{size:,}" for size in sizes), most=len(sizes))
+        notes.append(
+            f"The splits differ: the runs have {each} distinct validation images, and only the "
+            f"{count(same, 'image')} that all of them share"
+            f"{', with the same label,' * (same < common)} {'is' if same == 1 else 'are'} compared."
+        )
     if same < common:
-        notes.append(messages.excluded_images(common - same))
+        images, verb = (
+            count(common - same, "validation image"),
+            "has" if common - same == 1 else "have",
+        )
+        notes.append(f"Excluded: {images} that {verb} different labels in the runs.")
     for letter, changes in zip(ascii_uppercase[1:], _data_changes(runs), strict=False):
-        notes.append(messages.data_difference(letter, *changes))
+        kinds = zip(changes, ("relabelled", "left out", "added"), strict=True)
+        if texts := [f"{number:,} {what}" for number, what in kinds if number]:
+            notes.append(f"Distinct images of {letter} compared with A: {listing(texts)}.")
     # The effect of fixes on two heads that were both cross-validated has its own test.
     has_fixes = any(run.setting("data", "fixes") for run in runs)
     cross_validated = [run for run in runs if run.results.estimate("cross-validation")]
@@ -516,20 +558,54 @@ def _comparison_notes(
         right, also_right, groups = _cross_validated_pairs(*runs)
         if len(right) > common:
             p = PairedDifference.of(right, also_right, groups).p
-            accuracies = [int(flags.sum()) / len(flags) for flags in (right, also_right)]
-            notes.append(messages.cross_validated_difference(len(right), accuracies, p))
+            first, second = (
+                percent(int(flags.sum()) / len(flags)) for flags in (right, also_right)
+            )
+            notes.append(
+                f"In cross-validation on {count(len(right), 'image')} of both runs, A classifies "
+                f"{first} correctly and B {second} ({p_equation(p)})."
+            )
     if len({run.classes for run in runs}) > 1:
         notes.append("The runs have different classes, so they solve different tasks.")
-    notes += messages.result_notes(
-        [run.results for run in runs],
-        head_only=[
-            "cross_validation" in run.measured and not run.results.estimate("cross-validation")
-            for run in runs
-        ],
-        compared=same > 0,
-        fitted=same > 0 and not runs[0].is_evaluation,
-    )
-    return [*filter(None, notes)]
+    return [*notes, *_result_notes(runs, is_compared=same > 0)]
+
+
+def _result_notes(runs: Sequence[Run], *, is_compared: bool) -> list[str]:
+    """Return sentences about the numbers of each run that a comparison must not hide."""
+    labelled = [(letter, run.results) for letter, run in zip(ascii_uppercase, runs, strict=False)]
+    notes = list[str]()
+    if letters := [
+        letter
+        for (letter, found), run in zip(labelled, runs, strict=True)
+        if "cross_validation" in run.measured and not found.estimate("cross-validation")
+    ]:
+        notes.append(
+            f"No cross-validated accuracy for {listing(letters)}: only the head was "
+            "cross-validated, before further layers were trained."
+        )
+    for letter, found in labelled:
+        if test := found.estimate("test"):
+            text = estimate_text(test).removesuffix(", evaluated once")
+            notes.append(f"The test images of {letter} are not compared: {text}.")
+    if exact := [(letter, found.exact) for letter, found in labelled if found.exact]:
+        notes.append(EXACT_LABELS)
+        if is_compared and not runs[0].is_evaluation:
+            each = listing(f"{letter} has {percent(one.value)}" for letter, one in exact)
+            notes.append(
+                "The thresholds of the labels were fitted to these images, so the accuracies are "
+                f"slightly optimistic. Without each image in the fit, {each}."
+            )
+    selected = [letter for letter, found in labelled if found.selected_on_validation]
+    if is_compared and selected:
+        notes.append(
+            f"The best epoch of {listing(selected)} was selected on these images, which is a "
+            "slight advantage."
+        )
+    return notes + [
+        f"{letter} is at chance level: it {clause}."
+        for letter, found in labelled
+        if (clause := chance_clause(found))
+    ]
 
 
 def _data_changes(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
@@ -670,11 +746,14 @@ def draw_comparison(comparison: RunComparison, out: Path) -> Path:
     runs, letters = comparison.runs, comparison.letters
     texts = map(last_part, map(visible, _run_descriptions(runs)))
     names = [f"{letter}  {text}" for letter, text in zip(letters, texts, strict=True)]
-    curves = [chart for title, chart in _curve_charts(comparison) if title.startswith(BY_EPOCH)]
+    curves = [chart for title, chart in _curve_charts(comparison) if title.startswith(_BY_EPOCH)]
     size = 10.5 if curves else 6.4, max(3.2 if curves else 1.8, 1.2 + 0.4 * len(runs))
-    detail = messages.figure_of_runs(len(comparison.images))
+    images = count(len(comparison.images), "shared validation image")
     charts = [_accuracy_chart(comparison, names), *curves]
-    write_atomically(out, charts_png(charts, size, _data_names(runs), detail))
+    write_atomically(
+        out,
+        charts_png(charts, size, _data_names(runs), f"accuracy on {images}, with 95% intervals"),
+    )
     return out
 
 
@@ -688,9 +767,11 @@ def _accuracy_chart(comparison: RunComparison, names: Sequence[str]) -> Chart:
             Series(colour=colour, xs=[accuracy], ys=[row], width=0, radius=4),
         ]
     values = [value for one in series for value in one.xs] or [0.0, 1.0]
-    x_axis = axis_of(values, messages.ON_SHARED, "percent")
+    x_axis = axis_of(values, "accuracy on the shared images", "percent")
     y_axis = Axis(low=len(names) - 0.5, high=-0.5, ticks=[*enumerate(names)])
-    return Chart(label=messages.EACH_RUN, x=x_axis, y=y_axis, series=series)
+    return Chart(
+        label="Accuracy of each run with its 95% interval", x=x_axis, y=y_axis, series=series
+    )
 
 
 def _curve_charts(comparison: RunComparison) -> list[tuple[str, Chart]]:
@@ -732,12 +813,12 @@ def _curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     own = own_cross_validation(run.measured)
     penalties = [one for one in run.log if {"l2", "cv_top1"} <= {*one} and "cv_classes" not in one]
     return {
-        (BY_EPOCH, "epoch"): by_epoch("val_top1"),
+        (_BY_EPOCH, "epoch"): by_epoch("val_top1"),
         ("Validation loss by epoch", "epoch"): by_epoch("val_loss"),
-        (messages.BY_IMAGES, "training images"): [
+        ("Cross-validated accuracy by training images", "training images"): [
             (point["images"], point["top1"]) for point in (own["curve"] if own else ())
         ],
-        (messages.BY_PENALTY, "L2 penalty"): sorted(
+        ("Cross-validated accuracy by L2 penalty", "L2 penalty"): sorted(
             (line["l2"], line["cv_top1"]) for line in (penalties if own else ())
         ),
     }

@@ -24,7 +24,6 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
-from vitft.messages.comparison import ON_TEST
 from vitft.report.charts import Axis, Chart, Series, axis_of
 from vitft.report.html import LIGHT
 from vitft.system.console import visible
@@ -186,7 +185,12 @@ def accuracy_curves_png(
         Series(name="largest class", colour="muted", dashes="2 3", xs=ends, ys=largest, markers=())
     )
     x = axis_of(shots, "training images per class (log scale)", "log")
-    y = Axis(low=0, high=1, ticks=[(i / 5, f"{20 * i}%") for i in range(6)], title=ON_TEST)
+    y = Axis(
+        low=0,
+        high=1,
+        ticks=[(i / 5, f"{20 * i}%") for i in range(6)],
+        title="accuracy on test images",
+    )
     return charts_png([Chart(label=title, x=x, y=y, series=series)], (8.6, 4.6), title, detail)
 
 

@@ -41,7 +41,7 @@ from vitft.features.extract import (
 from vitft.features.folds import CV_FOLDS, Folded
 from vitft.features.head import choose_penalty
 from vitft.features.logistic import Standardizer, linear_logits, solve_logistic, threads_for
-from vitft.messages.comparison import HEAD_NOTE, figure_heading, known_images_note, study_heading
+from vitft.messages.study import HEAD_NOTE, figure_heading, known_images_note, study_heading
 from vitft.metrics.intervals import (
     PRIOR_OF_CHANGES,
     Groups,
