@@ -5,17 +5,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
 from vitft.config.sections import layers_text
 from vitft.metrics.intervals import Interval, binomial_tail
 from vitft.metrics.results import (
-    SEVERAL_BLOCKS,
-    AtChance,
     BudgetResults,
     ClassEstimate,
-    CrossValidation,
     Estimate,
     HeadCandidate,
     Results,
@@ -35,7 +31,6 @@ from vitft.system.text import (
     not_calibrated,
     percent,
     percent_or_bound,
-    points,
     scored_images,
 )
 
@@ -234,46 +229,6 @@ def using(results: Results, place: str, file_time: float) -> str:
     return text
 
 
-def bar_label(name: str, value: float, bounds: Interval | None, baseline: float | None) -> str:
-    """Return the text alternative of a bar of a value."""
-    label = f"{name} {percent(value)}"
-    if bounds:
-        label += f", {INTERVAL} {interval(bounds)}"
-    return label if baseline is None else f"{label}, baseline {percent(baseline)}"
-
-
-def metric_rows(
-    results: Results, found: RunResults
-) -> list[tuple[str, float, Interval | None, str]]:
-    """Return the name, the value, the interval and the meaning of each metric of a run."""
-    rows: list[tuple[str, float, Interval | None, str]] = [
-        (
-            f"{'test ' * (one.kind == 'test')}{one.measure}",
-            one.value,
-            one.interval,
-            how_measured(one).lstrip(", "),
-        )
-        for one in results.estimates
-    ]
-    name, meaning = "balanced accuracy", "mean recall of all classes"
-    if labels := found.get("labels"):
-        ends = labels["macro_f1_interval"]
-        rows.append(("mean F1", labels["macro_f1"], ends, "mean over the labels"))
-        name, meaning = "mean recall", "mean over the labels that occur"
-    elif (more := found.get("cross_validation")) and not results.estimate("cross-validation"):
-        head = "cross-validated accuracy of the head alone, before further training"
-        text = f"on {scored_images(more)}, each predicted by a head that was not trained on it"
-        rows.append((head, more["top1"], more["top1_interval"], text))
-    rows.append((name, found["balanced"], found["balanced_interval"], meaning))
-    if (calibration := found["calibration"]) and not not_calibrated(found):
-        ends, meaning = (
-            calibration["ece_interval"],
-            "mean difference between confidence and accuracy",
-        )
-        rows.append(("calibration error", calibration["ece"], ends, meaning))
-    return rows
-
-
 def _calibration_text(found: Mapping[str, Any]) -> str:
     """Return the calibration error in eval.json; one too small to be measured has no interval."""
     if doubt := not_calibrated(found):
@@ -353,15 +308,6 @@ def fewer_blocks(blocks: int, last: float | None, whole: float) -> str:
     return (
         "because timm and transformers cannot load the run's head, which uses the last "
         f"{blocks} blocks (validation accuracy {cost})"
-    )
-
-
-def last_block_note(blocks: int, accuracy: float) -> str:
-    """Return the validation accuracies of heads on the last block and on more blocks."""
-    return (
-        f"The head uses the last {blocks} blocks. A head on only the last block, as in "
-        f"exports for timm and transformers, classifies {percent(accuracy)} of the validation "
-        "images correctly."
     )
 
 
@@ -448,40 +394,6 @@ COPIES_WARNING = "Duplicates across training and validation can make the accurac
 TEST_COPIES_WARNING = "Near-duplicates of test images can make the test accuracy too high. "
 
 
-def chance_reason(results: Results, found: AtChance) -> str:
-    """Return why a model must not be used yet."""
-    bounds, guessing = interval(found.interval), percent(found.guessing)
-    if results.exact:
-        return (
-            f"The 95% CI of its mean average precision ({bounds}) is not entirely above "
-            f"{guessing}, the value for random scores."
-        )
-    clause = f"It {chance_clause(results)}. " * bool(found.predicts)
-    where = " in cross-validation" if found.kind == "cross-validation" else ""
-    return (
-        f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
-        f"{guessing}, the value for guessing."
-    )
-
-
-def copies_reason(groups: int, without: Estimate | None, *, own_split: bool) -> str:
-    """Return why and how to remove groups of duplicates across training and validation.
-
-    `without` is the accuracy without them, if it is known.
-    """
-    remedy = "the option --group-duplicates keeps each group on one side of the split."
-    if own_split:
-        remedy = (
-            "the split comes from your data, so drop the copies on one side or correct the split."
-        )
-    known = f" It is {accuracy_without_copies(without)}." if without else ""
-    return (
-        f"{count(groups, 'group')} of identical or nearly identical images "
-        f"{'contains' if groups == 1 else 'contain'} both training and validation images, so the "
-        f"accuracy may be too high.{known} vitft check lists them, and {remedy}"
-    )
-
-
 def growth_sentence(gain: Interval | None) -> str:
     """Return the gain in accuracy from twice as many images, or "" if unknown."""
     if gain is None:
@@ -507,78 +419,6 @@ def compared_with_accuracy(worst: ClassEstimate, accuracy: float, classes: int) 
     if classes * binomial_tail(wrong, worst.images, 1 - accuracy) < 0.05:
         return "This is clearly below the overall accuracy."
     return f"The lowest of {classes} recalls can be as low as this by chance."
-
-
-def more_validation_images(needed: int) -> str:
-    """Return the number of validation images that a typical precision needs."""
-    return f"To measure the accuracy to within ±4 points, use about {needed:,} validation images."
-
-
-def penalty_text(found: RunResults, classes: int, some: int | None) -> str:
-    """Return how a head was fitted, and how its penalty was selected: on `some` or all classes."""
-    head, best = found.get("head"), found.get("l2", 0.0)
-    fitted = "The head was fitted to convergence by L-BFGS."
-    if head and head["blocks"] > 1:
-        discriminant = f"linear discriminant analysis on the last {head['blocks']} blocks"
-        fitted = (
-            "The head is a weighted sum of logistic regression on the last block, fitted to "
-            f"convergence by L-BFGS, and {discriminant}."
-        )
-        if head["reads"] == SEVERAL_BLOCKS:
-            fitted = (
-                f"The head was fitted by {discriminant}. Logistic regression on the last block was "
-                "fitted for comparison, to convergence by L-BFGS."
-            )
-    chosen = f"the L2 penalty with the lowest loss of calibrated probabilities: {best:g}"
-    if "labels" in found:
-        chosen = f"the L2 penalty with the lowest loss for each label (median {best:g})"
-    limited = some and (
-        f"It was applied to {some:,} of the {classes:,} classes only, because it would take too "
-        "long otherwise. With fewer classes the accuracy is higher. "
-    )
-    also = head and ". The head's blocks are chosen by complete fits, whose scores differ"
-    return (
-        f"{fitted} Cross-validation on the training images selected {chosen}. {limited or ''}"
-        f"These scores come from quick fits{also or ''}."
-    )
-
-
-def confidence_text(found: Mapping[str, Any]) -> str:
-    """Return the difference between confidence and accuracy, with and without the temperature."""
-    calibration = found["calibration"]
-    error, bounds = calibration["ece"], interval(calibration["ece_interval"])
-    text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
-    if not is_measurable(error):
-        text = "No difference between confidence and accuracy could be measured"
-    text += f" (95% interval: {bounds})." if bounds else "."
-    text += " Chance alone makes the bins below differ, too: it has been subtracted."
-    if doubt := not_calibrated(found):
-        text = f"{doubt.capitalize()}."
-    before, temperature = calibration["ece_before"], calibration["temperature"]
-    if before is None or temperature is None or not is_scaled(temperature):
-        return text
-    text += f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
-    text += "the validation images"
-    if more := calibration.get("cross_validated"):
-        text += f" and the cross-validated predictions for {count(more, 'training image')}"
-    shown = f"the difference was {points(before).lstrip('+')}"
-    if not is_measurable(before):
-        shown = "no difference could be measured"
-    return f"{text}." if doubt else f"{text}. Without it, {shown}."
-
-
-def learning_text(found: CrossValidation, *, several: bool) -> str:
-    """Return how a learning curve was measured, and what more images would bring."""
-    exact = " An image is right if exactly its labels have a probability of at least 50%." * several
-    more = growth_sentence(found["gain_interval"])
-    if not more:
-        more = "These points do not show how much more images would help."
-        if all(b["top1"] <= a["top1"] for a, b in pairwise(found["curve"][-3:])):
-            more = "The curve has stopped rising."
-    return (
-        "The chart shows the cross-validated accuracy of heads fitted to subsets of the images. "
-        f"Every point was measured on the same {scored_images(found)}.{exact} {more}"
-    )
 
 
 # what `vitft finetune` prints about a run: epochs, layers, trials and the final screen ------------

@@ -5,7 +5,7 @@ The SVG markup is for pages with two colour schemes and no style attributes.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import compress, pairwise
@@ -16,22 +16,28 @@ from vitft.messages.results import (
     BEST_RULE,
     CROSS_VALIDATED,
     INTERVAL,
-    bar_label,
-    confidence_text,
     confirmed_in_float32,
-    learning_text,
-    penalty_text,
+    growth_sentence,
     selected_epoch,
     sentence,
     stopped_early,
 )
 from vitft.metrics.intervals import Interval, wilson_interval
-from vitft.metrics.results import LogLine
+from vitft.metrics.results import SEVERAL_BLOCKS, LogLine
 from vitft.report.html import LIGHT
 from vitft.report.run_files import Run, read_run
 from vitft.system.errors import RunError
 from vitft.system.files import atomic_folder
-from vitft.system.text import count, interval, percent
+from vitft.system.text import (
+    count,
+    interval,
+    is_measurable,
+    is_scaled,
+    not_calibrated,
+    percent,
+    points,
+    scored_images,
+)
 
 _WIDTH, _HEIGHT = (
     324.0,
@@ -243,7 +249,9 @@ def score_bar(
     Positions are percentages, so that the bar has the width of its container. With `marks`, the
     name of the baseline, the ends of the bar and the baseline are labelled.
     """
-    label, parts = bar_label(name, value, bounds, baseline), list[str]()
+    label, parts = f"{name} {percent(value)}", list[str]()
+    label += f", {INTERVAL} {interval(bounds)}" if bounds else ""
+    label += f", baseline {percent(baseline)}" if baseline is not None else ""
 
     def add(look: str, left: float, width: str, top: int = 1, height: int = 22) -> None:
         place = f'x="{left:.2f}%" y="{top}" width="{width}" height="{height}"'
@@ -358,9 +366,32 @@ def penalty_section(run: Run) -> _Section | None:
         )
         series.append(ring)
     axis = axis_of(penalties, "L2 penalty on the weights of the head", "log")
+    head, fitted = run.measured.get("head"), "The head was fitted to convergence by L-BFGS."
+    if head and head["blocks"] > 1:
+        discriminant = f"linear discriminant analysis on the last {head['blocks']} blocks"
+        fitted = (
+            "The head is a weighted sum of logistic regression on the last block, fitted to "
+            f"convergence by L-BFGS, and {discriminant}."
+        )
+        if head["reads"] == SEVERAL_BLOCKS:
+            fitted = (
+                f"The head was fitted by {discriminant}. Logistic regression on the last block was "
+                "fitted for comparison, to convergence by L-BFGS."
+            )
+    chosen = f"the L2 penalty with the lowest loss of calibrated probabilities: {best:g}"
+    if "labels" in run.measured:
+        chosen = f"the L2 penalty with the lowest loss for each label (median {best:g})"
+    text = f"{fitted} Cross-validation on the training images selected {chosen}. "
+    if some := log[0].get("cv_classes"):
+        text += (
+            f"It was applied to {some:,} of the {len(run.classes):,} classes only, because it "
+            "would take too long otherwise. With fewer classes the accuracy is higher. "
+        )
+    also = ". The head's blocks are chosen by complete fits, whose scores differ"
+    text += f"These scores come from quick fits{also * bool(head)}."
     return _Section(
         title="How the head was fitted",
-        text=penalty_text(run.measured, len(run.classes), log[0].get("cv_classes")),
+        text=text,
         charts=[charted(label, axis, series).markup()],
         columns=["penalty", "cross-validated loss", CROSS_VALIDATED],
         rows=[
@@ -402,12 +433,36 @@ def confidence_section(run: Run) -> _Section | None:
     x, y = (Axis(low=0, high=1.02, ticks=ticks, title=t) for t in ("confidence", "accuracy"))
     return _Section(
         title="Is the confidence reliable?",
-        text=confidence_text(run.measured),
+        text=_confidence_text(run.measured),
         charts=[Chart(label="Accuracy by confidence", x=x, y=y, series=series).markup()],
         caption="Points above the diagonal: underconfident. Points below: overconfident.",
         columns=["confidence", counted, "mean confidence", "accuracy"],
         rows=rows,
     )
+
+
+def _confidence_text(found: Mapping[str, Any]) -> str:
+    """Return the difference between confidence and accuracy, with and without the temperature."""
+    calibration = found["calibration"]
+    error, bounds = calibration["ece"], interval(calibration["ece_interval"])
+    text = f"On average, confidence and accuracy differ by {points(error).lstrip('+')}"
+    if not is_measurable(error):
+        text = "No difference between confidence and accuracy could be measured"
+    text += f" (95% interval: {bounds})." if bounds else "."
+    text += " Chance alone makes the bins below differ, too: it has been subtracted."
+    if doubt := not_calibrated(found):
+        text = f"{doubt.capitalize()}."
+    before, temperature = calibration["ece_before"], calibration["temperature"]
+    if before is None or temperature is None or not is_scaled(temperature):
+        return text
+    text += f" The logits are divided by a temperature of {temperature:.2f}, which was fitted to "
+    text += "the validation images"
+    if more := calibration.get("cross_validated"):
+        text += f" and the cross-validated predictions for {count(more, 'training image')}"
+    shown = f"the difference was {points(before).lstrip('+')}"
+    if not is_measurable(before):
+        shown = "no difference could be measured"
+    return f"{text}." if doubt else f"{text}. Without it, {shown}."
 
 
 def learning_section(run: Run) -> _Section | None:
@@ -419,9 +474,17 @@ def learning_section(run: Run) -> _Section | None:
     bounds, last = [point["top1_interval"] for point in more["curve"]], measured[-1]
     extrapolated = (2 * last[0], last[1] + max(0.0, gain)) if gain is not None else None
     label = "Accuracy by number of training images"
+    outlook = growth_sentence(more["gain_interval"])
+    if not outlook:
+        outlook = "These points do not show how much more images would help."
+        if all(b["top1"] <= a["top1"] for a, b in pairwise(more["curve"][-3:])):
+            outlook = "The curve has stopped rising."
+    exact = "An image is right if exactly its labels have a probability of at least 50%. "
     return _Section(
         title="Would more images help?",
-        text=learning_text(more, several=run.several),
+        text="The chart shows the cross-validated accuracy of heads fitted to subsets of the "
+        f"images. Every point was measured on the same {scored_images(more)}. "
+        f"{exact * run.several}{outlook}",
         charts=[learning_chart(label, measured, extrapolated, bounds=bounds).markup()],
         columns=["training images", "accuracy", INTERVAL],
         rows=[

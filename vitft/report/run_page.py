@@ -18,7 +18,7 @@ from vitft.data.transforms import describe_view
 from vitft.features.ood import TOO_HIGH, alarms_text, power_text
 from vitft.messages import results as messages
 from vitft.messages.results import budget_lines, chosen_layers, selected_epoch
-from vitft.metrics.intervals import sample_size
+from vitft.metrics.intervals import Interval, sample_size
 from vitft.metrics.results import class_pair_counts, own_cross_validation
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict.validation import accuracy_without_copies, least_confident, mistakes
@@ -44,7 +44,16 @@ from vitft.report.run_files import (
 from vitft.system.console import visible
 from vitft.system.errors import VitftError
 from vitft.system.files import write_atomically
-from vitft.system.text import count, duration, interval, listing, percent, percent_or_bound
+from vitft.system.text import (
+    count,
+    duration,
+    interval,
+    listing,
+    not_calibrated,
+    percent,
+    percent_or_bound,
+    scored_images,
+)
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +112,6 @@ def _run_page(run: Run) -> dict[str, object]:
         "data_name": run.data_name or run.name,
         "score": one,
         "score_bar": bar,
-        "quoted": one and messages.quoted_measure(one),
         "weakest": weak,
         "weakest_text": messages.weak_text(weak)
         if weak
@@ -153,15 +161,38 @@ def key_figures(run: Run) -> list[dict[str, str]]:
     Each has a `name`, a `value`, its `interval`, a `meaning` and a `bar`: SVG of the value and its
     interval, which the calibration error does not have.
     """
-    figures = list[dict[str, str]]()
-    if not run.measured:
-        return figures
-    for name, value, ends, meaning in messages.metric_rows(run.results, run.measured):
-        text, bar = percent(value), score_bar(name, value, ends, None)
-        if name == "calibration error":
-            text, bar = percent_or_bound(value, ends), ""
-        row = {"name": name, "value": text, "interval": interval(ends)}
-        figures.append({**row, "meaning": meaning, "bar": bar})
+    results, found = run.results, run.measured
+    if not found:
+        return []
+    rows: list[tuple[str, float, Interval | None, str]] = [
+        (
+            f"{'test ' * (one.kind == 'test')}{one.measure}",
+            one.value,
+            one.interval,
+            messages.how_measured(one).lstrip(", "),
+        )
+        for one in results.estimates
+    ]
+    name, meaning = "balanced accuracy", "mean recall of all classes"
+    if labels := found.get("labels"):
+        ends = labels["macro_f1_interval"]
+        rows.append(("mean F1", labels["macro_f1"], ends, "mean over the labels"))
+        name, meaning = "mean recall", "mean over the labels that occur"
+    elif (more := found.get("cross_validation")) and not results.estimate("cross-validation"):
+        head = "cross-validated accuracy of the head alone, before further training"
+        text = f"on {scored_images(more)}, each predicted by a head that was not trained on it"
+        rows.append((head, more["top1"], more["top1_interval"], text))
+    rows.append((name, found["balanced"], found["balanced_interval"], meaning))
+    figures = [
+        {"name": name, "value": percent(value), "interval": interval(ends), "meaning": meaning}
+        | {"bar": score_bar(name, value, ends, None)}
+        for name, value, ends, meaning in rows
+    ]
+    if (calibration := found["calibration"]) and not not_calibrated(found):
+        error, ends = calibration["ece"], calibration["ece_interval"]
+        row = {"name": "calibration error", "value": percent_or_bound(error, ends), "bar": ""}
+        meaning = "mean difference between confidence and accuracy"
+        figures.append({**row, "interval": interval(ends), "meaning": meaning})
     return figures
 
 
@@ -172,7 +203,11 @@ def cautions(run: Run) -> dict[str, Any]:
         planned = int(run.setting("optim", "epochs") or 0)
         notes.append(messages.selection_note(selected_epoch(run.measured, run.layers, planned)))
     if (head := run.measured.get("head")) and head["last_block_top1"] is not None:
-        notes.append(messages.last_block_note(head["blocks"], head["last_block_top1"]))
+        notes.append(
+            f"The head uses the last {head['blocks']} blocks. A head on only the last block, as in "
+            f"exports for timm and transformers, classifies {percent(head['last_block_top1'])} of "
+            "the validation images correctly."
+        )
     return {"run": run, "messages": messages, "notes": notes}
 
 
@@ -335,7 +370,8 @@ def _advise(run: Run) -> list[_Step]:
             f"With {count(images, 'image')}, the interval spans {100 * (high - low):.0f} points: "
             "smaller differences between models may be due to chance."
         )
-        steps.append(_step(messages.more_validation_images(needed), why))
+        what = "To measure the accuracy to within ±4 points, use about"
+        steps.append(_step(f"{what} {needed:,} validation images.", why))
     return steps
 
 
@@ -353,13 +389,32 @@ def _doubts(run: Run) -> Iterator[_Step]:
             start = [str(run.setting(*key) or "") for key in keys]
             remedy = messages.chance_remedy(*start, mirrored=mirrored, too_few=chance.too_few)
             what = f"Do not use this model yet: {remedy}."
-        yield _step(what, messages.chance_reason(run.results, chance))
+        bounds, guessing = interval(chance.interval), percent(chance.guessing)
+        clause = f"It {messages.chance_clause(run.results)}. " * bool(chance.predicts)
+        where = " in cross-validation" * (chance.kind == "cross-validation")
+        why = (
+            f"{clause}The 95% CI of its balanced accuracy{where} ({bounds}) is not clearly above "
+            f"{guessing}, the value for guessing."
+        )
+        if run.results.exact:
+            why = (
+                f"The 95% CI of its mean average precision ({bounds}) is not entirely above "
+                f"{guessing}, the value for random scores."
+            )
+        yield _step(what, why)
     if groups := sum(map(is_leak, run.audit.get("duplicates", []))):
         units = groups_of([one.sha256 for one in run.predictions], [run])
         without = accuracy_without_copies(run.predictions, run.audit, units)
+        known = f" It is {messages.accuracy_without_copies(without)}." if without else ""
+        remedy = "the option --group-duplicates keeps each group on one side of the split."
+        if run.audit.get("own_split", False):
+            remedy = "the split comes from your data, so drop the copies on one side or correct "
+            remedy += "the split."
         yield _step(
             "Retrain without duplicates across training and validation.",
-            messages.copies_reason(groups, without, own_split=run.audit.get("own_split", False)),
+            f"{count(groups, 'group')} of identical or nearly identical images "
+            f"{'contains' if groups == 1 else 'contain'} both training and validation images, so "
+            f"the accuracy may be too high.{known} vitft check lists them, and {remedy}",
             section="audit",
         )
     settled = paths_settled_by(former_fixes(run)[0])
