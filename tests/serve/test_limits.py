@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,7 +13,15 @@ import pytest
 import torch
 
 from tests.serve.test_serve import CONFIG, make_predictor, png
-from tests.support.serving import Client, answered, command_serving, form, read_all, serving
+from tests.support.serving import (
+    TIMEOUT_S,
+    Client,
+    answered,
+    command_serving,
+    form,
+    read_all,
+    serving,
+)
 from vitft.data import EvalTransform
 from vitft.models import Card, VisionTransformer, save_checkpoint
 from vitft.serve import ServeLimits, limits
@@ -96,6 +105,26 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         assert [one.recv(1) for one in beyond] == [b"", b"", b""]
 
 
+def test_a_client_that_does_not_read_its_responses_is_disconnected() -> None:
+    limits = ServeLimits(connections=4, head_seconds=60, write_seconds=1)
+    with serving(make_predictor(), limits) as client, ExitStack() as stack:
+        lazy = stack.enter_context(socket.socket())
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", client.port))
+        lazy.sendall(1000 * b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        count = re.compile(rb'openapi.json",status="200"} (\d+)\n')
+        while count.findall(client.ask("GET", "/metrics").body) != count.findall(
+            client.ask("GET", "/metrics").body
+        ):
+            pass  # until its buffers are full
+        for _ in range(2):
+            stack.enter_context(client.raw(b""))
+        end = time.monotonic() + TIMEOUT_S
+        while client.ask("GET", "/healthz").status == 503:
+            assert time.monotonic() < end
+        assert 0 < read_all(lazy).count(b"HTTP/1.1 200") < 1000
+
+
 def test_uploads_share_a_memory_budget_and_release_it() -> None:
     start = HEAD + b"Content-Length: 20000\r\n\r\n" + bytes(19_999)
     with serving(make_predictor(), ServeLimits(max_bytes=20_000)) as client:
@@ -128,6 +157,9 @@ def test_the_guide_states_the_limits() -> None:
             "headers of a request": f"{default.head_seconds:g} s",
             "body of a request": f"{default.body_seconds:g} s, plus 1 s per {rate:g} kB",
             "response": f"{limits.ANSWER_SECONDS:g} s",
+            "client that reads its response": (
+                f"{default.write_seconds:g} s, plus 1 s per {rate:g} kB"
+            ),
             "connections": f"{default.connections}",
         }
         == table

@@ -91,7 +91,35 @@ def _export_command(args: argparse.Namespace) -> int:
     for text in done.notes:
         output.note(text)
     if args.format == "json":
-        return _print_json(done, plan)
+        _print_json(done, plan)
+    else:
+        _print_text(done, plan)
+    if done.refused:  # the other formats are kept, and JSON lists the rejected ones
+        fixes = dict.fromkeys(error.fix for error in done.refused)
+        problem = "; ".join(error.problem for error in done.refused)
+        output.fail(RunError(problem, fix="; ".join(fixes)))
+        return RunError.exit_code
+    if args.format == "json":
+        return 0
+    if args.out is None and done.folder != Path("export"):
+        note = f"export/ already existed, so this export is in {done.folder}/"
+        usable = [name for name in plan.formats if name not in CLOSED_FORMATS]
+        inner = usable[0] if usable and len(plan.formats) > 1 else ""
+        run = f": other commands need --run {done.folder / inner}" if usable else ""
+        output.note(f"{note}{run}")
+    if plan.dry_run:
+        output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
+        output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))
+    elif plan.repo:
+        from vitft.export.job import push
+
+        output.note(f"pushing to {plan.repo}")
+        output.result(f"pushed: {push(done, plan)}")
+    return 0
+
+
+def _print_text(done: "Exported", plan: ExportPlan) -> None:
+    """Print the comparison with the run and the sizes of the files."""
     noise = "random noise, because the validation images are missing"
     on = count(done.images, "validation image") if done.images else noise
     changed = count(done.changed, "changed prediction")
@@ -116,32 +144,12 @@ def _export_command(args: argparse.Namespace) -> int:
         output.note(
             labelled("Next", f'transformers.pipeline("image-classification", "{done.folder}")')
         )
-    if done.refused:  # the other formats are kept
-        fixes = dict.fromkeys(error.fix for error in done.refused)
-        problem = "; ".join(error.problem for error in done.refused)
-        raise RunError(problem, fix="; ".join(fixes))
-    if args.out is None and done.folder != Path("export"):
-        note = f"export/ already existed, so this export is in {done.folder}/"
-        usable = [name for name in plan.formats if name not in CLOSED_FORMATS]
-        inner = usable[0] if usable and len(plan.formats) > 1 else ""
-        run = f": other commands need --run {done.folder / inner}" if usable else ""
-        output.note(f"{note}{run}")
-    if plan.dry_run:
-        output.note(f"not pushed (--dry-run): read {done.folder}/README.md first")
-        output.note(labelled("Next", f"hf upload {plan.repo} {shell_quote(str(done.folder))}"))
-    elif plan.repo:
-        from vitft.export.job import push
-
-        output.note(f"pushing to {plan.repo}")
-        output.result(f"pushed: {push(done, plan)}")
-    return 0
 
 
-def _print_json(done: "Exported", plan: ExportPlan) -> int:
-    """Push an export if requested, print it as JSON (docs/schemas), and return the exit code."""
+def _print_json(done: "Exported", plan: ExportPlan) -> None:
+    """Push an export if requested, and print it as JSON (docs/schemas)."""
     from vitft.export.job import push
 
-    is_pushed = plan.repo and not plan.dry_run and not done.refused
     single = len(plan.formats) == 1
     output.as_json(
         {
@@ -150,8 +158,9 @@ def _print_json(done: "Exported", plan: ExportPlan) -> int:
             "formats": [
                 {
                     "name": one.name,
-                    "folder": str(done.folder if single else done.folder / one.name),
+                    "folder": str(done.folder if single else done.folder / one.form),
                     "loaded_by": one.by,
+                    "compared_with": "last-block head" if one.form in done.narrow else "run",
                     "logit_difference": one.difference,
                     "changed": one.changed,
                     "bytes": one.size,
@@ -159,7 +168,6 @@ def _print_json(done: "Exported", plan: ExportPlan) -> int:
                 for one in done.rows
             ],
             "rejected": [{"problem": error.problem, "fix": error.fix} for error in done.refused],
-            "pushed": push(done, plan) if is_pushed else None,
+            "pushed": push(done, plan) if plan.repo and not plan.dry_run else None,
         }
     )
-    return RunError.exit_code if done.refused else 0

@@ -14,7 +14,7 @@ MAX_SCANS = 100
 """Maximum number of scans in a progressive JPEG. Encoders write about ten. An extra scan needs only
 50 bytes, but takes as long to decode as a whole image."""
 MAX_BODIES = 8  # memory for the bodies of all requests, in bodies of the largest size
-MIN_BYTES_PER_SECOND = 20_000.0  # minimum upload rate after the first seconds of a body
+MIN_BYTES_PER_SECOND = 20_000.0  # minimum rate after the first seconds of a body or response
 ANSWER_SECONDS = 30.0  # timeout from the end of a request to its response
 TIDY_SECONDS = 2.0  # interval at which freed memory is returned while there are requests
 GRACE_SECONDS = 4  # time from the stop signal until open requests are cancelled
@@ -33,6 +33,9 @@ class ServeLimits:
     body_seconds: float = 15.0
     """Timeout for the body of a request, extended by the number of bytes received so far, divided
     by `MIN_BYTES_PER_SECOND`."""
+    write_seconds: float = 20.0
+    """Timeout for a client to read a response that its connection cannot buffer, extended by the
+    number of bytes divided by `MIN_BYTES_PER_SECOND`."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1000:

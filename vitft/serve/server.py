@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitft.serve.limits import GRACE_SECONDS, STOP_SECONDS, ServeLimits
+from vitft.serve.limits import GRACE_SECONDS, MIN_BYTES_PER_SECOND, STOP_SECONDS, ServeLimits
 from vitft.system.errors import UsageError
 from vitft.system.signals import SIGNALS
 from vitft.system.text import describe_os_error
@@ -42,13 +42,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 with a timeout for the headers of a request.
+    """HTTP/1.1 with timeouts for the headers of a request and for a client that does not read.
 
     Uvicorn's own timer starts after the first response and ends with the next byte.
     """
 
+    write_seconds: float
+    write_timer: asyncio.TimerHandle
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` is called for any unsent byte
         if len(self.connections) > (self.limit_concurrency or 0):
             transport.close()  # uvicorn's limit answers requests, but keeps the connections
             return
@@ -61,6 +65,15 @@ class _Protocol(H11Protocol):
         self.handle_events()
         if self.cycle is not None and not self.cycle.response_complete:  # type: ignore[redundant-expr]
             self._unset_keepalive_if_required()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        extra = self.transport.get_write_buffer_size() / MIN_BYTES_PER_SECOND
+        self.write_timer = self.loop.call_later(self.write_seconds + extra, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self.write_timer.cancel()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -87,7 +100,7 @@ def make_server(app: ASGIApp, limits: ServeLimits) -> Server:
     """Return a server that serves an application once `run(sockets=[...])` is called."""
     config = uvicorn.Config(
         app,
-        http=_Protocol,
+        http=type("Protocol", (_Protocol,), {"write_seconds": limits.write_seconds}),
         ws="none",
         loop="asyncio",
         lifespan="on",

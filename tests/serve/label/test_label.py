@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,6 +119,21 @@ def test_paths_in_the_table_are_relative_to_it_where_possible(
     root: str, table: str, expected: tuple[str, bool]
 ) -> None:
     assert paths_in_table(Path(root), Path(table)) == expected
+
+
+def test_a_start_that_fails_leaves_no_new_table(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, old = tmp_path / "new.csv", tmp_path / "old.csv"
+    old.write_bytes(b"path,label,chosen\r\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for out in (table, old):
+            assert main(["label", str(pictures), "--out", str(out), "--port", port]) == 2
+            assert f"port {port}" in capsys.readouterr().err
+
+    assert not table.exists()
+    assert old.exists()
 
 
 def test_the_page_labels_by_keys(tmp_path: Path, pictures: Path, tiny_weights: Path) -> None:

@@ -37,6 +37,7 @@ class AnswerFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes: list[str] = []
+        self.is_new = not path.exists()
         with writing(path):
             self.descriptor = os.open(path, _FLAGS, 0o666)
         try:
@@ -54,7 +55,10 @@ class AnswerFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
+        if any(error) and self.is_new and not self.answers:  # e.g. the port is in use
+            with suppress(OSError):  # Windows does not remove an open file
+                self.path.unlink()
         os.close(self.descriptor)  # this also releases the lock
 
     def load(self) -> None:
