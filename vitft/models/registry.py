@@ -17,7 +17,7 @@ from torch import nn
 
 from vitft.config.run import SETTINGS
 from vitft.models.card import TIMM_VITS, timm_modules
-from vitft.models.pretrained.catalog import SIZE_LETTERS, similar_models
+from vitft.models.pretrained.catalog import similar_models
 from vitft.models.pretrained.convert import (
     SidecarFacts,
     from_timm_names,
@@ -36,7 +36,7 @@ from vitft.models.vit_config import (
 )
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.suggest import suggest
-from vitft.system.text import count, format_size, listing
+from vitft.system.text import listing
 
 
 def architecture_config(name: str) -> ViTConfig:
@@ -96,34 +96,6 @@ def create_model(
         fields = {"norm_before_pool": False, "pool_heads": 0, **fields}
     size = config.image_size if image_size is None else as_pair(image_size)
     return VisionTransformer(replace(config, image_size=size, **fields))
-
-
-def describe_vit(config: ViTConfig) -> str:
-    """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
-    named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
-    name = named.get((config.width, config.depth, config.heads))
-    size, extras = f"-{SIZE_LETTERS[name]}" if name else "", list[str]()
-    if not name:
-        extras += [count(config.depth, "block"), f"width {config.width}"]
-        extras.append(count(config.heads, "head"))
-    if config.stem is not None:
-        extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
-    if config.convs:
-        channels = ", ".join(str(n) for n in config.convs)
-        extras.append(f"{count(len(config.convs), 'convolution')} ({channels} channels)")
-    extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
-    extras += [count(config.registers, "register")] * bool(config.registers)
-    extras += [config.activation] * (config.activation != "gelu")
-    extras += ["SwiGLU"] * config.gated_mlp + ["RMSNorm"] * (config.norm_layer == "rmsnorm")
-    extras += ["rotary positions"] * bool(config.rope)
-    extras += ["attention pooling"] * (config.pool == "map")
-    extras += ["no final norm"] * (not config.final_norm)
-    extras += ["LayerNorm before the first block"] * config.embed_norm
-    extras += ["no class token"] * (not config.class_token)
-    extras += ["post-norm"] * (config.norm == "post")
-    extras += [count(config.in_channels, "channel")] * (config.in_channels != 3)
-    tail = "".join(f", {extra}" for extra in extras)
-    return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"
 
 
 _TIMM_ACTIVATIONS: Mapping[str, Activation] = {

@@ -6,6 +6,5 @@ The steps, in order:
     read      a file -> tensors; nothing in it is executed
     convert   tensors of other tools -> vitft's names and layouts, and the architecture
     weights   `open_pretrained`: these steps, with what config.json states, and checks
-    adapt     tensors -> a different class count, image size, patch size, channel count or pooling
-    load      all steps: `load_pretrained`, or `load_backbone`, which also supports timm models
+    load      all steps, and another class count, image size, patch size, channel count or pooling
 """

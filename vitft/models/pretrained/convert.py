@@ -24,7 +24,6 @@ from torch import Tensor
 
 from vitft.models.card import as_float32, first_five, tensor_mismatch
 from vitft.models.checkpoint import facts_of
-from vitft.models.pretrained.adapt import PosEmbed
 from vitft.models.vit_config import (
     SIZES,
     Activation,
@@ -37,6 +36,7 @@ from vitft.models.vit_config import (
 )
 from vitft.system.errors import UsageError, WeightsError
 
+PosEmbed = Literal["bicubic", "jax", "bilinear"]  # `bilinear`: SigLIP 2 NaFlex
 Flavour = Literal["timm", "hf", "npz", "torchvision", "clip", "vitft"]
 
 ROOT = re.compile(

@@ -6,13 +6,14 @@ timm builds and adapts, and `load_initial_model` the model that the settings of 
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitft.config.run import check_patches
 from vitft.config.sections import ModelSpec, WeightsSpec
@@ -21,17 +22,9 @@ from vitft.data.images import OpenedImage, inspect_file
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Provenance, TimmConfig
 from vitft.models.checkpoint import build_model, load_checkpoint, on_meta
-from vitft.models.pretrained.adapt import (
-    PosEmbed,
-    Sides,
-    Statistics,
-    adapt,
-    adapt_statistics,
-    check_statistics,
-    target_config,
-)
 from vitft.models.pretrained.catalog import (
     RANDOM,
+    SIZE_LETTERS,
     CatalogEntry,
     complete_entry,
     fact_lines,
@@ -39,6 +32,7 @@ from vitft.models.pretrained.catalog import (
     is_timm,
     locate,
 )
+from vitft.models.pretrained.convert import PosEmbed
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import read_weights
 from vitft.models.pretrained.weights import (
@@ -46,10 +40,9 @@ from vitft.models.pretrained.weights import (
     descended,
     open_pretrained,
 )
-from vitft.models.registry import describe_vit
 from vitft.models.timm_model import Model, TimmModel, untrained
 from vitft.models.vit import VisionTransformer
-from vitft.models.vit_config import Pool, ViTConfig, as_pair
+from vitft.models.vit_config import SIZES, Pool, ViTConfig, as_pair, conv_strides
 from vitft.system.errors import DataError, ImageError, RunError, UsageError, WeightsError
 from vitft.system.text import count, format_size, labelled, listing, shell_quote
 
@@ -64,6 +57,8 @@ _FLAVOURS = {
     "vitft": "vitft checkpoint",
 }
 _GIVEN = "given by --mean and --std"
+_Sides = int | tuple[int, int] | None  # pixels; None for the size used in training
+_Statistics = tuple[float, ...] | None  # per channel; None for those of pretraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +103,34 @@ class LoadReport:
             "pixels": f"{_describe_statistics(self.transform)}: {self.statistics_source}",
         }
         return fact_lines(rows.items())
+
+
+def _describe_vit(config: ViTConfig) -> str:
+    """Return the name of an architecture in the notation of papers, e.g. "ViT-B/16 224 px"."""
+    named = {(size.width, size.depth, size.heads): name for name, size in SIZES.items()}
+    name = named.get((config.width, config.depth, config.heads))
+    size, extras = f"-{SIZE_LETTERS[name]}" if name else "", list[str]()
+    if not name:
+        extras += [count(config.depth, "block"), f"width {config.width}"]
+        extras.append(count(config.heads, "head"))
+    if config.stem is not None:
+        extras.append(f"ResNet stem {'-'.join(str(n) for n in config.stem) or 'of one layer'}")
+    if config.convs:
+        channels = ", ".join(str(n) for n in config.convs)
+        extras.append(f"{count(len(config.convs), 'convolution')} ({channels} channels)")
+    extras += ["distilled"] * config.distilled + ["LayerScale"] * bool(config.layer_scale)
+    extras += [count(config.registers, "register")] * bool(config.registers)
+    extras += [config.activation] * (config.activation != "gelu")
+    extras += ["SwiGLU"] * config.gated_mlp + ["RMSNorm"] * (config.norm_layer == "rmsnorm")
+    extras += ["rotary positions"] * bool(config.rope)
+    extras += ["attention pooling"] * (config.pool == "map")
+    extras += ["no final norm"] * (not config.final_norm)
+    extras += ["LayerNorm before the first block"] * config.embed_norm
+    extras += ["no class token"] * (not config.class_token)
+    extras += ["post-norm"] * (config.norm == "post")
+    extras += [count(config.in_channels, "channel")] * (config.in_channels != 3)
+    tail = "".join(f", {extra}" for extra in extras)
+    return f"ViT{size}/{format_size(config.patch_size)} {format_size(config.image_size)} px{tail}"
 
 
 def _describe_statistics(transform: EvalTransform) -> str:
@@ -206,7 +229,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
             f"the head of {weights.name} works only with its pre_logits layer",
             fix='use pre_logits="keep", or set num_classes to create a new head',
         )
-    target = target_config(
+    target = _target_config(
         source,
         num_classes,
         image_size,
@@ -218,13 +241,13 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     )
     # The evaluation transform of the target model
     known, channels = weights.transform, target.in_channels
-    given, origin = check_statistics(mean, std, channels), _GIVEN
+    given, origin = _check_statistics(mean, std, channels), _GIVEN
     if given is None:
-        given = adapt_statistics(known.mean, channels), adapt_statistics(known.std, channels)
+        given = _adapt_statistics(known.mean, channels), _adapt_statistics(known.std, channels)
         how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
         origin = weights.statistics_source + (f", {how}" if len(known.mean) != channels else "")
     pos_embed = weights.resampling or pos_embed
-    tensors, dropped, changes = adapt(
+    tensors, dropped, changes = _adapt(
         weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed
     )
     loaded = len(tensors)
@@ -249,7 +272,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
     return model, LoadReport(
         source=weights.provenance["source"],
         flavour=weights.flavour,
-        architecture=describe_vit(target),
+        architecture=_describe_vit(target),
         parameters=_parameters(model),
         loaded=loaded,
         dropped=(*weights.dropped, *dropped),
@@ -262,6 +285,163 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         classes=() if new_head else weights.classes,
         notes=tuple(notes),
     )
+
+
+# adaptation of weights with vitft's names; B images, P patches, N tokens --------------------------
+
+
+def _resize_positions(
+    pos: Tensor,
+    source: tuple[int, int],
+    grid: tuple[int, int],
+    *,
+    prefix: int,
+    mode: PosEmbed,
+) -> Tensor:
+    """Resample position embeddings (1, prefix + rows*columns, D) for another grid of patches.
+
+    The rule is timm's (bicubic), SigLIP 2 NaFlex's (bilinear) or Google's (jax).
+
+    Source: Dosovitskiy et al. 2021, section 3.2, https://arxiv.org/abs/2010.11929
+    """
+    if source == grid:
+        return pos
+    table = pos[:, prefix:].float().unflatten(1, source).permute(0, 3, 1, 2)  # (1, D, g, g)
+    if mode != "jax":
+        table = F.interpolate(table, grid, mode=mode, align_corners=False, antialias=True)
+    else:  # scipy.ndimage.zoom(order=1), as in vit_jax's checkpoint.py; zoom computes in float64
+        table = F.interpolate(table.double(), grid, mode="bilinear", align_corners=True)
+    patches = table.flatten(2).mT.to(pos.dtype)  # (1, P, D)
+    return torch.cat([pos[:, :prefix], patches], dim=1)
+
+
+def _adapt(
+    tensors: Mapping[str, Tensor],
+    source: ViTConfig,
+    target: ViTConfig,
+    *,
+    new_head: bool,
+    pos_embed: PosEmbed,
+) -> tuple[dict[str, Tensor], list[str], list[str]]:
+    """Return `tensors` for another architecture, those dropped, and notes on those changed.
+
+    The tensors are not modified in place. With `new_head`, there is no head.
+    """
+    result, notes = dict(tensors), list[str]()
+    unused = ["head.", "head_dist.", "last_head."] * new_head
+    unused += ["pre_logits."] * (not target.pre_logits) + ["attn_pool."] * (target.pool != "map")
+    gone = [name for name in result if name.startswith(tuple(unused))]
+    dropped = [f"{name} {tuple(result.pop(name).shape)}" for name in gone]
+    if source.distilled and not target.distilled:
+        registers = [result.pop(n) for n in ("dist_token", "reg_token") if n in result]
+        result["reg_token"] = torch.cat(registers, dim=1)
+        notes.append(
+            "the distillation token is used as a register, and the head reads only the class token"
+        )
+    if (old := source.last_norm) != (new := target.last_norm):
+        for name in [n for n in result if n.startswith(f"{old}.")]:
+            result[new + name.removeprefix(old)] = result.pop(name)
+        notes.append(f"{old} in the file is loaded as {new} because pool={target.pool}")
+    if source.positions:
+        prefix = source.num_prefix if source.prefix_positions else 0
+        result["pos_embed"] = _resize_positions(
+            result["pos_embed"], source.grid, target.grid, prefix=prefix, mode=pos_embed
+        )
+    if source.in_channels != target.in_channels:
+        first = f"{source.first_conv}.weight"
+        result[first] = _fit_channels(result[first], target.in_channels)
+        how = "summed" if target.in_channels == 1 else "repeated and scaled"
+        notes.append(
+            f"the kernels for {count(source.in_channels, 'channel')} are {how} to fit "
+            f"{count(target.in_channels, 'channel')}"
+        )
+    if source.patch_size != target.patch_size:
+        strides = conv_strides(source.convs, source.patch_size)
+        if strides != conv_strides(target.convs, target.patch_size):
+            raise UsageError(
+                f"the convolutional stem supports patch size {source.patch_size}, but not "
+                f"{target.patch_size}",
+                fix="omit the patch size to use the patch size of the weights",
+            )
+        kernel = result["patch_embed.proj.weight"]
+        sides = target.patch_size[0] // target.stride, target.patch_size[1] // target.stride
+        result["patch_embed.proj.weight"] = _resize_kernel(kernel, sides)
+        notes.append(
+            f"patch kernels {kernel.shape[2]}x{kernel.shape[3]} -> {sides[0]}x{sides[1]} "
+            "(pseudo-inverse of bicubic resizing)"
+        )
+    return result, dropped, notes
+
+
+def _target_config(
+    source: ViTConfig,
+    num_classes: int | None,
+    image_size: _Sides,
+    **changes: Any,  # noqa: ANN401 - fields of ViTConfig
+) -> ViTConfig:
+    """Return the configuration for a class count, if it has a new head, and an image size."""
+    if num_classes is not None:  # the distillation token, which had a head, becomes a register
+        changes |= {"num_classes": num_classes, "distilled": False, "read_blocks": 1}
+        changes["registers"] = source.registers + source.distilled
+    if image_size is not None:
+        changes["image_size"] = as_pair(image_size)
+    if (pool := changes.get("pool", source.pool)) != source.pool:
+        if pool == "map":
+            raise UsageError(
+                "pool=map needs weights with attention pooling, as in SigLIP, but these have none",
+                fix="use pool=cls or pool=mean, or other weights",
+            )
+        changes |= {"norm_before_pool": False, "pool_heads": 0}
+    return replace(source, **changes)
+
+
+def _adapt_statistics(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Return channel statistics for kernels from `_fit_channels`: averaged or repeated."""
+    if channels == 1 and len(values) > 1:
+        return (sum(values) / len(values),)
+    return tuple(values[i % len(values)] for i in range(channels))
+
+
+def _check_statistics(
+    mean: _Statistics, std: _Statistics, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the mean and std given by the user, or None if neither is given."""
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None or len(mean) != channels:
+        raise UsageError(
+            f"mean is {mean} and std is {std}, but the model has {count(channels, 'channel')}",
+            fix="pass both, with one value per channel, e.g. --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
+        )
+    return tuple(mean), tuple(std)
+
+
+def _fit_channels(kernel: Tensor, channels: int) -> Tensor:
+    """Adapt kernels (outputs, old, height, width) to a different number of input channels.
+
+    For one channel, the kernels are summed over the input channels, which keeps the response to a
+    grey image. For other numbers, they are repeated and scaled so that the response to equal
+    channels keeps its magnitude. This is timm's `adapt_input_conv`.
+    """
+    old = kernel.shape[1]
+    if channels == 1:
+        return kernel.sum(dim=1, keepdim=True)
+    return kernel[:, [i % old for i in range(channels)]] * (old / channels)
+
+
+def _resize_kernel(kernel: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Resize patch kernels (D, channels, h, w) to a different patch size.
+
+    The new kernels are the old ones times the pseudo-inverse of the linear map that resizes a
+    patch. They keep the response: exactly if patches become larger, otherwise approximately.
+
+    Source: Beyer et al. 2023 (FlexiViT), section 3.4, https://arxiv.org/abs/2212.08013
+    """
+    old = kernel.shape[2] * kernel.shape[3]
+    basis = torch.eye(old, dtype=torch.float64).unflatten(1, (1, *kernel.shape[2:]))
+    resized = F.interpolate(basis, sides, mode="bicubic", antialias=True).flatten(1)  # (old, new)
+    inverse = torch.linalg.pinv(resized)  # (new, old)
+    return (kernel.double().flatten(2) @ inverse.mT).unflatten(2, sides).to(kernel.dtype)
 
 
 def inspect(
@@ -288,7 +468,7 @@ def inspect(
         "file": weights.provenance["source"],
         "sha256": weights.provenance["sha256"],
         "format": _FLAVOURS[weights.flavour],
-        "model": f"{describe_vit(config)}, {size:,} parameters",
+        "model": f"{_describe_vit(config)}, {size:,} parameters",
         "head": head,
         "pre_logits": "yes" if config.pre_logits else "no",
         "positions": "{}x{} patches and ".format(*config.grid) + count(prefix, "prefix token"),
@@ -315,7 +495,7 @@ def load_backbone(
     name_or_path: str | Path,
     *,
     num_classes: int,
-    image_size: Sides = None,
+    image_size: _Sides = None,
     seed: int = 0,
     **options: Any,  # noqa: ANN401 - those of load_pretrained
 ) -> tuple[Model, LoadReport]:
@@ -367,9 +547,9 @@ def _load_timm(
     entry: CatalogEntry,
     *,
     num_classes: int,
-    image_size: Sides,
-    mean: Statistics,
-    std: Statistics,
+    image_size: _Sides,
+    mean: _Statistics,
+    std: _Statistics,
     drop_path: float = 0.0,
     allow_pickle: bool = False,
     is_random: bool = False,
@@ -384,7 +564,7 @@ def _load_timm(
         num_classes=num_classes,
     )
     transform = EvalTransform(image_size=sides, **entry.pixels)
-    if given := check_statistics(mean, std, len(entry.mean)):
+    if given := _check_statistics(mean, std, len(entry.mean)):
         transform = replace(transform, mean=given[0], std=given[1])
     source: dict[str, Any] = {}
     dropped: tuple[str, ...] = ()
@@ -427,7 +607,7 @@ def _reload_timm(
     path: Path,
     *,
     num_classes: int,
-    image_size: Sides,
+    image_size: _Sides,
     drop_path: float = 0.0,
     classes: Sequence[str] = (),
 ) -> tuple[TimmModel, LoadReport]:
@@ -581,7 +761,7 @@ def _new_model(
     waves = shape.pop("positions") == "waves"
     classes = len(folder.outputs)
     config = ViTConfig(image_size=image_size, num_classes=classes, drop_path=drop_path, **shape)
-    given = check_statistics(weights.mean, weights.std, config.in_channels)
+    given = _check_statistics(weights.mean, weights.std, config.in_channels)
     mean, std = given or ((0.5,) * config.in_channels,) * 2
     torch.manual_seed(seed)
     model = VisionTransformer(config).eval()
@@ -592,7 +772,7 @@ def _new_model(
     return model, LoadReport(
         source="random initialisation",
         flavour="vitft",
-        architecture=describe_vit(config),
+        architecture=_describe_vit(config),
         parameters=_parameters(model),
         head=_new_head(classes),
         positions="random",

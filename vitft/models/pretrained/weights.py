@@ -1,7 +1,7 @@
 """`open_pretrained`: find, fetch, read, convert and check pretrained weights.
 
-The result has vitft's tensor names and a known architecture; `adapt` adapts it to a different
-image size or class count. `load_classifier` opens trained models, of vitft and of other tools.
+The result has vitft's tensor names and a known architecture; `load` adapts it to a different image
+size or class count. `load_classifier` opens trained models, of vitft and of other tools.
 
 The config.json and preprocessor_config.json next to a weight file may come from timm, from
 transformers or from an attacker. The type of every value is therefore checked, nothing is executed,
@@ -31,7 +31,6 @@ from vitft.models.card import (
     timm_modules,
 )
 from vitft.models.checkpoint import load_checkpoint
-from vitft.models.pretrained.adapt import PosEmbed
 from vitft.models.pretrained.catalog import (
     CatalogEntry,
     entries_by_name,
@@ -41,7 +40,7 @@ from vitft.models.pretrained.catalog import (
     is_timm,
     locate,
 )
-from vitft.models.pretrained.convert import Flavour, SidecarFacts, convert, infer_config
+from vitft.models.pretrained.convert import Flavour, PosEmbed, SidecarFacts, convert, infer_config
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import JsonTable, RawWeights, read_table_file, read_weights
 from vitft.models.registry import architecture_config
