@@ -6,7 +6,6 @@ from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.models.pretrained.catalog import licence_terms, marked_licence
 from vitft.system.cores import has_gpu
 from vitft.system.errors import UsageError
 from vitft.system.text import duration
@@ -34,7 +33,7 @@ def _list_weights(args: argparse.Namespace) -> int:
     entries = [
         entry
         for entry in (recommendations() if is_short else catalog_entries())
-        if (licence_terms(entry.licence) in terms or licence in ("", entry.licence.lower()))
+        if (entry.terms in terms or licence in ("", entry.licence.lower()))
         and args.size in (None, "", entry.size)
         and (args.data or "").lower() in entry.data
     ]
@@ -61,7 +60,7 @@ def _list_weights(args: argparse.Namespace) -> int:
     if is_short:
         for entry, time in zip(entries, times, strict=True):
             cost = f"{entry.megabytes:,}", duration(time)
-            rows.append((entry.name, entry.tier or "", marked_licence(entry.licence), *cost))
+            rows.append((entry.name, entry.tier or "", entry.marked_licence, *cost))
         headings = ("recommended weights", "", "licence", "MB", "1,000 images")
         output.table(headings, rows, numbers=2)
         machine = "a GPU" if has_gpu() else "this CPU"
@@ -70,7 +69,7 @@ def _list_weights(args: argparse.Namespace) -> int:
         return 0
     rows = [
         (
-            *(entry.name, entry.data, marked_licence(entry.licence)),
+            *(entry.name, entry.data, entry.marked_licence),
             *(str(entry.num_classes or "-"), "x".join(map(str, entry.image_size))),
         )
         for entry in entries

@@ -26,7 +26,7 @@ from torch import Tensor
 from vitft.explain.heatmaps import Method
 from vitft.models.layers import AttentionPool
 from vitft.models.timm_model import Model, TimmModel
-from vitft.models.vit import Attention, Block, VisionTransformer, attention_weights
+from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.system.device import BatchLimit, exact_float32
 from vitft.system.errors import RunError, UsageError
@@ -269,7 +269,8 @@ def _attend_explicitly(
 ) -> Tensor:
     """Compute the attention output for tokens (B, N, D); append the attention weights to `maps`."""
     q, k, values = attention.split_heads(x)  # each (B, H, N, K)
-    weights = attention_weights(q, k)  # (B, H, N, N), or (B, H, 1, N) for attention pooling
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    weights = scores.softmax(dim=-1)  # (B, H, N, N), or (B, H, 1, N) for attention pooling
     maps.append(weights)
     return attention.join_heads(weights @ values)  # (B, N, D) or (B, 1, D)
 

@@ -186,7 +186,7 @@ def _read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
         contradiction = f"it has {thresholds:,} thresholds for {count:,} labels"
     elif isinstance(shape, ViTConfig):  # the shapes of timm models require importing timm
         if not classes:  # the weights of a backbone will be converted to float32
-            tensors = {name: as_float32(facts) for name, facts in tensors.items()}
+            tensors = {name: _as_float32(facts) for name, facts in tensors.items()}
         if mismatch := tensor_mismatch(tensors, vit_shapes(shape)):
             contradiction = f"the tensors do not match the architecture: {mismatch}"
     if contradiction:
@@ -194,7 +194,7 @@ def _read_card(text: str, tensors: Mapping[str, TensorFacts]) -> Card:
     return card
 
 
-def as_float32(facts: TensorFacts) -> TensorFacts:
+def _as_float32(facts: TensorFacts) -> TensorFacts:
     """Return a tensor's type and shape, with a half-precision type replaced by float32."""
     return TensorFacts("F32", facts.shape) if facts.dtype in ("F16", "BF16") else facts
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from vitft.data.mistaken import mistaken_data
-from vitft.models.pretrained.catalog import canonical_name, entries_by_name, parse_hub_name
+from vitft.models.pretrained.catalog import CatalogEntry, canonical_name, entries_by_name, locate
 from vitft.models.pretrained.fetch import fetch
 from vitft.system.errors import RunError
 from vitft.system.files import PICKLE_SUFFIXES, weight_format
@@ -159,4 +159,6 @@ def model_files(folder: Path) -> list[str]:
 
 @cache  # a command may call this both before and after importing torch
 def _fetch_model(name: str) -> Path:
-    return fetch(parse_hub_name(name))[0]
+    entry = locate(name)
+    assert isinstance(entry, CatalogEntry)
+    return fetch(entry)[0]

@@ -113,11 +113,6 @@ class Attention(nn.Module):
         return self.join_heads(_weighted_values(self.rotary(q), self.rotary(k), v))
 
 
-def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(K)), (B, H, N, N), for queries and keys (B, H, N, K)."""
-    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
-
-
 def _weighted_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v for queries (B, H, M, K), keys and values (B, H, N, K)."""
     # The fused kernel never stores the weights, but is slower here (benchmarks/notebook/speed.md)
@@ -162,11 +157,6 @@ class Block(nn.Module):
 
 def _layer_scale(config: ViTConfig) -> nn.Module:
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
-
-
-def blocks_of(module: nn.Module) -> list[Block]:
-    """Return the encoder blocks anywhere inside a module."""
-    return [each for each in module.modules() if isinstance(each, Block)]
 
 
 class VisionTransformer(nn.Module):

@@ -20,6 +20,8 @@ from vitft.system.tensors import TensorFacts
 from vitft.system.text import count
 
 Pool = Literal["cls", "mean", "map"]
+TIMM_POOLS: Mapping[Pool, str] = {"cls": "token", "mean": "avg", "map": "map"}
+"""Mapping from the kinds of pooling to timm's names."""
 _Norm = Literal["pre", "post"]
 _NormLayer = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]

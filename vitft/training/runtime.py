@@ -38,7 +38,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitft.config.run import Config
 from vitft.models.timm_model import Model
-from vitft.models.vit import blocks_of
+from vitft.models.vit import Block
 from vitft.system import console
 from vitft.system.cores import node_cores
 from vitft.system.device import (
@@ -367,7 +367,7 @@ def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
 
     copied = copy.deepcopy(module)
     mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
-    for block in blocks_of(copied):
+    for block in [each for each in copied.modules() if isinstance(each, Block)]:
         fully_shard(block, mesh=mesh)
         register_fsdp_forward_method(block, "for_class_token")
     fully_shard(copied, mesh=mesh)

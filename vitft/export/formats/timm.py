@@ -24,8 +24,7 @@ from vitft.export.trained import TrainedRun
 from vitft.models.card import RUN_KEY, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
 from vitft.models.pretrained.convert import split_gates, to_eva_names
-from vitft.models.pretrained.weights import timm_pool
-from vitft.models.vit_config import SIZES, ViTConfig
+from vitft.models.vit_config import SIZES, TIMM_POOLS, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
 
@@ -94,7 +93,7 @@ def _timm_config(trained: TrainedRun) -> dict[str, Any]:
     name, arguments = shape.timm, dict[str, Any](in_chans=shape.in_channels, **size)
     if not shape.timm:
         vit = card.vit
-        name, pool = _timm_name(vit), {"global_pool": timm_pool(vit)}
+        name, pool = _timm_name(vit), {"global_pool": TIMM_POOLS[vit.pool]}
         arguments = {
             **size,
             "patch_size": list(vit.patch_size),

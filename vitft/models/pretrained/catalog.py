@@ -49,7 +49,7 @@ _NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer
 research licences, although their names do not show it."""
 
 
-def licence_terms(licence: str) -> _Terms:
+def _licence_terms(licence: str) -> _Terms:
     """Return the kind of a licence's terms, e.g. `own terms` for `dinov3-license`."""
     name = licence.lower()
     if name in ("", "unknown", "not stated") or name.startswith("see "):
@@ -59,19 +59,13 @@ def licence_terms(licence: str) -> _Terms:
     return "open" if name in _OPEN_LICENCES else "own terms"
 
 
-def marked_licence(licence: str) -> str:
-    """Return the name of a licence, with its terms in parentheses unless it is open or unknown."""
-    terms = licence_terms(licence)
-    return f"{licence} ({terms})" if terms in ("non-commercial", "own terms") else licence
-
-
 def obligation(licence: str) -> str:
     """Return a sentence on what a licence requires of fine-tuned models, or an empty string."""
     rules = {
         "non-commercial": " and forbid commercial use.",
         "own terms": ": include the text of their licence when you distribute the model.",
     }
-    rule = rules.get(licence_terms(licence), "")
+    rule = rules.get(_licence_terms(licence), "")
     return f"The terms of the pretrained weights also apply to this model{rule}" if rule else ""
 
 
@@ -150,6 +144,17 @@ class CatalogEntry:
     default: bool = False  # whether these weights may be chosen by default
 
     @property
+    def terms(self) -> _Terms:
+        """Kind of the licence's terms."""
+        return _licence_terms(self.licence)
+
+    @property
+    def marked_licence(self) -> str:
+        """Name of the licence, with its terms in parentheses unless it is open or unknown."""
+        is_marked = self.terms in ("non-commercial", "own terms")
+        return f"{self.licence} ({self.terms})" if is_marked else self.licence
+
+    @property
     def is_hub_repository(self) -> bool:
         """Whether this is an arbitrary hub repository (hf:owner/name)."""
         return self.name.startswith("hf:")
@@ -194,7 +199,7 @@ class CatalogEntry:
             else "",
             "model": " ".join([self.architecture, *(f"{k}={v}" for k, v in self.options.items())]),
             "trained on": self.data,
-            "licence": marked_licence(self.licence),
+            "licence": self.marked_licence,
             "head": f"{self.num_classes} classes" if self.num_classes else "none in the file",
             "pre_logits": "yes" if self.pre_logits else "no",
             "pixels": f"{self.image_size[0]}x{self.image_size[1]}, {self.interpolation}, crop "
@@ -286,7 +291,7 @@ def complete_entry(entry: CatalogEntry, *, is_published: bool = True) -> Catalog
         name=f"timm:{architecture}{'.' + known.tag if known.tag else ''}",
         licence=known.license or "not stated" if is_published else "",
         architecture=architecture,
-        options={"fixed_input_size": known.fixed_input_size, "crop_mode": known.crop_mode or ""},
+        options={"fixed_input_size": known.fixed_input_size},
         data=known.tag or "",
         repo=known.hf_hub_id or "",
         file=known.hf_hub_filename or "model.safetensors",
@@ -311,7 +316,7 @@ def _registry_entry(name: str) -> CatalogEntry:
         problem, fix = (text.replace(architecture, name) for text in (error.problem, error.fix))
         raise WeightsError(problem, fix=fix) from error
     known = complete_entry(CatalogEntry(name=f"timm:{name}", licence=""))
-    is_restricted = licence_terms(known.licence) == "non-commercial"
+    is_restricted = known.terms == "non-commercial"
     note = "the licence forbids commercial use" if is_restricted else ""
     return replace(known, name=known.name.removeprefix("timm:"), options={}, note=note)
 
@@ -370,7 +375,7 @@ def cached_alternatives(name: str, licence: str) -> list[CatalogEntry]:
     every = recommendations()
     names = [one.name for one in every]
     better = every[names.index(name) + 1 :] if name in names else every
-    allowed = [e for e in better if licence_terms(e.licence) == "open" or e.licence == licence]
+    allowed = [e for e in better if e.terms == "open" or e.licence == licence]
     return [entry for entry in allowed if _is_cached(entry)]
 
 
@@ -521,7 +526,18 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
             "weights",
         )
     if name.startswith("hf:"):
-        return parse_hub_name(name)
+        pattern = rf"hf:(?P<repo>{_REPOSITORY})(@(?P<revision>[\w][\w./-]*))?"
+        match = re.fullmatch(pattern, name, re.ASCII)
+        if match is None or ".." in name:
+            raise WeightsError(
+                f"invalid hub name {name!r}",
+                fix="use hf:owner/name or hf:owner/name@revision, e.g. "
+                "hf:google/vit-base-patch16-224-in21k",
+            )
+        licence, revision = f"see https://huggingface.co/{match['repo']}", match["revision"]
+        return CatalogEntry(
+            name=name, licence=licence, repo=match["repo"], revision=revision or "main"
+        )
     if not name.startswith("timm:"):
         return None
     # timm:NAME[.TAG] or timm:NAME=FILE, as yet without timm's metadata
@@ -536,24 +552,6 @@ def _parse_prefixed_name(name: str) -> CatalogEntry | None:
         return CatalogEntry(name=name, licence="see timm's metadata")
     path = Path(file).expanduser()
     return CatalogEntry(name=model, licence="", local=str(check_weight_file(path)))
-
-
-def parse_hub_name(name: str) -> CatalogEntry:
-    """Return a catalogue entry for hf:owner/name[@revision], or raise an error if it is invalid."""
-    pattern = rf"hf:(?P<repo>{_REPOSITORY})(@(?P<revision>[\w][\w./-]*))?"
-    match = re.fullmatch(pattern, name, re.ASCII)
-    if match is None or ".." in name:
-        raise WeightsError(
-            f"invalid hub name {name!r}",
-            fix="use hf:owner/name or hf:owner/name@revision, e.g. "
-            "hf:google/vit-base-patch16-224-in21k",
-        )
-    return CatalogEntry(
-        name=name,
-        licence=f"see https://huggingface.co/{match['repo']}",
-        repo=match["repo"],
-        revision=match["revision"] or "main",
-    )
 
 
 def check_weight_file(path: Path, *, allow_pickle: bool = True) -> Path:

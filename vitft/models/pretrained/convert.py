@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitft.models.card import as_float32, first_five, tensor_mismatch
+from vitft.models.card import first_five, tensor_mismatch
 from vitft.models.checkpoint import facts_of
 from vitft.models.vit_config import (
     SIZES,
@@ -557,8 +557,7 @@ def _grid_of(
 
 def _check_fit(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
     """Raise an error if names, shapes and types of tensors do not match a configuration exactly."""
-    found = {name: as_float32(one) for name, one in facts_of(tensors).items()}
-    if mismatch := tensor_mismatch(found, vit_shapes(config)):
+    if mismatch := tensor_mismatch(facts_of(tensors), vit_shapes(config)):
         is_incomplete = mismatch.startswith("missing")
         cause = "incomplete or edited" if is_incomplete else "a mixture of two models"
         raise WeightsError(

@@ -21,7 +21,6 @@ from vitft.models.pretrained.catalog import (
     CatalogEntry,
     catalog_entries,
     check_weight_file,
-    licence_terms,
 )
 from vitft.system import console
 from vitft.system.errors import WeightsError
@@ -48,7 +47,7 @@ def fetch(entry: CatalogEntry, *, allow_pickle: bool = False) -> tuple[Path, Pro
     if entry.bundled:
         path = check_weight_file(entry.bundled)
         return path, {**origin, "sha256": sha256_of(path), "licence": entry.licence}
-    if licence_terms(entry.licence) == "non-commercial":
+    if entry.terms == "non-commercial":
         log.warning(f"{entry.name} is licensed for non-commercial use only ({entry.licence})")
     if entry.is_hub_repository:
         entry = _with_existing_file(entry, allow_pickle=allow_pickle)

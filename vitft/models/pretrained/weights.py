@@ -44,7 +44,7 @@ from vitft.models.pretrained.convert import Flavour, PosEmbed, SidecarFacts, con
 from vitft.models.pretrained.fetch import fetch
 from vitft.models.pretrained.read import JsonTable, RawWeights, read_table_file, read_weights
 from vitft.models.registry import architecture_config
-from vitft.models.vit_config import Activation, RopeConfig, ViTConfig
+from vitft.models.vit_config import TIMM_POOLS, Activation, RopeConfig, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
 from vitft.system.structure import Natural, Range
 from vitft.system.text import count, distinct_names, labelled, shell_quote
@@ -113,7 +113,7 @@ def _architecture_facts(config: ViTConfig) -> dict[str, Any]:
     """Return what no tensor shows of an architecture."""
     names = ("heads", "norm_eps", "activation", "rope", "pool_heads", "final_norm")
     facts = {name: getattr(config, name) for name in names}
-    return facts | {"pool": timm_pool(config), "is_named": True}
+    return facts | {"pool": TIMM_POOLS[config.pool], "is_named": True}
 
 
 def _stated_rope(arguments: JsonTable, rope: RopeConfig | None) -> RopeConfig | None:
@@ -132,11 +132,6 @@ def _stated_rope(arguments: JsonTable, rope: RopeConfig | None) -> RopeConfig | 
     if "ref_feat_shape" in arguments.values:
         given["grid"] = arguments.size("ref_feat_shape")
     return replace(rope or RopeConfig(), **given)
-
-
-def timm_pool(config: ViTConfig) -> str:
-    """Return timm's name for a model's pooling."""
-    return {"cls": "token", "mean": "avg", "map": "map"}[config.pool]
 
 
 def _timm_pixels(cfg: JsonTable) -> dict[str, Any]:
@@ -416,7 +411,7 @@ def _from_raw(raw: RawWeights, facts: SidecarFacts, provenance: Provenance) -> P
             f"config.json lists {count(len(facts.classes), 'class', 'classes')}, but the head has "
             f"{count(architecture.num_classes, 'output')}, so the class names are not used"
         )
-    is_other = facts.pool not in ("", timm_pool(architecture))
+    is_other = facts.pool not in ("", TIMM_POOLS[architecture.pool])
     return PretrainedWeights(
         flavour=flavour,
         tensors=tensors,
