@@ -63,7 +63,7 @@ class ArchiveLimits:
 
 
 class ArchiveRefusedError(Exception):
-    """Error with the reason for rejecting an archive, which `as_data_error` converts."""
+    """Error with the reason for rejecting an archive, which `opened_archive` converts."""
 
 
 class ArchiveEntry(NamedTuple):
@@ -104,7 +104,7 @@ class _LimitedReader:
             raise ArchiveRefusedError(f"it unpacks to at least {place:,} bytes, and {limit}")
 
 
-def tar_entries(
+def _tar_entries(
     file: IO[bytes] | gzip.GzipFile, packed: int, limits: ArchiveLimits
 ) -> Iterator[ArchiveEntry]:
     """Yield the entries of an uncompressed tar file, and reject it if it has no end marker."""
@@ -147,7 +147,7 @@ def _zip_entries(file: IO[bytes], limits: ArchiveLimits) -> Iterator[ArchiveEntr
             yield ArchiveEntry(name, info.file_size, info.is_dir(), is_plain, read)
 
 
-def accepted_entries(
+def _accepted(
     entries: Iterator[ArchiveEntry], packed: int, limits: ArchiveLimits
 ) -> Iterator[tuple[ArchiveEntry, tuple[str, ...]]]:
     """Yield each file with the parts of its path, once it and those before it are within limits."""
@@ -180,10 +180,35 @@ def accepted_entries(
 
 
 @contextlib.contextmanager
-def as_data_error(name: str, *, fix: str, kept: str = "") -> Iterator[None]:
-    """Convert ArchiveRefusedError and errors of Python's archive readers to DataError."""
+def opened_archive(
+    path: Path,
+    name: str,
+    *,
+    fix: str,
+    kept: str = "",
+    limits: ArchiveLimits,
+    is_shard: bool = False,
+) -> Iterator[tuple[IO[bytes], Iterator[tuple[ArchiveEntry, tuple[str, ...]]]]]:
+    """Open an archive, or a tar shard, and yield the file and an iterator over its checked entries.
+
+    ArchiveRefusedError, also of the block, and errors of Python's readers become a DataError about
+    `name`, with `kept` and `fix`.
+    """
     try:
-        yield
+        with path.open("rb") as file:
+            packed, head = os.fstat(file.fileno()).st_size, file.read(tarfile.BLOCKSIZE)
+            file.seek(0)
+            if head[257:262] == b"ustar":
+                entries = _tar_entries(file, packed, limits)
+            elif head[:2] == b"\x1f\x8b" and not is_shard:
+                entries = _tar_entries(gzip.GzipFile(fileobj=file), packed, limits)
+            elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06") and not is_shard:
+                entries = _zip_entries(file, limits)
+            else:
+                kind = "n uncompressed tar file" if is_shard else " .tar, .tar.gz or .zip archive"
+                seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
+                raise ArchiveRefusedError(f"it is not a{kind}{seems}")
+            yield file, _accepted(entries, packed, limits)
     except ArchiveRefusedError as refusal:
         raise DataError(f"{name} was rejected: {refusal}{kept}", fix=fix) from refusal
     except (*_ARCHIVE_ERRORS, OSError) as error:
@@ -205,22 +230,13 @@ def unpack(archive: Path, folder: Path, *, name: str, limits: ArchiveLimits | No
     """
     limits, label = limits or ArchiveLimits(), console.visible(archive.name.removesuffix(".part"))
     fix = "get the archive from another source, or manually extract only the files you trust"
-    with archive.open("rb") as file, as_data_error(name, fix=fix, kept=". Nothing was kept"):
-        packed, head = os.fstat(file.fileno()).st_size, file.read(tarfile.BLOCKSIZE)
-        file.seek(0)
-        if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            entries = _zip_entries(file, limits)
-        elif head[:2] == b"\x1f\x8b":
-            entries = tar_entries(gzip.GzipFile(fileobj=file), packed, limits)
-        elif head[257:262] == b"ustar":
-            entries = tar_entries(file, packed, limits)
-        else:
-            seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
-            raise ArchiveRefusedError(f"it is not a .tar, .tar.gz or .zip archive{seems}")
+    kept = ". Nothing was kept"
+    with opened_archive(archive, name, fix=fix, kept=kept, limits=limits) as (file, entries):
+        packed = archive.stat().st_size
         check_space(folder.parent, packed, f"unpacking {name}", option="--out")
         megabytes = max(1, round(packed / 1e6))
         with console.Progress(f"unpacking {label}", megabytes, unit="MB") as progress:
-            for entry, parts in accepted_entries(entries, packed, limits):
+            for entry, parts in entries:
                 if parts[0] != "__MACOSX":  # resource forks of macOS
                     _write_entry(entry, folder.joinpath(*parts))
                 progress.advance(min(megabytes, round(file.tell() / 1e6)) - progress.done)

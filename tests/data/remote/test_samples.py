@@ -113,10 +113,10 @@ HOSTILE = {
     "cut after its last member": (WHOLE[: END - 512], "unexpected end of data"),
     "without the blocks of its end": (WHOLE[:END], "its end marker is missing"),
     "broken JSON": (tar_bytes(plain("a.json", b"{")), "'a.json' is not valid JSON"),
-    "compressed": (gzip.compress(WHOLE), "it is compressed"),
+    "compressed": (gzip.compress(WHOLE), "not an uncompressed tar file"),
     "a web page": (b"<html>login</html>", "looks like a web page"),
-    "empty": (b"", "it is empty"),
-    "not a tar file": (b"x" * 2000, "it is not a tar file"),
+    "empty": (b"", "not an uncompressed tar file"),
+    "not a tar file": (b"x" * 2000, "not an uncompressed tar file"),
 }
 
 

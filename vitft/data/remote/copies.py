@@ -12,6 +12,7 @@ All members are checked like the entries of an archive (see `data.archive`).
 import contextlib
 import csv
 import functools
+import glob
 import hashlib
 import io
 import json
@@ -24,37 +25,31 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from vitft.config.sections import DataSpec
-from vitft.data.archive import (
-    ArchiveEntry,
-    ArchiveLimits,
-    ArchiveRefusedError,
-    accepted_entries,
-    as_data_error,
-    tar_entries,
-)
+from vitft.data.archive import ArchiveEntry, ArchiveLimits, ArchiveRefusedError, opened_archive
 from vitft.data.arrays import data_path
 from vitft.data.parts import part_named
 from vitft.data.remote.places import (
     COPY,
-    FILE_SYSTEMS,
     INDEX,
+    KINDS,
     Place,
-    check_place,
+    absolute_path,
     hub_name,
-    list_shards,
-    safe_name,
+    place_of,
     scheme_of,
 )
 from vitft.data.signatures import FORMAT_BY_SUFFIX, SUPPORTED, identify_format
 from vitft.data.table import PATH_COLUMNS, TableReader, cell_text, encode_table, open_text
 from vitft.data.walk import suffix_of, unused_notes
-from vitft.data.web import DownloadLimits, fetch_to_part, locked, remove_part
+from vitft.data.web import DownloadLimits, fetch_to_part, is_url, locked, remove_part
 from vitft.system import console
 from vitft.system.errors import DataError, ImageError, RunError, UsageError, VitftError
 from vitft.system.files import (
@@ -74,6 +69,148 @@ log = logging.getLogger(__name__)
 _SOURCE, _MEMBERS = "source.json", "members.npy"
 _OPTION = "the environment variable VITFT_CACHE"
 """What chooses the folder of copies, for messages."""
+_PRIVATE = "--set data.allow_private_addresses=true, or in predict --allow-private-addresses"
+_MAX_SHARDS = 100_000
+_FILE_SYSTEMS = {
+    "s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub",
+}  # fmt: skip
+"""Mapping from the schemes that fsspec reads to the libraries that it needs for them."""
+
+
+def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None) -> Path:
+    """Return the path of a dataset (see `data_path`), after making the local copy if it has one.
+
+    Raises:
+        UsageError: The place is not supported, a library is missing, or a setting has no effect.
+        DataError: A shard is missing, cannot be fetched, or is rejected.
+        ResourceError: The disk is full or too small.
+        RunError: The cache folder is not writable.
+    """
+    place = place_of(data)
+    if place is None:
+        _refuse_address(data)
+        return data_path(data, spec.root)
+    if not place.address.strip("/"):
+        raise UsageError(f"{data} names no data", fix=f"use e.g. --data {KINDS[place.kind]}")
+    if spec.root:
+        problem = f"data.root={spec.root} has no effect: {place.text} contains its images"
+        raise UsageError(problem, fix="remove it")
+    if (scheme := scheme_of(place.address)) in _FILE_SYSTEMS:
+        extra, libraries = "s3" if scheme == "s3" else "sources", ("fsspec", _FILE_SYSTEMS[scheme])
+        try:
+            require_extra(extra, feature=f"reading {scheme}://", libraries=libraries)
+        except UsageError as error:
+            fix = error.fix if scheme in ("s3", "hf") else install_command(libraries)
+            raise UsageError(error.problem, fix=fix) from error
+    private = spec.allow_private_addresses
+    limits = limits or DownloadLimits()
+    limits = replace(limits, allow_private=private, option=_OPTION, private_option=_PRIVATE)
+    _make_copy(place, limits)
+    return data_path(data)
+
+
+def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name (SHARD/MEMBER) and the path of each image after `prepare_data`."""
+    index = prepare_data(data, DataSpec(allow_private_addresses=allow_private))
+    reader = IndexReader(index, data)
+    rows = iter(reader)
+    header = next(rows)
+    if "path" not in header:
+        fix = "keep one image in each sample, named KEY.jpg"
+        raise reader.error(f"each sample has several images ({', '.join(header)})", fix=fix)
+    column = header.index("path")
+    return ((row[column], f"{index.parent}/{row[column]}") for row in rows)
+
+
+# addresses ----------------------------------------------------------------------------------------
+
+
+def _refuse_address(data: str) -> None:
+    """Raise a UsageError for an address, or a tar file that may be a shard or an archive."""
+    scheme = scheme_of(data)
+    fetch = "fetch an archive of images with vitft data fetch --url URL"
+    is_tar = (urlsplit(data).path if scheme else data).lower().endswith(".tar")
+    if is_tar and (scheme or not os.path.isdir(data)):  # noqa: PTH112
+        problem = f"{data} is a tar file, which may be a shard or an archive of a folder"
+        fix = f"use --data wds:{data} if it is a shard (KEY.jpg, KEY.cls). Otherwise, unpack it, or"
+        raise UsageError(problem, fix=f"{fix} {fetch}")
+    if re.search(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$", data, re.I) and os.path.isfile(data):  # noqa: PTH113
+        raise UsageError(f"{data} is an archive", fix="unpack it, and use the folder")
+    if scheme:
+        what = "is a web address, not" if is_url(data) else "cannot be read as"
+        fix = (
+            f"use wds:URL{{00..99}}.tar for tar shards, copy the folder to this machine, or {fetch}"
+        )
+        raise UsageError(f"{data} {what} a folder or a table", fix=fix)
+
+
+def _list_shards(address: str) -> list[tuple[str, str]]:
+    """Return the shards that an address with braces or, for paths, a pattern names.
+
+    Each has a name, its path relative to the folder that contains all shards, with slashes, and an
+    address with secrets or a path.
+    """
+    scheme = "pipe" if address.lower().startswith("pipe:") else scheme_of(address)
+    known = ("http", "https", *_FILE_SYSTEMS)
+    if scheme not in ("", "file", *known):
+        problem = f"wds:{address}: {scheme}: is not supported"
+        schemes = ", ".join(f"{name}://" for name in known)
+        fix = f"use a path, {schemes}, or copy the shards to this machine"
+        raise UsageError(problem, fix=fix)
+    addresses = _without_braces(address)
+    if scheme in ("", "file"):
+        addresses = [path for one in addresses for path in _matching(absolute_path(one))]
+    paths = [unquote(urlsplit(one).path) if is_url(one) else one for one in addresses]
+    for path, one in zip(paths, addresses, strict=True):
+        if not path.lower().endswith(".tar"):
+            fix = "use uncompressed .tar shards: single images are read from them"
+            raise UsageError(f"wds:{one} is not a .tar file", fix=fix)
+    prefix = os.path.commonprefix(paths)  # noqa: RUF071 - cut at a slash
+    folder = prefix.rpartition("/")[0]  # the longest in which all files lie
+    names = [_safe_name(path[len(folder) :]) for path in paths]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"wds:{address} names {twice} twice", fix="name each shard once")
+    return list(zip(names, addresses, strict=True))
+
+
+def _matching(path: str) -> list[str]:
+    """Return the sorted files that match a path with `*` or `?`, or any other path itself."""
+    if os.path.lexists(path) or not any(sign in path for sign in "*?"):
+        return [path]
+    found = sorted(glob.glob(path))  # noqa: PTH207 - names as typed
+    if not found:
+        raise DataError(f"no shards match {path}", fix="check the pattern and the folder")
+    return found
+
+
+def _without_braces(address: str) -> list[str]:
+    """Return the addresses for which one with braces stands: `{00..09}` or `{train,val}`."""
+    addresses = [address]
+    while match := re.search(r"\{([^{}]*)\}", addresses[0]):
+        texts = match[1].split(",")
+        if limits := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+            first, last = map(int, limits.groups())
+            # Numbers have leading zeros if one of the limits has
+            is_padded = any(n[0] == "0" and len(n) > 1 for n in limits.groups())
+            width = max(map(len, limits.groups())) if is_padded else 0
+            step = 1 if last >= first else -1
+            every = range(first, last + step, step)[: _MAX_SHARDS + 1]
+            texts = [f"{n:0{width}}" for n in every]
+        elif len(texts) == 1:
+            fix = "use {00..99} for numbers, or {train,val} for names"
+            raise UsageError(f"wds:{address}: {match[0]} is not a list of shards", fix=fix)
+        if len(texts) * len(addresses) > _MAX_SHARDS:
+            fix = "correct the numbers in braces, or divide the data"
+            raise UsageError(f"wds:{address} names more than {_MAX_SHARDS:,} shards", fix=fix)
+        addresses = [one.replace(match[0], text, 1) for one in addresses for text in texts]
+    return addresses
+
+
+def _safe_name(path: str) -> str:
+    """Return the relative path of a shard as a name that every file system accepts."""
+    parts = (re.sub(r"[^\w.@+-]", "_", part) for part in path.split("/"))
+    return "/".join(part for part in parts if part.strip("."))
 
 
 # samples of a tar shard in WebDataset's convention ------------------------------------------------
@@ -81,24 +218,24 @@ _OPTION = "the environment variable VITFT_CACHE"
 _TEXTS = frozenset({"cls", "txt", "text"})  # members of a sample that contain one value as text
 _MAX_MEMBER_BYTES = 2**20  # maximum size of a member that is read as text
 _MAX_CELL = 10_000  # number of characters after which a text is cut, e.g. a long caption
-_LIMITS = ArchiveLimits(content=10**13)
 
 
 @dataclass(slots=True)
 class _Sample:
+    shard: str
     images: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    """Mapping from components (the text after the first dot of the name, e.g. `jpg`) to the names
-    of images, and their offsets and sizes in bytes."""
+    """Mapping from components (the text after the first dot of the name, e.g. `jpg`) to the paths
+    of images (SHARD/MEMBER), and their offsets and sizes in bytes."""
     fields: dict[str, str] = field(default_factory=dict)
     """Text of the members `cls` and `txt`, and the fields of `json` that are not nested."""
 
+    def main_images(self) -> list[str]:
+        """Return the components of the images that have no dot, or the only component."""
+        return [c for c in self.images if "." not in c or len(self.images) == 1]
 
-_Contents = tuple[dict[str, _Sample], Counter[str]]
-"""Samples of a shard by key, in its order, and numbers of unused members by suffix."""
 
-
-def _read_samples(shard: Path, *, shown: str) -> _Contents:
-    """Read the samples of a shard, called `shown` in messages.
+def _read_samples(path: Path, name: str, shown: str) -> tuple[list[_Sample], Counter[str]]:
+    """Return the samples of a shard, called `shown` in messages, and unused members by suffix.
 
     Raises:
         DataError: The file is not a tar file, is damaged, or has a member that is rejected.
@@ -107,35 +244,33 @@ def _read_samples(shard: Path, *, shown: str) -> _Contents:
     found: dict[str, _Sample] = {}
     unused: Counter[str] = Counter()
     seen: set[str] = set()
-    fix = "write the shard again, or get it from another source"
-    with shard.open("rb") as file, as_data_error(f"the shard {shown}", fix=fix):
-        head = file.read(tarfile.BLOCKSIZE)
-        if head[257:262] != b"ustar":
-            if head[:2] == b"\x1f\x8b":
-                raise ArchiveRefusedError("it is compressed, and only uncompressed shards are read")
-            seems = " (it looks like a web page)" if head.lstrip()[:1] == b"<" else ""
-            raise ArchiveRefusedError(f"it is not a tar file{seems}" if head else "it is empty")
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        for entry, parts in accepted_entries(tar_entries(file, size, _LIMITS), size, _LIMITS):
-            name = "/".join(parts)
+    limits, fix = (
+        ArchiveLimits(content=10**13),
+        "write the shard again, or get it from another source",
+    )
+    with opened_archive(path, f"the shard {shown}", fix=fix, limits=limits, is_shard=True) as (
+        _,
+        entries,
+    ):
+        for entry, parts in entries:
+            member = "/".join(parts)
             if parts[-1].startswith("."):
                 continue
-            if name in seen:
-                raise ArchiveRefusedError(f"the entry '{name}' occurs twice")
-            seen.add(name)
-            folder, slash, base = name.rpartition("/")  # the key ends as in `base_plus_ext`
+            if member in seen:
+                raise ArchiveRefusedError(f"the entry '{member}' occurs twice")
+            seen.add(member)
+            folder, slash, base = member.rpartition("/")  # the key ends as in `base_plus_ext`
             stem, _, component = base.partition(".")  # of WebDataset
             key, component = f"{folder}{slash}{stem}", component.lower()
             if f".{component.rpartition('.')[2]}" in FORMAT_BY_SUFFIX:
-                place = name, entry.offset, entry.size
-                found.setdefault(key, _Sample()).images[component] = place
+                place = f"{name}/{member}", entry.offset, entry.size
+                found.setdefault(key, _Sample(name)).images[component] = place
             elif component in _TEXTS or component == "json":
                 fields = _text_fields(entry, component)
-                found.setdefault(key, _Sample()).fields.update(fields)
+                found.setdefault(key, _Sample(name)).fields.update(fields)
             else:
-                unused[suffix_of(name)] += 1
-    return found, unused
+                unused[suffix_of(member)] += 1
+    return [*found.values()], unused
 
 
 def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
@@ -166,22 +301,17 @@ def _text_fields(entry: ArchiveEntry, component: str) -> dict[str, str]:
 
 
 def _index_table(
-    shards: Mapping[str, _Contents],
-) -> tuple[list[str], Iterator[list[str]], int, list[str]]:
-    """Return the header, the rows, their number (that of samples with an image) and notes.
+    shards: Sequence[str], samples: Sequence[_Sample]
+) -> tuple[list[str], Iterator[list[str]], list[str]]:
+    """Return the header, the rows (one for each sample with an image) and notes.
 
     The column `path` contains the image of a sample or, if it has several, the one whose component
     has no dot, e.g. `jpg` rather than `seg.png`. If that does not single out one image per sample,
     there is one column for each component, and `data.path_column` chooses.
     """
-    found: set[str] = set()  # components of images
-    fields: dict[str, None] = {}
-    images, has_main = 0, True
-    for _, sample in _all_samples(shards):
-        found.update(sample.images)
-        fields |= dict.fromkeys(sample.fields)
-        images += bool(sample.images)
-        has_main = has_main and (not sample.images or len(_main_images(sample)) == 1)
+    found = {name for sample in samples for name in sample.images}  # components of images
+    fields = [*dict.fromkeys(name for sample in samples for name in sample.fields)]
+    has_main = all(len(sample.main_images()) == 1 for sample in samples if sample.images)
     if has_main:  # others, unless the only image of each sample has a dot in its component
         dotted = {name for name in found if "." in name}
         found = dotted if dotted != found else set()
@@ -194,34 +324,19 @@ def _index_table(
     own = ["path"] * has_main + components + ["split"] * is_split
     taken = {name.lower() for name in own}
     names = [f"json.{name}" if name.lower() in taken else name for name in fields]
-    notes = unused_notes(sum((unused for _, unused in shards.values()), Counter()))
-    if without := sum(len(samples) for samples, _ in shards.values()) - images:
-        notes.append(f"not used: {count(without, 'sample')} without an image")
-    if is_split:
-        listed = listing(dict.fromkeys(parts.values()))
-        notes.append(f"the names of the shards divide the data into {listed}")
+    listed = (
+        f"the names of the shards divide the data into {listing(dict.fromkeys(parts.values()))}"
+    )
 
     def rows() -> Iterator[list[str]]:
-        for shard, sample in _all_samples(shards):
-            if sample.images:
-                paths = {name: f"{shard}/{one[0]}" for name, one in sample.images.items()}
-                main = [paths[_main_images(sample)[0]]] if has_main else []
-                others = (paths.get(name, "") for name in components)
-                texts = (sample.fields.get(name, "") for name in fields)
-                yield [*main, *others, *[parts[shard]] * is_split, *texts]
+        for sample in (sample for sample in samples if sample.images):
+            paths = {name: one[0] for name, one in sample.images.items()}
+            main = [paths[sample.main_images()[0]]] if has_main else []
+            others = (paths.get(name, "") for name in components)
+            texts = (sample.fields.get(name, "") for name in fields)
+            yield [*main, *others, *[parts[sample.shard]] * is_split, *texts]
 
-    return [*own, *names], rows(), images, notes
-
-
-def _all_samples(shards: Mapping[str, _Contents]) -> Iterator[tuple[str, _Sample]]:
-    return ((name, sample) for name, (samples, _) in shards.items() for sample in samples.values())
-
-
-def _main_images(sample: _Sample) -> list[str]:
-    """Return the components of a sample's images that have no dot, or its only component."""
-    if len(sample.images) == 1:
-        return [*sample.images]
-    return [name for name in sample.images if "." not in name]
+    return [*own, *names], rows(), [listed] * is_split
 
 
 class IndexReader(TableReader):
@@ -240,7 +355,7 @@ class IndexReader(TableReader):
         """Return the error for a problem with a field of a sample, given the line of the index."""
         line = line or self.line
         rows = csv.reader(open_text(io.BytesIO(self.data), self.data))
-        cells = next((cells for number, cells in enumerate(rows, 1) if number == line), [""])
+        cells = next(islice(rows, max(line - 1, 0), None), [""])
         sample = f"the sample {cells[0]}" if line > 1 else ""
         places = [self.shown, sample, f"the field {column.strip()[:40]}" * bool(column)]
         if setting := re.search(r"--set data\.(path_column|split_column|group)=\w+", fix):
@@ -295,26 +410,11 @@ def find_copies(cache: Path) -> list[tuple[Path, LocalCopy]]:
 
 def copy_of_table(table: Path) -> LocalCopy | None:
     """Return the copy of which a path is the index, or None if it is another table."""
-    if table.name != INDEX or not COPY.fullmatch(table.as_posix()):
-        return None
-    return _read_copy(table.parent)
+    is_index = table.name == INDEX and COPY.fullmatch(table.as_posix())
+    return _read_copy(table.parent) if is_index else None
 
 
 # images in the shards of a local copy: each is found by its path and read at random ---------------
-
-
-def _encode_positions(shards: Mapping[str, _Contents]) -> bytes:
-    """Return the content of members.npy: key, shard, offset and size of each image (4, n)."""
-    numbers = {name: number for number, name in enumerate(shards)}
-    columns = [
-        (_key_of_path(f"{shard}/{name}"), numbers[shard], offset, size)
-        for shard, sample in _all_samples(shards)
-        for name, offset, size in sample.images.values()
-    ]
-    array = np.array(sorted(columns), np.uint64).reshape(-1, 4).T
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    return buffer.getvalue()
 
 
 def _key_of_path(path: str) -> int:
@@ -339,11 +439,9 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
     match = COPY.fullmatch(path)
     if match is None:
         return None
-    root = match["root"]
-    try:
+    root, found = match["root"], None
+    with contextlib.suppress(OSError, ValueError):
         found = _load_positions(root, os.stat(f"{root}/{_SOURCE}").st_mtime_ns)  # noqa: PTH116
-    except (OSError, ValueError):
-        return None
     if found is None:
         return None
     positions, copy = found
@@ -368,58 +466,11 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
 
 # making of a local copy ---------------------------------------------------------------------------
 
-_PRIVATE = "--set data.allow_private_addresses=true, or in predict --allow-private-addresses"
-
-
-def prepare_data(data: str, spec: DataSpec, limits: DownloadLimits | None = None) -> Path:
-    """Return the path of a dataset (see `data_path`), after making the local copy if it has one.
-
-    Raises:
-        UsageError: The place is not supported, a library is missing, or a setting has no effect.
-        DataError: A shard is missing, cannot be fetched, or is rejected.
-        ResourceError: The disk is full or too small.
-        RunError: The cache folder is not writable.
-    """
-    place = check_place(data)
-    if place is None:
-        return data_path(data, spec.root)
-    if spec.root:
-        problem = f"data.root={spec.root} has no effect: {place.text} contains its images"
-        raise UsageError(problem, fix="remove it")
-    limits = replace(
-        limits or DownloadLimits(),
-        allow_private=spec.allow_private_addresses,
-        option=_OPTION,
-        private_option=_PRIVATE,
-    )
-    if (scheme := scheme_of(place.address)) in FILE_SYSTEMS:
-        extra, libraries = "s3" if scheme == "s3" else "sources", ("fsspec", FILE_SYSTEMS[scheme])
-        try:
-            require_extra(extra, feature=f"reading {scheme}://", libraries=libraries)
-        except UsageError as error:
-            fix = error.fix if scheme in ("s3", "hf") else install_command(libraries)
-            raise UsageError(error.problem, fix=fix) from error
-    _make_copy(place, limits)
-    return data_path(data)
-
-
-def copied_images(data: str, *, allow_private: bool) -> Iterator[tuple[str, str]]:
-    """Yield the name (SHARD/MEMBER) and the path of each image after `prepare_data`."""
-    index = prepare_data(data, DataSpec(allow_private_addresses=allow_private))
-    reader = IndexReader(index, data)
-    rows = iter(reader)
-    header = next(rows)
-    if "path" not in header:
-        fix = "keep one image in each sample, named KEY.jpg"
-        raise reader.error(f"each sample has several images ({', '.join(header)})", fix=fix)
-    column = header.index("path")
-    return ((row[column], f"{index.parent}/{row[column]}") for row in rows)
-
 
 def _make_copy(place: Place, limits: DownloadLimits) -> None:
     """Make the local copy of a dataset, or complete it; a complete copy is not touched."""
     is_hub, folder = place.kind == "hf", place.folder
-    shards = [] if is_hub else list_shards(place.address)
+    shards = [] if is_hub else _list_shards(place.address)
     if _is_complete(place, shards):
         return
     if is_hub:
@@ -428,22 +479,30 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
     with locked(folder / ".lock", busy, wait=True, option=_OPTION):
         if _is_complete(place, shards):
             return
-        notes: list[str] = []
-        version = ""
+        notes, version = list[str](), ""
         if is_hub:
             shards, notes, version = _copy_rows(place)
-        found = _ready_shards(place, shards, limits)
-        contents = {file.name: samples for file, samples in found}
-        header, rows, images, more = _index_table(contents)
-        if not images:
+        files, samples, unused = _ready_shards(place, shards, limits)
+        filled = [sample for sample in samples if sample.images]
+        if not filled:
             problem = f"no images: {count(len(shards), 'shard')} without KEY.jpg or another image"
             fix = "write each image as KEY.jpg and its class as KEY.cls, or in KEY.json"
             raise DataError(f"{place.text} contains {problem}", fix=fix)
+        notes += unused_notes(unused)
+        if without := len(samples) - len(filled):
+            notes.append(f"not used: {count(without, 'sample')} without an image")
+        header, rows, more = _index_table([name for name, _ in shards], samples)
+        # Key, shard, offset and size of each image (4, n), sorted by key
+        numbers = {name: number for number, (name, _) in enumerate(shards)}
+        places = [(numbers[s.shard], one) for s in filled for one in s.images.values()]
+        columns = [(_key_of_path(path), number, at, size) for number, (path, at, size) in places]
+        positions = np.array(sorted(columns), np.uint64).reshape(-1, 4).T
+        buffer = io.BytesIO()
+        np.save(buffer, np.ascontiguousarray(positions), allow_pickle=False)
         (folder / _SOURCE).unlink(missing_ok=True)
-        write_atomically(folder / _MEMBERS, _encode_positions(contents))
+        write_atomically(folder / _MEMBERS, buffer.getvalue())
         write_atomically(folder / INDEX, encode_table(header, rows))
-        files, all_notes = tuple(file for file, _ in found), (*notes, *more)
-        copy = LocalCopy(place.text, files, all_notes, images, version)
+        copy = LocalCopy(place.text, tuple(files), (*notes, *more), len(filled), version)
         write_json(folder / _SOURCE, asdict(copy))
 
 
@@ -463,55 +522,48 @@ def _is_complete(place: Place, shards: Sequence[tuple[str, str]]) -> bool:
 
 def _ready_shards(
     place: Place, shards: Sequence[tuple[str, str]], limits: DownloadLimits
-) -> list[tuple[_ShardFile, _Contents]]:
-    """Return all shards with their samples, after fetching those that are new."""
-    found: list[tuple[_ShardFile, _Contents]] = []
-    is_local = all(_is_local(address) for _, address in shards)
-    if not is_local and place.kind != "hf":
+) -> tuple[list[_ShardFile], list[_Sample], Counter[str]]:
+    """Return all shards, after fetching those that are new, their samples and unused members."""
+    files, samples, unused = list[_ShardFile](), list[_Sample](), Counter[str]()
+    is_local = place.kind == "wds" and not scheme_of(shards[0][1])
+    copies = place.folder / "shards"
+    missing = {name for name, _ in shards if not (is_local or (copies / name).is_file())}
+    if not is_local and place.kind == "wds":
         log.info(labelled("Data", f"copying {place.text} to {place.folder}"))
     bar = console.Progress(f"reading {place.name}", len(shards), unit="shards")
     with bar if is_local else contextlib.nullcontext():  # each download has its own progress bar
         for number, (name, address) in enumerate(shards, start=1):
             log.debug(f"shard {number} of {len(shards)}: {name}")
-            found.append(_ready_shard(place, name, address, limits))
-            # Those that are left must fit on the disk; their size is the mean of those fetched
-            sizes = [file.size for file, _ in found if file.file.startswith("shards/")]
-            needed = (len(shards) - number) * sum(sizes) / max(1, len(sizes))
+            file = address if is_local else f"shards/{name}"
+            path = place.folder / file
+            if name in missing:
+                part = path.with_name(f"{path.name}.part")
+                with writing(part, option=_OPTION):
+                    part.parent.mkdir(parents=True, exist_ok=True)
+                fetch_to_part(address, part, limits=limits)
+                with writing(path, option=_OPTION):
+                    part.replace(path)
+                remove_part(part)
+            try:
+                found, others = _read_samples(path, name, address)
+                state = path.stat()
+            except OSError as error:
+                problem = f"cannot read the shard {address}: {describe_os_error(error)}"
+                raise DataError(problem, fix="check the path and its permissions") from error
+            except DataError:
+                if not is_local:
+                    path.unlink(missing_ok=True)
+                raise
+            samples += found
+            unused += others
+            files.append(_ShardFile(name, file, state.st_size, str(state.st_mtime_ns)))
+            # Those that are missing must fit on the disk; their size is the mean of the others
+            missing.discard(name)
+            needed = len(missing) * sum(file.size for file in files) / number
             check_space(place.folder.parent, needed, place.text, option=_OPTION)
             if is_local:
                 bar.advance()
-    return found
-
-
-def _is_local(address: str) -> bool:
-    return scheme_of(address) in ("", "file")
-
-
-def _ready_shard(
-    place: Place, name: str, address: str, limits: DownloadLimits
-) -> tuple[_ShardFile, _Contents]:
-    """Return a shard with its samples, after fetching it if necessary."""
-    file = address if _is_local(address) else f"shards/{name}"
-    path = place.folder / file
-    if not _is_local(address) and not path.is_file():
-        part = path.with_name(f"{path.name}.part")
-        with writing(part, option=_OPTION):
-            part.parent.mkdir(parents=True, exist_ok=True)
-        fetch_to_part(address, part, limits=limits)
-        with writing(path, option=_OPTION):
-            part.replace(path)
-        remove_part(part)
-    try:
-        contents = _read_samples(path, shown=address)
-        state = path.stat()
-    except OSError as error:
-        problem = f"cannot read the shard {address}: {describe_os_error(error)}"
-        raise DataError(problem, fix="check the path and its permissions") from error
-    except DataError:
-        if not _is_local(address):
-            path.unlink(missing_ok=True)
-        raise
-    return _ShardFile(name, file, state.st_size, str(state.st_mtime_ns)), contents
+    return files, samples, unused
 
 
 # rows of Hugging Face datasets as tar shards of a local copy --------------------------------------
@@ -550,17 +602,18 @@ def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
             shutil.rmtree(place.folder / "shards", ignore_errors=True)
             progress = {"version": version, "splits": {}}
             write_json(place.folder / _PROGRESS, progress)
-        is_parquet = name.endswith(".parquet") and os.path.isfile(name)  # noqa: PTH113
-        options: dict[str, Any] = {"revision": None if is_local else version}
+        options: dict[str, Any] = {"path": name, "name": config or None}
+        options["revision"] = None if is_local else version
+        if name.endswith(".parquet") and os.path.isfile(name):  # noqa: PTH113
+            options = {"path": "parquet", "data_files": name}
+            progress["all"] = ["train"]
         if "all" not in progress:
             found = datasets.get_dataset_split_names
-            progress["all"] = ["train"] if is_parquet else found(name, config or None, **options)
-        kind = "parquet" if is_parquet else name
-        more = {"data_files": name} if is_parquet else {"name": config or None, **options}
+            progress["all"] = found(name, options["name"], revision=options["revision"])
         names, notes = _chosen_splits(place, name, chosen, progress["all"])
         shards: list[str] = []
         for split in names:
-            _copy_split(place, {"path": kind, **more}, split, progress)
+            _copy_split(place, options, split, progress)
             shards += progress["splits"][split]["shards"]
         return [(shard, f"hf://{name}/{shard}") for shard in shards], notes, version
     except VitftError:
@@ -625,7 +678,7 @@ def _copy_split(
     rows = iter(stream)
     with console.Progress(f"copying {place.name} {split}", max(total - first, 1)) as bar:
         while not state["done"]:
-            name = f"{safe_name(split)}-{len(state['shards']):05}.tar"
+            name = f"{_safe_name(split)}-{len(state['shards']):05}.tar"
             number = len(state["shards"]) * _SHARD_ROWS
             path = place.folder / "shards" / name
             part = path.with_name(f"{name}.part")
@@ -670,26 +723,21 @@ def _row_members(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the images of a row and its other columns as JSON, each with its component."""
     for place, name in enumerate(images):
-        if (data := _image_bytes(row[name])) is not None:
+        value = row[name]
+        data: bytes | None = value.get("bytes") if isinstance(value, dict) else value
+        if data is None and value and value.get("path"):
+            import fsspec
+
+            with fsspec.open(value["path"], "rb") as file:
+                data = file.read()
+        if data is not None:
             kind = identify_format(data)  # any other is reported as unreadable
             known = kind in SUPPORTED and kind != "JPEG"
             suffix = {"TIFF": "tif"}.get(kind, kind.lower()) if known else "jpg"
-            yield (f"{safe_name(name)}.{suffix}" if place else suffix), data
+            yield (f"{_safe_name(name)}.{suffix}" if place else suffix), data
     others = {name: value for name, value in row.items() if name not in images}
     fields = {name: _json_value(value, features.get(name)) for name, value in others.items()}
     yield "json", json.dumps(fields).encode()
-
-
-def _image_bytes(value: Any) -> bytes | None:  # noqa: ANN401 - a cell of any type
-    if not isinstance(value, dict):
-        return value
-    data: bytes | None = value.get("bytes")
-    if data is None and value.get("path"):
-        import fsspec
-
-        with fsspec.open(value["path"], "rb") as file:
-            data = file.read()
-    return data
 
 
 def _json_value(value: Any, feature: Any) -> Any:  # noqa: ANN401 - a cell of any type
