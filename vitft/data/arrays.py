@@ -15,9 +15,9 @@ import re
 import socket
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import compress
 from pathlib import Path
@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from vitft.data.image_table import JOINER, join_labels, label_names
+from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
+from vitft.data.parts import part_named
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError, VitftError
 from vitft.system.tensors import check_expansion, check_unpacked_size
@@ -70,7 +71,7 @@ _PICKLED = {"cifar-10-batches-py": "CIFAR10", "cifar-100-python": "CIFAR100"}
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class ArrayPart(NamedTuple):
+class _Part(NamedTuple):
     """One subset of a dataset: images (N, H, W, C) with integer labels (N,)."""
 
     name: str  # train, val or test; all if the files have no split
@@ -78,48 +79,37 @@ class ArrayPart(NamedTuple):
     labels: _Array
 
 
-_Read = tuple[list[ArrayPart], tuple[str, ...], tuple[str, ...], bool]
+_Read = tuple[list[_Part], tuple[str, ...], tuple[str, ...], bool]
 """Subsets; class names in the order of the labels, if known; notes; and whether an image may have
 any number of labels (the classes are then label sets)."""
+_Arrays = tuple[Images, tuple[_Part, ...]]
+"""Images of an array dataset, and its subsets with labels that are indices of their classes."""
 
 
 def holds_arrays(folder: Path) -> bool:
     """Return whether a folder or one of torchvision's subfolders contains IDX or CIFAR files."""
-    return _folder_reader(folder) is not None
+    return folder.is_dir() and _reader_of(folder) is not None
 
 
-def _folder_reader(folder: Path) -> Callable[[], _Read] | None:
-    """Return a function that reads the arrays of a folder, or None if it has none."""
-    if files := _idx_files(folder):
+def _reader_of(source: Path) -> Callable[[], _Read] | None:
+    """Return a function that reads the arrays at a path, or None if there are none."""
+    if source.name.startswith(TORCHVISION):
+        name = source.name.removeprefix(TORCHVISION)
+        return partial(_read_torchvision, name, source.parent)
+    if not source.is_dir():
+        is_npz = source.suffix.lower() == ".npz" and source.is_file()
+        return partial(_read_npz_arrays, source) if is_npz else None
+    if files := _idx_files(source):
         return partial(_read_idx, files)
-    for place in (folder, folder / "cifar-10-batches-bin", folder / "cifar-100-binary"):
+    for place in (source, source / "cifar-10-batches-bin", source / "cifar-100-binary"):
         for first, (labels, names) in _RECORDS.items():
             if (place / first).is_file() and (place / names).is_file():
                 return partial(_read_records, place, labels, names)
     for name, kind in _PICKLED.items():
-        place = folder if folder.name == name else folder / name
+        place = source if source.name == name else source / name
         if (place / "data_batch_1").is_file() or (place / "train").is_file():
             return partial(_read_torchvision, kind, place.parent)
     return None
-
-
-def _read_arrays(source: Path) -> _Read:
-    """Read the arrays that `find_arrays` recognised; a DataError if they are damaged."""
-    try:
-        if source.name.startswith(TORCHVISION):
-            return _read_torchvision(source.name.removeprefix(TORCHVISION), source.parent)
-        if source.suffix.lower() == ".npz":
-            return _read_npz_arrays(source)
-        read = _folder_reader(source)
-        assert read is not None, "call holds_arrays first"
-        return read()
-    except VitftError:
-        raise
-    except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
-        raise DataError(
-            f"cannot read {source}: {' '.join(str(error).split())[:200]}",
-            fix="download or copy the file again, or save the arrays without compression",
-        ) from error
 
 
 def _read_npz_arrays(path: Path) -> _Read:
@@ -135,7 +125,7 @@ def _read_npz_arrays(path: Path) -> _Read:
         for (x, y), name in npz_subsets(file.files).items():
             images, labels = (_npz_member(file, by_case[one], path) for one in (x, y))
             labels = labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
-            parts.append(ArrayPart(name, _channels_last(images), labels))
+            parts.append(_Part(name, _channels_last(images), labels))
         if not parts:
             found = f"arrays found: {', '.join(file.files[:8]) or 'none'}"
             if any(name.rpartition("/")[2] in _WEIGHT_NAMES for name in file.files):
@@ -230,7 +220,7 @@ def _read_idx(files: Mapping[str, Path]) -> _Read:
             values = np.frombuffer(file.read(math.prod(shape) + 1), np.uint8)
             arrays[name] = values.reshape(shape)
     parts = [
-        ArrayPart(part, _channels_last(arrays[f"{part}-images"]), arrays[f"{part}-labels"])
+        _Part(part, _channels_last(arrays[f"{part}-images"]), arrays[f"{part}-labels"])
         for part in ("train", "test")
         if f"{part}-images" in arrays and f"{part}-labels" in arrays
     ]
@@ -247,7 +237,7 @@ def _read_records(folder: Path, labels: int, names: str) -> _Read:
             content = b"".join(file.read_bytes() for file in files)
             table = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
             planes = table[:, labels:].reshape(-1, 3, 32, 32)
-            parts.append(ArrayPart(part, _channels_last(planes), table[:, labels - 1].astype(int)))
+            parts.append(_Part(part, _channels_last(planes), table[:, labels - 1].astype(int)))
     lines = (folder / names).read_text(encoding="utf-8").split("\n")
     return parts, tuple(line.strip() for line in lines if line.strip()), (), False
 
@@ -259,7 +249,7 @@ def _read_torchvision(name: str, root: Path) -> _Read:
         raise DataError(f"torchvision:{name} is not supported", fix=fix)
     from torchvision import datasets
 
-    parts: list[ArrayPart] = []
+    parts: list[_Part] = []
     names: tuple[str, ...] = ()
     try:
         for part in ("train", "test"):
@@ -267,7 +257,7 @@ def _read_torchvision(name: str, root: Path) -> _Read:
             which = {"split": part} if is_named else {"train": part == "train"}
             found = _open_torchvision(getattr(datasets, name), root, which)
             labels = np.asarray(getattr(found, "targets", getattr(found, "labels", None)), int)
-            parts.append(ArrayPart(part, _channels_last(np.asarray(found.data)), labels))
+            parts.append(_Part(part, _channels_last(np.asarray(found.data)), labels))
             names = tuple(getattr(found, "classes", ()))
     except DataError:
         if not _SIZES_ASSUMED.get():
@@ -279,7 +269,7 @@ def _read_torchvision(name: str, root: Path) -> _Read:
         )
         pixel = np.arange(shape[2], dtype=np.uint8)  # three channels that differ are a colour
         parts = [
-            ArrayPart(part, np.broadcast_to(pixel, (n, *shape)), np.arange(n) % classes)
+            _Part(part, np.broadcast_to(pixel, (n, *shape)), np.arange(n) % classes)
             for part, n in (("train", train), ("test", test))
         ]
         names = ()
@@ -322,40 +312,12 @@ def _open_torchvision(kind: Any, root: Path, which: Mapping[str, Any]) -> Any:  
 # datasets stored as arrays instead of image files: .npz, IDX, CIFAR and torchvision datasets ------
 
 PixelArray = np.ndarray[Any, np.dtype[np.uint8]]
-_Split = Literal["train", "val", "test", ""]
 
 _MEMBER = re.compile(
     r"(?P<root>.+)/(?P<part>train|val|test|all)/[^/]+/(?P<number>\d{5,})\.bmp", re.S
 )
 _BELOW_NPZ = re.compile(r"(?P<root>[^\0]+?\.npz)/.*", re.S | re.I)
 _DEFAULT_ROOT = Path("data")  # folder for torchvision's datasets if `data.root` is empty
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ArraySet:
-    """Labelled images of equal size, in one or more subsets."""
-
-    classes: tuple[str, ...]  # sorted as strings
-    parts: tuple[ArrayPart, ...]  # with labels that are indices into `classes`
-    notes: tuple[str, ...]  # notes on images that were left out or converted
-    labels: tuple[str, ...] = ()
-    """Sorted labels if an image may have several; the classes are then label sets as text."""
-
-    def listing(self) -> list[tuple[str, int, _Split]]:
-        """Return each image's path, label and subset, sorted by class, then by path as a string."""
-        kinds: dict[str, _Split] = {"train": "train", "val": "val", "test": "test", "all": ""}
-        if len(self.parts) == 1:
-            kinds["train"] = ""
-        rows = [
-            (self.path(part, i), int(label), kinds[part.name])
-            for part in self.parts
-            for i, label in enumerate(part.labels.tolist())
-        ]
-        return sorted(rows, key=lambda row: (row[1], row[0]))
-
-    def path(self, part: ArrayPart, number: int) -> str:
-        """Return the path of image `number` of a subset, which contains its class."""
-        return f"{part.name}/{self.classes[part.labels[number]] or 'no label'}/{number:05}.bmp"
 
 
 def data_path(path: str, root: str = "") -> Path:
@@ -370,24 +332,27 @@ def data_path(path: str, root: str = "") -> Path:
     return Path(path).expanduser()
 
 
-def find_arrays(root: Path) -> ArraySet | None:
+def find_arrays(root: Path) -> Images | None:
     """Return the array dataset at a path, or None; raise DataError if it is damaged or invalid."""
+    arrays = _find(root)
+    return None if arrays is None else replace(arrays[0], root=root)
+
+
+def _find(root: Path) -> _Arrays | None:
     if root.name.startswith(TORCHVISION):
         folder = _DEFAULT_ROOT if root.parent == Path() else root.parent
-        return _load_array_set(os.fspath(folder / root.name), 0)
+        return _load_arrays(os.fspath(folder / root.name), 0)
     try:
-        is_file = root.suffix.lower() == ".npz" and root.is_file()
-        if is_file or (root.is_dir() and holds_arrays(root)):
-            return _load_array_set(os.fspath(root), root.stat().st_mtime_ns)
+        found = _reader_of(root) is not None
+        return _load_arrays(os.fspath(root), root.stat().st_mtime_ns) if found else None
     except OSError:
         return None  # the reason is reported when the folder is listed
-    return None
 
 
-def _readable_arrays(path: str) -> ArraySet | None:
+def _readable_arrays(path: str) -> _Arrays | None:
     """Return the array dataset at a path, or None if there is none or it is damaged."""
     with contextlib.suppress(DataError):
-        return find_arrays(Path(path))
+        return _find(Path(path))
     return None
 
 
@@ -402,11 +367,10 @@ def no_image_reason(path: str) -> str:
     arrays = _readable_arrays(path)
     if arrays is None:
         return "a NumPy archive without labelled images, not an image" if is_archive else ""
-    number = sum(len(part.images) for part in arrays.parts)
-    example = shell_quote(f"{path.rstrip('/')}/{arrays.listing()[0][0]}")
-    return (
-        f"a dataset of {count(number, 'image')}, not an image: name one, e.g. {example}, or {way}"
-    )
+    rows = arrays[0].rows
+    example = shell_quote(f"{path.rstrip('/')}/{rows[0].path}")
+    number = count(len(rows), "image")
+    return f"a dataset of {number}, not an image: name one, e.g. {example}, or {way}"
 
 
 def array_member(path: str) -> bytes | None:
@@ -426,19 +390,24 @@ def wrong_member_reason(path: str) -> str:
     match = _MEMBER.fullmatch(path) or _BELOW_NPZ.fullmatch(path)
     if match is None or (arrays := _readable_arrays(match["root"])) is None:
         return ""
-    return f"not found: name an image as in {match['root']}/{arrays.listing()[0][0]}"
+    return f"not found: name an image as in {match['root']}/{arrays[0].rows[0].path}"
 
 
-def _find_member(path: str) -> tuple[str, ArrayPart, int] | None:
+def _find_member(path: str) -> tuple[str, _Part, int] | None:
     """Find the image of an array dataset that a path names by subset and index."""
     match = _MEMBER.fullmatch(path)
     if match is None or (arrays := _readable_arrays(match["root"])) is None:
         return None
-    number = int(match["number"])
-    for part in arrays.parts:
+    number, (images, parts) = int(match["number"]), arrays
+    for part in parts:
         if part.name == match["part"] and number < len(part.images):
-            return f"{match['root']}/{arrays.path(part, number)}", part, number
+            return f"{match['root']}/{_path_of(part, images.classes, number)}", part, number
     return None
+
+
+def _path_of(part: _Part, classes: Sequence[str], number: int) -> str:
+    """Return the path of image `number` of a subset, which contains its class."""
+    return f"{part.name}/{classes[part.labels[number]] or 'no label'}/{number:05}.bmp"
 
 
 def _encode_bmp(image: PixelArray) -> bytes:
@@ -460,13 +429,27 @@ def sizes_assumed() -> Iterator[None]:
         yield
     finally:
         _SIZES_ASSUMED.reset(token)
-        _load_array_set.cache_clear()
+        _load_arrays.cache_clear()
+
+
+def _read(source: str) -> _Read:
+    """Read the arrays at a path that `_reader_of` recognised; a DataError if they are damaged."""
+    try:
+        reader = _reader_of(Path(source))
+        assert reader is not None
+        return reader()
+    except VitftError:
+        raise
+    except Exception as error:  # numpy, zipfile, zlib and tokenize have no common base
+        problem = f"cannot read {source}: {' '.join(str(error).split())[:200]}"
+        fix = "download or copy the file again, or save the arrays without compression"
+        raise DataError(problem, fix=fix) from error
 
 
 @lru_cache(maxsize=4)
-def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
+def _load_arrays(source: str, _changed_ns: int) -> _Arrays:
     """Read and validate a dataset; cached, because every lookup of an image by path needs it."""
-    read, known, notes, several = _read_arrays(Path(source))
+    read, known, notes, several = _read(source)
     by_name = {part.name: part for part in read}
     order = ("all",) if "all" in by_name else ("train", "val", "test")
     if order[0] not in by_name:
@@ -500,11 +483,20 @@ def _load_array_set(source: str, _changed_ns: int) -> ArraySet:
         raise DataError(f"{source}: {problem}", fix=fix)
     table = np.full(max(present) + 1, -1)
     table[present] = [classes.index(name) for name in names]
-    sorted_parts = tuple(part._replace(labels=table[part.labels]) for part in parts)
-    return ArraySet(classes, sorted_parts, notes, label_names(classes) if several else ())
+    parts = [part._replace(labels=table[part.labels]) for part in parts]
+    layout: Literal["classes", "split"] = "split" if len(parts) > 1 else "classes"
+    rows = [
+        Row(_path_of(part, classes, i), int(label), part_named(part.name) if len(parts) > 1 else "")
+        for part in parts
+        for i, label in enumerate(part.labels.tolist())
+    ]
+    rows.sort(key=lambda row: (row.label, row.path))
+    labels = label_names(classes) if several else ()
+    images = Images(Path(source), classes, rows, labels, layout, notes=notes)
+    return images, tuple(parts)
 
 
-def _check_part(part: ArrayPart, where: str) -> None:
+def _check_part(part: _Part, where: str) -> None:
     """Raise a DataError if the images or the labels of a subset cannot be used."""
     images, labels = part.images, part.labels
     if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype != np.uint8:

@@ -99,7 +99,7 @@ class Bloom:
         return float(self.rng.uniform(low, high))
 
 
-def daisy(bloom: Bloom) -> None:
+def _daisy(bloom: Bloom) -> None:
     """Draw many narrow, blunt petals around a small disc."""
     count = int(bloom.rng.integers(11, 19))
     width, length = bloom.jitter(0.8, 1.1) * 1.9 / count, bloom.jitter(0.9, 1.05)
@@ -110,7 +110,7 @@ def daisy(bloom: Bloom) -> None:
     _button(bloom, bloom.jitter(0.2, 0.3), seeds=24)
 
 
-def sunflower(bloom: Bloom) -> None:
+def _sunflower(bloom: Bloom) -> None:
     """Draw two rows of short, pointed petals around a wide disc of seeds."""
     count = int(bloom.rng.integers(14, 22))
     for row, tone in ((1.0, _tint(bloom.petal, _NIGHT, 0.2)), (0.92, bloom.petal)):
@@ -121,7 +121,7 @@ def sunflower(bloom: Bloom) -> None:
     _button(bloom, bloom.jitter(0.46, 0.58), seeds=110)
 
 
-def poppy(bloom: Bloom) -> None:
+def _poppy(bloom: Bloom) -> None:
     """Draw four to six broad, crumpled petals with dark bases, and a ring of stamens."""
     count = int(bloom.rng.integers(4, 7))
     for k in range(count):
@@ -135,7 +135,7 @@ def poppy(bloom: Bloom) -> None:
     bloom.fill(_disc(0.13), _tint(bloom.core, (150, 170, 90), 0.5), _NIGHT)
 
 
-def rose(bloom: Bloom) -> None:
+def _rose(bloom: Bloom) -> None:
     """Draw rings of overlapping round petals around a closed centre."""
     reach, start = 1.0, bloom.jitter(0, math.tau)
     for ring in range(5):
@@ -152,12 +152,12 @@ def rose(bloom: Bloom) -> None:
         start += math.pi / count
         reach *= bloom.jitter(0.7, 0.76)
     sweep = np.linspace(0.0, 1.0, 30)[:, None]
-    spiral = 0.2 * sweep * unit(start + sweep[:, 0] * 10)
+    spiral = 0.2 * sweep * _unit(start + sweep[:, 0] * 10)
     width = max(1, round(bloom.radius / 22))
     bloom.brush.line(bloom.place(spiral), fill=_tint(bloom.petal, _NIGHT, 0.6), width=width)
 
 
-def tulip(bloom: Bloom) -> None:
+def _tulip(bloom: Bloom) -> None:
     """Draw a closed cup in side view: three pointed petals in front of two others."""
     wide, open_ = bloom.jitter(0.36, 0.46), bloom.jitter(0.08, 0.3)
     back, front = _tint(bloom.petal, _NIGHT, 0.3), bloom.petal
@@ -172,8 +172,8 @@ def tulip(bloom: Bloom) -> None:
 
 
 FLOWERS_BY_KIND: Mapping[str, Callable[[Bloom], None]] = {
-    kind.__name__: kind for kind in (daisy, poppy, rose, sunflower, tulip)
-}
+    "daisy": _daisy, "poppy": _poppy, "rose": _rose, "sunflower": _sunflower, "tulip": _tulip,
+}  # fmt: skip
 
 
 def draw_demo(folder: Path, *, per_class: int = 60, seed: int = 0, size: int = 128) -> None:
@@ -225,7 +225,7 @@ def _button(bloom: Bloom, radius: float, *, seeds: int) -> None:
     bloom.shaded(_disc(radius), bloom.core)
     order = np.arange(seeds, dtype=np.float64)
     turns = order * math.pi * (3 - math.sqrt(5))
-    spots = radius * 0.92 * np.sqrt(order / seeds)[:, None] * unit(turns)
+    spots = radius * 0.92 * np.sqrt(order / seeds)[:, None] * _unit(turns)
     bloom.dots(spots, radius * 0.05, _tint(bloom.core, _NIGHT, 0.5))
 
 
@@ -306,10 +306,10 @@ def _leaf(length: float, width: float, *, belly: float) -> _Outline:
 
 def _disc(radius: float, *, squash: float = 1.0, points: int = 28) -> _Outline:
     """Return a circle around the origin, or an ellipse `squash` times as wide as it is high."""
-    return radius * unit(np.linspace(0, math.tau, points, endpoint=False)) * (squash, 1.0)
+    return radius * _unit(np.linspace(0, math.tau, points, endpoint=False)) * (squash, 1.0)
 
 
-def unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> _Outline:
+def _unit(angles: np.ndarray[Any, np.dtype[np.float64]]) -> _Outline:
     """Return the points on the unit circle at the given angles, in radians."""
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 

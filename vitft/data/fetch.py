@@ -7,31 +7,22 @@ it is unpacked into a hidden folder, which is renamed to the target if it holds 
 import contextlib
 import hashlib
 import logging
-import re
-from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
 
-from vitft.data.archive import KNOWN_ARCHIVES, unpack
+from vitft.data.archive import unpack
 from vitft.data.image_table import Images
 from vitft.data.scan import scan
 from vitft.data.walk import SYSTEM_FILES
-from vitft.data.web import DownloadLimits, fetch_to_part, is_url, locked, remove_part
-from vitft.system.errors import DataError, RunError, UsageError
+from vitft.data.web import DownloadLimits, fetch_to_part, locked, remove_part
+from vitft.system.errors import DataError, RunError
 from vitft.system.files import atomic_folder, write_atomically
 from vitft.system.text import redacted, shell_quote
 
 log = logging.getLogger(__name__)
 
-_SUFFIX = re.compile(r"\.(tar|tgz|tar\.gz|zip)$", re.IGNORECASE)
-
 
 def fetch_folder(
-    url: str,
-    target: Path,
-    *,
-    sha256: str = "",
-    allow_private: bool = False,
-    limits: DownloadLimits | None = None,
+    url: str, target: Path, *, sha256: str = "", limits: DownloadLimits | None = None
 ) -> Images:
     """Download an archive, create `target` from its contents, and return its image folder.
 
@@ -54,7 +45,6 @@ def fetch_folder(
                 f"{target} already exists. Nothing was fetched or overwritten",
                 fix=f"{other} --out DIR",
             )
-        limits = limits or DownloadLimits(allow_private=allow_private)
         fetch_to_part(url, part, limits=limits)
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -104,27 +94,3 @@ def _image_root(folder: Path, name: str) -> Path:
         place = inner[0]
     fix = "use an archive with one folder per class, or arrange the images yourself"
     raise DataError(f"{name} contains no image folder ({problem}). Nothing was kept", fix=fix)
-
-
-def select_archive(
-    name: str | None, *, url: str | None, folder: str | None, sha256: str | None
-) -> tuple[str, str, str, str]:
-    """Return folder, address, digest and description of an archive, by its name or address.
-
-    The folder is called `folder` or, if that is None, like the archive.
-    """
-    if name not in ((None, *KNOWN_ARCHIVES) if url else KNOWN_ARCHIVES):
-        fix = f"use a known dataset ({', '.join(KNOWN_ARCHIVES)}), or pass an address with --url"
-        raise UsageError(f"unknown dataset {name!r}" if name else "no dataset given", fix=fix)
-    if url is not None and not is_url(url):
-        fix = "use an address that starts with https:// or http://"
-        raise UsageError(f"{url!r} is not a web address", fix=fix)
-    if sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", sha256.lower()):
-        raise UsageError(f"invalid --sha256 {sha256!r}", fix="use 64 hexadecimal digits")
-    known_url, digest, about = KNOWN_ARCHIVES[name] if name else ("", "", "")
-    address = url or known_url
-    last = PurePosixPath(unquote(urlsplit(address).path)).name
-    folder = folder or name or re.sub(r"[^\w.-]+", "_", _SUFFIX.sub("", last)).strip("._")
-    if not folder:
-        raise UsageError(f"cannot derive a folder name from {url}", fix="choose it with --out DIR")
-    return folder, address, (sha256 or digest).lower(), about

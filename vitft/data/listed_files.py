@@ -216,9 +216,9 @@ def is_missing(name: str) -> bool:
 
 
 def check_some_exist(names: Sequence[str]) -> None:
-    """Warn of missing paths (see `warn_of_misspelt`); raise a DataError if all are missing."""
+    """Raise a DataError if all paths are missing, with the path that was probably meant."""
     if not names or not all(map(is_missing, names)):
-        return warn_of_misspelt(names)
+        return
     if is_url(names[0]):
         problem = f"{redacted(names[0])} is a web address, but this command reads local images"
         fix = "download the image first, or use `vitft predict`, which also reads web addresses"

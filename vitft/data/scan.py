@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from vitft.config.sections import DataSpec
-from vitft.data.arrays import ArraySet, find_arrays
+from vitft.data.arrays import find_arrays
 from vitft.data.class_changes import (
     change_classes,
     class_table,
@@ -38,7 +38,7 @@ from vitft.data.parts import (
     words_of,
 )
 from vitft.data.table import is_table
-from vitft.data.walk import Walk, by_suffix, unused_files
+from vitft.data.walk import Walk, by_suffix
 from vitft.system.errors import DataError, UsageError, VitftError
 from vitft.system.suggest import entries_of
 from vitft.system.text import count, listing, shell_quote
@@ -58,7 +58,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
     spec = spec or DataSpec()
     reference = spec.split == "reference"
     if arrays := find_arrays(data):
-        folder = _array_images(data, arrays)
+        folder = arrays
     elif is_table(data):
         folder = _scan_table(data, spec)
     else:
@@ -102,7 +102,7 @@ def find_labelled(
     spec = spec or DataSpec()
     parts: Sequence[str]
     if arrays := find_arrays(source):
-        images = _array_images(source, arrays)
+        images = arrays
         parts = images.parts
     elif is_table(source):
         images, _ = find_files(*read_label_table(source, spec), allow_bad=True)
@@ -152,12 +152,6 @@ def _chosen_part(present: Collection[str], subset: str | None, source: Path) -> 
         fix = f"use --subset {next(part for part in present if part != 'train')}"
         raise UsageError(problem, fix=fix)
     return cast("Part", chosen)
-
-
-def _array_images(data: Path, arrays: ArraySet) -> Images:
-    rows = [Row(*row) for row in arrays.listing()]
-    layout: Literal["classes", "split"] = "split" if len(arrays.parts) > 1 else "classes"
-    return Images(data, arrays.classes, rows, arrays.labels, layout, notes=arrays.notes)
 
 
 def _refuse_measured(folder: Images) -> None:
@@ -294,7 +288,7 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
         for path in found[part, name]
     ]
     empty = {
-        path: by_suffix(unused_files(walk.unused(path)))
+        path: by_suffix(walk.unused(path))
         for place, path in places.items()
         if place[0] != "test" and not found[place]
     }

@@ -29,7 +29,7 @@ from vitft.data.listed_files import (
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
 from vitft.data.table import NOT_UTF_16, PATH_COLUMNS, TABLE_SUFFIXES, TableReader, open_text
-from vitft.data.walk import Walk, by_suffix, unused_files
+from vitft.data.walk import Walk, by_suffix
 from vitft.data.web import WebLimits, fetch_image, is_url
 from vitft.system.console import visible
 from vitft.system.errors import DataError, ImageError, UsageError
@@ -58,6 +58,14 @@ class ImageSource:
     url: str = ""  # address of an image on the web; `name` is the same address without passwords
     data: bytes | None = None
     error: str = ""  # reason why there is no image, if already known
+
+    def read(self, *, max_pixels: int) -> bytes:
+        """Return the bytes of the image (ImageError if it has an error or cannot be read)."""
+        from vitft.data.images import read_bytes  # Pillow is not needed to list files
+
+        if self.error:
+            raise ImageError(self.name, self.error)
+        return read_bytes(self.path, max_pixels=max_pixels) if self.data is None else self.data
 
 
 def sources(
@@ -112,6 +120,7 @@ def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Itera
 def expand(inputs: Sequence[str]) -> Iterator[str]:
     """Yield each file name and the sorted images of each folder (DataError if there are none)."""
     check_some_exist(inputs)
+    warn_of_misspelt(inputs)
     for name in inputs:
         if Path(name).is_dir():
             yield from (source.path for source in _folder_images(name))
@@ -133,7 +142,7 @@ def _folder_images(root: str) -> Iterator[ImageSource]:
         if problem:
             raise DataError(f"{root} is {problem}", fix=way)
     if first is None:
-        content = [by_suffix(unused_files(walk.unused())), walk.hidden()]
+        content = [by_suffix(walk.unused()), walk.hidden()]
         known = f", which contains {listing(filter(None, content))}" if any(content) else ""
         fix = "use a folder with .jpg, .png or .webp files"
         raise DataError(f"no images in {root}{known}", fix=fix)
@@ -324,14 +333,3 @@ def with_fetched(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def source_bytes(source: ImageSource, *, max_pixels: int) -> bytes:
-    """Return the bytes of an image source (ImageError if it has an error or cannot be read)."""
-    from vitft.data.images import read_bytes  # Pillow is not needed to list files
-
-    if source.error:
-        raise ImageError(source.name, source.error)
-    if source.data is not None:
-        return source.data
-    return read_bytes(source.path, max_pixels=max_pixels)

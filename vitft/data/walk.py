@@ -5,7 +5,7 @@ Only the names and types of entries are used, and no file is opened.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,19 +76,20 @@ def unused_files(counts: Mapping[str, int]) -> list[UnusedFiles]:
 
 def unused_notes(counts: Mapping[str, int]) -> list[str]:
     """Return one note per reason, e.g. `not used: 4 files: 3 .cr2 and 1 .nef (...)`."""
-    by_reason: dict[tuple[str, str], list[UnusedFiles]] = {}
-    for entry in unused_files(counts):
-        by_reason.setdefault((entry["reason"], entry["fix"]), []).append(entry)
+    by_reason: dict[str, dict[str, int]] = {}
+    for one in unused_files(counts):
+        own = by_reason.setdefault(f"{one['reason']}: {one['fix']}", {})
+        own[one["suffix"]] = one["files"]
     return [
-        f"not used: {count(sum(e['files'] for e in entries), 'file')}: {by_suffix(entries)} "
-        f"({reason}: {fix})"
-        for (reason, fix), entries in by_reason.items()
+        f"not used: {count(sum(own.values()), 'file')}: {by_suffix(own)} ({reason})"
+        for reason, own in by_reason.items()
     ]
 
 
-def by_suffix(entries: Iterable[UnusedFiles]) -> str:
+def by_suffix(counts: Mapping[str, int]) -> str:
     """Return the number of files with each suffix as text, e.g. `3 .cr2 and 1 .nef`."""
-    return listing((f"{e['files']:,} {e['suffix']}" for e in entries), _MOST_KINDS)
+    entries = (f"{one['files']:,} {one['suffix']}" for one in unused_files(counts))
+    return listing(entries, _MOST_KINDS)
 
 
 # listing of a data folder: image files, entries that are not regular files, and unused entries ----

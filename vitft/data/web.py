@@ -122,7 +122,7 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
         try:
             with _open_url(url, clock, allow_private=limits.allow_private) as answer:
                 if answer.status >= 300:
-                    raise ImageError(url, _status_line(answer))
+                    raise ValueError(_status_line(answer))
                 announced = answer.length  # None if the server does not state it
                 data = bytearray()
                 while clock.left > 0 and max(len(data), announced or 0) <= limits.max_bytes:
@@ -130,17 +130,13 @@ def fetch_image(url: str, limits: WebLimits | None = None) -> bytes:
                         break
                     data += piece
                 if max(len(data), announced or 0) > limits.max_bytes:
-                    raise ImageError(url, f"larger than {limits.max_bytes / 2**20:g} MB")
+                    raise ValueError(f"larger than {limits.max_bytes / 2**20:g} MB")
                 if clock.left <= 0 or announced not in (None, len(data)):
-                    raise ImageError(url, f"incomplete ({len(data)} of {announced} bytes)")
+                    raise ValueError(f"incomplete ({len(data)} of {announced} bytes)")
                 return bytes(data)
-        except ImageError as error:
-            reason = error.reason
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = _connection_failure(error)
-        if clock.left <= 0:
-            reason = f"no complete response within {limits.seconds:g} s"
-    raise ImageError(url, reason)
+            late = f"no complete response within {limits.seconds:g} s"
+            raise ImageError(url, late if clock.left <= 0 else _failure(error)) from error
 
 
 @contextlib.contextmanager
@@ -179,7 +175,7 @@ def _status_line(answer: http.client.HTTPResponse) -> str:
     return redacted(text).splitlines()[0][:160]
 
 
-def _connection_failure(error: Exception) -> str:
+def _failure(error: Exception) -> str:
     """Return a short description of a connection failure, without Python class names."""
     if isinstance(error, TimeoutError):
         return "no response in time"
@@ -341,7 +337,7 @@ def _attempt_web(url: str, part: Path, limits: DownloadLimits) -> None:
                 reason = f"no data received within {limits.stall_s:g} s"
                 raise _BrokeOffError(reason) from error
             if not isinstance(error, ValueError):
-                raise _BrokeOffError(_connection_failure(error)) from error
+                raise _BrokeOffError(_failure(error)) from error
             fix = "check the address"  # or the one to which the server redirects
             if isinstance(error, _PrivateAddressError):
                 fix = f"if you trust this address, add {limits.private_option}"

@@ -25,7 +25,7 @@ from vitft.data.images import (
     is_dark,
     overlapped,
 )
-from vitft.data.sources import ImageSource, source_bytes, with_fetched
+from vitft.data.sources import ImageSource, with_fetched
 from vitft.data.transforms import EvalTransform
 from vitft.data.web import WebLimits
 from vitft.features.ood import Reference, read_reference
@@ -119,7 +119,7 @@ class Pipeline:
 
         def load(source: ImageSource) -> LoadedImage:
             try:
-                return self.loaded(source.name, source_bytes(source, max_pixels=MAX_PIXELS))
+                return self.loaded(source.name, source.read(max_pixels=MAX_PIXELS))
             except ImageError as error:
                 return LoadedImage(source.name, None, error.reason)
 

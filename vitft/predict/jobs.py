@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from vitft.data.listed_files import check_some_exist, is_missing
+from vitft.data.listed_files import check_some_exist
 from vitft.data.remote.places import place_of
 from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
@@ -125,8 +125,8 @@ def _check_destination(request: PredictRequest) -> None:
         names = request.images
         elsewhere = (name == STDIN or is_url(name) or place_of(name) for name in names)
         is_open = request.lists or any(elsewhere) or any(map(glob.has_magic, names))
-        if not is_open and all(map(is_missing, names)):  # a table of errors alone is of no use
-            check_some_exist(names)
+        if not is_open:
+            check_some_exist(names)  # a table of errors alone is of no use
     suffix, style = Path(request.out or "").suffix.lower(), request.style
     if request.shard.rank == 0 and FORMAT_OF_SUFFIX.get(suffix, "table") not in ("table", style):
         log.warning(

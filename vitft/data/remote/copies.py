@@ -145,10 +145,9 @@ def _refuse_address(data: str) -> None:
 
 
 def _list_shards(address: str) -> list[tuple[str, str]]:
-    """Return the shards that an address with braces or, for paths, a pattern names.
+    """Return names and addresses of the shards that one with braces or, for paths, `*` stands for.
 
-    Each has a name, its path relative to the folder that contains all shards, with slashes, and an
-    address with secrets or a path.
+    A name is the path relative to the folder that contains all shards.
     """
     scheme = "pipe" if address.lower().startswith("pipe:") else scheme_of(address)
     known = ("http", "https", *_FILE_SYSTEMS)
@@ -235,12 +234,7 @@ class _Sample:
 
 
 def _read_samples(path: Path, name: str, shown: str) -> tuple[list[_Sample], Counter[str]]:
-    """Return the samples of a shard, called `shown` in messages, and unused members by suffix.
-
-    Raises:
-        DataError: The file is not a tar file, is damaged, or has a member that is rejected.
-        OSError: The file cannot be read.
-    """
+    """Return the samples of a shard, called `shown` in messages, and unused members by suffix."""
     found: dict[str, _Sample] = {}
     unused: Counter[str] = Counter()
     seen: set[str] = set()
@@ -382,7 +376,7 @@ class _ShardFile:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCopy:
+class _LocalCopy:
     """Contents of source.json."""
 
     data: str  # value of `--data`, without secrets
@@ -392,23 +386,23 @@ class LocalCopy:
     version: str = ""  # commit or digest of a Hugging Face dataset
 
 
-def _read_copy(folder: Path) -> LocalCopy | None:
+def _read_copy(folder: Path) -> _LocalCopy | None:
     """Return the description of a copy, or None if it does not exist or is not complete."""
     try:
         fields = parse_json(read_regular(folder / _SOURCE, limit=2**32))
-        copy: LocalCopy = structured(fields, LocalCopy)
+        copy: _LocalCopy = structured(fields, _LocalCopy)
         return copy
     except (OSError, ValueError, TypeError):
         return None
 
 
-def find_copies(cache: Path) -> list[tuple[Path, LocalCopy]]:
+def find_copies(cache: Path) -> list[tuple[Path, _LocalCopy]]:
     """Return the complete copies in a folder of the cache, sorted by name."""
     pairs = ((folder, _read_copy(folder)) for folder in sorted(cache.glob("*.copy")))
     return [(folder, copy) for folder, copy in pairs if copy is not None]
 
 
-def copy_of_table(table: Path) -> LocalCopy | None:
+def copy_of_table(table: Path) -> _LocalCopy | None:
     """Return the copy of which a path is the index, or None if it is another table."""
     is_index = table.name == INDEX and COPY.fullmatch(table.as_posix())
     return _read_copy(table.parent) if is_index else None
@@ -426,7 +420,7 @@ def _key_of_path(path: str) -> int:
 @functools.lru_cache(maxsize=8)
 def _load_positions(
     folder: str, _changed_ns: int
-) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], LocalCopy] | None:
+) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], _LocalCopy] | None:
     """Return the positions of the images of a copy, memory-mapped, and its description."""
     copy = _read_copy(Path(folder))
     if copy is None:
@@ -502,7 +496,7 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
         (folder / _SOURCE).unlink(missing_ok=True)
         write_atomically(folder / _MEMBERS, buffer.getvalue())
         write_atomically(folder / INDEX, encode_table(header, rows))
-        copy = LocalCopy(place.text, tuple(files), (*notes, *more), len(filled), version)
+        copy = _LocalCopy(place.text, tuple(files), (*notes, *more), len(filled), version)
         write_json(folder / _SOURCE, asdict(copy))
 
 
@@ -579,8 +573,7 @@ _PROGRESS = "progress.json"
 def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
     """Write, or continue writing, the rows of a dataset to shards in the folder of its locked copy.
 
-    Return the shards, notes on splits that are not used, and the version of the data: a commit on
-    the hub, or a digest of names, sizes and times of local files.
+    Return the shards, notes on splits that are not used, and the version of the data.
     """
     import datasets
     from huggingface_hub import HfApi
@@ -611,10 +604,9 @@ def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
             found = datasets.get_dataset_split_names
             progress["all"] = found(name, options["name"], revision=options["revision"])
         names, notes = _chosen_splits(place, name, chosen, progress["all"])
-        shards: list[str] = []
-        for split in names:
-            _copy_split(place, options, split, progress)
-            shards += progress["splits"][split]["shards"]
+        shards = [
+            shard for split in names for shard in _copy_split(place, options, split, progress)
+        ]
         return [(shard, f"hf://{name}/{shard}") for shard in shards], notes, version
     except VitftError:
         raise
@@ -654,13 +646,14 @@ def _chosen_splits(
 
 def _copy_split(
     place: Place, options: Mapping[str, Any], split: str, progress: dict[str, Any]
-) -> None:
-    """Write the rows of a split to shards, beginning after the last whole shard."""
+) -> list[str]:
+    """Write the rows of a split to shards, beginning after the last whole shard; return them."""
     import datasets
 
     state = progress["splits"].setdefault(split, {"shards": [], "stream": None, "done": False})
+    shards: list[str] = state["shards"]
     if state["done"]:
-        return
+        return shards
     stream = datasets.load_dataset(**options, split=split, streaming=True)
     features: Mapping[str, Any] = stream.features or {}
     images = _image_columns(features)
@@ -674,12 +667,12 @@ def _copy_split(
         stream.load_state_dict(state["stream"])
     found = stream.info.splits if stream.info else None
     total = found[split].num_examples if found and split in found else 0
-    first = len(state["shards"]) * _SHARD_ROWS
+    first = len(shards) * _SHARD_ROWS
     rows = iter(stream)
     with console.Progress(f"copying {place.name} {split}", max(total - first, 1)) as bar:
         while not state["done"]:
-            name = f"{_safe_name(split)}-{len(state['shards']):05}.tar"
-            number = len(state["shards"]) * _SHARD_ROWS
+            name = f"{_safe_name(split)}-{len(shards):05}.tar"
+            number = len(shards) * _SHARD_ROWS
             path = place.folder / "shards" / name
             part = path.with_name(f"{name}.part")
             # One shard
@@ -697,11 +690,12 @@ def _copy_split(
                     written += 1
             if written:
                 part.replace(path)
-                state["shards"].append(name)
+                shards.append(name)
                 bar.advance(written)
             state["done"] = written < _SHARD_ROWS
             state["stream"] = None if state["done"] else stream.state_dict()
             write_json(place.folder / _PROGRESS, progress)
+    return shards
 
 
 def _image_columns(features: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, log_inspection, measure_grey_range
 from vitft.data.mistaken import check_is_folder
 from vitft.data.transforms import eval_view
-from vitft.data.walk import Walk, by_suffix, unused_files, unused_notes
+from vitft.data.walk import Walk, by_suffix, unused_notes
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError
 from vitft.system.text import count
@@ -53,7 +53,7 @@ def find_pictures(root: Path) -> Images:
     paths = [*walk.images()]
     walk.raise_if_refused()
     if not paths:
-        content = by_suffix(unused_files(walk.unused()))
+        content = by_suffix(walk.unused())
         raise DataError(
             f"no images in {root}{f', which contains {content}' if content else ''}",
             fix="use a folder with .jpg, .png or .webp files",
