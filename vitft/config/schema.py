@@ -16,9 +16,30 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 from vitft.system.errors import UsageError
-from vitft.system.structure import Range
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Bounds of a number or of each number in a list; infinity and NaN are always rejected."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.ge <= value <= self.le and self.gt < value < self.lt
+
+    def __str__(self) -> str:
+        """Describe the bounds in a phrase that can follow `a number`, e.g. `from 0 to 1`."""
+        if self.ge > -math.inf:
+            upper = {"to": self.le, "up to but not including": self.lt}
+            ends = [f" {word} {n:.9g}" for word, n in upper.items() if n < math.inf]
+            return f"from {self.ge:.9g}{ends[0]}" if ends else f"of {self.ge:.9g} or more"
+        bounds = {"above": self.gt, "at most": self.le, "below": self.lt}
+        return " and ".join(f"{word} {n:.9g}" for word, n in bounds.items() if math.isfinite(n))
 
 
 def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401

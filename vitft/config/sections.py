@@ -3,7 +3,9 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from vitft.config.schema import check_values, invalid, multiples, require, setting
 from vitft.system.errors import UsageError
@@ -11,6 +13,7 @@ from vitft.system.text import duration_fix, parse_duration
 
 MAX_IMAGE_SIDE = 4096
 """Maximum side of a model's input in pixels."""
+Side = Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

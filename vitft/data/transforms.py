@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
 
-from vitft.config.sections import MAX_IMAGE_SIDE
+from vitft.config.sections import Side
 from vitft.metrics.results import ViewFacts
 from vitft.system.errors import UsageError
-from vitft.system.structure import Range, check_ranges
+from vitft.system.structure import check_ranges
 from vitft.system.text import percent
 
 if TYPE_CHECKING:
@@ -50,18 +51,18 @@ class EvalTransform:
     aspect ratio of 100 and 67 million pixels after resizing.
     """
 
-    image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
+    image_size: tuple[Side, Side] = (224, 224)
     """Height and width of the result in pixels."""
-    crop: Annotated[float, Range(gt=0, le=1)] = CROP
+    crop: Annotated[float, Meta(gt=0, le=1)] = CROP
     """Fraction of the resized image's side that the centre crop keeps, in (0, 1]."""
     interpolation: Interpolation = "bicubic"
-    mean: Annotated[tuple[float, ...], Range(ge=-1000, le=1000)] = _DEFAULT_MEAN
+    mean: tuple[Annotated[float, Meta(ge=-1000, le=1000)], ...] = _DEFAULT_MEAN
     """Mean per channel, subtracted from values in 0..1."""
-    std: Annotated[tuple[float, ...], Range(ge=1e-6, le=1e6)] = _DEFAULT_MEAN
+    std: tuple[Annotated[float, Meta(ge=1e-6, le=1e6)], ...] = _DEFAULT_MEAN
     """Divisor per channel, applied after subtracting the mean."""
     fit: Fit = "crop"
     """`crop` covers the view, `squash` changes the aspect ratio, `pad` adds borders of the mean."""
-    grey_range: Annotated[tuple[float, ...], Range(ge=-1e38, le=1e38)] = ()
+    grey_range: tuple[Annotated[float, Meta(ge=-1e38, le=1e38)], ...] = ()
     """Values shown as black and as white in images with more than 8 bits per channel (see
     `images.grey_levels`). If empty, each file type has its own fixed range."""
 

@@ -18,10 +18,10 @@ from statistics import NormalDist
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
+from msgspec import Meta
 
-from vitft.system.structure import Range
-
-Interval = Annotated[tuple[float, float], Range(ge=-1e6, le=1e6)]  # lower and upper bounds
+_Bound = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Interval = tuple[_Bound, _Bound]  # lower and upper bounds
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Reals = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]

@@ -16,15 +16,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, cast
 
+from msgspec import Meta
+
 from vitft.metrics.intervals import Interval, proportions_differ, wilson_interval
 from vitft.system.rundir import damaged_file, read_run_json
-from vitft.system.structure import AtLeastOne, Natural, Range, Share, structured
+from vitft.system.structure import AtLeastOne, Natural, Share, structured
 
 # types of values in the result files: intervals, losses and other positive numbers ----------------
 
-Loss = Annotated[float, Range(ge=0, le=1e9)]
-_Positive = Annotated[float, Range(gt=0, le=1e30)]
-_Error = Annotated[float, Range(ge=-1, le=1)]
+Loss = Annotated[float, Meta(ge=0, le=1e9)]
+_Positive = Annotated[float, Meta(gt=0, le=1e30)]
+_Error = Annotated[float, Meta(ge=-1, le=1)]
 
 
 # types of the results of a time budget: trials, and what was chosen (`budget` in eval.json) -------

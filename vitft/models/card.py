@@ -12,17 +12,19 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict
 
-from vitft.config.sections import MAX_IMAGE_SIDE
+from msgspec import Meta
+
+from vitft.config.sections import Side
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.results import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular
-from vitft.system.structure import Range, StructureError, check_ranges, parse_json, structured
+from vitft.system.structure import StructureError, check_ranges, parse_json, structured
 from vitft.system.tensors import TensorFacts, map_tensors, read_header
 
 # what vitft stores in the config.json of an export in the format of another library ---------------
@@ -64,11 +66,11 @@ class TimmConfig:
     """Architecture of a `timm_model.TimmModel`."""
 
     timm: str  # name of the architecture, without a tag, e.g. `resnet18`
-    image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)]
+    image_size: tuple[Side, Side]
     """Height and width in pixels."""
     sized: bool = False  # whether `image_size` is passed to timm when the network is built
-    num_classes: Annotated[int, Range(ge=0)] = 0  # 0 for a model without a head
-    in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
+    num_classes: Annotated[int, Meta(ge=0)] = 0  # 0 for a model without a head
+    in_channels: Annotated[int, Meta(ge=1, le=1024)] = 3
     # Fields of `ViTConfig` that do not apply: only timm knows these parts of its networks
     pre_logits: ClassVar[bool] = False
     read_blocks: ClassVar[int] = 1
@@ -132,19 +134,25 @@ Provenance = TypedDict(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """Description of a model, stored in the same file as its weights."""
+class _DescribedModel:
+    """What a card contains besides the architecture, of which there are two types."""
 
-    architecture: AnyConfig
     transform: EvalTransform  # all steps that prepare an image for the model
     classes: tuple[str, ...] = ()  # in the order of the head's outputs; none without a head
     weights: Provenance = field(default_factory=Provenance)  # origin of the pretrained weights
     pos_embed: str = "as loaded"  # how the position embeddings were resampled
     split: str = ""  # digest of the split manifest used for training and validation
-    thresholds: Annotated[tuple[float, ...], Range(gt=0, lt=1)] = ()
+    thresholds: tuple[Annotated[float, Meta(gt=0, lt=1)], ...] = ()
     """Minimum probability at which each label of a multi-label model is assigned; empty if each
     image has exactly one class. Labels have independent probabilities (sigmoid)."""
     run: Results | None = None  # numbers of the run, in the card of an export only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card(_DescribedModel):
+    """Description of a model, stored in the same file as its weights."""
+
+    architecture: AnyConfig
 
     @property
     def vit(self) -> ViTConfig:
@@ -207,12 +215,15 @@ def parse_card(text: str) -> Card:
     """
     if len(text) > _MAX_CARD_CHARACTERS:
         raise StructureError(f"it is too long ({len(text):,} characters)")
-    fields = parse_json(text)
-    if not isinstance(fields, dict) or not isinstance(fields.get("architecture"), dict):
+    table = parse_json(text)
+    if not isinstance(table, dict) or not isinstance(
+        shape := table.pop("architecture", None), dict
+    ):
         raise StructureError("architecture is missing")
-    kind: type[AnyConfig] = TimmConfig if "timm" in fields["architecture"] else ViTConfig
-    architecture = structured(fields["architecture"], kind, "architecture")
-    return structured({**fields, "architecture": architecture}, Card)
+    kind: type[AnyConfig] = TimmConfig if "timm" in shape else ViTConfig
+    found = structured(table, _DescribedModel)
+    known = {one.name: getattr(found, one.name) for one in fields(found)}
+    return Card(architecture=structured(shape, kind, "architecture"), **known)
 
 
 def tensor_mismatch(found: Mapping[str, TensorFacts], wanted: Mapping[str, TensorFacts]) -> str:

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, get_args
 
-from vitft.config.sections import MAX_IMAGE_SIDE
+from msgspec import Meta
+
+from vitft.config.sections import Side
 from vitft.system.errors import UsageError
-from vitft.system.structure import Range, check_ranges
+from vitft.system.structure import check_ranges
 from vitft.system.tensors import TensorFacts
 from vitft.system.text import count
 
@@ -84,10 +86,10 @@ class RopeConfig:
     unit: bool = True
     """Whether the coordinate of row or column r of g is 2 pi (2 (r + 1/2) / g - 1) instead of r. It
     then ranges from about -2 pi to 2 pi over the image (DINOv3), whatever the size of the image."""
-    base: Annotated[float, Range(gt=1, le=1e9)] = 100.0
-    offset: Annotated[float, Range(ge=-1024, le=1024)] = 0.0
+    base: Annotated[float, Meta(gt=1, le=1e9)] = 100.0
+    offset: Annotated[float, Meta(ge=-1024, le=1024)] = 0.0
     """Value added to row and column numbers (1 in PE)."""
-    grid: Annotated[tuple[int, int] | None, Range(ge=1, le=MAX_IMAGE_SIDE)] = None
+    grid: tuple[Side, Side] | None = None
     """Rows and columns of the grid to which row and column numbers are scaled (EVA-02, PE), so that
     images of all sizes cover the same coordinates; None for no scaling."""
     x_first: bool = False
@@ -103,49 +105,49 @@ class RopeConfig:
 class ViTConfig:
     """Architecture of a VisionTransformer."""
 
-    image_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (224, 224)
+    image_size: tuple[Side, Side] = (224, 224)
     """Height and width in pixels; multiples of the patch size."""
-    patch_size: Annotated[tuple[int, int], Range(ge=1, le=MAX_IMAGE_SIDE)] = (16, 16)
+    patch_size: tuple[Side, Side] = (16, 16)
     """Height and width of a patch in pixels of the image, even in hybrids."""
-    in_channels: Annotated[int, Range(ge=1, le=1024)] = 3
-    width: Annotated[int, Range(ge=1, le=65536)] = 768
+    in_channels: Annotated[int, Meta(ge=1, le=1024)] = 3
+    width: Annotated[int, Meta(ge=1, le=65536)] = 768
     """Number of dimensions of a token (D)."""
-    depth: Annotated[int, Range(ge=1, le=1024)] = 12
+    depth: Annotated[int, Meta(ge=1, le=1024)] = 12
     """Number of blocks."""
-    heads: Annotated[int, Range(ge=1, le=65536)] = 12
-    mlp_ratio: Annotated[float, Range(gt=0, le=1024)] = 4.0
+    heads: Annotated[int, Meta(ge=1, le=65536)] = 12
+    mlp_ratio: Annotated[float, Meta(gt=0, le=1024)] = 4.0
     """Hidden width of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
-    num_classes: Annotated[int, Range(ge=0)] = 1000
+    num_classes: Annotated[int, Meta(ge=0)] = 1000
     """Number of classes; 0 for a model without a head, which returns pooled features."""
     pre_logits: bool = False
     """Whether a Linear + Tanh of `width` units precedes the head (original in21k weights)."""
     pool: Pool = "cls"
     """Input of the head: the class token (cls), the mean of the patch tokens (mean), or the output
     of attention pooling (map)."""
-    drop_path: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    drop_path: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Stochastic depth: probability of skipping a residual branch in training. It increases
     linearly from 0 in the first block to this value in the last."""
     norm: _Norm = "pre"
     """Position of LayerNorm: before each residual branch (pre), or after each residual sum (post),
     as in the original Transformer."""
-    norm_eps: Annotated[float, Range(gt=0, lt=1)] = 1e-6
+    norm_eps: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
     """Epsilon of LayerNorm. The default is that of the JAX reference; CLIP and DINOv3 use 1e-5."""
-    layer_scale: Annotated[float, Range(ge=0, le=1)] = 0.0
+    layer_scale: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Initial value of LayerScale's factors (DINOv2); 0 for no LayerScale."""
-    registers: Annotated[int, Range(ge=0, le=1024)] = 0
+    registers: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Number of register tokens (DINOv2)."""
     prefix_positions: bool = True
     """Whether the prefix tokens have position embeddings."""
     distilled: bool = False
     """Whether there is a distillation token with its own head (DeiT); the logits of both heads are
     averaged."""
-    stem: Annotated[tuple[int, ...] | None, Range(ge=1, le=1024)] = None
+    stem: tuple[Annotated[int, Meta(ge=1, le=1024)], ...] | None = None
     """Bottlenecks per stage of a hybrid's ResNet; () for the root alone, None for no ResNet."""
-    convs: Annotated[tuple[int, ...], Range(ge=2, le=65536)] = ()
+    convs: tuple[Annotated[int, Meta(ge=2, le=65536)], ...] = ()
     """Output channels of the 3x3 convolutions of a convolutional stem; not allowed with `stem`."""
     # Not in the repr, which is part of the key of cached features of the last block.
-    read_blocks: Annotated[int, Range(ge=0, le=1024)] = field(default=1, repr=False)
+    read_blocks: Annotated[int, Meta(ge=0, le=1024)] = field(default=1, repr=False)
     """Number of final blocks that the head reads: the pooled output of the last block and, of each
     other block, the mean patch token and, unless `pool` is "mean", the class token."""
     class_token: bool = True
@@ -158,7 +160,7 @@ class ViTConfig:
     activation: Activation = "gelu"
     """Activation function of the MLPs: the exact GELU, or one of two approximations, with tanh
     (some SigLIP models) or with a sigmoid (OpenAI's CLIP)."""
-    pool_heads: Annotated[int, Range(ge=0, le=65536)] = 0
+    pool_heads: Annotated[int, Meta(ge=0, le=65536)] = 0
     """Number of heads of attention pooling; 0 for as many as in the blocks."""
     norm_layer: _NormLayer = "layernorm"
     """Type of all normalisation layers: LayerNorm or RMSNorm (AIMv2)."""

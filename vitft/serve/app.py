@@ -1,10 +1,12 @@
 """ASGI application of `vitft serve`: routes, uploads, errors, access checks and OpenAPI."""
 
 import asyncio
+import contextlib
 import http
 import io
 import json
 import logging
+import math
 import re
 import secrets
 import time
@@ -12,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from python_multipart.exceptions import FormParserError
@@ -39,7 +41,6 @@ from vitft.serve.limits import (
 )
 from vitft.system.errors import ImageError
 from vitft.system.files import resource
-from vitft.system.structure import Range, structured
 from vitft.system.text import count
 
 # what the pages of `vitft serve` and `vitft label` have in common ---------------------------------
@@ -114,15 +115,17 @@ def make_routes_app(
     return app
 
 
-def integer(request: Request, name: str, limits: Range, default: int | None = None) -> int:
+def integer(
+    request: Request, name: str, limits: tuple[int, int | None], default: int | None = None
+) -> int:
     """Return a query parameter; raise an HTTPException (422) unless it is within limits."""
-    text = request.query_params.get(name, "" if default is None else default)
-    try:
-        value: int = structured(int(text), Annotated[int, limits], name)
-    except ValueError:
-        problem = f"invalid {name} {str(text)[:50]!a}: use an integer {limits}"
-        raise HTTPException(422, problem) from None
-    return value
+    text, (low, high) = request.query_params.get(name, "" if default is None else default), limits
+    with contextlib.suppress(ValueError):
+        if low <= (value := int(text)) <= (math.inf if high is None else high):
+            return value
+    bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
+    problem = f"invalid {name} {str(text)[:50]!a}: use an integer {bounds}"
+    raise HTTPException(422, problem)
 
 
 class SecurityMiddleware:
@@ -408,7 +411,7 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
     return SecurityMiddleware(make_routes_app(routes, running), access, observe=metrics.add)
 
 
-_TOP_K = Range(ge=1, le=10_000)
+_TOP_K = (1, 10_000)
 _SCHEMAS = (
     "results",
     "prediction",
@@ -453,7 +456,7 @@ def _openapi(*, explains: bool) -> dict[str, Any]:
     def got(text: str, schema: str) -> dict[str, Any]:
         return {"get": {"summary": text, "responses": {200: answer(text, schema)}}}
 
-    number = {"type": "integer", "minimum": _TOP_K.ge, "maximum": _TOP_K.le, "default": 5}
+    number = {"type": "integer", "minimum": _TOP_K[0], "maximum": _TOP_K[1], "default": 5}
     rows = answer("One row per image, in the order of the request.", "serve_predictions")
     top_k = {"name": "top_k", "in": "query", "schema": number}
     paths = {

@@ -37,7 +37,6 @@ from .rundir import read_run_lines as read_run_lines
 from .rundir import run_path as run_path
 from .rundir import unfinished_run as unfinished_run
 from .signals import Stopper as Stopper
-from .structure import Range as Range
 from .structure import StructureError as StructureError
 from .structure import parse_json as parse_json
 from .structure import structured as structured

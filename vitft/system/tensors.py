@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from vitft.system.files import open_regular
-from vitft.system.structure import is_encodable, parse_json
+from vitft.system.structure import parse_json
 
 _MAX_EXPANSION = 20
 """Ratio of unpacked to packed size above which a large archive is rejected."""
@@ -134,8 +134,6 @@ def read_header(path: Path) -> _SafetensorsHeader:
     metadata = fields.pop("__metadata__", None) or {}
     tensors = {n: TensorFacts(f["dtype"], tuple(f["shape"])) for n, f in fields.items()}
     offsets = {name: tuple(facts["data_offsets"]) for name, facts in fields.items()}
-    if not all(map(is_encodable, (*tensors, *metadata, *metadata.values()))):
-        raise ValueError("its header is not UTF-8")
     return _SafetensorsHeader(metadata, tensors, offsets, 8 + length)
 
 

@@ -42,7 +42,7 @@ def test_sizes_may_be_written_in_three_ways(
 
 @pytest.mark.parametrize("value", [0, -1, 16385, 2.0, "224", [224], [0, 3], [True, 3], [], {}])
 def test_other_sizes_are_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(WeightsError, match=r"config.json: input_size.* instead of "):
+    with pytest.raises(WeightsError, match=r"config.json: input_size.*: Expected"):
         facts_of(tmp_path, {"input_size": value})
 
 
@@ -118,7 +118,7 @@ def test_mean_and_std_count_only_together(tmp_path: Path, missing: str) -> None:
 @pytest.mark.parametrize(("word", "found"), [("random", None), ("", None), ("nearest", "nearest")])
 def test_interpolations_of_timm(tmp_path: Path, word: str, found: str | None) -> None:
     assert facts_of(tmp_path, {"interpolation": word}).pixels.get("interpolation") == found
-    with pytest.raises(WeightsError, match="interpolation is 'box'"):
+    with pytest.raises(WeightsError, match="interpolation: .*'box'"):
         facts_of(tmp_path, {"interpolation": "box"})
 
 
@@ -144,7 +144,7 @@ def test_rotary_settings_of_timm_replace_those_of_the_architecture(tmp_path: Pat
             "rope_grid_indexing": "xy", "rope_rotate_half": False}}  # fmt: skip
     stated = facts_of(tmp_path, none)
     assert stated.rope == replace(known, grid=None, unit=False, x_first=True, halves=False)
-    with pytest.raises(WeightsError, match="base is"):
+    with pytest.raises(WeightsError, match="invalid base"):
         facts_of(tmp_path, {"architecture": name, "model_args": {"rope_temperature": 0.5}})
 
 
@@ -198,7 +198,7 @@ def test_filters_have_the_numbers_of_pillow(
     tmp_path: Path, resample: int | None, name: str | None
 ) -> None:
     assert facts_of(tmp_path, HF, {"resample": resample}).pixels.get("interpolation") == name
-    with pytest.raises(WeightsError, match="resample is 6"):
+    with pytest.raises(WeightsError, match="resample: Expected `int` <= 5"):
         facts_of(tmp_path, HF, {"resample": 6})
 
 
@@ -246,7 +246,7 @@ def test_vision_towers_omit_the_defaults_of_transformers(
 
 @pytest.mark.parametrize("epsilon", [0, 1, -1e-6, "1e-6"])
 def test_epsilons_are_between_0_and_1(tmp_path: Path, epsilon: Any) -> None:
-    with pytest.raises(WeightsError, match="layer_norm_eps is"):
+    with pytest.raises(WeightsError, match="layer_norm_eps: Expected"):
         facts_of(tmp_path, HF | {"layer_norm_eps": epsilon})
 
 
@@ -261,7 +261,7 @@ def test_dinov3_has_rotary_positions_and_may_have_gates(tmp_path: Path) -> None:
     assert (plain.rope, other.rope, vit.rope) == (RopeConfig(), RopeConfig(base=50.0), None)
     assert (plain.pool_heads, plain.final_norm) == (0, True)
     assert gated.activation is None
-    with pytest.raises(WeightsError, match="hidden_act is 'gelu' instead of one of silu"):
+    with pytest.raises(WeightsError, match="hidden_act: Invalid enum value 'gelu'"):
         facts_of(tmp_path, config | {"use_gated_mlp": True})
     with pytest.raises(WeightsError, match="supports only GELU"):
         facts_of(tmp_path, HF | {"hidden_act": "relu"})

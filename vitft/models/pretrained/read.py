@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from vitft.models.pretrained.convert import ROOT, described
 from vitft.models.pretrained.fetch import sha256_of, short_message
 from vitft.system.errors import WeightsError
 from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
-from vitft.system.structure import Range, StructureError, structured
+from vitft.system.structure import StructureError, structured
 from vitft.system.tensors import check_unpacked_size, read_header, read_npz
 from vitft.system.text import count, listing, shell_quote
 
@@ -85,7 +86,7 @@ class JsonTable:
         """Return height and width from 224, [224, 224] or [3, 224, 224], or None if absent."""
         value = self.values.get(key)
         sides = value[-2:] if isinstance(value, list) else [value, value]
-        side = Annotated[int, Range(ge=1, le=16384)]
+        side = Annotated[int, Meta(ge=1, le=16384)]
         pair = tuple[side, side]
         return None if value is None else JsonTable(self.path, {key: sides}).get(key, pair)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from torch import Tensor
 
 from vitft.data.transforms import CROP_MODES, RESAMPLING, EvalTransform
@@ -46,10 +47,10 @@ from vitft.models.pretrained.read import JsonTable, RawWeights, read_table_file,
 from vitft.models.registry import architecture_config
 from vitft.models.vit_config import TIMM_POOLS, Activation, RopeConfig, ViTConfig
 from vitft.system.errors import RunError, UsageError, WeightsError
-from vitft.system.structure import Natural, Range
+from vitft.system.structure import Natural
 from vitft.system.text import count, distinct_names, labelled, shell_quote
 
-_Heads = Annotated[int, Range(ge=0, le=1024)]
+_Heads = Annotated[int, Meta(ge=0, le=1024)]
 _PIL_FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as in transformers
 _ACTIVATION_NAMES: Mapping[str, Activation] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
@@ -173,7 +174,7 @@ def _hf_facts(config: JsonTable, processor: JsonTable | None) -> SidecarFacts:
         image_size=config.size("image_size"),
         classes=_stated_classes(config, "id2label"),
         activation=None if is_gated else _stated_activation(config, "hidden_act") or activation,
-        norm_eps=config.get("layer_norm_eps", Annotated[float, Range(gt=0, lt=1)]) or norm_eps,
+        norm_eps=config.get("layer_norm_eps", Annotated[float, Meta(gt=0, lt=1)]) or norm_eps,
         **(_hf_pixels(processor) if processor else {}),
     )
 
@@ -185,7 +186,7 @@ def _hf_pixels(processor: JsonTable) -> dict[str, Any]:
     statistics = _statistics(processor, "image_mean", "image_std")
     if processor.values.get("do_normalize") is False:
         statistics = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    number = processor.get("resample", Annotated[int, Range(ge=0, le=5)])
+    number = processor.get("resample", Annotated[int, Meta(ge=0, le=5)])
     pixels: dict[str, Any] = {
         **statistics,
         "interpolation": _PIL_FILTERS.get(number),

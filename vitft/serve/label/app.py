@@ -31,11 +31,11 @@ from vitft.serve.batching import run_in
 from vitft.serve.label.session import Mode, Session
 from vitft.serve.limits import MAX_IMAGE_PIXELS, Access, ServeLimits
 from vitft.system.errors import DataError, ImageError, UsageError, VitftError
-from vitft.system.structure import Range, StructureError, parse_json, structured
+from vitft.system.structure import StructureError, parse_json, structured
 
 _MAX_BODY = 20_000  # maximum size of a request body in bytes
 _RENDERERS = 2  # number of threads that decode pictures for the page
-_SIDES = Range(ge=1, le=1600)
+_SIDES = (1, 1600)
 
 
 class _LabelHandlers:
@@ -71,7 +71,7 @@ class _LabelHandlers:
     async def picture(self, request: Request) -> Response:
         """Return a picture as a JPEG whose longer side has at most `side` pixels."""
         pool, side = self.session.pool, integer(request, "side", _SIDES)
-        number = integer(request, "number", Range(ge=0))
+        number = integer(request, "number", (0, None))
         if number >= len(pool.paths):
             raise HTTPException(404, f"there is no picture {number}")
 
