@@ -172,7 +172,9 @@ BAD = [
     pytest.param({"vitft": "[]"}, "its vitft metadata is not valid", id="a list"),
     pytest.param({"vitft": "{}"}, "its vitft metadata is not valid", id="empty"),
     pytest.param({"vitft": description(input=3)}, "is not valid", id="wrong type"),
-    pytest.param({"vitft": description(transform={"crop": 9})}, "crop is 9", id="wrong transform"),
+    pytest.param(
+        {"vitft": description(transform={"crop": 9})}, "invalid crop", id="wrong transform"
+    ),
 ]
 
 

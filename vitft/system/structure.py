@@ -93,11 +93,16 @@ _hints = cache(typing.get_type_hints)
 
 
 def check_ranges(settings: object) -> None:
-    """Check the values of a dataclass that was not created by `structured`, or raise UsageError."""
+    """Check the types and ranges of a dataclass's values, or raise UsageError.
+
+    Call this function in `__post_init__`, for instances that `structured` does not create. Choices
+    (`Literal`) are left to the caller, which can list them.
+    """
     kind: Any = type(settings)  # mypy takes it for unhashable
     for name, hint in _hints(kind, include_extras=True).items():
         value = getattr(settings, name)
-        if typing.get_origin(hint) is not typing.ClassVar and not dataclasses.is_dataclass(value):
+        is_checked = typing.get_origin(hint) not in (typing.ClassVar, typing.Literal)
+        if is_checked and not dataclasses.is_dataclass(value):
             try:
                 msgspec.convert(value, hint)
             except msgspec.ValidationError as error:

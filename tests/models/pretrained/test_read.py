@@ -215,9 +215,17 @@ def deep(levels: int) -> str:
         pytest.param("{", "is not valid JSON", id="not JSON"),
         pytest.param(deep(100_000), "is not valid JSON", id="deep"),
         pytest.param("[1]", "does not contain a JSON object", id="a list"),
-        pytest.param('{"num_attention_heads": "x"}', "num_attention_heads: Expected `int`", id="text"),
-        pytest.param('{"num_attention_heads": 1e9}', "num_attention_heads: Expected `int`", id="float"),
-        pytest.param('{"num_attention_heads": 1000000000}', "num_attention_heads: Expected `int` <= 1024", id="vast"),
+        pytest.param(
+            '{"num_attention_heads": "x"}', "num_attention_heads: Expected `int`", id="text"
+        ),
+        pytest.param(
+            '{"num_attention_heads": 1e9}', "num_attention_heads: Expected `int`", id="float"
+        ),
+        pytest.param(
+            '{"num_attention_heads": 1000000000}',
+            "num_attention_heads: Expected `int` <= 1024",
+            id="vast",
+        ),
         pytest.param(
             '{"num_attention_heads": 7}',
             "not a multiple of the number of attention heads, 7",
@@ -230,10 +238,18 @@ def deep(levels: int) -> str:
         ),
         pytest.param('{"num_attention_heads": 3, "hidden_act": "relu"}', "is relu", id="relu"),
         pytest.param('{"model_args": {"img_size": "x"}}', "img_size.*: Expected `int`", id="size"),
-        pytest.param('{"model_args": 5}', "model_args: Expected `object`, got `int`", id="no table"),
-        pytest.param('{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean: Expected `array`", id="mean"),
-        pytest.param('{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean.*: Expected `float`", id="NaN"),
-        pytest.param('{"mean": [0, 0, 0], "std": [0, 1, 1]}', "std.*: Expected `float` >=", id="zero std"),
+        pytest.param(
+            '{"model_args": 5}', "model_args: Expected `object`, got `int`", id="no table"
+        ),
+        pytest.param(
+            '{"pretrained_cfg": {"mean": 5, "std": 5}}', "mean: Expected `array`", id="mean"
+        ),
+        pytest.param(
+            '{"mean": [NaN, 0, 0], "std": [1, 1, 1]}', "mean.*: Expected `float`", id="NaN"
+        ),
+        pytest.param(
+            '{"mean": [0, 0, 0], "std": [0, 1, 1]}', "std.*: Expected `float` >=", id="zero std"
+        ),
         pytest.param(
             '{"mean": [0, 0], "std": [1, 1]}', "mean and std have 2 values each", id="two channels"
         ),
