@@ -118,7 +118,7 @@ def test_mean_and_std_count_only_together(tmp_path: Path, missing: str) -> None:
 @pytest.mark.parametrize(("word", "found"), [("random", None), ("", None), ("nearest", "nearest")])
 def test_interpolations_of_timm(tmp_path: Path, word: str, found: str | None) -> None:
     assert facts_of(tmp_path, {"interpolation": word}).pixels.get("interpolation") == found
-    with pytest.raises(WeightsError, match="interpolation: .*'box'"):
+    with pytest.raises(WeightsError, match=r"interpolation: .*'box'"):
         facts_of(tmp_path, {"interpolation": "box"})
 
 
