@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class _Range:
     """Bounds of a number or of each number in a list; infinity and NaN are always rejected."""
 
     ge: float = -math.inf
@@ -45,10 +45,10 @@ class Range:
 def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401
     """Declare a setting; with a `help`, it has an option of `vitft finetune`.
 
-    `known` are further fields of `Setting`, and the bounds of a number as for `Range`.
+    `known` are further fields of `Setting`, and the bounds of a number as for `_Range`.
     """
     bounds = {name: known.pop(name) for name in ("ge", "gt", "le", "lt") if name in known}
-    return field(default=default, metadata={"help": help, "limits": Range(**bounds), **known})
+    return field(default=default, metadata={"help": help, "limits": _Range(**bounds), **known})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Setting:
     length: int | None = None
     """Number of items in a list, or 0 for any number; None for a single value."""
     is_optional: bool = False
-    limits: Range = field(default_factory=Range)
+    limits: _Range = field(default_factory=_Range)
     help: str = ""
     metavar: str = ""
     """Placeholder for the value in the help, if the type alone is not informative."""
