@@ -45,7 +45,7 @@ class _Range:
 def setting(default: _T, help: str = "", **known: Any) -> _T:  # noqa: ANN401
     """Declare a setting; with a `help`, it has an option of `vitft finetune`.
 
-    `known` are further fields of `Setting`, and the bounds of a number as for `_Range`.
+    `known` are further fields of `Setting`, and the bounds of a number of `_Range`.
     """
     bounds = {name: known.pop(name) for name in ("ge", "gt", "le", "lt") if name in known}
     return field(default=default, metadata={"help": help, "limits": _Range(**bounds), **known})

@@ -11,9 +11,9 @@ from vitft.config.schema import check_values, invalid, multiples, require, setti
 from vitft.system.errors import UsageError
 from vitft.system.text import duration_fix, parse_duration
 
-MAX_IMAGE_SIDE = 4096
+_MAX_IMAGE_SIDE = 4096
 """Maximum side of a model's input in pixels."""
-Side = Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]
+Side = Annotated[int, Meta(ge=1, le=_MAX_IMAGE_SIDE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class WeightsSpec:
         None,
         "input size in pixels: one side, or height and width",
         ge=1,
-        le=MAX_IMAGE_SIDE,
+        le=_MAX_IMAGE_SIDE,
         metavar="PX",
         shown="as in pretraining, or the size of the images (from scratch)",
         aliases="img_size imgsz input_size resolution",
