@@ -18,7 +18,7 @@ from vitft.cli import main as cli
 from vitft.models.checkpoint import load_checkpoint
 from vitft.system.errors import VitftError
 from vitft.training import stages
-from vitft.training.state import read_state
+from vitft.training.record import read_state
 
 
 def run(home: Path, words: list[str], prepare: Callable[[], object] = lambda: None) -> int:

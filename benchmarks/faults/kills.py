@@ -32,11 +32,14 @@ from benchmarks.faults.small_run import (
     result,
 )
 from benchmarks.timing import counts
-from vitft.training import stages
+from vitft.training import record
 from vitft.training.loop import Trainer
-from vitft.training.state import State, load_trainer_state, save_state
+from vitft.training.record import State, save_state
 
 OPTIONS = (*AUGMENTED, *TRAINING, "--epochs", "12")
+
+
+load_state = Trainer.load_state
 
 
 def without_optimiser(
@@ -44,7 +47,7 @@ def without_optimiser(
 ) -> None:
     """Load everything but the state of the optimiser."""
     kept = {name: value for name, value in tensors.items() if not name.startswith("optimizer/")}
-    load_trainer_state(trainer, kept, facts)
+    load_state(trainer, kept, facts)
 
 
 def in_place(folder: Path, state: State) -> None:
@@ -58,11 +61,11 @@ def in_place(folder: Path, state: State) -> None:
 
 
 def forget_optimiser() -> None:
-    stages.load_trainer_state = without_optimiser
+    Trainer.load_state = without_optimiser  # type: ignore[method-assign]
 
 
 def write_in_place() -> None:
-    stages.save_state = in_place
+    record.save_state = in_place
 
 
 ARMS: dict[str, Callable[[], None]] = {

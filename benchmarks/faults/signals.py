@@ -47,7 +47,7 @@ from vitft.system.errors import VitftError
 from vitft.training import reports, stages
 from vitft.training import run as train
 from vitft.training.loop import Trainer
-from vitft.training.state import newest_state
+from vitft.training.record import newest_state
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 OPTIONS = (*TWO_STAGES, *TRAINING, "--epochs", "3")
@@ -60,7 +60,7 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("final metrics", train, "evaluate"),
     ("calibrated weights", train, "write_final"),
     ("audit", reports, "_audit_run"),
-    ("thumbnails", reports, "write_thumbnails"),
+    ("thumbnails", reports, "_write_thumbnails"),
     ("report", cli_finetune, "print_report"),
     ("export", job, "export_run"),
     ("prediction", Predictor, "stream"),

@@ -10,7 +10,6 @@ allocates again would stay in its heap, a third more than whole copies take.
 """
 
 import argparse
-import gc
 import os
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import SIZES, ViTConfig
 from vitft.system.device import peak_memory, pick_device
 from vitft.training.loop import Batch, Trainer
-from vitft.training.runtime import process_group, shard_module, unshard_into
+from vitft.training.runtime import process_group
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
 
@@ -42,15 +41,11 @@ def worker(args: argparse.Namespace) -> None:
         torch.manual_seed(0)
         config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads, num_classes=10)
         suffix = cut_model(VisionTransformer(config).to(device), "all").suffix
-        model = suffix
-        if is_split:
-            model = shard_module(suffix, group)
-            gc.collect()
         spec = OptimSpec(
             batch_size=32, solver="adamw", lr=1e-4, ema=0.999, micro_batch=args.micro_batch
         )
         trainer = Trainer(
-            model, spec, steps_per_epoch=99, precision="bf16", group=group, sharded=is_split
+            suffix, spec, steps_per_epoch=99, precision="bf16", group=group, sharded=is_split
         )
         labels = torch.randint(0, 10, (args.batch,), device=device)
         pixels = torch.randn(args.batch, 3, 224, 224, device=device)
@@ -60,9 +55,8 @@ def worker(args: argparse.Namespace) -> None:
             started = time.perf_counter()
             trainer.step(Batch(pixels[own], labels[own], args.batch))
             seconds.append(time.perf_counter() - started)
-        with trainer.average.swapped_in():
-            if is_split:
-                unshard_into(suffix, model)
+        with trainer.evaluated():
+            pass
         used, count = (
             peak_memory(device)[kind] - before,
             sum(p.numel() for p in suffix.parameters()),

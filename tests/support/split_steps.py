@@ -16,11 +16,7 @@ from vitft.training import (
     Batch,
     ProcessGroup,
     Trainer,
-    load_trainer_state,
     process_group,
-    shard_module,
-    trainer_state,
-    unshard_into,
 )
 
 STEPS = 5
@@ -48,8 +44,7 @@ def begun(layers: str, group: ProcessGroup, *, split: bool) -> tuple[nn.Module, 
         micro_batch=2,
         epochs=1,
     )
-    trained = shard_module(suffix, group) if split else suffix
-    return suffix, Trainer(trained, spec, steps_per_epoch=STEPS, group=group, sharded=split)
+    return suffix, Trainer(suffix, spec, steps_per_epoch=STEPS, group=group, sharded=split)
 
 
 def batches(layers: str, group: ProcessGroup) -> list[Batch]:
@@ -65,11 +60,9 @@ def batches(layers: str, group: ProcessGroup) -> list[Batch]:
     return made
 
 
-def end(suffix: nn.Module, trainer: Trainer, *, split: bool) -> dict[str, Tensor]:
+def end(suffix: nn.Module, trainer: Trainer) -> dict[str, Tensor]:
     """Return the averaged weights that an evaluation uses."""
-    with trainer.average.swapped_in():
-        if split:
-            unshard_into(suffix, trainer.model)
+    with trainer.evaluated():
         return {name: p.detach().clone() for name, p in suffix.named_parameters()}
 
 
@@ -80,21 +73,17 @@ def main(layers: str, out: Path) -> None:
         for name, split in (("whole", False), ("split", True)):
             suffix, trainer = begun(layers, group, split=split)
             losses = [trainer.step(batch).loss for batch in fed]
-            found |= {
-                f"{name}/{key}": value for key, value in end(suffix, trainer, split=split).items()
-            }
+            found |= {f"{name}/{key}": value for key, value in end(suffix, trainer).items()}
             found[f"{name} losses"] = torch.tensor(losses)
         suffix, trainer = begun(layers, group, split=True)
         for batch in fed[:2]:
             trainer.step(batch)
-        box = group.broadcast(trainer_state(trainer))
+        box = group.broadcast(trainer.state())
         suffix, trainer = begun(layers, group, split=True)
-        load_trainer_state(trainer, *box)
+        trainer.load_state(*box)
         for batch in fed[2:]:
             trainer.step(batch)
-        found |= {
-            f"resumed/{key}": value for key, value in end(suffix, trainer, split=True).items()
-        }
+        found |= {f"resumed/{key}": value for key, value in end(suffix, trainer).items()}
         own = trainer.parameters.values()
         sizes = [p.to_local().numel() for p in own if isinstance(p, DTensor)]
         found["held"] = torch.tensor(sum(sizes))

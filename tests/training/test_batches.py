@@ -23,7 +23,6 @@ from vitft.training import (
     ProcessGroup,
     StageInputs,
     epoch_order,
-    evaluation_batches,
     training_batches,
 )
 
@@ -104,8 +103,8 @@ def test_every_process_evaluates_the_same_unaugmented_images_in_order(
     rows = data.manifest.rows[1:8]
     expected = expected_inputs(data, [one.path for one in rows])
 
-    decoded = list(evaluation_batches(from_files(data), rows))
-    kept = list(evaluation_batches(replace(from_files(data), images=table), rows))
+    decoded = list(from_files(data).evaluation_batches(rows))
+    kept = list(replace(from_files(data), images=table).evaluation_batches(rows))
 
     for batches in (decoded, kept):
         torch.testing.assert_close(torch.cat(batches), expected)

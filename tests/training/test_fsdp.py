@@ -4,22 +4,17 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.conftest import tiny_home
 from tests.support.children import ended
 from tests.support.ranks import TORCHRUN
 from vitft.cli.main import main
 from vitft.models import load_checkpoint
-from vitft.training import slice_like
 
 pytestmark = pytest.mark.long
 
@@ -74,29 +69,6 @@ def test_a_process_holds_about_half(found: dict[str, Tensor]) -> None:
     held, everything = found["held"].item(), found["all"].item()
 
     assert everything / 2 <= held < 0.6 * everything
-
-
-@pytest.fixture
-def second_of_two() -> Iterator[DeviceMesh]:
-    """A mesh of two processes, of which this one is the second, and the first does not exist."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    yield init_device_mesh("cpu", (2,))
-    torch.distributed.destroy_process_group()
-
-
-def test_a_rank_gets_its_slice_of_a_tensor_of_the_same_shape(second_of_two: DeviceMesh) -> None:
-    like = distribute_tensor(
-        torch.zeros(4, 3, dtype=torch.float64), second_of_two, [Shard(0)], src_data_rank=None
-    )
-    tensor = torch.arange(12.0).view(4, 3)
-
-    found = slice_like(tensor, like)
-
-    assert isinstance(found, DTensor)
-    assert found.shape == tensor.shape
-    assert torch.equal(found.to_local(), tensor[2:].double())
-    step = torch.tensor(7.0)
-    assert slice_like(step, like) is step
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from vitft.training import (
     Batch,
     StepResult,
     Trainer,
-    load_trainer_state,
-    trainer_state,
 )
 
 
@@ -119,16 +117,16 @@ def test_a_trainer_resumed_after_any_step_ends_with_the_same_weights(
         for batch in toy_batches(first.steps // first.steps_per_epoch):
             if first.steps < stop:
                 first.step(batch)
-    tensors, facts = trainer_state(first)
+    tensors, facts = first.state()
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     second = Trainer(Noisy(), spec, steps_per_epoch=4, seed=3)
-    load_trainer_state(second, tensors, json.loads(json.dumps(facts)))
+    second.load_state(tensors, json.loads(json.dumps(facts)))
     torch.manual_seed(stop)  # whatever else was drawn meanwhile
     for epoch in range(stop // 4, 3):
         for batch in toy_batches(epoch, second.steps - 4 * epoch):
             second.step(batch)
 
-    wanted, found = trainer_state(whole)[0], trainer_state(second)[0]
+    wanted, found = whole.state()[0], second.state()[0]
     assert wanted.keys() == found.keys()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
     assert any(name.startswith("optimizer/") for name in wanted)
@@ -173,11 +171,11 @@ def test_the_average_follows_and_is_swapped_in_temporarily() -> None:
 
 def test_the_state_holds_the_trained_weights_while_the_average_is_swapped_in() -> None:
     trainer = run(Noisy(), spec=FULL)
-    before, _ = trainer_state(trainer)
+    before, _ = trainer.state()
     before = {name: tensor.clone() for name, tensor in before.items()}
 
     with trainer.average.swapped_in():
-        lent, _ = trainer_state(trainer)
+        lent, _ = trainer.state()
 
     assert all(torch.equal(lent[name], before[name]) for name in before)
 

@@ -15,10 +15,8 @@ from vitft.training import (
     Batch,
     State,
     Trainer,
-    load_trainer_state,
     newest_state,
     save_state,
-    trainer_state,
 )
 
 WEIGHTS = {"w": torch.arange(6.0)}
@@ -139,7 +137,7 @@ def small_trainer(*, ema: float = 0.9, width: int = 3, micro_batch: int = 0) -> 
 
 def stepped(trainer: Trainer) -> tuple[dict[str, torch.Tensor], Any]:
     trainer.step(Batch(torch.randn(4, 3), torch.tensor([0, 1, 2, 0])))
-    tensors, facts = trainer_state(trainer)
+    tensors, facts = trainer.state()
     return {name: tensor.clone() for name, tensor in tensors.items()}, facts
 
 
@@ -154,9 +152,9 @@ def test_a_state_holds_weights_buffers_averages_and_optimiser() -> None:
     }
     assert (facts["step"], facts["micro_batch"]) == (1, 5)
     again = small_trainer(micro_batch=2)
-    load_trainer_state(again, tensors, facts)
+    again.load_state(tensors, facts)
     assert (again.steps, again.micro_batch) == (1, 5)
-    found, _ = trainer_state(again)
+    found, _ = again.state()
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
@@ -183,11 +181,11 @@ def test_a_state_that_does_not_fit_the_model_is_refused(
     name: str, value: torch.Tensor | None
 ) -> None:
     tensors, facts = stepped(small_trainer())
-    load_trainer_state(small_trainer(), tensors, facts)
+    small_trainer().load_state(tensors, facts)
     if value is None:
         del tensors[name]
     else:
         tensors[name] = value
 
     with pytest.raises(RunError, match=rf"does not fit this model: {name} is missing or unknown"):
-        load_trainer_state(small_trainer(), tensors, facts)
+        small_trainer().load_state(tensors, facts)

@@ -427,7 +427,7 @@ BEST_RULE = (
     "the lowest loss among the epochs whose accuracy is at most one standard error below the "
     "highest"
 )
-"""How the best epoch is selected; the rule is that of `training.fitted.BestWeights`."""
+"""How the best epoch is selected; the rule is that of `training.record.BestWeights`."""
 
 
 def selected_epoch(results: RunResults, layers: str, planned: int = 0) -> str:

@@ -6,8 +6,7 @@ epoch, the image and how often the image has already been used in the epoch.
 
 import contextlib
 import itertools
-import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,20 +25,16 @@ from vitft.data.transforms import CropTransform, EvalTransform, View, crop_views
 from vitft.features.cut import Cut, run_prefix
 from vitft.features.extract import Extractor, vanished_error
 from vitft.features.label_errors import number_groups
-from vitft.messages.results import divided_groups
 from vitft.metrics.intervals import Groups
+from vitft.models.timm_model import Model
 from vitft.system import console
 from vitft.system.device import BatchLimit, to_device
-from vitft.system.text import count
-from vitft.training.loop import Batch, batch_slices
+from vitft.training.loop import Batch, batch_slices, predict_logits
 from vitft.training.runtime import ProcessGroup
-
-log = logging.getLogger(__name__)
-
 
 # images of a run, and the inputs to its trained layers --------------------------------------------
 
-EVAL_BATCH = 32  # images per evaluation batch; eight times as many if cached or in memory
+_EVAL_BATCH = 32  # images per evaluation batch; eight times as many if cached or in memory
 
 _ImageBatches = Generator[tuple[Sequence[Row], Tensor], None, None]
 """(rows, views): uint8, (B, H, W, C)."""
@@ -124,9 +119,9 @@ class Dataset:
         if max(size) > 64 or len(rows) * size[0] * size[1] * channels > 2**30:
             return None
         table = torch.empty((len(rows), *size, channels), dtype=torch.uint8, device=self.device)
-        own, group = self.decode(self.group.shard(rows), EVAL_BATCH * 8), self.group
+        own, group = self.decode(self.group.shard(rows), _EVAL_BATCH * 8), self.group
         with console.Progress("loading images", len(rows)) as progress, contextlib.closing(own):
-            for chunk in table.split(EVAL_BATCH * 8 * group.size):
+            for chunk in table.split(_EVAL_BATCH * 8 * group.size):
                 is_idle = not group.shard(range(len(chunk)))  # the last batch may be empty
                 pixels = chunk[:0] if is_idle else next(own)[1][..., :channels]
                 chunk.copy_(group.all_gather(pixels, len(chunk)))
@@ -142,28 +137,6 @@ class Dataset:
         return batches
 
 
-def fold_groups(
-    manifest: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]
-) -> Mapping[str, str]:
-    """Return the groups (by digest) that cross-validation keeps together.
-
-    Cross-validation needs at least two groups per class. If all training images of a class are in
-    one group, only near-duplicates among them (`duplicates`) are kept together, with a message.
-    """
-    if groups is duplicates or manifest.labels:
-        return groups
-    names: dict[int, set[str]] = {}
-    for row in manifest.train:
-        names.setdefault(row.label, set()).add(groups.get(row.sha256, row.sha256))
-    held_out = {row.label for row in manifest.val}
-    alone = {label for label, found in names.items() if len(found) == 1} & held_out
-    divided = {row.sha256 for row in manifest.train if row.label in alone}
-    if len(divided) > len(alone):
-        log.info(divided_groups([manifest.classes[label] for label in sorted(alone)]))
-    rest = {digest: name for digest, name in groups.items() if digest not in divided}
-    return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInputs:
     """Inputs to one stage: cached outputs of the frozen prefix, images in memory, or files."""
@@ -172,7 +145,7 @@ class StageInputs:
     cut: Cut  # model cut at the freeze boundary of the stage
     extractor: Extractor | None  # of the frozen prefix; None if nothing is frozen
     images: _StoredImages | None = None  # None if not needed or too large
-    limit: BatchLimit = field(default_factory=lambda: BatchLimit(8 * EVAL_BATCH))
+    limit: BatchLimit = field(default_factory=lambda: BatchLimit(8 * _EVAL_BATCH))
     """Images evaluated at a time."""
 
     def last_features(self, rows: Sequence[Row]) -> Tensor:
@@ -187,22 +160,57 @@ class StageInputs:
             [row.sha256 for row in rows], view or eval_view(self.data.transform)
         )
 
+    def prefix_outputs(self, pixels: Tensor) -> Tensor:
+        """Return the float32 inputs to the trained layers, on the device, for normalised pixels."""
+        extractor = self.extractor
+        assert extractor is not None
+        found = extractor.limit.join(
+            lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
+        )
+        return found.clone()  # autograd rejects inference tensors
+
+    def caches_views(self, train: TrainSpec) -> bool:
+        """Return whether training inputs are cached: pooled features, or tokens not augmented."""
+        return self.cut.pooled or (self.cut.prefix is not None and train.augment == "none")
+
+    @torch.no_grad()
+    def inputs_to_head(self, model: Model, rows: Sequence[Row], view: View | None = None) -> Tensor:
+        """Return the inputs to the head (n, D) of a model, in float32 on the CPU."""
+        x: Tensor = model.pre_logits.cpu()(self.features(rows, view))
+        model.pre_logits.to(self.data.device)
+        return x
+
+    def evaluation_batches(self, rows: Sequence[Row]) -> Iterator[Tensor]:
+        """Return an iterator over batches of inputs for `rows`, in order, unaugmented."""
+        data, size = self.data, _EVAL_BATCH * 8
+        if self.extractor is not None:
+            chunks = (rows[i : i + size] for i in range(0, len(rows), size))
+            return (to_device(self.features(chunk), data.device) for chunk in chunks)
+        if self.images is not None:
+            views = self.images(rows, [size] * -(-len(rows) // size))
+        else:
+            views = data.decode(rows, _EVAL_BATCH)
+        return (data.transform.normalise(pixels) for _, pixels in views)
+
+    def logits(self, rows: Sequence[Row], *, precision: str = "fp32") -> Tensor:
+        """Return the logits (n, C) of images, in the order of `rows`."""
+        data, pooled = self.data, self.cut.pooled
+        unit = _EVAL_BATCH * 8 if pooled else 1  # if pooled: same batches as with one process
+        own = self.evaluation_batches(data.group.shard(rows, unit))
+        suffix, device = self.cut.suffix, data.device
+        logits = predict_logits(suffix, own, device=device, precision=precision, limit=self.limit)
+        return data.group.all_gather(logits, len(rows), unit)
+
 
 # selection and order of the training images in an epoch -------------------------------------------
 
 _Order = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def images_per_epoch(labels: Sequence[int], *, balanced: bool) -> int:
+def epoch_size(labels: Sequence[int], train: TrainSpec) -> int:
     """Return the number of images in an epoch: all, or as many of each class as that allows."""
-    total = len(labels)
-    return total - total % len({*labels}) if balanced and total else total
-
-
-def epoch_size(rows: Sequence[Row], train: TrainSpec) -> int:
-    """Return the number of images in an epoch."""
-    labels = [row.label for row in rows]
-    return images_per_epoch(labels, balanced=train.sampling == "balanced")
+    total, is_balanced = len(labels), train.sampling == "balanced"
+    return total - total % len({*labels}) if is_balanced and total else total
 
 
 def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> _Order:
@@ -227,31 +235,9 @@ def epoch_order(rows: Sequence[Row], train: TrainSpec, epoch: int) -> _Order:
     return random.permutation(np.concatenate(drawn))
 
 
-def describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
-    """Return a sentence describing a balanced epoch."""
-    counts = Counter(labels)
-    each = len(labels) // len(counts)
-    rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
-    text = (
-        f"balanced sampling: each epoch uses {count(each, 'image')} from each of {len(counts)} "
-        f"classes, {each * len(counts):,} in total"
-    )
-    if counts[rarest] == counts[largest]:
-        return f"{text}. The classes have equal sizes, so every image is used once"
-    return (
-        f"{text}. On average, an image of {classes[rarest]} is used {each / counts[rarest]:.1f} "
-        f"times and an image of {classes[largest]} {each / counts[largest]:.1f} times"
-    )
-
-
 # training and validation batches of a stage, from cached features, memory or files ----------------
 
 _EpochBatches = Callable[[int, int], Iterator[Batch]]  # (epoch, first step) -> batches
-
-
-def caches_views(cut: Cut, train: TrainSpec) -> bool:
-    """Return whether training inputs are cached: pooled features, or tokens not augmented."""
-    return cut.pooled or (cut.prefix is not None and train.augment == "none")
 
 
 def _training_crop(transform: EvalTransform, train: TrainSpec) -> CropTransform:
@@ -273,19 +259,6 @@ def training_views(transform: EvalTransform, train: TrainSpec, optim: OptimSpec)
     return [eval_view(transform), *crop_views(transform, crop, train.views, train.seed)]
 
 
-def evaluation_batches(inputs: StageInputs, rows: Sequence[Row]) -> Iterator[Tensor]:
-    """Return an iterator over batches of inputs for the images in `rows`, in order, unaugmented."""
-    data, size = inputs.data, EVAL_BATCH * 8
-    if inputs.extractor is not None:
-        chunks = (rows[i : i + size] for i in range(0, len(rows), size))
-        return (to_device(inputs.features(chunk), data.device) for chunk in chunks)
-    if inputs.images is not None:
-        views = inputs.images(rows, [size] * -(-len(rows) // size))
-    else:
-        views = data.decode(rows, EVAL_BATCH)
-    return (data.transform.normalise(pixels) for _, pixels in views)
-
-
 def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) -> _EpochBatches:
     """Return a function that yields the batches of an epoch, beginning at one of its steps.
 
@@ -293,7 +266,7 @@ def training_batches(train: TrainSpec, optim: OptimSpec, inputs: StageInputs) ->
     """
     data, rows = inputs.data, inputs.data.manifest.train
     views = []
-    if caches_views(inputs.cut, train):
+    if inputs.caches_views(train):
         views = training_views(data.transform, train, optim)
 
     def batches(epoch: int, done: int) -> Iterator[Batch]:
@@ -356,13 +329,5 @@ def _fresh_inputs(
                 pixels = shift_and_flip(pixels, mine, padding)
             x = transform.normalise(pixels)
             if inputs.extractor is not None:
-                x = _prefix_outputs(inputs.extractor, x)
+                x = inputs.prefix_outputs(x)
             yield x, chunk
-
-
-def _prefix_outputs(extractor: Extractor, pixels: Tensor) -> Tensor:
-    """Return the float32 inputs to the trained layers, on the device, for normalised pixels."""
-    found = extractor.limit.join(
-        lambda part: run_prefix(extractor.prefix, pixels[part]).float(), len(pixels)
-    )
-    return found.clone()  # autograd rejects inference tensors

@@ -48,19 +48,16 @@ from vitft.system import console
 from vitft.system.errors import WeightsError
 from vitft.system.text import count
 from vitft.training.batches import StageInputs, epoch_size, training_batches
-from vitft.training.fitted import Fitted
 from vitft.training.loop import RunningMetrics, with_step_defaults
+from vitft.training.record import Fitted
 from vitft.training.reports import COMPUTED_IMAGES
 from vitft.training.runtime import Runtime
 from vitft.training.setup import Start, compute_views, next_inputs
 from vitft.training.stages import (
-    image_logits,
-    inputs_to_head,
     make_trainer,
     of_last_block,
     read_last_block,
 )
-from vitft.training.state import BUDGET_FILE, read_budget, untried, write_for_resume
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +107,14 @@ def try_other_starts(start: Start, runtime: Runtime) -> Start:
                 chosen = larger
     if (trial := _try_weights(chosen, spec, runtime)) is not None:
         found["weights"] = trial
-    return replace(chosen, trials=found)
+    budget = _untried(start.config.train.budget_s, found) if found else None
+    return replace(chosen, budget=budget)
+
+
+def _untried(seconds: float, starts: Mapping[str, StartTrial]) -> BudgetResults:
+    """Return the results of a time budget before any layers are tried, given those of starts."""
+    found = {"seconds": seconds, "used": 0.0, "trials": [], "skipped": []}
+    return cast("BudgetResults", {**found, "chosen": None, "epochs": 0, **starts})
 
 
 def _try_weights(start: Start, spec: WeightsSpec, runtime: Runtime) -> StartTrial | None:
@@ -245,7 +249,7 @@ def _held_out_scores(start: Start) -> tuple[np.ndarray[Any, Any], Tensor] | None
     """Return indices (m,) of training images and their logits (m, C) from cross-validated heads."""
     inputs, config, data = start.inputs, start.config, start.inputs.data
     rows, names = data.manifest.train, data.manifest.outputs
-    x, y = inputs_to_head(start.pipeline.model, inputs, rows), data.labels(rows).cpu()
+    x, y = inputs.inputs_to_head(start.pipeline.model, rows), data.labels(rows).cpu()
     groups, seed, balanced = data.group_ids(rows), config.train.seed, config.balances
     assert inputs.extractor is not None
     solved = solve_head(
@@ -338,7 +342,7 @@ def _hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
     ]
 
     def solve() -> tuple[LinearHead, Tensor]:
-        x = inputs_to_head(fitted.model, inputs, rows)
+        x = inputs.inputs_to_head(fitted.model, rows)
         solved = solve_head(
             x[~held],
             labels[~held],
@@ -352,7 +356,7 @@ def _hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
     return replace(data.manifest, rows=parts), *data.group.main_only(solve)
 
 
-class Trial:
+class _Trial:
     """Layers that may be trained, and their trials on copies of the run's model.
 
     `held_out` returns the images and heads of a fold. Steps are timed once, in a small fraction of
@@ -365,7 +369,7 @@ class Trial:
         self.fitted, self.layers, self.held_out = fitted, layers, held_out
         self.data, self.manifest = fitted.inputs.data, held_out(0)[0]
         config = self.config(1)
-        images = epoch_size(self.manifest.train, config.train)
+        images = epoch_size([row.label for row in self.manifest.train], config.train)
         self.steps_per_epoch = math.ceil(images / config.optim.images_per_step)
         self.most_epochs = max(MAX_EPOCHS, self.epochs_of(_MAX_STEPS))
         self.extraction_s, self.step_s = self.time_steps(_TIMED_FRACTION * seconds)  # per image
@@ -450,9 +454,12 @@ class Trial:
         inputs = self.inputs(config, manifest, head, "extracting features")
         trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
         batches = training_batches(config.train, config.optim, inputs)
-        total = epoch_size(manifest.train, config.train) * epochs
+        total = epochs * epoch_size([row.label for row in manifest.train], config.train)
         label = f"trial: training {layers_text(self.layers)}"
-        with stopper.deferred_to_next(when=group.size > 1), console.Progress(label, total) as shown:
+        with (
+            stopper.deferred_to_next(when=group.size > 1),
+            console.Progress(label, total) as shown,
+        ):
             for epoch in range(epochs):
                 metrics = RunningMetrics()
                 for batch in batches(epoch, 0):
@@ -463,10 +470,9 @@ class Trial:
         logits = dict[float, Tensor]()
         with console.quiet_step("trial: evaluating on the held-out images"):
             for part in _FRACTIONS:
-                with trainer.average.swapped_in(part):
-                    logits[part] = image_logits(
-                        inputs, manifest.val, precision=self.fitted.precision
-                    )
+                with trainer.evaluated(part):
+                    precision = self.fitted.precision
+                    logits[part] = inputs.logits(manifest.val, precision=precision)
         return self.results(epochs, fold, logits, group.broadcast(time.monotonic() - started))
 
     def results(
@@ -555,24 +561,23 @@ def choose_layers(fitted: Fitted, solved: SolvedHead) -> None:
     replaced with the chosen settings, so the file describes what is trained. `solved` is the head
     that the run has fitted.
     """
-    run, best, config, group = fitted.run, fitted.best, fitted.config, fitted.runtime.group
+    best, config, found = fitted.best, fitted.config, fitted.budget
     images = len(fitted.inputs.data.manifest.train)
-    found = group.broadcast(read_budget(run.resume) if group.is_main else None)
     if found is None or found["chosen"] is None:
-        found = found or untried(config.train.budget_s, {})
+        found = found or _untried(config.train.budget_s, {})
         if images < _MIN_TRIAL_IMAGES:
             few = count(images, "training image")
             log.info(f"only the head is trained: {few} are too few for trials")
         else:
             _Search(fitted, solved.method, found).run()
         found |= {"chosen": found["chosen"] or "head", "used": fitted.runtime.used_s()}
-        write_for_resume(run, BUDGET_FILE, found)
-    fitted.budget, fitted.config = found, replace(config, train=replace(config.train, budget=""))
+        fitted.record_budget(found)
+    fitted.config = replace(config, train=replace(config.train, budget=""))
     chosen, epochs = found["chosen"], found["epochs"]
     if chosen in layers_to_try(best.model):
         fraction = found.get("interpolation", 1.0)
         fitted.config = _config_of(chosen, config, epochs, best.model, images, fraction=fraction)
-    run.write("config.toml", to_toml(fitted.config))
+    fitted.run.write("config.toml", to_toml(fitted.config))
     if len(fitted.config.train.stages) > 1:
         # Once blocks are trained, a head does not gain from reading earlier blocks as well
         # (benchmarks/notebook/fine_tuning.md).
@@ -593,7 +598,7 @@ class _Search:
         self.fitted, self.found = fitted, found
         held_out = functools.cache(functools.partial(_hold_out, fitted, method))
         self.prepared = functools.cache(
-            lambda layers: Trial(fitted, layers, held_out, self.remaining())
+            lambda layers: _Trial(fitted, layers, held_out, self.remaining())
         )
 
     def run(self) -> None:
@@ -673,7 +678,7 @@ class _Search:
         place = len(trials) if place is None else place
         trials[place : place + 1] = [trial]
         self.found["used"] = self.fitted.runtime.used_s()
-        write_for_resume(self.fitted.run, BUDGET_FILE, self.found)
+        self.fitted.record_budget(self.found)
         log.info(describe_trial(trial))
 
 

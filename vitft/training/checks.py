@@ -16,21 +16,18 @@ from vitft.config.run import (
     section_from_table,
 )
 from vitft.config.schema import shown_value
-from vitft.config.sections import DataSpec
 from vitft.data.demo import DEMO_FOLDER
-from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images
 from vitft.data.label_table import SETTING_OF
-from vitft.data.parts import Part
 from vitft.data.remote.copies import prepare_data
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
-from vitft.data.split import check_folder_classes, first_part, run_manifest
+from vitft.data.split import check_folder_classes
 from vitft.data.table import TABLE_SUFFIXES, is_table
-from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.models.pretrained.catalog import check_weights_name, default_weights
 from vitft.system.errors import RunError, UsageError
+from vitft.system.imports import require_extra
 from vitft.system.rundir import (
     check_is_run,
     check_outside,
@@ -39,69 +36,12 @@ from vitft.system.rundir import (
     plan_run,
     read_environment,
     resume_command,
-    run_path,
 )
 from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, labelled, listing
-from vitft.training.trackers import check_trackers
 
 log = logging.getLogger(__name__)
 
-
-# the setting `data.like`: images that an earlier run held out are held out again ------------------
-
-
-def former_split(
-    spec: DataSpec, inspected: Images, fingerprints: Fingerprints
-) -> Mapping[str, Part]:
-    """Map digests to their subsets in the run `spec.like`, and log how many are held out again.
-
-    A warning is logged if only the earlier run applies a table of fixes. The fingerprints of images
-    that it held out are added to those of the `inspected` images.
-    """
-    like = spec.like
-    manifest = run_manifest(run_path(like))
-    assert manifest is not None, "checked before"
-    fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
-    if fixes and not spec.fixes:
-        log.warning(
-            f"{like} was trained with the fixes of {fixes}, which this run does not apply. To "
-            "apply them, add --fixes to a command with the same folder"
-        )
-    rows = sorted(manifest.rows, key=lambda row: row.split != "train")  # held-out rows override
-    parts: dict[str, Part] = {row.sha256: row.split for row in rows}
-    # Images held out before that the new data lacks: read from their folder, if it is still there
-    out = [row for row in manifest.rows if parts[row.sha256] != "train"]
-    gone = [row for row in out if row.sha256 not in fingerprints.by_digest]
-    fingerprint_folder(replace(manifest, rows=gone), fingerprints, max_pixels=spec.max_pixels)
-    lost = {row.path: row.sha256 for row in out if row.sha256 not in fingerprints.by_digest}
-    seen = list({row.sha256 for row in out if row.sha256 in fingerprints.by_digest})
-    known = KnownImages(fingerprints.table(seen))
-    copies: dict[str, Part] = {}  # of held-out images, with the originals' part
-    for file in inspected.rows:
-        if parts.get(file.sha256, "train") != "train":
-            continue
-        near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
-        if file.path in lost and file.sha256 not in parts:
-            near.add(parts[lost[file.path]])
-        if near:
-            copies[file.sha256] = "test" if "test" in near else "val"
-    digests = {row.sha256 for row in out}
-    again = len(digests & {file.sha256 for file in inspected.rows})
-    also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
-    log.info(
-        f"held out again: {again:,} of {count(len(digests), 'image')} held out by {like}{also}"
-    )
-    groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
-    parts |= copies
-    former: dict[str, Part] = {}
-    for row in inspected.rows:
-        known_as = parts.get(row.sha256, ""), groups.get(row.group, "")
-        former[row.sha256] = first_part((*known_as, former.get(row.sha256, "")))
-    return former
-
-
-# checks of the data, weights, settings and run directory, made before torch is imported -----------
 
 _RESUME_CHANGES = frozenset(
     f"{section}.{name}"
@@ -168,7 +108,7 @@ def check_request(
             allow_random=True,
             layers=config.train.layers,
         )
-    check_trackers(config.train.trackers)
+    _check_trackers(config)
     path = Path(out or "").expanduser()
     if out and is_unfinished(path):
         raise RunError(
@@ -185,6 +125,12 @@ def _prepared(config: Config) -> tuple[Config, Path]:
     """Return the settings, without secrets in an address, and where the data are on this disk."""
     data, place = prepare_data(config.data.path, config.data), place_of(config.data.path)
     return replace(config, data=replace(config.data, path=place.text)) if place else config, data
+
+
+def _check_trackers(config: Config) -> None:
+    """Raise a UsageError if the library of a tracker is missing, without importing it."""
+    for name in config.train.trackers:
+        require_extra(name, feature=f"--tracker {name}")
 
 
 def log_data(folder: Images, name: str) -> None:
@@ -255,7 +201,7 @@ def check_resume(
     config = config_from_table(after)
     if not config.data.path:  # an empty path would mean the current folder
         raise damaged_file(path / "config.toml", "data.path is missing")
-    check_trackers(config.train.trackers)
+    _check_trackers(config)
     config, data = _prepared(config)
     scan(data, config.data)
     if config.data.like:

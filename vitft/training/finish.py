@@ -41,9 +41,9 @@ from vitft.models.trainable import merge_adapters, write_adapter
 from vitft.system import console
 from vitft.system.files import writing
 from vitft.training.batches import Dataset, StageInputs
-from vitft.training.fitted import Fitted, ScoredImages
 from vitft.training.loop import predict_logits
-from vitft.training.stages import image_logits, representative_scores
+from vitft.training.record import Fitted, ScoredImages
+from vitft.training.stages import representative_scores
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ def _final_logits(
     if model.config.read_blocks > 1 and inputs.cut.pooled:
         heads = BothHeads(model)
         inputs = replace(inputs, cut=inputs.cut._replace(suffix=heads))
-    logits = image_logits(inputs, rows)
+    logits = inputs.logits(rows)
     if heads is model:
         logits = logits[:, None]
     if precision == "fp32" or inputs.extractor is None:

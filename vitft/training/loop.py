@@ -2,12 +2,20 @@
 
 Gradients are accumulated over micro-batches and summed over processes. Random numbers in a step
 depend on (seed, step, rank) alone, so a resumed run draws the same numbers as an uninterrupted one.
+
+Models too large for a full copy in every process are sharded with
+`torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+Every process stores a slice of each weight, gradient, moving average and optimiser state. The
+weights of a block are gathered only while the block is computed. The DTensor modules that this
+requires take 0.4 s to import, so only sharded runs import them.
 """
 
 import contextlib
+import copy
 import functools
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,11 +29,12 @@ from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.sections import OptimSpec
 from vitft.metrics.classification import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.models.timm_model import Model
+from vitft.models.vit import Block
 from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
-from vitft.system.errors import DivergedError, ResourceError, UsageError
+from vitft.system.errors import DivergedError, ResourceError, RunError, UsageError
 from vitft.system.structure import Natural
 from vitft.system.text import count
-from vitft.training.runtime import ProcessGroup, full_tensor, report_lost_process
+from vitft.training.runtime import ProcessGroup, report_lost_process
 
 # optimisers, learning-rate schedule, layer-wise decay and moving average of the weights -----------
 
@@ -229,7 +238,7 @@ class Trainer:
         loss: Loss function, which also determines the kind of targets.
         compiled: Whether to compile the forward and backward passes with torch.compile.
         group: Process group across which each batch is divided.
-        sharded: Whether `model` was returned by `shard_module`.
+        sharded: Whether to divide a copy of the model over the group, block by block.
     """
 
     def __init__(
@@ -247,10 +256,12 @@ class Trainer:
         sharded: bool = False,
     ) -> None:
         assert spec.lr is not None, "the learning rate has not been resolved"
-        self.model, self.spec, self.peak_lr, self.sharded = model, spec, spec.lr, sharded
+        self.spec, self.peak_lr, self.sharded = spec, spec.lr, sharded
         self.steps_per_epoch = steps_per_epoch
         self.total_steps = steps_per_epoch * spec.epochs
         self.group = group or ProcessGroup()
+        self.whole = model  # with the trained weights in `evaluated`, if `model` is a sharded copy
+        self.model = model = _sharded_copy(model, self.group) if sharded else model
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.device = next(iter(self.parameters.values())).device
         groups = parameter_groups(model, spec)
@@ -309,7 +320,7 @@ class Trainer:
             norm = nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
             if self.spec.clip:
                 nn.utils.clip_grads_with_norm_(weights, self.spec.clip, norm)
-            size = (full_tensor(norm) if self.sharded else norm).item()
+            size = (_full_tensor(norm) if self.sharded else norm).item()
         if not math.isfinite(size) and not may_overflow:
             raise diverged(self.steps, lr, "the gradient is not finite")
         self.scaler.step(self.optimizer)
@@ -319,6 +330,68 @@ class Trainer:
         self.steps += 1
         images = batch.images or len(batch.labels)
         return StepResult(step=self.steps - 1, lr=lr, loss=loss, correct=correct, images=images)
+
+    @contextlib.contextmanager
+    def evaluated(self, fraction: float | None = None) -> Iterator[None]:
+        """Load the weights to validate and save into the model (see `WeightAverage.swapped_in`)."""
+        with self.average.swapped_in(fraction):
+            if self.sharded:
+                whole = dict(self.whole.named_parameters())
+                with torch.no_grad():
+                    for name, parameter in self.parameters.items():
+                        whole[name].copy_(_full_tensor(parameter))
+            yield
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the state before the next step, as tensors and JSON values.
+
+        Every rank of a sharded model must call it, but only the main process receives the tensors.
+        """
+        tensors = self.tensors()
+        for i, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{i}/{key}": torch.as_tensor(v) for key, v in slots.items()}
+        if self.sharded:
+            full = ((name, _full_tensor(tensor)) for name, tensor in tensors.items())
+            tensors = {name: tensor.cpu() for name, tensor in full if self.group.is_main}
+        scaler = self.scaler.state_dict()
+        return tensors, {"step": self.steps, "micro_batch": self.micro_batch, "scaler": scaler}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the state other than the optimiser's, without copying them."""
+        weights, buffers = self.average.trained, self.model.named_buffers()
+        return {
+            **{f"weights/{name}": weights[name].detach() for name in self.parameters},
+            **{f"buffers/{name}": weights.get(name, buffer) for name, buffer in buffers},
+            **{f"average/{name}": mean for name, mean in self.average.average.items()},
+            **{f"before/{name}": value for name, value in self.average.before.items()},
+        }
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restore a state returned by `state`; a RunError if it does not fit."""
+        targets = self.tensors()
+        optimized = [p for group in self.optimizer.param_groups for p in group["params"]]
+        wanted = {name: target.shape for name, target in targets.items()}
+        for name, value in tensors.items():
+            slot = re.fullmatch(r"optimizer/(\d{1,6})/\w+", name)
+            if slot and int(slot[1]) < len(optimized):
+                wanted[name] = optimized[int(slot[1])].shape if value.ndim else value.shape
+        check_shapes({name: value.shape for name, value in tensors.items()}, wanted)
+        slots: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name in targets:
+                target = targets[name]
+                target.copy_(_slice_like(value, target) if self.sharded else value)
+            else:
+                _, i, key = name.split("/")
+                own = _slice_like(value, optimized[int(i)]) if self.sharded else value
+                slots.setdefault(int(i), {})[key] = own.clone()
+        state = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**state, "state": slots})
+        self.scaler.load_state_dict(facts["scaler"])
+        self.steps, self.limit.images = facts["step"], facts["micro_batch"]
+        if self.sharded and self.spec.micro_batch:  # may have been lowered on resuming
+            self.limit.images = self.spec.micro_batch
 
     def backward(self, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of the whole batch, given this rank's slice of it.
@@ -403,6 +476,51 @@ class Trainer:
         for mean in statistics:
             mean.div_(self.group.size)
         return loss, round(total_correct)
+
+
+def _sharded_copy(module: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Return a copy of a module, sharded block by block over the group."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    copied = copy.deepcopy(module)
+    mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
+    for block in [each for each in copied.modules() if isinstance(each, Block)]:
+        fully_shard(block, mesh=mesh)
+        register_fsdp_forward_method(block, "for_class_token")
+    fully_shard(copied, mesh=mesh)
+    return copied
+
+
+def _full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full, unsharded tensor. Every rank must call this function."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with report_lost_process():
+        return tensor.full_tensor()
+
+
+def _slice_like(value: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's slice of the full tensor `value`, if `like` is sharded in this shape."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    moved = value.to(like.device, like.dtype)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def check_shapes(found: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size]) -> None:
+    """Raise a RunError if saved tensors have other names or shapes than those of the model."""
+    if found != wanted:
+        odd = min(dict(found.items() ^ wanted.items()))
+        raise RunError(
+            f"the training state does not fit this model: {odd[:100]} is missing or unknown, or "
+            "has the wrong shape",
+            fix="start a new run in another directory with --out",
+        )
 
 
 def diverged(step: int, lr: float, what: str) -> DivergedError:

@@ -54,8 +54,8 @@ from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
 from vitft.system.rundir import RunDir, read_run_json
 from vitft.system.text import count
-from vitft.training.batches import Dataset, StageInputs, evaluation_batches
-from vitft.training.fitted import Fitted, ScoredImages
+from vitft.training.batches import Dataset, StageInputs
+from vitft.training.record import Fitted, ScoredImages
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def _write_reports(fitted: Fitted, *, complete: bool) -> None:
             verb = f"look at {what}" if data.manifest.labels else f"decide on {what}"
             log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
     if complete:
-        write_thumbnails(run, data, fitted.model, fitted.precision)
+        _write_thumbnails(run, data, fitted.model, fitted.precision)
 
 
 # audit.json: duplicates, leakage and probable label errors ----------------------------------------
@@ -233,7 +233,7 @@ def _write_reference(fitted: Fitted) -> OodResults:
     return results
 
 
-def intermediate_blocks(cut: Cut, model: Model) -> int:
+def _intermediate_blocks(cut: Cut, model: Model) -> int:
     """Return the number of blocks before the intermediate feature of a trained model; 0 for none.
 
     Blocks whose output the head reads are not used, and neither are blocks whose output is not
@@ -253,7 +253,7 @@ def _reference_features(
     """Return pooled features (n, D), any intermediate ones (n, D), and the blocks before them."""
     if inputs.cut.pooled:
         return inputs.last_features(rows).numpy(), None, 0
-    blocks, parts = intermediate_blocks(inputs.cut, model), list[Tensor]()
+    blocks, parts = _intermediate_blocks(inputs.cut, model), list[Tensor]()
 
     def compute(batch: Tensor, part: slice) -> Tensor:
         with exact_float32(inputs.data.device):
@@ -263,7 +263,7 @@ def _reference_features(
             return model.eval().finish(batch[part], start, intermediate=blocks).float().cpu()
 
     with console.Progress("features of the trained model", len(rows)) as progress:
-        for batch in evaluation_batches(inputs, rows):
+        for batch in inputs.evaluation_batches(rows):
             parts += inputs.limit.split(functools.partial(compute, batch), len(batch))
             progress.advance(len(batch))
     head, intermediate = torch.cat(parts).numpy(), None
@@ -277,7 +277,7 @@ def _reference_features(
 _ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one core
 
 
-def write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) -> None:
+def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) -> None:
     """Write the folder `thumbs/` of a run.
 
     For the most confident mistakes, attention overlays are written as well. Metadata of the files

@@ -11,8 +11,7 @@ from vitft.report.notebook import result_card
 from vitft.system.errors import RunError
 from vitft.training.budget import choose_layers, try_other_starts
 from vitft.training.finish import evaluate, write_best, write_final
-from vitft.training.fitted import Fitted
-from vitft.training.record import open_run, status_recorded
+from vitft.training.record import Fitted, open_run, status_recorded
 from vitft.training.reports import write_reports
 from vitft.training.runtime import Runtime
 from vitft.training.setup import (

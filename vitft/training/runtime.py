@@ -8,16 +8,9 @@ Every process lists all images and draws the same batches, but computes only its
 and its shard of the features and validation images. It inspects only the files of its shard.
 The main process (rank 0) solves linear heads, logs and writes the run directory. Gradients are
 summed over the processes, so a step uses the gradient of the whole batch.
-
-Models too large for a full copy in every process are sharded with
-`torch.distributed.fsdp.fully_shard` ("FSDP2"; Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
-Every process stores a slice of each weight, gradient, moving average and optimiser state. The
-weights of a block are gathered only while the block is computed. The DTensor modules that this
-requires take 0.4 s to import, so only sharded runs import them.
 """
 
 import contextlib
-import copy
 import itertools
 import logging
 import os
@@ -32,13 +25,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from vitft.config.run import Config
-from vitft.models.timm_model import Model
-from vitft.models.vit import Block
 from vitft.system import console
 from vitft.system.cores import node_cores
 from vitft.system.device import (
@@ -47,10 +38,10 @@ from vitft.system.device import (
     torch_threads,
     worker_threads,
 )
-from vitft.system.errors import ResourceError, UsageError
+from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir, locked
 from vitft.system.signals import Stopper, signal_handlers
-from vitft.training.trackers import Trackers, short_timeouts
+from vitft.training.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -231,9 +222,7 @@ def report_lost_process() -> Iterator[None]:
             raise
         pair = distributed.is_initialized() and distributed.get_world_size() == 2
         who = f"process {1 - distributed.get_rank()}" if pair else "another process"
-        reason = re.sub(r"^(\[[^\]]*\] )+", "", str(error).splitlines()[0])[
-            :120
-        ]  # no C++ locations
+        reason = re.sub(r"^(\[[^\]]*\] )+", "", str(error).splitlines()[0])  # no C++ locations
         again = "resume the run with --resume, or let torchrun restart it with --max-restarts 3"
         what, fix = "has ended", f"check its error message, then {again}"
         if "timed out" in str(error).lower() or "wait timeout" in str(error):
@@ -242,7 +231,7 @@ def report_lost_process() -> Iterator[None]:
                 f"check what it is waiting for, stop it (kill -9), then {again}. If it only needs "
                 "more time, increase the limit with --set train.timeout=SECONDS"
             )
-        raise ResourceError(f"{who} of the run {what} ({reason})", fix=fix) from error
+        raise ResourceError(f"{who} of the run {what} ({reason[:120]})", fix=fix) from error
 
 
 def rendezvous_store(timeout: timedelta) -> Store:
@@ -333,71 +322,8 @@ class Runtime:
             if resumed is not None and group.is_main:
                 stack.enter_context(locked(resumed))
             names = config.train.trackers if group.is_main else ()
-            if "mlflow" in names:
-                stack.enter_context(short_timeouts())
-            trackers = Trackers(names, resume=resume)
-            stack.callback(trackers.finish, "failed", {})
+            trackers = stack.enter_context(Trackers.connected(names, resume=resume))
             yield cls(
                 group=group, stopper=stopper, trackers=trackers, resumed=resumed, started=started
             )
             group.barrier()
-
-
-# models too large for a full copy in every process: each process stores a slice ------------------
-
-
-def check_sharding(model: Model, group: ProcessGroup, *, precision: str, compiled: bool) -> None:
-    """Raise a UsageError if the model or a setting does not support sharding."""
-    model.require_vit("train.shard")
-    if precision == "fp16" or compiled:
-        other = "train.precision=fp16" if precision == "fp16" else "train.compile=true"
-        raise UsageError(
-            f"train.shard cannot be combined with {other}",
-            fix="remove train.shard, or use weights without the timm: prefix, a precision of bf16 "
-            "or fp32, and train.compile=false",
-        )
-    if group.size == 1:
-        log.info("train.shard has no effect with a single process: start several with torchrun")
-
-
-def shard_module(module: nn.Module, group: ProcessGroup) -> nn.Module:
-    """Return a copy of `module` for training steps, sharded block by block over the group."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    copied = copy.deepcopy(module)
-    mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
-    for block in [each for each in copied.modules() if isinstance(each, Block)]:
-        fully_shard(block, mesh=mesh)
-        register_fsdp_forward_method(block, "for_class_token")
-    fully_shard(copied, mesh=mesh)
-    return copied
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full, unsharded tensor. Every rank must call this function."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
-        return tensor
-    with report_lost_process():
-        return tensor.full_tensor()
-
-
-def slice_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's slice of the full tensor `value`, if `like` is sharded in this shape."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(like, DTensor) or value.shape != like.shape:
-        return value
-    moved = value.to(like.device, like.dtype)
-    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
-
-
-@torch.no_grad()
-def unshard_into(module: nn.Module, sharded: nn.Module) -> None:
-    """Copy the trained parameters of a sharded copy into the original module, on every rank."""
-    originals = dict(module.named_parameters())
-    for name, parameter in sharded.named_parameters():
-        if parameter.requires_grad:
-            originals[name].copy_(full_tensor(parameter))

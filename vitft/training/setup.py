@@ -9,13 +9,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitft.config.run import Config, to_toml
+from vitft.config.run import Config, read_run_config, to_toml
 from vitft.config.schema import require
 from vitft.config.sections import DataSpec, layers_text
 from vitft.data.arrays import data_path
+from vitft.data.duplicates import KnownImages
 from vitft.data.fixes import apply_fixes
 from vitft.data.image_table import Images, Row
 from vitft.data.images import (
@@ -24,15 +25,18 @@ from vitft.data.images import (
     measure_grey_range,
     merge_inspections,
 )
+from vitft.data.parts import Part
 from vitft.data.remote.places import place_of, short_name
 from vitft.data.scan import assign_parts, scan
 from vitft.data.split import (
     check_folder_classes,
     draw,
+    first_part,
     images_of_weights,
     joined_groups,
     joined_note,
     log_split,
+    run_manifest,
     run_of_weights,
     split,
 )
@@ -51,9 +55,9 @@ from vitft.features.extract import (
     read_several_blocks,
     vanished_error,
 )
-from vitft.features.fingerprints import Fingerprints
-from vitft.messages.results import already_trained
-from vitft.metrics.results import StartTrial
+from vitft.features.fingerprints import Fingerprints, fingerprint_folder
+from vitft.messages.results import already_trained, divided_groups
+from vitft.metrics.results import BudgetResults
 from vitft.models.card import Provenance
 from vitft.models.pretrained.catalog import canonical_name
 from vitft.models.pretrained.load import LoadReport
@@ -62,25 +66,22 @@ from vitft.models.trainable import add_adapters, freeze_model
 from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device
-from vitft.system.errors import DataError, ImageError, RunError
+from vitft.system.errors import DataError, ImageError, RunError, UsageError
 from vitft.system.rundir import read_run_json, run_path
 from vitft.system.text import count, labelled, shell_quote
 from vitft.training.batches import (
     Dataset,
     StageInputs,
-    caches_views,
-    describe_epoch,
-    fold_groups,
-    images_per_epoch,
+    epoch_size,
     training_views,
 )
-from vitft.training.checks import former_split, log_data
+from vitft.training.checks import log_data
 from vitft.training.loop import batch_slices, with_step_defaults
-from vitft.training.runtime import ProcessGroup, Runtime, check_sharding
-from vitft.training.state import WEIGHTS_FILE
+from vitft.training.runtime import ProcessGroup, Runtime
 
 log = logging.getLogger(__name__)
 
+WEIGHTS_FILE = "weights.json"  # origin of the weights of a run that has not finished
 
 _UNIT = 16
 """Number of consecutive files assigned to the same process. It is a multiple of the batch sizes on
@@ -99,8 +100,7 @@ class Start:
     pipeline: FrozenPipeline  # the model, cut at the freeze boundary of the first stage
     report: LoadReport  # where its weights come from
     inputs: StageInputs  # to the first stage
-    trials: Mapping[str, StartTrial] = field(default_factory=dict)
-    """Scores of other starts that a run with a time budget has tried."""
+    budget: BudgetResults | None = None  # with other starts that a run with a budget has tried
 
 
 def list_images(config: Config, runtime: Runtime) -> tuple[Images, Config]:
@@ -159,7 +159,16 @@ def load_model(
         optim = with_step_defaults(config.optim, config.train.layers, model, images)
         config = replace(config, optim=optim)
     if config.train.shard:
-        check_sharding(model, group, precision=precision, compiled=config.train.compile)
+        model.require_vit("train.shard")
+        if precision == "fp16" or config.train.compile:
+            other = "train.precision=fp16" if precision == "fp16" else "train.compile=true"
+            raise UsageError(
+                f"train.shard cannot be combined with {other}",
+                fix="remove train.shard, or use weights without the timm: prefix, a precision of "
+                "bf16 or fp32, and train.compile=false",
+            )
+        if group.size == 1:
+            log.info("train.shard has no effect with a single process: start several with torchrun")
     trained = _count_parameters(model, pipeline.trained)
     total = sum(p.numel() for p in model.parameters())
     layers = "a classifier" if stage == "head" else layers_text(stage)
@@ -276,7 +285,7 @@ def split_images(
     if note := joined_note(images, groups, duplicates):
         log.warning(note)
     if fingerprints is not None and spec.like:
-        former = group.main_only(lambda: former_split(spec, images, fingerprints))
+        former = group.main_only(lambda: _former_split(spec, images, fingerprints))
         if not {"val", "test"} & {*former.values()}:
             raise DataError(
                 f"none of the images in {images.source} was held out by {spec.like}",
@@ -285,7 +294,7 @@ def split_images(
     manifest = split(images, spec, groups=groups, former=former, listed=listed)
     log_split(manifest)
     if config.train.sampling == "balanced":
-        log.info(describe_epoch([row.label for row in manifest.train], manifest.classes))
+        log.info(_describe_epoch([row.label for row in manifest.train], manifest.classes))
     weights = config.weights.name  # of a run, perhaps
     known = images_of_weights(weights)
     train, val = (
@@ -301,10 +310,82 @@ def split_images(
         device=pipeline.device,
         group=group,
         duplicates=duplicates,
-        groups=fold_groups(manifest, groups, duplicates),
+        groups=_fold_groups(manifest, groups, duplicates),
         own_split=images.layout == "split",
         known_to_weights=train + val,
     )
+
+
+def _former_split(
+    spec: DataSpec, inspected: Images, fingerprints: Fingerprints
+) -> Mapping[str, Part]:
+    """Map digests to their subsets in the run `spec.like`, and log how many are held out again.
+
+    A warning is logged if only the earlier run applies a table of fixes. The fingerprints of images
+    that it held out are added to those of the `inspected` images.
+    """
+    like = spec.like
+    manifest = run_manifest(run_path(like))
+    assert manifest is not None, "checked before"
+    fixes = read_run_config(run_path(like)).get("data", {}).get("fixes", "")
+    if fixes and not spec.fixes:
+        log.warning(
+            f"{like} was trained with the fixes of {fixes}, which this run does not apply. To "
+            "apply them, add --fixes to a command with the same folder"
+        )
+    rows = sorted(manifest.rows, key=lambda row: row.split != "train")  # held-out rows override
+    parts: dict[str, Part] = {row.sha256: row.split for row in rows}
+    # Images held out before that the new data lacks: read from their folder, if it is still there
+    out = [row for row in manifest.rows if parts[row.sha256] != "train"]
+    gone = [row for row in out if row.sha256 not in fingerprints.by_digest]
+    fingerprint_folder(replace(manifest, rows=gone), fingerprints, max_pixels=spec.max_pixels)
+    lost = {row.path: row.sha256 for row in out if row.sha256 not in fingerprints.by_digest}
+    seen = list({row.sha256 for row in out if row.sha256 in fingerprints.by_digest})
+    known = KnownImages(fingerprints.table(seen))
+    copies: dict[str, Part] = {}  # of held-out images, with the originals' part
+    for file in inspected.rows:
+        if parts.get(file.sha256, "train") != "train":
+            continue
+        near = {parts[seen[i]] for i in known.copies_of(fingerprints.by_digest[file.sha256])}
+        if file.path in lost and file.sha256 not in parts:
+            near.add(parts[lost[file.path]])
+        if near:
+            copies[file.sha256] = "test" if "test" in near else "val"
+    digests = {row.sha256 for row in out}
+    again = len(digests & {file.sha256 for file in inspected.rows})
+    also = f", and {count(len(copies), 'copy', 'copies')} of held-out images" if copies else ""
+    log.info(
+        f"held out again: {again:,} of {count(len(digests), 'image')} held out by {like}{also}"
+    )
+    groups: dict[str, Part] = {row.group: row.split for row in rows if row.group}
+    parts |= copies
+    former: dict[str, Part] = {}
+    for row in inspected.rows:
+        known_as = parts.get(row.sha256, ""), groups.get(row.group, "")
+        former[row.sha256] = first_part((*known_as, former.get(row.sha256, "")))
+    return former
+
+
+def _fold_groups(
+    manifest: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the groups (by digest) that cross-validation keeps together.
+
+    Cross-validation needs at least two groups per class. If all training images of a class are in
+    one group, only near-duplicates among them (`duplicates`) are kept together, with a message.
+    """
+    if groups is duplicates or manifest.labels:
+        return groups
+    names: dict[int, set[str]] = {}
+    for row in manifest.train:
+        names.setdefault(row.label, set()).add(groups.get(row.sha256, row.sha256))
+    held_out = {row.label for row in manifest.val}
+    alone = {label for label, found in names.items() if len(found) == 1} & held_out
+    divided = {row.sha256 for row in manifest.train if row.label in alone}
+    if len(divided) > len(alone):
+        log.info(divided_groups([manifest.classes[label] for label in sorted(alone)]))
+    rest = {digest: name for digest, name in groups.items() if digest not in divided}
+    return rest | {digest: name for digest, name in duplicates.items() if digest in divided}
 
 
 def first_inputs(
@@ -354,7 +435,7 @@ def _with_stage_data(inputs: StageInputs, config: Config, stage: str) -> StageIn
         inputs = replace(inputs, images=data.load_images())
     views = [v for v in training_views(data.transform, train, config.optim) if v.crop is not None]
     reads_views = config.solvable or not config.solves(stage)
-    if inputs.extractor is not None and views and reads_views and caches_views(inputs.cut, train):
+    if inputs.extractor is not None and views and reads_views and inputs.caches_views(train):
         what = "extracting features of augmented images"
         compute_views(inputs.extractor, data, data.manifest.train, views, what)
     return inputs
@@ -422,16 +503,16 @@ def dry_run(config: Config, out: Path, *, data: str, show: Callable[[str], objec
         f"validation{f', and {test:,} for the final test' * (test > 0)}",
         *folder.notes,
     ]
-    spec, balanced = config.optim, config.train.sampling == "balanced"
-    if balanced:
-        plan.append(describe_epoch(labels, folder.classes))
+    spec = config.optim
+    if config.train.sampling == "balanced":
+        plan.append(_describe_epoch(labels, folder.classes))
     for stage in config.train.stages:
         if stage == "lora":
             add_adapters(model, config.train)
         trained = _count_parameters(model, freeze_model(model, stage))
         solver = "fitted by L-BFGS without a training loop"
         if not config.solves(stage):
-            images = images_per_epoch(labels, balanced=balanced)
+            images = epoch_size(labels, config.train)
             steps = batch_slices(images, spec.images_per_step, cut_model(model, stage).suffix)
             solver = (
                 f"{spec.solver} with learning rate {spec.lr:.3g}: {count(spec.epochs, 'epoch')}, "
@@ -460,3 +541,20 @@ def _expected_training_labels(folder: Images, spec: DataSpec) -> list[int]:
 def _count_parameters(model: Model, names: Sequence[str]) -> int:
     """Return the total number of values in the parameters with the given names."""
     return sum(p.numel() for name, p in model.named_parameters() if name in names)
+
+
+def _describe_epoch(labels: Sequence[int], classes: Sequence[str]) -> str:
+    """Return a sentence describing a balanced epoch."""
+    counts = Counter(labels)
+    each = len(labels) // len(counts)
+    rarest, largest = min(counts, key=lambda c: counts[c]), max(counts, key=lambda c: counts[c])
+    text = (
+        f"balanced sampling: each epoch uses {count(each, 'image')} from each of {len(counts)} "
+        f"classes, {each * len(counts):,} in total"
+    )
+    if counts[rarest] == counts[largest]:
+        return f"{text}. The classes have equal sizes, so every image is used once"
+    return (
+        f"{text}. On average, an image of {classes[rarest]} is used {each / counts[rarest]:.1f} "
+        f"times and an image of {classes[largest]} {each / counts[largest]:.1f} times"
+    )

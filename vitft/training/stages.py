@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from vitft.config.run import Config
 from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
-from vitft.data.image_table import Row
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
 from vitft.features.cut import cut_model
@@ -45,25 +44,20 @@ from vitft.system.errors import ResourceError
 from vitft.system.rundir import read_run_lines
 from vitft.system.text import duration, percent
 from vitft.training.batches import (
-    EVAL_BATCH,
     Dataset,
     StageInputs,
     epoch_size,
-    evaluation_batches,
     training_batches,
     training_views,
 )
-from vitft.training.fitted import Fitted, ScoredImages
 from vitft.training.loop import (
     RunningMetrics,
     StepResult,
     Trainer,
     batch_slices,
     diverged,
-    predict_logits,
 )
-from vitft.training.runtime import shard_module, unshard_into
-from vitft.training.state import State, StateFacts, load_trainer_state, save_state, trainer_state
+from vitft.training.record import Fitted, ScoredImages, State
 
 log = logging.getLogger(__name__)
 
@@ -216,20 +210,10 @@ def _head_features(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs to the head: training (views * n, D), by view, validation, and distinct."""
     data = inputs.data
-    parts = [inputs_to_head(model, inputs, data.manifest.train, view) for view in views]
+    parts = [inputs.inputs_to_head(model, data.manifest.train, view) for view in views]
     training = torch.cat(parts) if len(parts) > 1 else parts[0]  # a single part is not copied
-    validation = inputs_to_head(model, inputs, distinct_rows(data.manifest.val))
-    return training, validation, inputs_to_head(model, inputs, data.distinct)
-
-
-@torch.no_grad()
-def inputs_to_head(
-    model: Model, inputs: StageInputs, rows: Sequence[Row], view: View | None = None
-) -> Tensor:
-    """Return the inputs to the head (n, D) for images of the run, in float32 on the CPU."""
-    x: Tensor = model.pre_logits.cpu()(inputs.features(rows, view))
-    model.pre_logits.to(inputs.data.device)
-    return x
+    validation = inputs.inputs_to_head(model, distinct_rows(data.manifest.val))
+    return training, validation, inputs.inputs_to_head(model, data.distinct)
 
 
 def read_last_block(model: Model, head: LinearHead) -> None:
@@ -279,7 +263,7 @@ class StepStage:
         optim, run = self.config.optim, self.fitted.run
         if saved is not None:
             facts = saved.facts
-            load_trainer_state(self.trainer, saved.tensors, facts)
+            self.trainer.load_state(saved.tensors, facts)
             self.fitted.best.facts, self.fitted.best.weights = facts["best"], saved.best
             self.metrics, self.epochs = facts["tally"], facts["epochs"]
             run.cut_log(facts["log_bytes"])
@@ -287,7 +271,7 @@ class StepStage:
             entries = [line for line in lines if line.keys() >= _EPOCH_FIGURES]
             for number, entry in enumerate(entries[max(0, len(entries) - self.epochs) :]):
                 self.log_epoch(entry, "earlier", is_first=number == 0)
-        images = epoch_size(self.data.manifest.train, self.config.train)
+        images = epoch_size([row.label for row in self.data.manifest.train], self.config.train)
         epochs, steps = divmod(self.trainer.steps, self.trainer.steps_per_epoch)
         done = epochs * images + steps * optim.images_per_step  # only the last batch is smaller
         with (
@@ -360,9 +344,7 @@ class StepStage:
     def on_epoch(self, epoch: int, started: float) -> None:
         """Validate, keep the best weights and log the metrics of an epoch."""
         metrics = self.metrics
-        with self.trainer.average.swapped_in():
-            if self.trainer.sharded:
-                unshard_into(self.inputs.cut.suffix, self.trainer.model)
+        with self.trainer.evaluated():
             found = validate(self.inputs, precision=self.precision)
             if not math.isfinite(found["loss"]):
                 clause = f"the validation loss is {found['loss']}"
@@ -397,17 +379,15 @@ class StepStage:
 
     def save(self) -> None:
         """Save the training state; if the model is sharded, every rank must call this method."""
-        started, best, run = time.monotonic(), self.fitted.best, self.fitted.run
-        is_main = self.data.group.is_main
-        tensors, facts = (
-            trainer_state(self.trainer) if is_main or self.trainer.sharded else ({}, {})
-        )
+        started, is_main = time.monotonic(), self.data.group.is_main
+        if not (is_main or self.trainer.sharded):
+            return
+        tensors, facts = self.trainer.state()
         if not is_main:
             return
         self.trackers.flush()
         own = {"stage": self.number, "epochs": self.epochs, "tally": self.metrics}
-        facts |= {**own, "best": best.facts, "log_bytes": run.log_size()}
-        save_state(run.resume, State(tensors, cast("StateFacts", facts), best.weights))
+        self.fitted.save_state(tensors, {**facts, **own})
         self.saved_at = time.monotonic()
         self.save_s = self.saved_at - started
 
@@ -421,14 +401,13 @@ def make_trainer(
         labels = data.labels(data.manifest.train)
         counts = torch.bincount(labels, minlength=len(data.manifest.classes))
         weights = len(labels) / (counts * len(counts)).float()
+    images = epoch_size([row.label for row in data.manifest.train], train)
     sharded = train.shard and data.group.size > 1 and not cut.pooled
     classes, reads_pixels = len(data.manifest.outputs), cut.prefix is None
     return Trainer(
-        shard_module(cut.suffix, data.group) if sharded else cut.suffix,
+        cut.suffix,
         optim,
-        steps_per_epoch=len(
-            batch_slices(epoch_size(data.manifest.train, train), optim.images_per_step, cut.suffix)
-        ),
+        steps_per_epoch=len(batch_slices(images, optim.images_per_step, cut.suffix)),
         precision=precision,
         seed=train.seed,
         mix=batch_augmentation(train, classes) if reads_pixels else None,
@@ -442,17 +421,6 @@ def make_trainer(
 def validate(inputs: StageInputs, *, precision: str = "fp32") -> Metrics:
     """Return the metrics of the trained layers on the validation images."""
     data, rows = inputs.data, inputs.data.manifest.val
-    logits = image_logits(inputs, rows, precision=precision)
+    logits = inputs.logits(rows, precision=precision)
     labels, groups = data.labels(rows).cpu(), data.user_groups(rows)
     return classification_metrics(logits, labels, data.manifest.outputs, groups=groups)
-
-
-def image_logits(inputs: StageInputs, rows: Sequence[Row], *, precision: str = "fp32") -> Tensor:
-    """Return the logits (n, C) of images, in the order of `rows`."""
-    data = inputs.data
-    unit = EVAL_BATCH * 8 if inputs.cut.pooled else 1  # if pooled: same batches as with one process
-    batches = evaluation_batches(inputs, data.group.shard(rows, unit))
-    logits = predict_logits(
-        inputs.cut.suffix, batches, device=data.device, precision=precision, limit=inputs.limit
-    )
-    return data.group.all_gather(logits, len(rows), unit)

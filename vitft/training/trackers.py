@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from vitft.system.errors import UsageError
 from vitft.system.files import read_regular
-from vitft.system.imports import require_extra
 from vitft.system.rundir import RunDir
 from vitft.system.structure import parse_json
 from vitft.system.text import redacted, shell_quote
@@ -34,12 +33,6 @@ metrics: `2 * n` for step `n` of the run, and `2 * n + 1` for an epoch that ends
 _PROJECT = "vitft"  # experiment or project, unless an environment variable names another
 _PROGRESS_FILE = "trackers.json"
 _STEP_INTERVAL = 10  # steps between logged losses and learning rates
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Raise a UsageError if the library of a tracker is missing, without importing it."""
-    for name in names:
-        require_extra(name, feature=f"--tracker {name}")
 
 
 class _Tracker(Protocol):
@@ -187,24 +180,29 @@ CLIENTS: Mapping[str, tuple[Callable[[], _Tracker], str]] = {
 """The client of each tracker, and what helps if it does not connect."""
 
 
-@contextlib.contextmanager
-def short_timeouts() -> Iterator[None]:
-    """Shorten MLflow's timeouts from minutes to seconds, so an outage does not stall training."""
-    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-    added = limits.keys() - os.environ.keys()
-    os.environ.update({name: limits[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
 class Trackers:
     """The trackers to which a run logs; there may be none.
 
     A UsageError is raised if a new run cannot connect; a resumed run continues without the tracker.
     """
+
+    @classmethod
+    @contextlib.contextmanager
+    def connected(cls, names: Sequence[str], *, resume: bool) -> Iterator["Trackers"]:
+        """Connect to the trackers, and tell those that are still active at the end of a failure."""
+        # MLflow's time limits are minutes, in which an outage would stall training
+        limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+        added = limits.keys() - os.environ.keys() if "mlflow" in names else set[str]()
+        os.environ.update({name: limits[name] for name in added})
+        try:
+            trackers = cls(names, resume=resume)
+            try:
+                yield trackers
+            finally:
+                trackers.finish("failed", {})
+        finally:
+            for name in added:
+                os.environ.pop(name, None)
 
     def __init__(self, names: Sequence[str] = (), *, resume: bool = False) -> None:
         self.active: dict[str, _Tracker] = {}
