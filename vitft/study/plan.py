@@ -94,11 +94,7 @@ def check_study(
 
 
 def _resolve_sources(weights: Sequence[str]) -> dict[str, str]:
-    """Return the weights or the baseline of each feature source by its name.
-
-    `none` means a randomly initialised model with the architecture of the first of the other
-    weights in the list.
-    """
+    """Return the weights or the baseline of each feature source by its name."""
     twice = [name for name, number in Counter(weights).items() if number > 1]
     if twice or not weights:
         raise UsageError(

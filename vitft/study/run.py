@@ -105,10 +105,7 @@ def difference(first: Correct, second: Correct, groups: Groups | None = None) ->
 
 
 def _half_width_of_mean(values: Sequence[float]) -> float:
-    """Return the half-width of the 95% interval of a mean (Student's t), or 0 for a single value.
-
-    Source: Student 1908, "The probable error of a mean", Biometrika 6.
-    """
+    """Return the half-width of the 95% interval of a mean (Student 1908); 0 for a single value."""
     if len(values) < 2:
         return 0.0
     deviation = float(np.std(values, ddof=1))
@@ -127,10 +124,7 @@ def leads(study: Mapping[str, Any]) -> dict[str, list[_Difference]]:
 
 
 def short_rows(study: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one table row per curve: its name, then accuracies in percent.
-
-    The number after ± is the longer side of the 95% interval.
-    """
+    """Return one table row per curve: name, percent, ± the longer side of the 95% interval."""
 
     def cell(point: Mapping[str, Any]) -> str:
         top1, (low, high) = point["top1"], point["interval"]
@@ -367,11 +361,7 @@ def run_study(
 
 
 def _unique_images(inspected: Images) -> list[Row]:
-    """Return each distinct image of a folder once, leaving out images with conflicting labels.
-
-    An image in both the training set and the test set of the folder stays in the test set only. The
-    number of files left out is logged.
-    """
+    """Return each distinct image once, without those whose copies have other labels; tests win."""
     labels: dict[str, set[int]] = {}
     for file in inspected.rows:
         labels.setdefault(file.sha256, set()).add(file.label)

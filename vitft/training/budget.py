@@ -118,10 +118,7 @@ def _untried(seconds: float, starts: Mapping[str, StartTrial]) -> BudgetResults:
 
 
 def _try_weights(start: Start, spec: WeightsSpec, runtime: Runtime) -> StartTrial | None:
-    """Fit the head to features of other weights from the cache; None if there are none to try.
-
-    `spec` are the settings of the run's weights before a size was chosen; the others share them.
-    """
+    """Fit the head to features of other weights from the cache; None if there are none to try."""
     data, origin, group = start.inputs.data, start.report.provenance, runtime.group
 
     def most_accurate() -> str:
@@ -150,10 +147,7 @@ def _try_weights(start: Start, spec: WeightsSpec, runtime: Runtime) -> StartTria
 def _try_start(
     start: Start, other: Start, runtime: Runtime, *, weights: str = ""
 ) -> StartTrial | None:
-    """Compare another start if there is time, and log it; None if classes are too small.
-
-    Other `weights`, if it has any, are never chosen.
-    """
+    """Compare another start, if there is time, and log it; None if classes are too small."""
     data, group, began = start.inputs.data, runtime.group, time.monotonic()
     seconds, rows, used = start.config.train.budget_s, data.manifest.train, runtime.used_s()
     # The time for all features, from that of a few or, if these are cached, of a forward pass
@@ -308,11 +302,7 @@ def layers_to_try(model: Model) -> list[str]:
 def _config_of(
     layers: str, config: Config, epochs: int, model: Model, images: int, *, fraction: float = 1.0
 ) -> Config:
-    """Return the settings of a run that fits the head and then trains the `layers` of a candidate.
-
-    The number of training `images` determines the batch size; `fraction` is the fraction of the
-    trained weights in the saved ones.
-    """
+    """Return the settings of a run that fits the head, then trains the layers of a candidate."""
     own, views = (EVERYTHING, CROPS) if layers == "all" else (LAST_BLOCKS, {})
     optim: dict[str, Any] = {"solver": "adamw", "lr": None, "epochs": epochs, **own}
     spec = replace(config.optim, **optim, interpolation=fraction)
@@ -357,11 +347,7 @@ def _hold_out(fitted: Fitted, method: HeadMethod, fold: int) -> _HeldOut:
 
 
 class _Trial:
-    """Layers that may be trained, and their trials on copies of the run's model.
-
-    `held_out` returns the images and heads of a fold. Steps are timed once, in a small fraction of
-    the `seconds` that remain.
-    """
+    """Layers that may be trained, and their trials on copies of the run's model."""
 
     def __init__(
         self, fitted: Fitted, layers: str, held_out: Callable[[int], _HeldOut], seconds: float
@@ -424,10 +410,7 @@ class _Trial:
         return self.step_s * (epochs * training + _FORWARD * evaluated)
 
     def seconds(self, epochs: int, *, after: float = 0.0) -> float:
-        """Return the expected time in seconds of the trial and the final training after it.
-
-        The longer final training counts: that of these layers, or `after` for the best earlier one.
-        """
+        """Return the expected seconds of a trial and a final training of at least `after`."""
         fitted, images = len(self.manifest.train), len(self.manifest.rows)
         trial = epochs * fitted + _FORWARD * len(_FRACTIONS) * (images - fitted)
         final = max(after, self.final_seconds(epochs))
@@ -449,7 +432,7 @@ class _Trial:
     def run(self, epochs: int, fold: int = 0) -> TrialResults:
         """Train for `epochs` epochs, and compare the model with the head on the held-out images."""
         started, config = time.monotonic(), self.config(epochs)
-        manifest, head, _ = self.held_out(fold)
+        manifest, head, held_out = self.held_out(fold)  # the logits of the head on held-out images
         stopper, group = self.fitted.runtime.stopper, self.data.group
         inputs = self.inputs(config, manifest, head, "extracting features")
         trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
@@ -473,15 +456,9 @@ class _Trial:
                 with trainer.evaluated(part):
                     precision = self.fitted.precision
                     logits[part] = inputs.logits(manifest.val, precision=precision)
-        return self.results(epochs, fold, logits, group.broadcast(time.monotonic() - started))
-
-    def results(
-        self, epochs: int, fold: int, logits: Mapping[float, Tensor], seconds: float
-    ) -> TrialResults:
-        """Return the results for logits (m, C) of held-out images, by trained fraction."""
-        manifest, _, heads = self.held_out(fold)
+        seconds = group.broadcast(time.monotonic() - started)
         labels, groups = self.data.labels(manifest.val).cpu(), self.data.group_ids(manifest.val)
-        head_losses = _tempered_losses(heads, labels.numpy())
+        head_losses = _tempered_losses(held_out, labels.numpy())
         tried: list[InterpolationResults] = []
         for fraction, ours in logits.items():
             losses = _tempered_losses(ours, labels.numpy())
@@ -499,7 +476,7 @@ class _Trial:
             "folds": 1,
             "images": len(manifest.train),
             "held_out": len(labels),
-            "head_top1": fraction_right(are_right(heads, labels)),
+            "head_top1": fraction_right(are_right(held_out, labels)),
             "head_loss": float(head_losses.mean()),
             "seconds": seconds,
             "final_seconds": self.final_seconds(epochs),
@@ -589,10 +566,7 @@ def choose_layers(fitted: Fitted, solved: SolvedHead) -> None:
 
 
 class _Search:
-    """Trials of a run, one after the other, as far as its time budget allows.
-
-    Their results are added to `found` and saved.
-    """
+    """Trials of a run, one after the other, as far as its time budget allows, added to `found`."""
 
     def __init__(self, fitted: Fitted, method: HeadMethod, found: BudgetResults) -> None:
         self.fitted, self.found = fitted, found
@@ -632,11 +606,7 @@ class _Search:
         return _MARGIN * (self.found["seconds"] - self.fitted.runtime.used_s())
 
     def try_candidate(self, layers: str, *, others: int) -> None:
-        """Try a candidate for about `_FIRST_STEPS` steps, or record the time that it needs.
-
-        The time left is divided between this candidate and the `others` that follow it, unless it
-        would then not be tried at all; later candidates are slower still.
-        """
+        """Try a candidate for about `_FIRST_STEPS` steps, or record the time that it needs."""
         trial = self.prepared(layers)
         left, least, after = self.remaining(), trial.epochs_of(_MIN_STEPS), self.reserved()
         epochs = trial.affordable_epochs(left / (1 + others), after=after)

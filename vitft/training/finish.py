@@ -36,7 +36,6 @@ from vitft.metrics.intervals import Floats
 from vitft.metrics.results import FinalTestResults, RunResults
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
-from vitft.models.timm_model import Model
 from vitft.models.trainable import merge_adapters, write_adapter
 from vitft.system import console
 from vitft.system.files import writing
@@ -75,9 +74,9 @@ def evaluate(fitted: Fitted) -> _Evaluated:
     """Evaluate the model on the validation images, fit a temperature and complete the results."""
     with console.quiet_step("evaluating the model"):
         # The answers to all validation images; each distinct image counts once
-        inputs, results = fitted.inputs, fitted.results
-        data, manifest, scored = inputs.data, inputs.data.manifest, representative_scores(fitted)
-        every, confirmed = _final_logits(inputs, fitted.model, fitted.precision, manifest.val)
+        data, results, scored = fitted.inputs.data, fitted.results, representative_scores(fitted)
+        manifest = data.manifest
+        every, confirmed = _final_logits(fitted, manifest.val)
         rows = distinct_rows(manifest.val)
         place = {row.path: i for i, row in enumerate(manifest.val)}
         heads = every[[place[row.path] for row in rows]]
@@ -119,7 +118,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             **measured,
             **calibrated_metrics(exact, labels, fit, groups),
             **({} if confirmed is None else {"confirmed_in_float32": confirmed}),
-            **_final_test(inputs, fitted.model, fitted.precision, fit.value, thresholds),
+            **_final_test(fitted, fit.value, thresholds),
             "seconds": round(time.monotonic() - fitted.runtime.started, 1),
         }
 
@@ -147,10 +146,7 @@ def _divided(logits: Tensor, temperature: "float | Floats") -> Tensor:
 def _calibrate(
     validation: ScoredSet, data: Dataset, scored: ScoredImages | None
 ) -> tuple[FittedTemperature, ScoredSet | None]:
-    """Fit a temperature to the validation images and, if comparable, to the cross-validated ones.
-
-    The latter are returned, too, unless they were not used: logits (m, C) and labels (m,).
-    """
+    """Fit a temperature to the validation images and, if comparable, to cross-validated ones."""
     training = None
     if scored is not None and scored.held_out is not None:
         validated = {row.sha256 for row in data.manifest.val}
@@ -170,10 +166,7 @@ def _calibrate(
 
 
 def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.int32] | None:
-    """Return the cross-validated class of each row of split.csv (n,), -1 for none.
-
-    The result is None without cross-validation and for several labels.
-    """
+    """Return the cross-validated class of each row of split.csv (n,), or -1, if known."""
     if scored.held_out is None or data.manifest.labels:
         return None
     distinct, (rows, logits) = data.distinct, scored.held_out
@@ -187,14 +180,10 @@ def _cross_validated_classes(data: Dataset, scored: ScoredImages) -> NDArray[np.
 
 
 def _final_test(
-    inputs: StageInputs,
-    model: Model,
-    precision: str,
-    temperature: "float | Floats",
-    thresholds: Floats,
+    fitted: Fitted, temperature: "float | Floats", thresholds: Floats
 ) -> dict[str, FinalTestResults]:
     """Evaluate the model on the test images other than copies of other images, if any."""
-    data = inputs.data
+    data = fitted.inputs.data
     known = {row.sha256 for row in (*data.manifest.train, *data.manifest.val)}
     others = [row for row in data.manifest.test if row.sha256 not in known]
     rows = distinct_rows(others)
@@ -202,7 +191,7 @@ def _final_test(
         if data.manifest.test:
             log.warning("the test images are not evaluated: all are copies of other images")
         return {}
-    logits = _final_logits(inputs, model, precision, rows)[0][:, 0]
+    logits = _final_logits(fitted, rows)[0][:, 0]
     groups = data.user_groups(rows)
     labels, scaled = data.labels(rows).cpu(), logits.double().numpy() / temperature
     return {
@@ -225,9 +214,7 @@ def _final_test(
     }
 
 
-def _final_logits(
-    inputs: StageInputs, model: Model, precision: str, rows: Sequence[Row]
-) -> tuple[Tensor, int | None]:
+def _final_logits(fitted: Fitted, rows: Sequence[Row]) -> tuple[Tensor, int | None]:
     """Return logits whose top classes match those of `vitft predict` and exported models.
 
     If the head of the model reads several blocks, there are H = 2 heads: the second one reads only
@@ -243,15 +230,15 @@ def _final_logits(
         Logits (n, H, C) of the images in the order of `rows`, and the number of recomputed images:
         None if the precision is fp32 or nothing is frozen.
     """
-    data, size = inputs.data, 8  # number of images recomputed at a time
-    heads: nn.Module = model
-    if model.config.read_blocks > 1 and inputs.cut.pooled:
-        heads = BothHeads(model)
+    inputs, size = fitted.inputs, 8  # number of images recomputed at a time
+    data, heads = inputs.data, cast("nn.Module", fitted.model)
+    if fitted.model.config.read_blocks > 1 and inputs.cut.pooled:
+        heads = BothHeads(fitted.model)
         inputs = replace(inputs, cut=inputs.cut._replace(suffix=heads))
     logits = inputs.logits(rows)
-    if heads is model:
+    if heads is fitted.model:
         logits = logits[:, None]
-    if precision == "fp32" or inputs.extractor is None:
+    if fitted.precision == "fp32" or inputs.extractor is None:
         return logits, None
     if data.manifest.labels:
         margins, order = -torch.ones(len(rows)), torch.arange(len(rows))  # none is certain

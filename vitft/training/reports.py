@@ -92,10 +92,7 @@ def _write_reports(fitted: Fitted, *, complete: bool) -> None:
 
 
 def _audit_run(fitted: Fitted) -> AuditResults:
-    """Return the contents of audit.json, from the inputs to the first stage of a run.
-
-    Near-duplicates are those of the split, or are searched for if it did not need them.
-    """
+    """Return the contents of audit.json, from the inputs to the first stage of a run."""
     inputs, config = fitted.start.inputs, fitted.config
     data = inputs.data
     groups: Mapping[str, str] = data.duplicates
@@ -158,10 +155,7 @@ def _find_near_copies(data: Dataset, features: Tensor, *, cache: str) -> list[In
 def _score_labels(
     data: Dataset, scored: ScoredImages
 ) -> tuple[list[Mislabel], dict[str, dict[str, float]]]:
-    """Return the probable label errors among the distinct images, each with one path.
-
-    Images whose copies have other labels are left out; by their paths, class probabilities follow.
-    """
+    """Return probable label errors, and by path the class probabilities where copies disagree."""
     if scored.held_out is None:
         return [], {}
     (rows, logits), distinct = scored.held_out, data.distinct
@@ -234,11 +228,7 @@ def _write_reference(fitted: Fitted) -> OodResults:
 
 
 def _intermediate_blocks(cut: Cut, model: Model) -> int:
-    """Return the number of blocks before the intermediate feature of a trained model; 0 for none.
-
-    Blocks whose output the head reads are not used, and neither are blocks whose output is not
-    computed again because they are frozen.
-    """
+    """Return the blocks before the second feature: not frozen, nor read by the head."""
     depth = model.config.depth
     if cut.pooled or not depth:
         return 0

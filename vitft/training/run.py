@@ -153,13 +153,11 @@ def fit(fitted: Fitted) -> None:
 
 
 def _full_training_s(fitted: Fitted) -> float | None:
-    """Return the estimated time in seconds to fine-tune all weights after a head; None if unknown.
-
-    A training step takes as long as three forward passes.
-    """
+    """Estimate the seconds to fine-tune all weights after a head; None if unknown."""
     config, each = fitted.start.config, fitted.runtime.seconds_per_image
     if each is None or not config.solvable or config.train.budget:
         return None
     manifest = fitted.inputs.data.manifest
     passes = 3 * len(manifest.train) + len(manifest.val)
+    # A training step takes as long as three forward passes
     return float(FINE_TUNING["optim"]["epochs"] * passes * each)

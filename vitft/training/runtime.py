@@ -131,11 +131,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def main_works(self) -> Iterator[None]:
-        """Let the other processes wait until the main process has left the block.
-
-        It may take longer than the time after which a process counts as lost: it writes signs of
-        life to the common store, and its loss is noticed when they stop.
-        """
+        """Let the other processes wait for the main one, which shows that it is alive meanwhile."""
         if self.store is None:
             yield
             return

@@ -369,11 +369,7 @@ def _former_split(
 def _fold_groups(
     manifest: Images, groups: Mapping[str, str], duplicates: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the groups (by digest) that cross-validation keeps together.
-
-    Cross-validation needs at least two groups per class. If all training images of a class are in
-    one group, only near-duplicates among them (`duplicates`) are kept together, with a message.
-    """
+    """Return the groups by digest for cross-validation, which needs two groups per class."""
     if groups is duplicates or manifest.labels:
         return groups
     names: dict[int, set[str]] = {}

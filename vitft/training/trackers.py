@@ -36,19 +36,13 @@ _STEP_INTERVAL = 10  # steps between logged losses and learning rates
 
 
 class _Tracker(Protocol):
-    """Client of a tracker; constructing it connects to the service. Methods may raise any error.
-
-    In a resumed run, `id` and `last_moment` are set before `start`.
-    """
+    """Client of a tracker, which connects when it is made; `id` is set before a resumed `start`."""
 
     id: str = ""  # of the run in the tracker; empty before it is started
     last_moment: int = -1  # of the last metrics sent; -1 if none were sent
 
     def start(self, folder: Path, settings: Mapping[str, Any]) -> str:
-        """Start or continue a run in `folder`; return its URL, or how to find, view or upload it.
-
-        The settings are by dotted key.
-        """
+        """Start or continue a run in `folder`; return where to find or how to view it."""
 
     def log(self, points: _MetricPoints) -> None:
         """Send metrics."""
