@@ -67,25 +67,22 @@ def write_reports(fitted: Fitted, *, complete: bool = True) -> None:
     gets no thumbnails, and the reference is written only if features are cached.
     """
     fitted.is_reported = True
-    with fitted.runtime.group.main_works():
-        if fitted.runtime.group.is_main:
-            _write_reports(fitted, complete=complete)
-
-
-def _write_reports(fitted: Fitted, *, complete: bool) -> None:
     data, config, run = fitted.inputs.data, fitted.config, fitted.run
-    if fitted.best.facts["epochs"]:
-        with console.quiet_step("searching for duplicates and label errors"):
-            audit = _audit_run(fitted)
-        if complete or fitted.inputs.cut.pooled:
-            audit["out_of_distribution"] = _write_reference(fitted)
-        run.write_json("audit.json", audit)
-        if summary := audit_summary(audit, settled_paths(config.data)):
-            what = "it" if re.fullmatch("1 [^,]*", summary) else "them"
-            verb = f"look at {what}" if data.manifest.labels else f"decide on {what}"
-            log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
-    if complete:
-        _write_thumbnails(run, data, fitted.model, fitted.precision)
+    with data.group.main_works():
+        if not data.group.is_main:
+            return
+        if fitted.best.facts["epochs"]:
+            with console.quiet_step("searching for duplicates and label errors"):
+                audit = _audit_run(fitted)
+            if complete or fitted.inputs.cut.pooled:
+                audit["out_of_distribution"] = _write_reference(fitted)
+            run.write_json("audit.json", audit)
+            if summary := audit_summary(audit, settled_paths(config.data)):
+                what = "it" if re.fullmatch("1 [^,]*", summary) else "them"
+                verb = f"look at {what}" if data.manifest.labels else f"decide on {what}"
+                log.debug(f"found {summary}: {verb} in {run.path / 'report.html'}")
+        if complete:
+            _write_thumbnails(run, data, fitted.model, fitted.precision)
 
 
 # audit.json: duplicates, leakage and probable label errors ----------------------------------------
