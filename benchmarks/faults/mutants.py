@@ -8,8 +8,9 @@
 First all tests run once, and which of them execute each line is recorded (`covering.py`). Then each
 fault of `planting.py` is planted in a copy of the checkout and in a forked child of a process that
 has collected the tests (`swap.py`), and the tests that execute the line run there until one fails,
-those of the module's own test file first, then golden runs, then one of each test function. A fault survives if all of them pass; a fault outside
-functions is also tried in a new process, which imports it. A test that fails without the fault as
+those of the module's own test file first, then eight golden runs, then one of each test function and
+eight further golden runs, and so on. A fault survives if all of them pass; a fault outside functions
+is also tried in a new process, which imports it. A test that fails without the fault as
 well is left out. The faults in `equivalent.csv` change no promised behaviour (an equal result,
 another speed) and are counted apart.
 
@@ -103,7 +104,8 @@ class Selection:
         for name in sorted(chosen & set(seconds), key=lambda n: seconds[n]):
             function = name.partition("[")[0]
             is_golden = name.startswith("tests/contract/golden/")
-            turn = -1 if is_golden else turns[function]
+            function = "golden" if is_golden else function
+            turn = turns[function] // 8 - 1 if is_golden else turns[function]
             ranked.append((file_of(name) not in near[:1], turn, seconds[name], name))
             turns[function] += 1
         return list(within([name for *_, name in sorted(ranked)], seconds, self.seconds))

@@ -77,7 +77,7 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
 
 def _unknown_key(value: Any, found: Any) -> str:  # noqa: ANN401
     """Return the place of a key that is not a field of the dataclass made of it, or ""."""
-    if isinstance(found, tuple):
+    if isinstance(found, tuple) and dataclasses.is_dataclass(next(iter(found), None)):
         inner = ((f"[{i}]", *pair) for i, pair in enumerate(zip(value, found, strict=True)))
     elif dataclasses.is_dataclass(found):
         known = found.__dataclass_fields__
