@@ -5,22 +5,27 @@ They print nothing and, before returning, restore the random state, the number o
 signal handlers and the environment variables that they have set.
 """
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from io import BytesIO
-from typing import Literal, Unpack
+from typing import Literal, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 import torch
 from PIL import Image
 
 from vitft.config.run import (
-    check_argument_types,
+    FINETUNE_OPTIONS,
+    SETTINGS,
+    find_setting,
     joined_settings,
-    options_as_arguments,
     requested_config,
 )
+from vitft.config.schema import require
 from vitft.data.demo import demo_data
 from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
@@ -54,12 +59,73 @@ from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
-from vitft.system.suggest import parameter
+from vitft.system.suggest import parameter, suggest
 from vitft.training.checks import check_request
 from vitft.training.run import Result, run_finetuning
 
+_Given = ParamSpec("_Given")
+_Outcome = TypeVar("_Outcome")
 
-@options_as_arguments
+
+def _options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
+    """Give `finetune` a docstring that describes all options, and errors with a fix.
+
+    An unknown or unnamed argument is a UsageError. The signature stays the same.
+    """
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
+        if "freeze" in arguments and "train" not in arguments:  # its former name
+            arguments["train"] = arguments.pop("freeze")
+        if args:
+            named = (  # a table is not printed
+                f"{name}={'...' if hasattr(value, 'columns') else repr(value)}"
+                for name, value in zip(known, args, strict=False)
+            )
+            raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
+        if unknown := next((name for name in arguments if name not in known), None):
+            near, setting = suggest(unknown, known), find_setting(unknown)
+            fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
+            if setting and (not near or unknown.lower() in SETTINGS[setting].aliases.split()):
+                option = SETTINGS[setting]
+                fix = (
+                    f"use {option.keyword}" if option.help else f'use settings={{"{setting}": ...}}'
+                )
+            raise UsageError(f"unknown argument {unknown}", fix=fix)
+        return function(*args, **arguments)
+
+    described = "".join(
+        textwrap.fill(f"{option.keyword}: {option.text}.", 92, initial_indent=" " * 4,
+                      subsequent_indent=" " * 8) + "\n"
+        for option in FINETUNE_OPTIONS
+    )  # fmt: skip
+    checked.__doc__ = inspect.cleandoc(str(function.__doc__)).replace(
+        "Args:\n", f"Args:\n{described}", 1
+    )
+    return checked
+
+
+def _check_argument_types(arguments: Mapping[str, object], settings: object) -> None:
+    """Raise a UsageError if a path or `settings` has a type that `finetune` does not accept."""
+    for name in ("data", "weights", "out", "recipe", "classes", "like", "fixes", "cache"):
+        value, fix = arguments[name], 'pass one path or name, e.g. data="photos"'
+        if hasattr(value, "to_csv"):
+            fix = f'write a table with {name}.to_csv("{name}.csv", index=False), and pass '
+            fix += f'{name}="{name}.csv"'
+        require(
+            isinstance(value, str | os.PathLike | None),
+            f"invalid {name}: expected a string or a path, got {type(value).__name__}",
+            fix=fix,
+        )
+    require(
+        isinstance(settings, Mapping | None),
+        f"invalid settings: expected a mapping, got {type(settings).__name__}",
+        fix='pass settings by name, e.g. settings={"optim.ema": 0.9}',
+    )
+
+
+@_options_as_arguments
 def finetune(  # noqa: D417, PLR0913 - the options of the command, which the decorator describes
     *,
     data: str | os.PathLike[str],
@@ -115,7 +181,7 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
             arguments by their settings (`optim.batch_size`) or options (`--batch-size`).
     """
     arguments = {k: v for k, v in locals().items() if k != "settings"}
-    check_argument_types(arguments, settings)
+    _check_argument_types(arguments, settings)
     more = (settings or {}).items()
     named = joined_settings(arguments, more, "by an argument and by `settings`")
     config = requested_config(os.fspath(recipe or "") or None, named)

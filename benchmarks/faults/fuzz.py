@@ -152,7 +152,7 @@ def planted() -> dict[str, tuple[str, str, Callable[[], contextlib.AbstractConte
     reason, classify, parse = (
         images.reason_for,
         numpy_vit.NumpyModel.classify,
-        structure.unique_keys,
+        structure._unique_keys,
     )
 
     def greedy(*args: Any) -> str:
@@ -172,7 +172,7 @@ def planted() -> dict[str, tuple[str, str, Callable[[], contextlib.AbstractConte
         "one engine adds 1 to the first logit": (
             "cards", "wrong answer", lambda: patched(numpy_vit.NumpyModel, "classify", lambda self, x: classify(self, x) + np.eye(1, 3, dtype=np.float32))),
         "a number may be anything": ("cards", "traceback", lambda: patched(structure, "_scalar", lambda value, *_: value)),
-        "a duplicate key is an assertion": ("runs", "traceback", lambda: patched(structure, "unique_keys", lambda pairs: parse(pairs) if len(dict(pairs)) == len(pairs) else {}[0])),
+        "a duplicate key is an assertion": ("runs", "traceback", lambda: patched(structure, "_unique_keys", lambda pairs: parse(pairs) if len(dict(pairs)) == len(pairs) else {}[0])),
         "pipes are waited for": ("runs", "hang", lambda: patched(os, "O_NONBLOCK", 0)),
     }  # fmt: skip
 

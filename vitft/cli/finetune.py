@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
@@ -25,11 +25,25 @@ from vitft.config.run import (
     to_toml,
 )
 from vitft.config.sections import DataSpec
+from vitft.system.console import LogHandler
 from vitft.system.errors import UsageError, VitftError
 from vitft.system.imports import heavy_imports
-from vitft.system.rundir import BASE, LATEST, run_path, unfinished_run
-from vitft.system.text import duration, duration_fix, parse_duration
+from vitft.system.rundir import BASE, LATEST, read_run_json, run_path, unfinished_run
+from vitft.system.text import (
+    count,
+    duration,
+    duration_fix,
+    labelled,
+    parse_duration,
+    shell_join,
+    shell_quote,
+)
 
+if TYPE_CHECKING:
+    from vitft.metrics.results import Estimate, RunResults
+
+_ONE_LINE = 65
+"""Maximum number of characters of commands on one line."""
 _HEAD_ALONE: Mapping[str, frozenset[str]] = {
     "optim": STEP_SETTINGS | LBFGS_SETTINGS | {"solver"},
     "train": frozenset({"layers", "head_blocks", "views", "augment", "crop_scale"}),
@@ -88,7 +102,6 @@ def finetune_command(args: argparse.Namespace) -> int:
 
 def _finetune(args: argparse.Namespace) -> int:
     """Check the request, train, print the metrics, and return the exit code."""
-    from vitft.cli.summary import print_json, print_summary
     from vitft.data.demo import demo_data
     from vitft.metrics.results import read_results
     from vitft.training.checks import check_request
@@ -112,7 +125,7 @@ def _finetune(args: argparse.Namespace) -> int:
         output.note(f"{out} is already finished: there is nothing to resume")
         if args.format == "json":
             found = read_results(out / "eval.json")
-            print_json(out, found, checked_run_config(out), status="finished")
+            _print_json(out, found, checked_run_config(out), status="finished")
         return 0
     with heavy_imports(level=logging.DEBUG):  # the line on the data has been logged
         from vitft.report.run_files import command_of
@@ -120,10 +133,10 @@ def _finetune(args: argparse.Namespace) -> int:
 
     result = run_finetuning(config, out=out, resume=bool(args.resume), max_seconds=max_seconds)
     if args.format == "json":
-        print_json(result.run, result.figures, config, status=result.status)
+        _print_json(result.run, result.figures, config, status=result.status)
         return result.exit_code
     is_latest = result.run.parent == BASE
-    print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
+    _print_summary(result.run, result.figures, config, status=result.status, is_latest=is_latest)
     if result.everything_s is not None:
         own = tomllib.loads(to_toml(config))  # with lists in place of tuples
         for section, names in _HEAD_ALONE.items():
@@ -134,6 +147,97 @@ def _finetune(args: argparse.Namespace) -> int:
             f"{duration(result.everything_s)} on this machine: {command} --train head,all"
         )
     return result.exit_code
+
+
+def _print_summary(
+    run: Path, found: "RunResults | None", config: Config, *, status: str, is_latest: bool
+) -> None:
+    """Print the results of a run, if it has any, and suggest the next commands."""
+    from vitft.messages.results import accuracy_without_copies as accuracy_text
+    from vitft.messages.results import chance_remedy, detail_lines, result_rows
+    from vitft.predict.postprocess import run_results
+    from vitft.report.run_page import report_of_new_run
+
+    folder = shell_quote(str(run))
+    if status != "finished":
+        output.warn(f"{status}. Resume with: vitft finetune --resume {folder}")
+    if not found:
+        return
+    results, train = run_results(run, found), config.train
+    remedy = chance_remedy(
+        config.weights.name,
+        config.optim.solver,
+        mirrored=train.mirrors,
+        too_few=bool(results.at_chance and results.at_chance.too_few),
+    )
+    rows = result_rows(results, found.get("budget"), remedy=remedy)
+    without, review = _findings(run, config)
+    if without:
+        rows.append(("Copies", f"accuracy {accuracy_text(without)}"))
+    if review and any(review.values()):
+        labels, groups, across = review.values()
+        texts = [count(labels, "probable label error")] * bool(labels)
+        # A run logs the number of groups across splits
+        of_them = f" ({across:,} across splits)" if 0 < across < groups else ""
+        kinds = "group of duplicates", "groups of duplicates"
+        texts += [count(groups, *kinds) + of_them] * bool(groups)
+        rows.append(("Review", f"{' and '.join(texts)}, in the report"))
+    page = report_of_new_run(run)
+    output.rows(rows, strong=rows[0][0])
+    if hidden := LogHandler.hidden:
+        output.note(labelled("Notes", f"{hidden:,} more: use -v"))
+    output.rows([("Report", str(page)) if page else ("Run", str(run))])
+    for line in detail_lines(results, found, train.layers, config.optim.epochs):
+        output.detail(line)
+    which = "" if is_latest else f" --run {folder}"
+    steps = [f"vitft predict photo.jpg{which}", f"vitft export --safetensors{which}"]
+    if config.data.like:
+        steps.insert(0, shell_join(["vitft", "compare", config.data.like, str(run)]))
+    line = "   ·   ".join(steps)
+    shown = [line] if len(line) <= _ONE_LINE else steps
+    for number, step in enumerate(shown if status == "finished" else ()):
+        output.note(labelled("" if number else "Next", step))
+
+
+def _print_json(run: Path, found: "RunResults | None", config: Config, *, status: str) -> None:
+    """Write the report of a run, and print its results as one JSON object (docs/schemas)."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from vitft.predict.postprocess import run_results
+    from vitft.report.run_page import report_of_new_run
+
+    page = report_of_new_run(run) if found else None
+    without, review = _findings(run, config) if found else (None, None)
+    output.as_json(
+        {
+            "run": str(run),
+            "status": status,
+            "results": replace(run_results(run, found), name=run.name).to_json() if found else None,
+            "without_copies": without
+            and {key: getattr(without, key) for key in ("value", "interval", "images", "groups")},
+            "review": review,
+            "report": page and str(page),
+        }
+    )
+
+
+def _findings(run: Path, config: Config) -> tuple["Estimate | None", dict[str, int] | None]:
+    """Return the accuracy without copies, and the numbers of findings to decide on, if known."""
+    from vitft.data.fixes import settled_paths
+    from vitft.metrics.results import AuditResults
+    from vitft.predict.validation import HeldOut, accuracy_without_copies
+    from vitft.report.decisions import undecided_numbers
+
+    audit = read_run_json(run / "audit.json", AuditResults)
+    if not audit:
+        return None, None
+    held_out, settled = HeldOut.read(run), settled_paths(config.data)
+    groups = held_out.groups(len(held_out.validation))
+    labels, copies = undecided_numbers(audit, settled)
+    apart = [group for group in audit["duplicates"] if group["across_split"]]
+    _, across = undecided_numbers({**audit, "duplicates": apart}, settled)
+    review = {"mislabels": labels, "duplicates": copies, "across_split": across}
+    return accuracy_without_copies(held_out.validation, audit, groups), review
 
 
 def _print_dry_run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.system.cores import has_gpu
+from vitft.models.pretrained.catalog import has_gpu
 from vitft.system.errors import UsageError
 from vitft.system.text import duration
 
@@ -40,43 +40,35 @@ def _list_weights(args: argparse.Namespace) -> int:
     if not entries:
         raise UsageError("no weights match all filters", fix="remove one of the filters")
     speed = machine_speed() if is_short else 0.0
-    times = [max(1.0, entry.seconds(1000, speed)) for entry in entries if is_short]
-    if args.format == "json":
-        fields: list[dict[str, Any]] = [
-            {
-                "name": entry.name,
-                "data": entry.data,
-                "licence": entry.licence,
-                "classes": entry.num_classes,
-                "image_size": list(entry.image_size),
-            }
-            for entry in entries
-        ]
-        for one, entry, time in zip(fields, entries, times, strict=False):
+    fields, rows = list[dict[str, Any]](), list[tuple[str, ...]]()
+    for entry in entries:
+        one: dict[str, Any] = {
+            "name": entry.name,
+            "data": entry.data,
+            "licence": entry.licence,
+            "classes": entry.num_classes,
+            "image_size": list(entry.image_size),
+        }
+        about = entry.data
+        cells = [str(entry.num_classes or "-"), "x".join(map(str, entry.image_size))]
+        if is_short:
+            time = max(1.0, entry.seconds(1000, speed))
             one |= {"tier": entry.tier, "megabytes": entry.megabytes, "seconds": round(time)}
+            about, cells = entry.tier or "", [f"{entry.megabytes:,}", duration(time)]
+        fields.append(one)
+        rows.append((entry.name, about, entry.marked_licence, *cells))
+    if args.format == "json":
         output.as_json({"weights": fields})
-        return 0
-    rows: list[tuple[str, ...]] = []
-    if is_short:
-        for entry, time in zip(entries, times, strict=True):
-            cost = f"{entry.megabytes:,}", duration(time)
-            rows.append((entry.name, entry.tier or "", entry.marked_licence, *cost))
+    elif is_short:
         headings = ("recommended weights", "", "licence", "MB", "1,000 images")
         output.table(headings, rows, numbers=2)
         machine = "a GPU" if has_gpu() else "this CPU"
         output.note(f"times are estimates for one pass over 1,000 images on {machine}")
         output.note("no account is required. `vitft weights list --all` lists the whole catalogue")
-        return 0
-    rows = [
-        (
-            *(entry.name, entry.data, entry.marked_licence),
-            *(str(entry.num_classes or "-"), "x".join(map(str, entry.image_size))),
-        )
-        for entry in entries
-    ]
-    headings = ("name", "trained on", "licence", "classes", "px")
-    output.table(headings, rows, numbers=2, drop=("px", "classes", "trained on"))
-    output.note("none of these files is gated: no account is required")
+    else:
+        headings = ("name", "trained on", "licence", "classes", "px")
+        output.table(headings, rows, numbers=2, drop=("px", "classes", "trained on"))
+        output.note("none of these files is gated: no account is required")
     return 0
 
 

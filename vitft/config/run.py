@@ -1,16 +1,13 @@
 """Settings of a fine-tuning run: their names, and values from files, options and arguments."""
 
 import dataclasses
-import inspect
 import logging
 import math
 import os
 import re
-import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from glob import escape
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -344,12 +341,6 @@ def merge_settings(base: Mapping[str, Any], settings: Iterable[tuple[str, Any]])
     return result
 
 
-def flat_settings(config: Config) -> dict[str, Any]:
-    """Return a mapping from the dotted name of each setting to its value."""
-    tables = dataclasses.asdict(config)
-    return {f"{s}.{key}": value for s, table in tables.items() for key, value in table.items()}
-
-
 def to_toml(config: Config) -> str:
     """Convert the settings to TOML, without those that are None, i.e. have their defaults."""
     tables = dataclasses.asdict(config)
@@ -458,64 +449,6 @@ def joined_settings(
     if twice := {key for key, _ in given} & {key for key, _ in others}:
         raise UsageError(f"{min(twice)} is set both {where}", fix="remove one of them")
     return [*given, *others]
-
-
-def options_as_arguments(function: Callable[_Given, _Outcome]) -> Callable[_Given, _Outcome]:
-    """Give `finetune` a docstring that describes all options, and errors with a fix.
-
-    An unknown or unnamed argument is a UsageError. The signature stays the same.
-    """
-    known = inspect.signature(function).parameters
-
-    @wraps(function)
-    def checked(*args: _Given.args, **arguments: _Given.kwargs) -> _Outcome:
-        if "freeze" in arguments and "train" not in arguments:  # its former name
-            arguments["train"] = arguments.pop("freeze")
-        if args:
-            named = (  # a table is not printed
-                f"{name}={'...' if hasattr(value, 'columns') else repr(value)}"
-                for name, value in zip(known, args, strict=False)
-            )
-            raise UsageError("the arguments of finetune are named", fix=f"use {', '.join(named)}")
-        if unknown := next((name for name in arguments if name not in known), None):
-            near, setting = suggest(unknown, known), find_setting(unknown)
-            fix = f"use {near[0]}" if near else f"use one of {', '.join(known)}"
-            if setting and (not near or unknown.lower() in SETTINGS[setting].aliases.split()):
-                option = SETTINGS[setting]
-                fix = (
-                    f"use {option.keyword}" if option.help else f'use settings={{"{setting}": ...}}'
-                )
-            raise UsageError(f"unknown argument {unknown}", fix=fix)
-        return function(*args, **arguments)
-
-    described = "".join(
-        textwrap.fill(f"{option.keyword}: {option.text}.", 92, initial_indent=" " * 4,
-                      subsequent_indent=" " * 8) + "\n"
-        for option in FINETUNE_OPTIONS
-    )  # fmt: skip
-    checked.__doc__ = inspect.cleandoc(str(function.__doc__)).replace(
-        "Args:\n", f"Args:\n{described}", 1
-    )
-    return checked
-
-
-def check_argument_types(arguments: Mapping[str, object], settings: object) -> None:
-    """Raise a UsageError if a path or `settings` has a type that `finetune` does not accept."""
-    for name in ("data", "weights", "out", "recipe", "classes", "like", "fixes", "cache"):
-        value, fix = arguments[name], 'pass one path or name, e.g. data="photos"'
-        if hasattr(value, "to_csv"):
-            fix = f'write a table with {name}.to_csv("{name}.csv", index=False), and pass '
-            fix += f'{name}="{name}.csv"'
-        require(
-            isinstance(value, str | os.PathLike | None),
-            f"invalid {name}: expected a string or a path, got {type(value).__name__}",
-            fix=fix,
-        )
-    require(
-        isinstance(settings, Mapping | None),
-        f"invalid settings: expected a mapping, got {type(settings).__name__}",
-        fix='pass settings by name, e.g. settings={"optim.ema": 0.9}',
-    )
 
 
 def setting_words(key: str, value: object) -> list[str]:

@@ -209,11 +209,6 @@ def one_class_only(what: str) -> UsageError:
     )
 
 
-def is_several(columns: str) -> bool:
-    """Return whether the value of `data.label` names several columns of a table."""
-    return columns == "*" or "," in columns
-
-
 def multiples(name: str, value: int, step: int) -> str:
     """Return a setting at the nearest positive multiples of `step`, below and above `value`."""
     below, above = value // step * step, -(-value // step) * step

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitft.config.schema import is_several
 from vitft.config.sections import DataSpec
 from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
 from vitft.data.parts import (
@@ -72,6 +71,11 @@ class _Line(NamedTuple):
     chosen: str  # how `vitft label` chose the image (see `data.parts`)
 
 
+def _is_several(columns: str) -> bool:
+    """Return whether the value of `data.label` names several columns of a table."""
+    return columns == "*" or "," in columns
+
+
 class _LabelColumn:
     """A column of labels; its cells have no blanks around them."""
 
@@ -125,7 +129,7 @@ class _LabelParser:
     def read_cells(self, column: _LabelColumn) -> None:
         """Read a single column, which contains all labels of an image in one cell."""
         labels, separator = self.spec.labels, self.spec.separator
-        usual = is_several(self.spec.label) or column.name.lower() in _SEVERAL_NAMES
+        usual = _is_several(self.spec.label) or column.name.lower() in _SEVERAL_NAMES
         split = labels != "one" and any(separator in cell for cell in column.values)
         lists = any(map(_looks_like_list, column.values))
         self.several = labels == "several" or (labels == "auto" and (usual or split or lists))
@@ -391,7 +395,7 @@ class _Table:
             "split": spec.split_column,
             "group": "none" if spec.group_by else spec.group,
         }
-        if is_several(spec.label):
+        if _is_several(spec.label):
             del wanted["label"]
         for role, name in wanted.items():
             setting, places = SETTING_OF[role], [] if name else self.usual_columns(role)
@@ -447,7 +451,7 @@ class _Table:
     def label_columns(self) -> Sequence[int]:
         """Return the indices of the label columns; for `*`, of those that may be one by name."""
         label = self.spec.label
-        if not is_several(label):
+        if not _is_several(label):
             return (self.roles["label"],)
         used = {*self.roles.values()}
         if label == "*":

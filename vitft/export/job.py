@@ -1,7 +1,10 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
+import contextlib
+import logging
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +41,8 @@ from vitft.system.files import atomic_folder, writing
 from vitft.system.rundir import resume_command
 from vitft.system.signals import Stopper
 from vitft.system.text import count, percent, shell_quote
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,15 @@ class Exported:
         return max(row.changed for row in self.rows)
 
 
+@contextlib.contextmanager
+def _timed_step(label: str) -> Iterator[None]:
+    """Show that a step without a count is running, and log its duration unless it fails."""
+    started = time.monotonic()
+    with console.quiet_step(label, after=0):
+        yield
+    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
+
+
 def export_run(run: str | None, plan: ExportPlan) -> Exported:
     """Export a run in each format of the plan, and keep the formats that agree with the run.
 
@@ -109,7 +123,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         folders = {name: fresh if len(formats) == 1 else fresh / name for name in formats}
         opened, sizes = dict[str, OpenedModel](), dict[str, int]()
         for name, each in formats.items():
-            with console.timed_step(f"writing --{name}"):
+            with _timed_step(f"writing --{name}"):
                 _write(name, each, trained, folders[name], opened, sizes)
         rows: list[ExportComparison] = []
         for source in dict.fromkeys((trained, trained.of_last_block)):
@@ -193,7 +207,7 @@ def _export_notes(
     resized, weights = "", trained.card.weights
     if plan.with_resize:
         images = comparison_images(trained, plan.images)
-        with console.timed_step("comparing the images that the graph resizes"):
+        with _timed_step("comparing the images that the graph resizes"):
             levels, fraction = view_difference(trained.card.transform, images)
         levels_text = f"{count(levels, 'grey level')} (out of 255)"
         resized = f"at most {levels_text}, in {percent(fraction, 2)} of the values"

@@ -56,7 +56,7 @@ from vitft.system import console
 from vitft.system.cores import usable_cores
 from vitft.system.device import BatchLimit, pick_device, pick_precision, start_reading, to_device
 from vitft.system.errors import DataError, DivergedError, ImageError, ResourceError, RunError
-from vitft.system.text import count, format_bytes
+from vitft.system.text import count
 
 log = logging.getLogger(__name__)
 
@@ -567,14 +567,18 @@ def check_disk_space(extractor: Extractor, view: View, images: int) -> None:
     if len(shape) == 2:  # feature maps of timm models may have more dimensions
         sizes[1:] = [count(shape[0], "token"), count(shape[1], "value")]
     words = " x ".join([*sizes, f"{store.dtype.itemsize} bytes"])
-    words = f"{format_bytes(images * each)} ({words})"
+
+    def size(number: int) -> str:
+        return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
+
+    words = f"{size(images * each)} ({words})"
     found = f", already cached: {count(here, 'image')}" if here else ""
     log.info(f"caching the tokens of the frozen blocks in {extractor.folder} takes {words}{found}")
     free = shutil.disk_usage(extractor.folder).free
     if (images - here) * each > free:
         raise ResourceError(
             f"caching the tokens of the frozen blocks takes {words}, but {extractor.folder} has "
-            f"only {format_bytes(free)} of free space",
+            f"only {size(free)} of free space",
             fix="choose a cache folder with more space (--cache DIR), or use --train head "
             "(caches one feature vector per image) or --train all (caches nothing)",
         )

@@ -22,7 +22,6 @@ from vitft.metrics.results import (
 )
 from vitft.system.text import (
     count,
-    days_and_hours,
     format_size,
     interval,
     is_measurable,
@@ -215,7 +214,12 @@ def using(results: Results, place: str, file_time: float) -> str:
     ended: float | None = None
     with contextlib.suppress(ValueError, OverflowError, OSError):
         ended = datetime.fromisoformat(results.ended).timestamp()
-    age = days_and_hours(max(0.0, time.time() - (file_time if ended is None else ended)))
+    seconds = max(0.0, time.time() - (file_time if ended is None else ended))
+    age = "less than a minute"  # in whole units
+    for unit, size, least in (("day", 86400, 2), ("hour", 3600, 2), ("minute", 60, 1)):
+        if seconds >= least * size:
+            age = count(int(seconds / size), unit)
+            break
     accuracy = "accuracy unknown"
     if one := results.headline:
         before = " before rounding to 8 bits" if results.rounded else ""

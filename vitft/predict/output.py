@@ -22,7 +22,7 @@ from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
 from vitft.system.console import visible
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import try_lock, writing
-from vitft.system.text import count, escape_formula, json_line, listing
+from vitft.system.text import count, escape_formula, listing
 
 # rows of predictions as a Parquet file, or as an Excel worksheet that can be read, sorted and
 # filtered at once ---------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def open_part(
     with file:
 
         def write(fields: Mapping[str, Any]) -> None:
-            data = json_line(fields).encode() + b"\n"
+            data = json.dumps(fields, allow_nan=False).encode() + b"\n"
             with writing(part):
                 while data:
                     data = data[file.write(data) :]

@@ -1,5 +1,6 @@
 """Rows of predictions as a table, JSON, JSONL or CSV; `output` writes them to files."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vitft.data.image_table import join_labels
 from vitft.system.console import visible
-from vitft.system.text import csv_line, json_line, percent
+from vitft.system.text import csv_line, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,12 +194,12 @@ def text_lines(form: RowFormat, predictions: Iterable[Prediction]) -> Iterator[s
         yield "\ufeff" * form.bom + csv_line(form.columns)
         yield from (csv_line([*map(format_csv_cell, form.cells(one))]) for one in predictions)
     elif form.style == "jsonl":
-        yield from (json_line(one.to_dict()) for one in predictions)
+        yield from (json.dumps(one.to_dict(), allow_nan=False) for one in predictions)
     else:
         begin = "["  # a comma follows every row but the last
         for one in predictions:
             yield begin
-            begin = f"  {json_line(one.to_dict())},"
+            begin = f"  {json.dumps(one.to_dict(), allow_nan=False)},"
         yield begin.removesuffix(",")
         yield "]"
 

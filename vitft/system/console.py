@@ -83,11 +83,6 @@ def stderr() -> "Console":
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
-def silence() -> None:
-    """Suppress results, the log and progress, but not errors, outside the main process of a job."""
-    stdout().quiet = stderr().quiet = LogHandler.is_silent = True
-
-
 def _log_stream() -> TextIO:
     """Return the stream for the log and progress: stderr, also behind a `DiscardingStream`."""
     return getattr(sys.stderr, "rich_proxied_file", sys.stderr) or io.StringIO()  # it may be closed
@@ -151,15 +146,6 @@ def shows_details() -> bool:
 def _is_shown() -> bool:
     """Return whether `show_log` has been called."""
     return any(isinstance(h, LogHandler) for h in logging.getLogger("vitft").handlers)
-
-
-@contextlib.contextmanager
-def timed_step(label: str) -> Iterator[None]:
-    """Show that a step without a count is running, and log its duration unless it fails."""
-    started = time.monotonic()
-    with quiet_step(label, after=0):
-        yield
-    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
 _RUNNING: list[tuple[threading.Event, threading.Thread]] = []

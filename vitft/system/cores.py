@@ -1,13 +1,9 @@
-"""This machine without torch: CPU cores, speed, memory kept by malloc, and the cache folder."""
+"""This machine without torch: CPU cores, memory kept by malloc, and the cache folder."""
 
 import contextlib
 import ctypes
-import functools
 import os
-import platform
-import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,48 +21,9 @@ def local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def local_rank() -> int:
-    """Return the number of this process among those that torchrun has started on this machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def usable_cores() -> int:
     """Return the number of CPU cores for this process; processes of torchrun divide them evenly."""
     return max(1, node_cores() // local_processes())
-
-
-# rough speed of this machine, measured without torch ----------------------------------------------
-
-GPU_SPEED = 3000.0
-"""Assumed speed of a GPU, in billions of multiply-adds per second; even slow GPUs reach it in
-fp16."""
-
-
-def has_gpu() -> bool:
-    """Return whether torch will probably find a GPU (there is an NVIDIA driver or Apple chip)."""
-    is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
-    return is_apple or shutil.which("nvidia-smi") is not None
-
-
-@functools.cache
-def cpu_speed() -> float:
-    """Return the speed of the CPU in billions of multiply-adds per second.
-
-    The benchmark is a product of float32 matrices with the shapes of the first MLP layer of a
-    ViT-B/16 for four images: the best of three runs, 0.1 to 0.5 s together, in CPU time, so that
-    other jobs on the machine do not affect the result.
-    """
-    import numpy as np
-
-    tokens, width, hidden = 4 * 197, 768, 3072
-    x = np.ones((tokens, width), np.float32)
-    w = np.ones((width, hidden), np.float32)
-    seconds = []
-    for _ in range(3):
-        started = time.process_time()
-        x @ w
-        seconds.append(time.process_time() - started)
-    return usable_cores() * tokens * width * hidden / 1e9 / max(min(seconds), 1e-6)
 
 
 def cache_folder(name: str) -> Path:

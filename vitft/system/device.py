@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import platform
 import random
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.system.cores import local_processes, local_rank, usable_cores
+from vitft.system.cores import local_processes, usable_cores
 from vitft.system.errors import ResourceError, UsageError
 from vitft.system.text import count
 
@@ -30,7 +31,8 @@ def pick_device(wanted: str) -> torch.device:
     """
     gpus = torch.cuda.device_count()
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.device("cuda", local_rank() % max(1, gpus))
+        rank = int(os.environ.get("LOCAL_RANK", "0"))  # of the processes on this machine
+        return torch.device("cuda", rank % max(1, gpus))
     if wanted == "auto":
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if wanted.startswith("cuda:") and min(gpus, local_processes()) > 1:
@@ -146,11 +148,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         peaks["gpu"] = torch.cuda.max_memory_reserved(device) // 2**20
     return peaks
-
-
-def vector_instructions(device: torch.device) -> str:
-    """Return the vector instructions that torch uses on a CPU, e.g. AVX512; empty on a GPU."""
-    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""
 
 
 # recovery from out-of-memory errors by processing the same images again in smaller batches --------

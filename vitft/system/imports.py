@@ -42,11 +42,20 @@ def require_extra(extra: str, *, feature: str, libraries: tuple[str, ...] = ()) 
     """
     needed = libraries or EXTRA_LIBRARIES[extra]
     missing = [m for m in needed if importlib.util.find_spec(m) is None]
-    if missing:
-        raise UsageError(
-            f"{feature} needs {missing[0]}, which is not installed",
-            fix=install_command(requirements(extra)),
-        )
+    if not missing:
+        return
+    from importlib import metadata  # takes 50 ms, which only an error needs
+
+    stated = list[str]()
+    with contextlib.suppress(metadata.PackageNotFoundError):  # vitft is not installed
+        stated = metadata.requires("vitft") or []
+    pattern = re.compile(rf"([^;]+?)\s*;.*\bextra == ['\"]{extra}['\"]")
+    packages = [match[1] for match in map(pattern.match, stated) if match]
+    unknown = [library.replace("_", "-") for library in EXTRA_LIBRARIES[extra]]
+    raise UsageError(
+        f"{feature} needs {missing[0]}, which is not installed",
+        fix=install_command(packages or unknown),
+    )
 
 
 def install_command(packages: Iterable[str]) -> str:
@@ -57,18 +66,6 @@ def install_command(packages: Iterable[str]) -> str:
 def missing_library_command(reason: str) -> str:
     """Return the `pip install ...` command in the reason why a file is unreadable, or ""."""
     return reason.partition(_RUN_PIP)[2] and f"pip install{reason.partition(_RUN_PIP)[2]}"
-
-
-def requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra, e.g. `matplotlib>=3.9`, without versions if unknown."""
-    import importlib.metadata  # takes 50 ms, which only an error needs
-
-    stated = list[str]()
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # vitft is not installed
-        stated = importlib.metadata.requires("vitft") or []
-    pattern = re.compile(rf"([^;]+?)\s*;.*\bextra == ['\"]{extra}['\"]")
-    found = [match[1] for match in map(pattern.match, stated) if match]
-    return found or [library.replace("_", "-") for library in EXTRA_LIBRARIES[extra]]
 
 
 @contextlib.contextmanager

@@ -350,46 +350,6 @@ def read_environment(path: Path) -> RunEnvironment | None:
     return read_run_json(path, RunEnvironment)
 
 
-def environment(
-    status: str, device: str, precision: str, *, processes: int = 1, instructions: str = ""
-) -> RunEnvironment:
-    """Return the contents of environment.json on this machine for a run that has not ended."""
-    import importlib.metadata
-
-    names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
-    return {
-        "status": status,
-        "device": device,
-        "precision": precision,
-        "processes": processes,
-        "instructions": instructions,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": {name: importlib.metadata.version(name) for name in names},
-    }
-
-
-def other_arithmetic(before: RunEnvironment | None, now: RunEnvironment) -> list[str]:
-    """Describe how steps before a resumption were computed, if it was not as `now`."""
-    if before is None:
-        return []
-    found = dict.fromkeys([*before.get("earlier", []), _describe_arithmetic(before)])
-    return [text for text in found if text != _describe_arithmetic(now)]
-
-
-def _describe_arithmetic(known: RunEnvironment) -> str:
-    """Return a description of everything that changes how a run rounds sums."""
-    several = f"{number} processes" if (number := known.get("processes", 1)) > 1 else ""
-    torch = f"torch {known['packages'].get('torch', 'unknown')}"
-    device = f"{known['device']} in {known['precision']}"
-    return ", ".join(filter(None, (device, known.get("instructions"), several, torch)))
-
-
-def processes_of(arithmetic: str) -> int:
-    """Return the number of processes in a description by `_describe_arithmetic`."""
-    return int(found[1]) if (found := re.search(r", (\d+) processes, ", arithmetic)) else 1
-
-
 # suggestions for the name of a run that does not exist --------------------------------------------
 
 _RUN_FILES = ("config.toml", MODEL)

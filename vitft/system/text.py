@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import json
 import os
 import re
 import shlex
@@ -124,14 +123,6 @@ def duration_fix(text: str) -> str:
     return f"{text.strip()}m for minutes, or e.g. 90s or 2h" if is_number else "e.g. 90s, 10m or 2h"
 
 
-def days_and_hours(seconds: float) -> str:
-    """Return an age rounded down to a whole unit, such as `5 minutes`, `3 hours` or `12 days`."""
-    for unit, size in (("day", 86400), ("hour", 3600)):
-        if seconds >= 2 * size:
-            return count(int(seconds / size), unit)
-    return count(int(seconds / 60), "minute") if seconds >= 60 else "less than a minute"
-
-
 def shell_quote(word: str) -> str:
     """Quote a word of a command to be copied into a terminal, if necessary.
 
@@ -156,11 +147,6 @@ def describe_os_error(error: OSError) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def json_line(fields: Mapping[str, Any]) -> str:
-    """Return the fields as strict JSON in ASCII on one line."""
-    return json.dumps(fields, allow_nan=False)
-
-
 def csv_line(cells: Sequence[object]) -> str:
     """Return a CSV row without a line ending, with formulas escaped (OWASP; CWE-1236)."""
     buffer = io.StringIO()
@@ -181,11 +167,6 @@ def escape_formula(cell: str) -> str:
 def format_size(sides: tuple[int, int]) -> str:
     """Return a size as text: one number for a square, otherwise height and width, e.g. 224x192."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
-
-
-def format_bytes(size: int) -> str:
-    """Return a number of bytes as text with a decimal unit, such as `1.5 GB`."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def p_equation(p: float) -> str:

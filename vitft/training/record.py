@@ -12,19 +12,22 @@ not by time.
 import contextlib
 import json
 import logging
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from vitft.config.run import flat_settings, to_toml
+from vitft.config.run import to_toml
 from vitft.data.image_table import Images
 from vitft.features.head import HeldOutLogits
 from vitft.metrics.intervals import Z
@@ -33,19 +36,17 @@ from vitft.models.card import Provenance
 from vitft.models.checkpoint import state_digest
 from vitft.models.timm_model import Model
 from vitft.system.cores import freed_memory_kept
-from vitft.system.device import describe_device, peak_memory, vector_instructions
+from vitft.system.device import describe_device, peak_memory
 from vitft.system.errors import ResourceError, RunError, Stopped
 from vitft.system.files import write_atomically, write_json, writing
 from vitft.system.rundir import (
     RunDir,
+    RunEnvironment,
     create_run,
     damaged_file,
-    environment,
     has_settings,
     locked,
-    other_arithmetic,
     point_latest,
-    processes_of,
     read_environment,
     read_run_json,
     resume_command,
@@ -369,6 +370,8 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
     """
     config, group, manifest = start.config, runtime.group, start.inputs.data.manifest
     on_cpu = start.pipeline.device.type == "cpu" and not config.train.shard
+    tables = asdict(config).items()
+    settings = {f"{name}.{key}": value for name, table in tables for key, value in table.items()}
     if (run := runtime.resumed) is not None:
         _check_same_images(run, manifest)
         if not _list_states(run.resume):
@@ -376,7 +379,7 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
             if _read_budget(run) is not None:
                 kept = ", but finished trials are not repeated"
             log.info(f"no training state was saved: training starts again{kept}")
-        runtime.trackers.start(run, flat_settings(config), resume=True)
+        runtime.trackers.start(run, settings, resume=True)
         with freed_memory_kept(when=on_cpu):
             yield run
         return
@@ -393,7 +396,7 @@ def open_run(out: Path, start: Start, runtime: Runtime) -> Iterator[RunDir]:
                 _write_for_resume(run, WEIGHTS_FILE, start.report.provenance)
                 if start.budget is not None:
                     _write_for_resume(run, _BUDGET_FILE, start.budget)
-            runtime.trackers.start(run, flat_settings(config), resume=False)
+            runtime.trackers.start(run, settings, resume=False)
             with freed_memory_kept(when=on_cpu):
                 yield run
         except ResourceError as error:
@@ -436,21 +439,29 @@ def status_recorded(fitted: Fitted) -> Iterator[None]:
 def _write_environment(fitted: Fitted, status: str) -> None:
     """Write environment.json; other arithmetic than before a run was resumed is logged, too."""
     device, group = fitted.inputs.data.device, fitted.runtime.group
-    found = environment(
-        status,
-        describe_device(device),
-        fitted.precision,
-        processes=group.size,
-        instructions=vector_instructions(device),
-    )
+    names = ("vitft", "torch", "numpy", "pillow", "safetensors", "huggingface_hub")
+    on_cpu = device.type == "cpu"
+    found: RunEnvironment = {
+        "status": status,
+        "device": describe_device(device),
+        "precision": fitted.precision,
+        "processes": group.size,
+        "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else "",
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": {name: version(name) for name in names},
+    }
+    # How the steps before a resumption were computed, if not as now
     is_new = status == "running" and fitted.saved is None
     before = None if is_new else read_environment(fitted.run.path / "environment.json")
-    if earlier := other_arithmetic(before, found):
+    every = [*before.get("earlier", []), _arithmetic(before)] if before else []
+    if earlier := [text for text in dict.fromkeys(every) if text != _arithmetic(found)]:
         found["earlier"] = earlier
     if earlier and status == "running":
         train = fitted.config.train
         draws = train.mixup or train.cutmix or train.drop_path  # random numbers for each process
-        others = draws and any(processes_of(text) != group.size for text in earlier)
+        processes = [re.search(r", (\d+) processes, ", text) for text in earlier]
+        others = draws and any(int(one[1] if one else 1) != group.size for one in processes)
         difference = "the random numbers of mixup, CutMix or drop path" if others else "rounding"
         log.info(
             f"earlier steps were computed on {' and on '.join(earlier)}, so the results will "
@@ -463,6 +474,14 @@ def _write_environment(fitted: Fitted, status: str) -> None:
             words = ", ".join(f"{mib:,} MiB {kind}" for kind, mib in peaks.items())
             log.debug(f"peak memory: {words}")
     fitted.run.write_json("environment.json", found)
+
+
+def _arithmetic(known: RunEnvironment) -> str:
+    """Return a description of everything that changes how a run rounds sums."""
+    several = f"{number} processes" if (number := known.get("processes", 1)) > 1 else ""
+    library = f"torch {known['packages'].get('torch', 'unknown')}"
+    device = f"{known['device']} in {known['precision']}"
+    return ", ".join(filter(None, (device, known.get("instructions"), several, library)))
 
 
 def _check_same_images(run: RunDir, manifest: Images) -> None:

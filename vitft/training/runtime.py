@@ -265,8 +265,8 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
     backend = "nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
     if on_gpu:
         torch.cuda.set_device(chosen)
-    if not group.is_main:
-        console.silence()
+    if not group.is_main:  # which prints errors, but no results, log and progress
+        console.stdout().quiet = console.stderr().quiet = console.LogHandler.is_silent = True
     with report_lost_process(), signal_handlers(signal.SIG_DFL):
         group.store = rendezvous_store(timeout)
         distributed.init_process_group(

@@ -7,7 +7,11 @@ import contextlib
 import fnmatch
 import functools
 import os
+import platform
 import re
+import shutil
+import sys
+import time
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +23,7 @@ from vitft.data.signatures import looks_like
 from vitft.data.transforms import CROP, CROP_MODES, RESAMPLING, Fit
 from vitft.models.card import TimmConfig, parse_card, timm_modules
 from vitft.models.vit_config import SIZES, frozen_blocks
-from vitft.system.cores import GPU_SPEED, cpu_speed, has_gpu
+from vitft.system.cores import usable_cores
 from vitft.system.errors import UsageError, WeightsError
 from vitft.system.files import (
     CHECKSUM_SUFFIXES,
@@ -323,6 +327,9 @@ def _registry_entry(name: str) -> CatalogEntry:
 
 # recommended weights, and the default choice of weights -------------------------------------------
 
+_GPU_SPEED = 3000.0
+"""Assumed speed of a GPU, in billions of multiply-adds per second; even slow GPUs reach it in
+fp16."""
 _ACCEPTABLE_S = 300.0  # maximum seconds of the feature pass with the default weights
 
 
@@ -332,9 +339,36 @@ def recommendations() -> tuple[CatalogEntry, ...]:
     return tuple(entries_by_name()[row["name"]] for row in _read_catalog()["recommended"])
 
 
+def has_gpu() -> bool:
+    """Return whether torch will probably find a GPU (there is an NVIDIA driver or Apple chip)."""
+    is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return is_apple or shutil.which("nvidia-smi") is not None
+
+
+@functools.cache
+def _cpu_speed() -> float:
+    """Return the speed of the CPU in billions of multiply-adds per second.
+
+    The benchmark is a product of float32 matrices with the shapes of the first MLP layer of a
+    ViT-B/16 for four images: the best of three runs, 0.1 to 0.5 s together, in CPU time, so that
+    other jobs on the machine do not affect the result.
+    """
+    import numpy as np
+
+    tokens, width, hidden = 4 * 197, 768, 3072
+    x = np.ones((tokens, width), np.float32)
+    w = np.ones((width, hidden), np.float32)
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        x @ w
+        seconds.append(time.process_time() - started)
+    return usable_cores() * tokens * width * hidden / 1e9 / max(min(seconds), 1e-6)
+
+
 def machine_speed(device: str = "auto") -> float:
     """Return the speed of a device in billions of multiply-adds per second."""
-    return GPU_SPEED if device != "cpu" and has_gpu() else cpu_speed()
+    return _GPU_SPEED if device != "cpu" and has_gpu() else _cpu_speed()
 
 
 def default_weights(images: int, *, device: str) -> tuple[str, str]:
