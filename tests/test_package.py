@@ -97,8 +97,7 @@ LATE_WITH_REASON = {
     "cli/parser.py: vitft.config.run": "only a wrong option needs it",
     "system/device.py: resource": "POSIX only",
     "system/files.py: fcntl": "POSIX only",
-    "system/imports.py: importlib.metadata": "only a missing library needs it",
-    "system/rundir.py: importlib.metadata": "it imports email and zipfile",
+    "system/imports.py: importlib": "only a missing library needs it",
 }
 """`module: imported module` and why it is imported late though it is light."""
 
