@@ -283,7 +283,16 @@ def score_bar(
 _Section = dict[str, Any]  # title, text, charts, caption; columns and rows of the charted values
 
 
-def epochs_section(run: Run) -> _Section | None:
+def chart_sections(run: Run) -> dict[str, _Section | None]:
+    """Return the sections on learning curve, confidence and training that a run has, or None."""
+    return {
+        "learning": _learning_section(run),
+        "confidence": _confidence_section(run),
+        "training": _epochs_section(run) or _penalty_section(run),
+    }
+
+
+def _epochs_section(run: Run) -> _Section | None:
     """Return the section on loss and accuracy by epoch, or None if the log has no epochs."""
     needed = ("epoch", "train_loss", "val_loss", "train_top1", "val_top1")
     log = [line for line in run.log if all(line.get(key) is not None for key in needed)]
@@ -349,7 +358,7 @@ def epoch_numbers(log: Sequence[LogLine]) -> list[int]:
     return list(range(1, len(log) + 1)) if restarts else numbers
 
 
-def penalty_section(run: Run) -> _Section | None:
+def _penalty_section(run: Run) -> _Section | None:
     """Return the section on penalties compared by cross-validation, or None if there are none."""
     log = [line for line in run.log if {"l2", "cv_top1", "cv_loss"} <= {*line}]
     if not log:
@@ -400,7 +409,7 @@ def penalty_section(run: Run) -> _Section | None:
     )
 
 
-def confidence_section(run: Run) -> _Section | None:
+def _confidence_section(run: Run) -> _Section | None:
     """Return the section on calibration, or None if the calibration error is unknown."""
     calibration = run.measured.get("calibration")
     bins = [b for b in calibration["bins"] if b["images"]] if calibration else []
@@ -465,7 +474,7 @@ def _confidence_text(found: Mapping[str, Any]) -> str:
     return f"{text}." if doubt else f"{text}. Without it, {shown}."
 
 
-def learning_section(run: Run) -> _Section | None:
+def _learning_section(run: Run) -> _Section | None:
     """Return the section on accuracy by number of training images, or None if it is unknown."""
     more = run.measured.get("cross_validation")
     if not more or len(more["curve"]) < 2:
@@ -529,7 +538,7 @@ def write_charts(run: Path, folder: Path) -> list[str]:
     The charts have a white background and the colours of the page in light mode.
     """
     content = read_run(run)
-    makers = (epochs_section, penalty_section, learning_section, confidence_section)
+    makers = (_epochs_section, _penalty_section, _learning_section, _confidence_section)
     charts = [chart for make in makers if (one := make(content)) for chart in one["charts"]]
     if not charts:
         raise RunError(

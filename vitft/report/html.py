@@ -53,21 +53,21 @@ SHADES = (13, 18, 24, 30, 36, 42)
 `ink`; the remainder is the background."""
 
 
-def css_variables(theme: Mapping[str, str]) -> str:
+def _css_variables(theme: Mapping[str, str]) -> str:
     """Return a theme's colours as CSS custom properties."""
     return " ".join(f"--{name}: {value};" for name, value in theme.items())
 
 
-def colour_scheme(*, prints_light: bool = False) -> str:
+def _colour_scheme(*, prints_light: bool = False) -> str:
     """Return CSS rules that define the colours of a page for light and dark mode."""
     scheme, media = ("", "screen and ") if prints_light else ("color-scheme: light dark; ", "")
     return (
-        f":root {{ {scheme}{css_variables(LIGHT)} }}\n"
-        f"@media {media}(prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}\n"
+        f":root {{ {scheme}{_css_variables(LIGHT)} }}\n"
+        f"@media {media}(prefers-color-scheme: dark) {{ :root {{ {_css_variables(DARK)} }} }}\n"
     )
 
 
-def colour_classes() -> str:
+def _colour_classes() -> str:
     """Return CSS classes for the fills and strokes of charts and for the shades of cells."""
     rules = [f".f-{key}{{fill:var(--{key})}}.s-{key}{{stroke:var(--{key})}}" for key in LIGHT]
     for meaning, colour in (("right", "accent"), ("wrong", "bad")):
@@ -76,7 +76,13 @@ def colour_classes() -> str:
     return "".join(f"{rule}\n" for rule in rules)
 
 
-TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES, _CARDS = (Path(__file__).parent / name for name in ("templates", "cards"))
+_DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
+    'body[data-jp-theme-light="false"] .vitft',
+    "body.vscode-dark .vitft",
+    "html[theme=dark] .vitft",
+)
+"""CSS selectors that match an output cell in a notebook with a dark theme."""
 
 
 def render(template: str, view: Mapping[str, object]) -> str:
@@ -86,8 +92,8 @@ def render(template: str, view: Mapping[str, object]) -> str:
     """
     from markupsafe import Markup
 
-    css = read_asset(TEMPLATES, "page.css") + colour_scheme(prints_light=True) + colour_classes()
-    script = "\n".join(read_asset(TEMPLATES, name) for name in ("page.js", "decisions.js"))
+    css = _asset(_TEMPLATES, "page.css") + _colour_scheme(prints_light=True) + _colour_classes()
+    script = "\n".join(_asset(_TEMPLATES, name) for name in ("page.js", "decisions.js"))
     policy = (  # allows only this style sheet, this script and embedded images
         f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -112,7 +118,7 @@ def _template_engine() -> "Environment":
         return visible(value) if is_text and context.autoescape else value
 
     engine = Environment(
-        loader=FileSystemLoader([TEMPLATES, TEMPLATES.parents[1] / "export" / "programs"]),
+        loader=FileSystemLoader([_TEMPLATES, _TEMPLATES.parents[1] / "export" / "programs"]),
         autoescape=lambda name: ".html." in (name or ""),
         undefined=StrictUndefined,
         finalize=printable,
@@ -136,27 +142,36 @@ def digest_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# style sheet and script for pages on which users choose images and see predictions: that of the
-# server and that of `export --html`. Each appends its own script, which classifies an image.
-
-_CARDS = Path(__file__).parent / "cards"
+# pages on which users choose images: those of the server, of `label` and of `export --html` -------
 
 
-def cards_style() -> str:
-    """Return the style sheet, with the colours for light and dark mode."""
-    return colour_scheme() + read_asset(_CARDS, "cards.css")
+def page_parts(folder: Path, *, cards: bool = True) -> tuple[str, str, str]:
+    """Return the HTML, the style sheet and the script of a page, which are files in its folder.
+
+    The colours and the script that creates elements, in whose text every character is visible, are
+    in front. With `cards`, so is what queues the chosen images and shows their predictions.
+    """
+    html, css, script = (_asset(folder, f"page.{kind}") for kind in ("html", "css", "js"))
+    shared = [_asset(_CARDS, f"cards.{kind}") if cards else "" for kind in ("css", "js")]
+    elements = _asset(_CARDS, "elements.js")
+    return html, _colour_scheme() + shared[0] + css, elements + shared[1] + script
 
 
-def elements_script() -> str:
-    """Return the script that creates elements with text in which every character is visible."""
-    return read_asset(_CARDS, "elements.js")
+# results in the output cells of notebooks ---------------------------------------------------------
 
 
-def cards_script() -> str:
-    """Return the script that queues the chosen images and shows their predictions."""
-    return elements_script() + read_asset(_CARDS, "cards.js")
+def notebook_part(part: str, **view: object) -> str:
+    """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
+    from markupsafe import Markup
+
+    own, page = (_asset(_TEMPLATES, name) for name in ("notebook.css", "page.css"))
+    css = (
+        f".vitft {{ {_css_variables(LIGHT)} }}\n"
+        f"{', '.join(_DARK_NOTEBOOKS)} {{ {_css_variables(DARK)} }}\n"
+        f".vitft.vitft {{\n{page}{_colour_classes()}}}\n{own}"
+    )
+    return filled(f"notebook_{part}.html.j2", **view, css=css, svg=Markup)
 
 
-def read_asset(folder: Path, name: str) -> str:
-    """Return the text of a file in the folder of a page."""
+def _asset(folder: Path, name: str) -> str:
     return (folder / name).read_text(encoding="utf-8")

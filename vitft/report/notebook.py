@@ -17,16 +17,8 @@ from vitft.data.images import THUMBNAIL_SIDE, jpeg_uri, thumbnail_jpeg
 from vitft.messages.results import headline_text, weakest_sentence
 from vitft.predict.rows import Prediction
 from vitft.predict.validation import mistakes
-from vitft.report.charts import epochs_section, learning_section, penalty_section
-from vitft.report.html import (
-    DARK,
-    LIGHT,
-    TEMPLATES,
-    colour_classes,
-    css_variables,
-    filled,
-    read_asset,
-)
+from vitft.report.charts import chart_sections
+from vitft.report.html import filled, notebook_part
 from vitft.report.run_files import Thumbnails, read_run
 from vitft.report.run_page import cautions, key_figures
 from vitft.system.text import listing, shell_quote
@@ -34,12 +26,6 @@ from vitft.system.text import listing, shell_quote
 _MAX_MISTAKES, _MAX_PREDICTIONS, _MAX_LINES, _MAX_CLASSES = 12, 24, 20, 20
 """Maximum numbers of mistakes and predictions shown as HTML, of predictions shown as text, and of
 class names."""
-_DARK_NOTEBOOKS = (  # JupyterLab and Notebook 7, VS Code, Colab
-    'body[data-jp-theme-light="false"] .vitft',
-    "body.vscode-dark .vitft",
-    "html[theme=dark] .vitft",
-)
-"""CSS selectors that match an output cell in a notebook with a dark theme."""
 
 
 class Predictions(list[Prediction]):
@@ -66,7 +52,7 @@ class Predictions(list[Prediction]):
         ]
         pairs = [[*zip(one.classes, one.probabilities, strict=True)] for one in shown]
         rows = [*zip(shown, pictures, pairs, strict=True)]
-        return _notebook_part("predictions", rows=rows, more=len(self) - len(shown))
+        return notebook_part("predictions", rows=rows, more=len(self) - len(shown))
 
 
 class Explanation(Image.Image):
@@ -103,7 +89,7 @@ class Explanation(Image.Image):
 
     def _repr_html_(self) -> str:
         pictures = [_data_uri(image, side=max(image.size)) for image in (self.view, self)]
-        return _notebook_part("explanation", pictures=pictures, explained=self)
+        return notebook_part("explanation", pictures=pictures, explained=self)
 
     def _repr_png_(self) -> None:
         """Return None so that a notebook does not store the picture again, without its caption."""
@@ -119,8 +105,8 @@ def result_card(folder: Path) -> str:
     with_classes = has_results and not run.several
     weakest = weakest_sentence(run.results, len(run.classes)) if with_classes else ""
     limits = filled("cautions.j2", **cautions(run)).strip("\n").replace("\n", " ")
-    sections = (epochs_section(run) or penalty_section(run), learning_section(run))
-    return _notebook_part(
+    charts = chart_sections(run)
+    return notebook_part(
         "result",
         name=run.name,
         lead=headline_text(run.results) if with_classes else "",
@@ -130,7 +116,7 @@ def result_card(folder: Path) -> str:
         page=str(page) if page.is_file() else f"vitft report --run {shell_quote(str(folder))}",
         mistakes=wrong[:_MAX_MISTAKES],
         num_mistakes=len(wrong),
-        sections=[section for section in sections if section],
+        sections=[one for one in (charts["training"], charts["learning"]) if one],
         thumbnails=Thumbnails([run]),
         class_index={name: i for i, name in enumerate(run.classes)},
         several=run.several,
@@ -140,21 +126,8 @@ def result_card(folder: Path) -> str:
 def trained_card(line: str, classes: Sequence[str], facts: Sequence[tuple[str, str]]) -> str:
     """Return a line about a model, its classes, and `facts` as pairs (name, value)."""
     names = listing(classes, most=_MAX_CLASSES)
-    return _notebook_part("model", line=line, classes=names, facts=facts)
+    return notebook_part("model", line=line, classes=names, facts=facts)
 
 
 def _data_uri(image: Image.Image, side: int = THUMBNAIL_SIDE) -> str:
     return jpeg_uri(thumbnail_jpeg(image, side))
-
-
-def _notebook_part(part: str, **view: object) -> str:
-    """Return the markup of the template `notebook_<part>.html.j2`, with its style sheet."""
-    from markupsafe import Markup
-
-    own, page = (read_asset(TEMPLATES, name) for name in ("notebook.css", "page.css"))
-    css = (
-        f".vitft {{ {css_variables(LIGHT)} }}\n"
-        f"{', '.join(_DARK_NOTEBOOKS)} {{ {css_variables(DARK)} }}\n"
-        f".vitft.vitft {{\n{page}{colour_classes()}}}\n{own}"
-    )
-    return filled(f"notebook_{part}.html.j2", **view, css=css, svg=Markup)

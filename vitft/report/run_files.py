@@ -35,7 +35,7 @@ from vitft.metrics.results import (
     RunResults,
     read_results,
 )
-from vitft.models.card import Card, Provenance, parse_card
+from vitft.models.card import Card, parse_card
 from vitft.models.pretrained.catalog import weights_name
 from vitft.predict import validation
 from vitft.system import rundir
@@ -441,25 +441,3 @@ def _defaults_with(given: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in _dotted(dataclasses.asdict(config)).items()
         if value is not None
     }
-
-
-def environment_rows(run: Run) -> list[tuple[str, str]]:
-    """Return rows (name, value): device, precision, Python version, system, package versions."""
-    known: Mapping[str, Any] = run.environment
-    keys = ("device", "precision", "python", "system")
-    first = [(key, str(known[key])) for key in keys if known.get(key)]
-    first += [("before it was resumed", text) for text in known.get("earlier", [])]
-    return first + [(name, str(v)) for name, v in known.get("packages", {}).items()]
-
-
-def digests(run: Run) -> list[tuple[str, str]]:
-    """Return the digests of the model, split and weights, and the weights' source and licence."""
-    weights = run.card.weights if run.card else Provenance()
-    pairs = [
-        ("trained model (SHA-256 of card and tensors)", run.digest),
-        ("split.csv (SHA-256 of the table)", run.card.split if run.card else ""),
-        ("pretrained weights (SHA-256 of the file)", str(weights.get("sha256", ""))),
-        ("pretrained weights, source", str(weights.get("source", ""))),
-        ("pretrained weights, licence", str(weights.get("licence", ""))),
-    ]
-    return [(name, value) for name, value in pairs if value]

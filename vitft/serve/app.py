@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.results import Results
-from vitft.report.html import cards_script, cards_style, digest_source, read_asset
+from vitft.report.html import digest_source, page_parts
 from vitft.serve.batching import CONTENT_TYPE, RETRY_SOON, BatchQueue, ServerMetrics
 from vitft.serve.limits import (
     ANSWER_SECONDS,
@@ -391,13 +391,8 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
 
     folder = Path(__file__).parent / "page"
     shown = {"max_bytes": str(queue.limits.max_bytes), "explains": str(queue.can_explain).lower()}
-    page = page_route(
-        read_asset(folder, "page.html"),
-        css=cards_style() + read_asset(folder, "page.css"),
-        script=cards_script() + read_asset(folder, "page.js"),
-        values=shown,
-        images="blob: data:",
-    )
+    html, css, script = page_parts(folder)
+    page = page_route(html, css=css, script=script, values=shown, images="blob: data:")
     routes = [
         page,
         Route("/openapi.json", openapi),

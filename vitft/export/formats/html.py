@@ -44,7 +44,7 @@ from vitft.models.numpy_vit import (
 )
 from vitft.models.vit_config import ViTConfig
 from vitft.predict.postprocess import not_finite
-from vitft.report.html import cards_script, cards_style, digest_source, read_asset
+from vitft.report.html import digest_source, page_parts
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically
 from vitft.system.structure import structured
@@ -58,8 +58,7 @@ _PART_BYTES = 3 * 2**20
 
 def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
     """Return the page for a model, given its weights and the facts that it shows as text."""
-    style = cards_style() + read_asset(_PAGE_FOLDER, "page.css")
-    script = cards_script() + read_asset(_PAGE_FOLDER, "page.js")
+    page, style, script = page_parts(_PAGE_FOLDER)
     parts = {
         "policy": f"default-src 'none'; style-src {digest_source(style)}; "
         f"script-src {digest_source(script)}; worker-src blob:; "
@@ -75,13 +74,12 @@ def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
             for i in range(0, len(data), _PART_BYTES)
         ),
     }
-    page = read_asset(_PAGE_FOLDER, "page.html")
     return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], page)
 
 
 def engine() -> str:
     """Return the script of the worker."""
-    return "".join(read_asset(_PAGE_FOLDER, name) for name in _ENGINE)
+    return "".join((_PAGE_FOLDER / name).read_text("utf-8") for name in _ENGINE)
 
 
 def read_page(page: str) -> tuple[dict[str, Any], bytes]:

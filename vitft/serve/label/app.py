@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from vitft.data.images import open_image, thumbnail_jpeg
-from vitft.report.html import colour_scheme, elements_script, read_asset
+from vitft.report.html import page_parts
 from vitft.serve.app import (
     BodyReader,
     JsonResponse,
@@ -129,12 +129,8 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
     async def wrong_value(_: Request, error: Exception) -> Response:
         return JsonResponse({"error": str(error)}, 422)
 
-    page = page_route(
-        read_asset(folder, "page.html"),
-        css=colour_scheme() + read_asset(folder, "page.css"),
-        script=elements_script() + read_asset(folder, "page.js"),
-        images="'self' data:",
-    )
+    html, css, script = page_parts(folder, cards=False)
+    page = page_route(html, css=css, script=script, images="'self' data:")
     read = (handlers.state, handlers.likely, handlers.picture)
     changes: Sequence[Callable[..., None]]
     changes = (session.answer, session.confirm, session.skip, session.undo)
