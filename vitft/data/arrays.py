@@ -59,8 +59,6 @@ _NPZ_NAMES: Mapping[tuple[str, str], str] = {
 }  # fmt: skip
 """Usual names of image and label arrays in .npz files (Keras, MedMNIST etc.), with their subset."""
 _NPZ_CLASSES = ("classes", "class_names", "label_names")
-_WEIGHT_NAMES = frozenset({"kernel", "bias", "scale", "weight"})
-"""Last parts of the names of arrays in .npz files of weights."""
 _IDX = re.compile(r"(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 _RECORDS: Mapping[str, tuple[int, str]] = {
     "data_batch_1.bin": (1, "batches.meta.txt"), "train.bin": (2, "fine_label_names.txt"),
@@ -127,13 +125,10 @@ def _read_npz_arrays(path: Path) -> _Read:
             labels = labels.squeeze(tuple(i for i, n in enumerate(labels.shape) if i and n == 1))
             parts.append(_Part(name, _channels_last(images), labels))
         if not parts:
-            found = f"arrays found: {', '.join(file.files[:8]) or 'none'}"
-            if any(name.rpartition("/")[2] in _WEIGHT_NAMES for name in file.files):
-                fix = f"use --weights {shell_quote(str(path))}, and --data for the images"
-                problem = f"{path} contains weights instead of labelled images. {found}"
-                raise DataError(problem, fix=fix)
+            problem = f"{path} contains no labelled images. "
+            problem += f"Arrays found: {', '.join(file.files[:8]) or 'none'}"
             fix = "name the arrays x and y, or x_train, y_train, x_test and y_test"
-            raise DataError(f"{path} contains no labelled images. {found}", fix=fix)
+            raise DataError(problem, fix=f"{fix}, or pass weights with --weights")
         notes = tuple(
             f"the array {by_case[one]} is not used: there is no {other}"
             for pair in _NPZ_NAMES

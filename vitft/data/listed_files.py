@@ -30,9 +30,6 @@ if TYPE_CHECKING:  # it imports numpy
 
 log = logging.getLogger(__name__)
 
-FilesByKey = Mapping[str, Sequence[str]]
-"""Mapping from the keys of names (see `_split_path`) to the paths of the images below a folder."""
-
 
 def find_files(
     images: "Images", error: RowError, *, allow_bad: bool
@@ -51,8 +48,8 @@ def find_files(
     missing = {path: reason for path, reason in reasons.items() if reason}
     if not missing:
         return images, missing
-    below = images_below(root)
-    meant = {path: only_fit(path, below) for path in missing}
+    below = ImagesBelow(root)
+    meant = {path: below.only_fit(path) for path in missing}
     claims = Counter([*meant.values(), *(reasons.keys() - missing.keys())])
     completed = {path: image for path, image in meant.items() if image and claims[image] == 1}
     for path, image in [*completed.items()][:1]:
@@ -78,15 +75,6 @@ def find_files(
         problem += f" ({len(lost):,} of {len(images.rows):,} files {are} missing)"
         raise error(problem, first, "path", fix)
     return images, missing
-
-
-def images_below(root: str) -> FilesByKey:
-    """Return the images in and below a folder; none if it is missing or a whole disk."""
-    images: dict[str, list[str]] = {}
-    if os.path.isdir(root) and len(Path(root).absolute().parts) > 1:  # noqa: PTH112
-        for path in Walk(root).images():
-            images.setdefault(_split_path(path)[2], []).append(path)
-    return images
 
 
 def _with_common_root(images: "Images", error: RowError) -> "Images":
@@ -125,39 +113,49 @@ def _split_path(path: str) -> tuple[list[str], str, str]:
     return [folded(folder) for folder in folders[::-1]], name, key
 
 
-def _compare(path: str, images: FilesByKey) -> Iterator[tuple[str, bool, tuple[int, bool, int]]]:
-    """Yield each image that has the key of a path, with two values.
+class ImagesBelow:
+    """Images in and below a folder by the keys of their names; none for a whole disk."""
 
-    These are whether all folders of one of them are the last ones of the other, and how closely
-    the image resembles the path, first by the number of last folders that both share.
-    """
-    folders, name, key = _split_path(path)
-    for image in images.get(key, ()):
-        others, other, _ = _split_path(image)
-        pairs = zip(folders, others, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        stem = other.rpartition(".")[0] in (name, name.rpartition(".")[0])
-        alike = (shared, len(folders) == len(others), stem + (name == other))
-        yield image, shared == min(len(folders), len(others)), alike
+    def __init__(self, root: str) -> None:
+        self.by_key: dict[str, list[str]] = {}
+        if os.path.isdir(root) and len(Path(root).absolute().parts) > 1:  # noqa: PTH112
+            for path in Walk(root).images():
+                self.by_key.setdefault(_split_path(path)[2], []).append(path)
+
+    def compare(self, path: str) -> Iterator[tuple[str, bool, tuple[int, bool, int]]]:
+        """Yield each image that has the key of a path, with two values.
+
+        These are whether all folders of one of them are the last ones of the other, and how closely
+        the image resembles the path, first by the number of last folders that both share.
+        """
+        folders, name, key = _split_path(path)
+        for image in self.by_key.get(key, ()):
+            others, other, _ = _split_path(image)
+            pairs = zip(folders, others, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            stem = other.rpartition(".")[0] in (name, name.rpartition(".")[0])
+            alike = (shared, len(folders) == len(others), stem + (name == other))
+            yield image, shared == min(len(folders), len(others)), alike
+
+    def only_fit(self, path: str) -> str:
+        """Return the only image that a path can mean, or an empty string.
+
+        Of several images, one must resemble the path at least as much as the others in every way.
+        """
+        ranks = {image: alike for image, fits, alike in self.compare(path) if fits}
+        best = tuple(map(max, zip(*ranks.values(), strict=True)))
+        found = [image for image, rank in ranks.items() if rank == best]
+        return found[0] if len(found) == 1 else ""
 
 
-def only_fit(path: str, images: FilesByKey) -> str:
-    """Return the only image that a path can mean, or an empty string.
-
-    Of several images, one must resemble the path at least as much as the others in every respect.
-    """
-    ranks = {image: alike for image, fits, alike in _compare(path, images) if fits}
-    best = tuple(map(max, zip(*ranks.values(), strict=True)))
-    found = [image for image, rank in ranks.items() if rank == best]
-    return found[0] if len(found) == 1 else ""
-
-
-def _missing_fix(root: Path, missing: Mapping[str, str], images: FilesByKey, *, alone: bool) -> str:
+def _missing_fix(
+    root: Path, missing: Mapping[str, str], images: ImagesBelow, *, alone: bool
+) -> str:
     """Return what to do about missing files: not all are if `alone`, so no folder is named."""
     first, *_ = missing
     places = Counter[str]()
     for path in () if alone else missing:
-        near = [(image.split("/")[: -1 - r[0]], r[2]) for image, _, r in _compare(path, images)]
+        near = [(image.split("/")[: -1 - r[0]], r[2]) for image, _, r in images.compare(path)]
         best = max((rank for _, rank in near), default=0)
         here = Counter("/".join(folders) for folders, rank in near if rank == best)
         places.update(place for place, number in here.items() if place and number == 1)
@@ -165,7 +163,7 @@ def _missing_fix(root: Path, missing: Mapping[str, str], images: FilesByKey, *, 
     if roots:
         ways = [f"--set {shell_quote(f'data.root={root / place}')}" for place in roots]
         return f"use {' or '.join(ways)} if the right images are there"
-    if names := [image for image, fits, _ in _compare(first, images) if fits or not alone][:3]:
+    if names := [image for image, fits, _ in images.compare(first) if fits or not alone][:3]:
         return f"write paths below {root}, e.g. {' or '.join(names)} in place of {first}"
     if "://" in first:
         return "download the images, and choose their folder with --set data.root=DIR"

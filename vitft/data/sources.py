@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitft.data.listed_files import (
-    FilesByKey,
+    ImagesBelow,
     check_some_exist,
-    images_below,
     is_missing,
-    only_fit,
     warn_of_misspelt,
 )
 from vitft.data.remote.places import place_of
@@ -204,13 +202,13 @@ def _from_list(name: str) -> Iterable[ImageSource]:
 
 def _listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
     """Yield the images for the entries of a list; paths are completed as in tables of labels."""
-    images: FilesByKey | None = None
+    images: ImagesBelow | None = None
     example = ""
     for entry in entries:
         path = entry if os.path.isabs(entry) else home + entry  # noqa: PTH117
         if entry and not is_url(entry) and is_missing(path):
-            images = images_below(home or os.curdir) if images is None else images
-            if (meant := only_fit(entry, images)) and not example:
+            images = ImagesBelow(home or os.curdir) if images is None else images
+            if (meant := images.only_fit(entry)) and not example:
                 example = f"{visible(entry)} to {visible(home + meant)}"
                 log.info(f"paths that nearly exist are completed, e.g. {example}")
             path = home + meant if meant else path
@@ -310,9 +308,9 @@ def _split_at(stdin: BinaryIO, head: bytes, mark: bytes) -> Iterator[str]:
 
 
 def with_fetched(
-    items: Iterable[ImageSource], *, limits: WebLimits | None = None, others: int = _FETCHED_AHEAD
+    items: Iterable[ImageSource], *, limits: WebLimits | None = None
 ) -> Iterator[ImageSource]:
-    """Yield the sources in order, with bytes fetched ahead; at most `others` are in memory."""
+    """Yield the sources in order, with the bytes of a few images fetched ahead."""
 
     def fetched(item: ImageSource) -> ImageSource:
         try:
@@ -327,7 +325,7 @@ def with_fetched(
             waiting.append(pool.submit(fetched, item) if item.url else Future())
             if not item.url:  # no thread is started for images on this machine
                 waiting[-1].set_result(item)
-            while waiting and (len(waiting) >= others or waiting[0].done()):
+            while waiting and (len(waiting) >= _FETCHED_AHEAD or waiting[0].done()):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -42,7 +42,6 @@ from vitft.data.remote.places import (
     KINDS,
     Place,
     absolute_path,
-    hub_name,
     place_of,
     scheme_of,
 )
@@ -420,11 +419,11 @@ def _key_of_path(path: str) -> int:
 @functools.lru_cache(maxsize=8)
 def _load_positions(
     folder: str, _changed_ns: int
-) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], _LocalCopy] | None:
+) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], _LocalCopy]:
     """Return the positions of the images of a copy, memory-mapped, and its description."""
     copy = _read_copy(Path(folder))
     if copy is None:
-        return None
+        raise FileNotFoundError(folder)
     return np.load(f"{folder}/{_MEMBERS}", mmap_mode="r", allow_pickle=False), copy
 
 
@@ -433,12 +432,12 @@ def copy_member(path: str, most: int | None = None) -> bytes | None:
     match = COPY.fullmatch(path)
     if match is None:
         return None
-    root, found = match["root"], None
-    with contextlib.suppress(OSError, ValueError):
-        found = _load_positions(root, os.stat(f"{root}/{_SOURCE}").st_mtime_ns)  # noqa: PTH116
-    if found is None:
+    root = match["root"]
+    try:
+        changed = os.stat(f"{root}/{_SOURCE}").st_mtime_ns  # noqa: PTH116
+        positions, copy = _load_positions(root, changed)
+    except (OSError, ValueError):
         return None
-    positions, copy = found
     key = _key_of_path(match["member"])
     column = int(np.searchsorted(positions[0], np.uint64(key)))
     if column == positions.shape[1] or int(positions[0, column]) != key:
@@ -509,7 +508,7 @@ def _is_complete(place: Place, shards: Sequence[tuple[str, str]]) -> bool:
     except OSError:  # a shard was removed
         return False
     if place.kind == "hf":  # no list of shards
-        name = hub_name(place.address)[0]
+        name = place.hub_name()[0]
         return not os.path.exists(name) or copy.version == _local_version(name)  # noqa: PTH110
     return [file.name for file in copy.shards] == [name for name, _ in shards]
 
@@ -578,7 +577,7 @@ def _copy_rows(place: Place) -> tuple[list[tuple[str, str]], list[str], str]:
     import datasets
     from huggingface_hub import HfApi
 
-    name, rest = hub_name(place.address)  # NAME[@REVISION][:[CONFIG/]SPLIT]
+    name, rest = place.hub_name()  # NAME[@REVISION][:[CONFIG/]SPLIT]
     is_local = os.path.exists(name)  # noqa: PTH110
     config, _, chosen = rest.rpartition("/")
     name, _, revision = (name, "", "") if is_local else name.partition("@")

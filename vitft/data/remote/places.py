@@ -36,9 +36,20 @@ class Place:
         if self.kind == "wds" and scheme_of(address) in ("", "file"):
             address = absolute_path(address)
         elif self.kind == "hf":
-            name, rest = hub_name(address)
+            name, rest = self.hub_name()
             address = f"{name}:{rest}" if rest else name
         return f"{self.kind}:{redacted(address)}"
+
+    def hub_name(self) -> tuple[str, str]:
+        """Return the name of a Hugging Face dataset, and what follows its colon.
+
+        The name of a local file or folder may contain any characters; it is made absolute.
+        """
+        name, colon, rest = self.address.rpartition(":")
+        if not colon or os.path.exists(self.address):  # noqa: PTH110
+            name, rest = self.address, ""
+        local = os.path.exists(name)  # noqa: PTH110
+        return os.path.abspath(name) if local else name, rest  # noqa: PTH100 - keeps links
 
     @property
     def name(self) -> str:
@@ -75,15 +86,3 @@ def absolute_path(address: str) -> str:
     """Return the absolute path for a path or a file:// address; links are kept."""
     path = re.sub(r"^file://", "", address, flags=re.IGNORECASE)
     return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
-
-
-def hub_name(address: str) -> tuple[str, str]:
-    """Return the name of a Hugging Face dataset, and what follows its colon.
-
-    The name of a local file or folder may contain any characters; it is made absolute.
-    """
-    name, colon, rest = address.rpartition(":")
-    if not colon or os.path.exists(address):  # noqa: PTH110
-        name, rest = address, ""
-    local = os.path.exists(name)  # noqa: PTH110
-    return os.path.abspath(name) if local else name, rest  # noqa: PTH100 - keeps links
