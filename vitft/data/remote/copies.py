@@ -487,8 +487,11 @@ def _make_copy(place: Place, limits: DownloadLimits) -> None:
         header, rows, more = _index_table([name for name, _ in shards], samples)
         # Key, shard, offset and size of each image (4, n), sorted by key
         numbers = {name: number for number, (name, _) in enumerate(shards)}
-        places = [(numbers[s.shard], one) for s in filled for one in s.images.values()]
-        columns = [(_key_of_path(path), number, at, size) for number, (path, at, size) in places]
+        columns = [
+            (_key_of_path(path), numbers[sample.shard], offset, size)
+            for sample in filled
+            for path, offset, size in sample.images.values()
+        ]
         positions = np.array(sorted(columns), np.uint64).reshape(-1, 4).T
         buffer = io.BytesIO()
         np.save(buffer, np.ascontiguousarray(positions), allow_pickle=False)
