@@ -7,6 +7,7 @@ both, each containing one folder per class. Image files are not opened, and noth
 import contextlib
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,15 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, cast
 
+from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
-from vitft.data.class_changes import (
-    change_classes,
-    class_table,
-    key_of,
-    twins_among,
-    warnings_on_names,
-)
 from vitft.data.image_table import Images, Row
 from vitft.data.label_table import GROUP, OTHER_GROUP, bare_name, read_label_table
 from vitft.data.listed_files import find_files
@@ -37,10 +32,10 @@ from vitft.data.parts import (
     rest_of,
     words_of,
 )
-from vitft.data.table import is_table
+from vitft.data.table import TableReader, is_table, quote_cell
 from vitft.data.walk import Walk, by_suffix
 from vitft.system.errors import DataError, UsageError, VitftError
-from vitft.system.suggest import entries_of
+from vitft.system.suggest import EquivalentNames, entries_of, misspelt_name
 from vitft.system.text import count, listing, shell_quote
 
 
@@ -81,7 +76,7 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
         folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
-    twins = map(listing, twins_among(sorted({*folder.column("group")})))
+    twins = map(listing, _twins_among(sorted({*folder.column("group")})))
     doubts = (f"{same} may be one group: if so, write it the same way everywhere" for same in twins)
     return replace(folder, warnings=(*folder.warnings, *doubts))
 
@@ -115,12 +110,7 @@ def find_labelled(
         folder = folders.get(_chosen_part(parts, subset, source), "")
         where = source / folder
         classes, loose = walk.folders_of(folder)
-        rows = [
-            Row(path, label, part_named(folder))
-            for label, name in enumerate(classes)
-            for path in walk.images(f"{folder}/{name}".lstrip("/"))
-        ]
-        walk.raise_if_refused()
+        rows = _rows_in(walk, classes, {part_named(folder): folder})
         if not rows and not walk.bad:
             content = count(len(classes), "empty class folder") if classes else "no class folders"
             content += f", {count(loose, 'image')} outside class folders" if loose else ""
@@ -193,7 +183,7 @@ def _scan_table(source: Path, spec: DataSpec) -> Images:
     rows = [row for row in images.rows if row.path not in missing]
     if len(parts) == 1:
         rows = [row._replace(split="") for row in rows]
-    doubts = warnings_on_names(images.outputs, several=bool(images.labels))
+    doubts = _warnings_on_names(images.outputs, several=bool(images.labels))
     words = sum(len(name.split()) for name in classes)
     if not images.labels and len(rows) < 3 * len(classes) and words >= 4 * len(classes):
         doubts += (
@@ -244,7 +234,7 @@ def _scan_folder(root: Path, spec: DataSpec) -> Images:
     if not spec.classes:
         filled = {*images.column("label").tolist()}
         _check_are_classes(root / parts.get("train", ""), images.classes, filled)
-    doubts = (*warnings_on_names(images.classes), *_warnings_on_files(images))
+    doubts = (*_warnings_on_names(images.classes), *_warnings_on_files(images))
     return replace(
         images, reference=walk.reference, warnings=doubts, notes=(*images.notes, *walk.notes())
     )
@@ -259,7 +249,7 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
     used = {part: folder for part, folder in parts.items() if {*names[part]} == {*classes}}
     needed: Part = "val" if "val" in parts else "test" if main else ""
     if needed not in used:
-        raise _unlike_classes(walk, root, {parts[main]: classes, parts[needed]: names[needed]})
+        raise _unlike_classes(root, {parts[main]: classes, parts[needed]: names[needed]})
     where, loose = root / parts[main], walk.folders_of(parts[main])[1]
     if len(classes) < 2:
         inside = count(loose, "image") if loose else "no images"
@@ -276,21 +266,13 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
     unused = [name for name in walk.folders_of("")[0] if main and name not in parts.values()]
     if unused:
         notes.append(f"not used for training or validation: {listing(unused)}")
-    places = {
-        (part, n): f"{folder}/{n}".lstrip("/") for n in classes for part, folder in used.items()
-    }
-    found = {place: [*walk.images(path)] for place, path in places.items()}
-    walk.raise_if_refused()
-    rows = [
-        Row(path, label, part)
+    rows = _rows_in(walk, classes, used)
+    filled = {(row.split, row.label) for row in rows}
+    empty = {
+        (path := f"{used[part]}/{name}".lstrip("/")): by_suffix(walk.unused(path))
         for label, name in enumerate(classes)
         for part in used
-        for path in found[part, name]
-    ]
-    empty = {
-        path: by_suffix(walk.unused(path))
-        for place, path in places.items()
-        if place[0] != "test" and not found[place]
+        if part != "test" and (part, label) not in filled
     }
     return Images(
         root,
@@ -304,29 +286,29 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
     )
 
 
-def _unlike_classes(walk: Walk, root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
+def _rows_in(walk: Walk, classes: Sequence[str], parts: Mapping[Part, str]) -> list[Row]:
+    """Return the images in the class folders of each subset, whose folders `parts` gives."""
+    rows = [
+        Row(path, label, part)
+        for label, name in enumerate(classes)
+        for part, folder in parts.items()
+        for path in walk.images(f"{folder}/{name}".lstrip("/"))
+    ]
+    walk.raise_if_refused()
+    return rows
+
+
+def _unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError:
     """Return the error for two folders with different classes; `names` maps folders to classes."""
     (one, first), (other, second) = names.items()
-    missing = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
-    empty = [
-        f"{part}/{name}"
-        for part, only in missing.items()
-        for name in only
-        if not any(walk.images(f"{part}/{name}"))
-    ]
-    lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in missing.items() if n)
-    without = f", no images in {listing(empty)}" if empty else ""
-    twins = {key_of(name): f"{other}/{name}" for name in missing[one]}
-    new = [f"{other}/{n} to {twins[key_of(n)]}" for n in missing[other] if key_of(n) in twins]
+    only = {one: sorted({*first} - {*second}), other: sorted({*second} - {*first})}
+    lists = "; ".join(f"only in {part}/: {listing(n)}" for part, n in only.items() if n)
     fix = f"use the same class folders in {one}/ and {other}/"
-    fix = f"rename {listing(new)}" if new else fix
     for part, own in names.items():
         if inner := root / part if len(own) > 1 else _class_folder_in(root / part):
             fix += f", or use {part}/ only, with --data {shell_quote(str(inner))}"
             break
-    problem = f"{root}: the classes of {one}/ and {other}/ differ ({lists}{without})"
-    fix = f"remove the empty {listing(empty)}, or {fix}" if empty else fix
-    return DataError(problem, fix=fix)
+    return DataError(f"{root}: the classes of {one}/ and {other}/ differ ({lists})", fix=fix)
 
 
 def _split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
@@ -470,13 +452,10 @@ def _parent_of_class(root: Path) -> Path | None:
     if ".." in full.parts or full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
         return None
     walk = Walk(str(full.parent))
-    if not any(walk.images(full.name)):
+    names = [name for name in walk.folders_of("")[0] if walk.folders_of(name)[1]]
+    if len({full.name, *names}) < 2 or not any(walk.images(full.name)):
         return None
-    names = walk.folders_of("")[0]
-    others = [name for name in names if name != full.name and walk.folders_of(name)[1]]
-    if not others or are_parts([full.name, *others]):
-        return None
-    return root.parent if root.name else full.parent
+    return None if are_parts({full.name, *names}) else root.parent if root.name else full.parent
 
 
 _MASK = re.compile(
@@ -612,3 +591,123 @@ def _check_groups(folder: Images) -> None:
                 fix="move all images of the group to one subset, or remove the split so that vitft "
                 "draws one",
             )
+
+
+# class changes (`--classes`): a table that renames, merges and drops classes, all at once ---------
+#
+#     class,new_class
+#     tulips,bulbs        renamed, or merged if several classes are given the same name
+#     weeds,              left out, with all its images
+
+_CLASS_COLUMNS = ("class", "new_class")
+
+
+def class_table(changes: Iterable[tuple[str, str]]) -> str:
+    """Return the option for a table of class changes, with the lines of the table."""
+    rows = (_CLASS_COLUMNS, *changes)
+    lines = listing((f"`{','.join(map(quote_cell, row))}`" for row in rows), most=30)
+    return (
+        f"`--classes classes.csv`, a file with the lines {lines} "
+        "(for `check` and `evaluate`: `--set data.classes=classes.csv`)"
+    )
+
+
+def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> Images:
+    """Return the images with classes changed by a table; a DataError names an invalid line.
+
+    Unless they are `evaluated`, the table must not list unknown classes, and two must be left.
+    """
+    if images.labels:
+        raise one_class_only("data.classes")
+    columns = "use a table with the columns class and new_class"
+    reader = TableReader(
+        table,
+        missing=f"{columns}, and check its path",
+        fix=f"{columns}, where an empty new_class leaves the class out",
+    )
+    known, similar = images.classes, EquivalentNames(images.classes)
+    changes: dict[str, str] = {}  # from names of classes to new names, empty to leave them out
+    for row in reader.records(*_CLASS_COLUMNS):
+        name = reader.checked(row["class"], "class", is_path=True)
+        name = similar.find(name if name in known else name.strip())
+        problem, fix = "", ""
+        if name in changes:
+            problem = f"{name} is listed twice"
+        elif name not in known and not evaluated:
+            problem = f"the data has no class {name[:40]!r}, only {listing(known)}"
+            near = misspelt_name(name, known)
+            fix = (
+                f"correct the name: did you mean {near}?" if near else "correct or remove the line"
+            )
+        if problem:
+            raise reader.error(problem, column="class", fix=fix)
+        changes[name] = reader.checked(row["new_class"], "new_class").strip()
+    if not changes:
+        raise reader.error("the table lists no classes")
+    new = [changes.get(name, name) for name in known]
+    left = {*new} - {""}
+    changed = images.relabelled(
+        (new[row.label] or None for row in images.rows), left if evaluated else ()
+    )
+    if len(changed.classes) < 2 and not evaluated:
+        kept = count(len(changed.classes), "class", "classes")
+        raise DataError(
+            f"{table} leaves {kept} with images in {images.source}", fix="keep at least 2 classes"
+        )
+    dropped = len(images.rows) - len(changed.rows)
+    note = f"{table.name}: {sum(a != b for a, b in zip(known, new, strict=True)):,} of "
+    note += f"{count(len(known), 'class', 'classes')} changed, {len(left):,} left"
+    note += f" ({count(dropped, 'image')} left out)" * (dropped > 0)
+    return replace(
+        changed if evaluated else changed.by_class(),
+        warnings=_warnings_on_names(changed.classes),
+        empty={p: text for p, text in images.empty.items() if p.split("/")[-1] not in changes},
+        notes=(*images.notes, note),
+    )
+
+
+# names that are probably one class, or stand for a missing label ---------------------------------
+
+_MISSING_LABELS = re.compile(
+    r"\?|#?n/a|<na>|nan|null|nil|tbd|todo|undefined|uncategori[sz]ed|unassigned|un_?sorted"
+    r"|(to_?be_?|to_?)sort(ed)?|(un|(no|not|to)_?)(label(l?ed|s)?|tagged|annotated|reviewed)"
+)
+"""Names that stand for a missing label, as `_key_of` returns them."""
+
+
+def _key_of(name: str) -> str:
+    """Return what names have in common that are probably one: `Leaf rust` and `leaf_rust`."""
+    key = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    key = key.casefold().strip()
+    key = re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"^(-?\d+)\.0+$", r"\1", key))
+    return re.sub(r"(?<=\w)[\s_-]+(?=\w)", "_", key)
+
+
+def _twins_among(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that have the same key (see `_key_of`) as others, together with those."""
+    by_key: dict[str, list[str]] = {}
+    for name in names:
+        by_key.setdefault(_key_of(name), []).append(name)
+    return [twins for twins in by_key.values() if len(twins) > 1]
+
+
+def _warnings_on_names(names: Iterable[str], *, several: bool = False) -> tuple[str, ...]:
+    """Return warnings about names that probably mean one class, or that there is no label."""
+    keys = {name: _key_of(name) for name in names}
+    lacking = [name for name, key in keys.items() if _MISSING_LABELS.fullmatch(key)]
+    if len(keys) > 2 and all(re.fullmatch(r"-?\d+", key) for key in keys.values()):
+        numbers = {int(key): name for name, key in keys.items()}
+        below = [name for number, name in numbers.items() if number < 0]
+        lacking += below * (len(below) == 1)
+        *others, last = sorted(number for number in numbers if number >= 0) or [0]
+        if last - 1 not in others and 1 < len(others) == others[-1] - others[0] + 1:
+            lacking += [numbers[last]] * bool(re.fullmatch("99+|255", str(last)))
+    same = _twins_among(keys)
+    shown = "; ".join(listing(repr(n) if n != n.strip() else n for n in twins) for twins in same)
+    merged = [(other, twins[0]) for twins in same for other in twins[1:]]
+    one = "names that differ only in case, blanks, separators, zeros or Unicode form: "
+    one += f"{shown}. If they mean one class, merge them"
+    none = f"{listing(lacking)} looks like a missing label. If so, leave out its images"
+    found = ((one, merged), (none, [(name, "") for name in lacking]))
+    how = "in the table" if several else ""
+    return tuple(f"{text} {how or f'with {class_table(rows)}'}" for text, rows in found if rows)

@@ -22,11 +22,11 @@ from rich.cells import cell_len
 
 from vitft.config.run import read_run_config
 from vitft.config.sections import DataSpec
-from vitft.data.class_changes import class_table
 from vitft.data.duplicates import group_names
 from vitft.data.image_table import Images, Row, membership, split_labels
 from vitft.data.parts import Part
 from vitft.data.remote.places import INDEX, place_of
+from vitft.data.scan import class_table
 from vitft.data.table import base_folder
 from vitft.system.console import visible
 from vitft.system.errors import DataError, RunError

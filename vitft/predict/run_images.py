@@ -16,11 +16,11 @@ from pathlib import Path
 
 from vitft.config.run import checked_run_config
 from vitft.data.arrays import data_path
-from vitft.data.class_changes import change_classes
 from vitft.data.duplicates import KnownImages, fingerprint_of, turned
 from vitft.data.fixes import open_table, read_decisions
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, decode, read_bytes
+from vitft.data.scan import change_classes
 from vitft.data.table import base_folder, is_table
 from vitft.features.fingerprints import Fingerprints, fingerprint_folder
 from vitft.system import console
