@@ -155,8 +155,8 @@ def check_folder(
         return (*file.odd, *quality_remarks(found, file.width, file.height))
 
     if split is not None:
-        rows = [row._replace(split=split.get(row.path, "")) for row in good]
-        inspected = replace(inspected, rows=rows)
+        parts = [split.get(path, "") for path in inspected.column("path")]
+        inspected = inspected.with_column("split", parts)
     audit = audit_images(
         inspected,
         remarks=remarks_on,

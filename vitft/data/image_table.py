@@ -154,31 +154,32 @@ class Images:
 
     @functools.cached_property
     def train(self) -> Sequence[Row]:
-        return self._subset("train")
+        return self.where(self.column("split") == "train").rows
 
     @functools.cached_property
     def val(self) -> Sequence[Row]:
-        return self._subset("val")
+        return self.where(self.column("split") == "val").rows
 
     @functools.cached_property
     def test(self) -> Sequence[Row]:
-        return self._subset("test")
-
-    def _subset(self, part: Part) -> Sequence[Row]:
-        rows = cast("_Rows", self.rows)
-        return _Rows(rows.columns, rows.places[self.column("split") == part])
+        return self.where(self.column("split") == "test").rows
 
     def column(self, name: str) -> _Array:
         """Return one value of each row, such as `label` (n,); digests are 32 bytes each."""
         rows = cast("_Rows", self.rows)
         return rows.columns[name][rows.places]
 
-    def with_split(self, parts: Sequence[Part]) -> Self:
-        """Return the images assigned to subsets, one for each row."""
+    def with_column(self, name: str, values: Sequence[object] | _Array) -> Self:
+        """Return the images with new values of a column, one for each row."""
         rows = cast("_Rows", self.rows)
-        column = rows.columns["split"].copy()
-        column[rows.places] = np.array(parts, dtype=object)
-        return replace(self, rows=_Rows({**rows.columns, "split": column}, rows.places))
+        column = rows.columns[name].copy()
+        column[rows.places] = np.array(values, dtype=column.dtype)
+        return replace(self, rows=_Rows({**rows.columns, name: column}, rows.places))
+
+    def where(self, chosen: _Array) -> Self:
+        """Return the images for which a mask (n,) is true, or those with the given indices."""
+        rows = cast("_Rows", self.rows)
+        return replace(self, rows=_Rows(rows.columns, rows.places[chosen]))
 
     @property
     def digest(self) -> str:
@@ -195,22 +196,22 @@ class Images:
         index = [row.label for row in rows]
         return membership(self.classes, self.labels)[index] if self.labels else index
 
-    def relabelled(self, names: Iterable[str | None], classes: Iterable[str] = ()) -> Self:
+    def relabelled(self, names: Sequence[str | None], classes: Iterable[str] = ()) -> Self:
         """Return the images with new class names, one for each row; those without one are left out.
 
         `classes` are all classes, if some have no images.
         """
-        pairs = [
-            (row, name) for row, name in zip(self.rows, names, strict=True) if name is not None
-        ]
-        classes = tuple(sorted(classes or {name for _, name in pairs}))
+        kept = [name for name in names if name is not None]
+        classes = tuple(sorted(classes or {*kept}))
         index = {name: number for number, name in enumerate(classes)}
-        rows = [row._replace(label=index[name]) for row, name in pairs]
-        return replace(self, classes=classes, rows=rows)
+        images = self.where(np.array([name is not None for name in names], dtype=bool))
+        images = images.with_column("label", [index[name] for name in kept])
+        return replace(images, classes=classes)
 
     def by_class(self) -> Self:
         """Return the images sorted by class, then by path as a string."""
-        return replace(self, rows=sorted(self.rows, key=lambda row: (row.label, row.path)))
+        keys = [*zip(self.column("label").tolist(), self.column("path"), strict=True)]
+        return self.where(np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=int))
 
     def locate(self, row: Row) -> str:
         return f"{os.fspath(self.root)}/{row.path}"

@@ -15,6 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, cast
 
+import numpy as np
+
 from vitft.config.schema import one_class_only
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
@@ -126,9 +128,8 @@ def find_labelled(
         raise UsageError(problem, fix=fix)
     if len(parts) > 1:
         part = _chosen_part(parts, subset, source)
-        rows, notes = [row for row in images.rows if row.split == part], images.notes
-        notes = (f"evaluating the images in the {part} subset", *notes)
-        images = replace(images, rows=rows, notes=notes)
+        notes = (f"evaluating the images in the {part} subset", *images.notes)
+        images = replace(images.where(images.column("split") == part), notes=notes)
     if spec.classes:
         images = change_classes(images, Path(spec.classes).expanduser(), evaluated=True)
     return images
@@ -180,18 +181,18 @@ def _scan_table(source: Path, spec: DataSpec) -> Images:
         fix = "assign lines to train, or ignore the column with --set data.split_column=none"
         raise error(problem, 0, "split", fix)
     images, missing = find_files(images, error, allow_bad=spec.allow_bad)
-    rows = [row for row in images.rows if row.path not in missing]
+    images = images.where(np.array([path not in missing for path in images.column("path")]))
     if len(parts) == 1:
-        rows = [row._replace(split="") for row in rows]
+        images = images.with_column("split", [""] * len(images.rows))
     doubts = _warnings_on_names(images.outputs, several=bool(images.labels))
     words = sum(len(name.split()) for name in classes)
-    if not images.labels and len(rows) < 3 * len(classes) and words >= 4 * len(classes):
+    if not images.labels and len(images.rows) < 3 * len(classes) and words >= 4 * len(classes):
         doubts += (
             f"labels such as {classes[0][:60]!r} have fewer than three images each. If they are "
             "captions, choose a column of classes with --set data.label=NAME",
         )
     bad = tuple(sorted(missing.items()))
-    return replace(images, rows=rows, bad=bad, warnings=doubts).by_class()
+    return replace(images, bad=bad, warnings=doubts).by_class()
 
 
 def assign_parts(folder: Images, val_from: Literal["auto", "test"]) -> Images:
@@ -200,20 +201,20 @@ def assign_parts(folder: Images, val_from: Literal["auto", "test"]) -> Images:
     With `auto`, test images are kept for a final evaluation; validation images may be drawn later.
     With `test`, test images are used for validation if there are no others, and otherwise left out.
     """
-    parts = folder.column("split").tolist()
+    parts, layout = folder.column("split"), folder.layout
     if "test" not in parts or ("val" in parts and val_from == "auto"):
         return folder
     if "val" in parts:
-        return replace(folder, rows=[row for row in folder.rows if row.split != "test"])
+        return folder.where(parts != "test")
     if val_from == "test":
-        folder = folder.with_split(["val" if part == "test" else part for part in parts])
+        parts = np.where(parts == "test", "val", parts)
         note = "no validation set: the test images are used for validation (data.val_from=test)"
     else:
-        folder = folder.with_split(["" if part == "train" else part for part in parts])
-        folder = replace(folder, layout="classes")
+        parts, layout = np.where(parts == "train", "", parts), "classes"
         note = "validation images are drawn from the training images. The test images are used "
         note += "only once, at the end"
-    return replace(folder, notes=(*folder.notes, note))
+    folder = folder.with_column("split", parts)
+    return replace(folder, layout=layout, notes=(*folder.notes, note))
 
 
 # layout of a data folder: classes, subsets, and ways out of other layouts -------------------------
@@ -512,16 +513,17 @@ def _warnings_on_files(images: Images) -> Iterator[str]:
 
 def _with_groups(folder: Images, pattern: str) -> Images:
     """Return the folder with each file's group, which the first group of `pattern` captures."""
-    matches = ((row, re.search(pattern, row.path)) for row in folder.rows)
-    rows = [row._replace(group=(match[1] or "") if match else "") for row, match in matches]
-    groups, without = {row.group for row in rows} - {""}, sum(not row.group for row in rows)
+    matches = [re.search(pattern, path) for path in folder.column("path")]
+    found = [(match[1] or "") if match else "" for match in matches]
+    groups, without = {*found} - {""}, found.count("")
     if not groups:
-        problem = f"data.group_by={pattern} matches none of the paths, e.g. {rows[0].path}"
+        problem = f"data.group_by={pattern} matches none of the paths, e.g. {folder.rows[0].path}"
         fix = "correct the regular expression, which is applied to paths relative to the folder"
         raise DataError(problem, fix=fix)
     note = f"{count(len(groups), 'group')} of images found by data.group_by"
     note += f", {count(without, 'image')} without a group" if without else ""
-    return replace(folder, rows=rows, notes=(*folder.notes, note))
+    folder = folder.with_column("group", found)
+    return replace(folder, notes=(*folder.notes, note))
 
 
 _ROBOFLOW = r"([^/]*)[.]rf[.]\w+[.]\w+$"
@@ -646,9 +648,8 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
         raise reader.error("the table lists no classes")
     new = [changes.get(name, name) for name in known]
     left = {*new} - {""}
-    changed = images.relabelled(
-        (new[row.label] or None for row in images.rows), left if evaluated else ()
-    )
+    names = [new[label] or None for label in images.column("label")]
+    changed = images.relabelled(names, left if evaluated else ())
     if len(changed.classes) < 2 and not evaluated:
         kept = count(len(changed.classes), "class", "classes")
         raise DataError(

@@ -389,7 +389,7 @@ def split(
         is_val = np.zeros(len(parts), dtype=bool)
         is_val[places[np.repeat(side, sizes)]] = True
     drawn_parts = np.array(["train", "val"], dtype=object)[is_val.astype(int)]
-    images = checked.with_split(np.where(parts == "test", parts, drawn_parts).tolist())
+    images = checked.with_column("split", np.where(parts == "test", parts, drawn_parts))
     _check_enough(_class_counts(images), checked)
     if not images.val:
         fix = "increase data.val_rate, add images, or use the default split"
