@@ -1,8 +1,4 @@
-"""Checks of a labelled image folder (`vitft check`): findings and proposed fixes.
-
-folder  all checks of a folder, and the findings as written to audit.json
-page    the findings as an HTML page with controls for choosing fixes
-"""
+"""Checks of a labelled image folder (`vitft check`): findings, proposed fixes and their page."""
 
 import lazy_loader
 

@@ -2,4 +2,4 @@
 
 from .folder import CheckResult as CheckResult
 from .folder import check_folder as check_folder
-from .page import write_check_page as write_check_page
+from .folder import write_check_page as write_check_page

@@ -9,6 +9,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,14 @@ from vitft.data.fixes import (
     read_fixes,
 )
 from vitft.data.image_table import Images, Row
-from vitft.data.images import GreyRange, describe_counts, measure_grey_range
+from vitft.data.images import (
+    GreyRange,
+    describe_counts,
+    jpeg_uri,
+    measure_grey_range,
+    open_image,
+    thumbnail_jpeg,
+)
 from vitft.data.parts import Part
 from vitft.data.scan import empty_classes_error, scan
 from vitft.data.split import check_folder_classes, joined_groups
@@ -37,17 +45,27 @@ from vitft.metrics.results import (
     CopyGroup,
     CopyMember,
     FileRemark,
-    Imbalance,
     Mislabel,
     ViewFacts,
 )
 from vitft.models.pretrained.catalog import check_weights_name
+from vitft.report.decisions import (
+    DOWNLOADED,
+    MAX_FINDINGS,
+    MAX_MEMBERS,
+    OTHER_PATH,
+    make_decisions,
+    shown_groups,
+)
+from vitft.report.html import render
+from vitft.report.run_files import folder_uri
 from vitft.system import console
 from vitft.system.cores import usable_cores
-from vitft.system.errors import DataError
+from vitft.system.errors import DataError, ImageError
+from vitft.system.files import write_atomically, writing
 from vitft.system.imports import heavy_imports, missing_library_command
 from vitft.system.rundir import RunDir, check_is_run, read_run_json, run_path
-from vitft.system.text import count
+from vitft.system.text import count, listing
 
 if TYPE_CHECKING:  # torch is imported only if weights are given
     from torch import Tensor
@@ -63,15 +81,11 @@ class CheckResult:
 
     audit: AuditResults
     proposed: Sequence[Fix]
+    fixes: Sequence[Fix]  # rows of the new table: the earlier fixes and the proposals, if any
     former: Sequence[Fix]  # applied before the check; the findings are those that remain
     labels_checked: bool
     folder: Images  # the images that were checked, including unreadable ones
     grey_range: GreyRange
-
-    @property
-    def fixes(self) -> Sequence[Fix]:
-        """Rows of the new table: the earlier fixes and the proposals, if there are any."""
-        return merge_fixes(self.former, self.proposed)[0] if self.proposed else ()
 
     @property
     def counts(self) -> str:
@@ -165,9 +179,11 @@ def check_folder(
         probabilities=probabilities,
         view=measure_view(transform, ((file.width, file.height) for file in good)),
     )
+    fixes, proposed = merge_fixes(former, [] if folder.labels else propose_fixes(audit))
     return CheckResult(
         audit=audit,
-        proposed=[] if folder.labels else merge_fixes(former, propose_fixes(audit))[1],
+        proposed=proposed,
+        fixes=fixes if proposed else (),
         former=former,
         labels_checked=features is not None and bool(good),
         folder=folder,
@@ -283,22 +299,17 @@ def audit_images(
     images: Images,
     *,
     remarks: Callable[[Row], Iterable[str]],
-    groups: Mapping[str, str] | None = None,
-    mislabels: Sequence[Mislabel] = (),
-    probabilities: Mapping[str, Mapping[str, float]] | None = None,
-    view: ViewFacts | None = None,
+    groups: Mapping[str, str],
+    mislabels: Sequence[Mislabel],
+    probabilities: Mapping[str, Mapping[str, float]],
+    view: ViewFacts | None,
     own_split: bool = False,
 ) -> AuditResults:
-    """Return the findings about the images of a folder.
+    """Return the findings about the images of a folder, without harmless `remarks` on an image.
 
-    Args:
-        images: The images. Groups of duplicates list their members in this order.
-        remarks: Function that returns remarks on an image. Harmless remarks are left out.
-        groups: Name of the group of each near-duplicate, by digest.
-        mislabels: Probable label errors.
-        probabilities: Class probabilities by path, also of files with copies of other labels.
-        view: Input size and cropping of the model, and how much of the image area remains.
-        own_split: Whether the folder or the table divides the images into subsets.
+    `groups` maps digests to groups of near-duplicates, and `probabilities` paths to those of the
+    classes, also of files with copies of other labels. `view` says how much of the images the model
+    sees, and `own_split` whether the folder or the table divides them into subsets.
     """
     names, known_notes = images.classes, unused_notes(images.unused)
     found: AuditResults = {
@@ -314,13 +325,17 @@ def audit_images(
         ],
         "duplicates": [
             *_copy_groups(images, "exact", lambda row: row.sha256),
-            *_copy_groups(images, "near", lambda row: (groups or {}).get(row.sha256, "")),
+            *_copy_groups(images, "near", lambda row: groups.get(row.sha256, "")),
         ],
         "mislabels": list(mislabels),
-        "imbalance": _class_imbalance(name for row in images.rows for name in images.names(row)),
+        "imbalance": {"largest": None, "smallest": None, "ratio": None},
     }
+    counts = Counter(name for row in images.rows for name in images.names(row))
+    if ranked := sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])):
+        ratio = ranked[0][1] / ranked[-1][1]
+        found["imbalance"] = {"largest": ranked[0], "smallest": ranked[-1], "ratio": ratio}
     for group in found["duplicates"]:
-        known = (probabilities or {}).get(group["members"][0]["path"])
+        known = probabilities.get(group["members"][0]["path"])
         if known and group["labels_differ"] and group["kind"] == "exact":
             shown = {member["label"] for member in group["members"]}
             shown.add(max(known, key=lambda name: known[name]))
@@ -351,16 +366,6 @@ def _copy_groups(images: Images, kind: str, key: Callable[[Row], str]) -> list[C
     ]
 
 
-def _class_imbalance(labels: Iterable[str]) -> Imbalance:
-    """Return the largest class, the smallest class and the ratio of their sizes, if any."""
-    counts = Counter(labels)
-    if not counts:
-        return {"largest": None, "smallest": None, "ratio": None}
-    ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    largest, smallest = ranked[0], ranked[-1]
-    return {"largest": largest, "smallest": smallest, "ratio": largest[1] / smallest[1]}
-
-
 def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
     """Return a one-line summary of findings that affect training, or an empty string.
 
@@ -376,3 +381,66 @@ def audit_summary(audit: AuditResults, kept: Collection[str] = ()) -> str:
         (relabelled, "group", " of duplicates with different labels"),
     )
     return ", ".join(count(number, what) + more for number, what, more in findings if number)
+
+
+# HTML page of `vitft check`: the findings with pictures, and controls for choosing fixes ----------
+
+_MAX_THUMBNAILS = 200  # maximum number of images on the page, to limit its size to about 3 MB
+
+
+def write_check_page(
+    result: CheckResult, out: Path, *, name: str, command: str, max_pixels: int, note: str = ""
+) -> Path | None:
+    """Write a page of the findings about a dataset; return its path, or None if there are none.
+
+    `command` is the training command, to which the path of the saved table is appended. `note` is a
+    remark on the findings, as a sentence without a full stop.
+    """
+    folder, audit = result.folder, result.audit
+    shown = [item["path"] for item in audit["mislabels"][:MAX_FINDINGS]]
+    for group in shown_groups(audit["duplicates"]):
+        shown += [member["path"] for member in group["members"][:MAX_MEMBERS]]
+    shown += [item["path"] for item in audit["odd"][:MAX_FINDINGS]]
+    paths = list(dict.fromkeys(shown))[:_MAX_THUMBNAILS]
+
+    def thumbnail(path: str) -> str:
+        source = f"{folder.root}/{path}"
+        try:
+            image = open_image(source, max_pixels=max_pixels, grey_range=result.grey_range)
+        except ImageError:  # it can no longer be read
+            return ""
+        return jpeg_uri(thumbnail_jpeg(image))
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        thumbnails = dict(zip(paths, pool.map(thumbnail, paths), strict=True))
+    empty = listing(folder.empty)
+    refused = f"Remove the empty class folders ({empty}), or add --classes. " if empty else ""
+    decisions = make_decisions(
+        audit,
+        result.proposed,
+        former=result.former,
+        classes=folder.classes,
+        labels={file.path: folder.classes[file.label] for file in folder.rows},
+        thumbnail=lambda path: thumbnails.get(path, ""),
+        several=bool(folder.labels),
+        steps=[(f"{refused}Train with the table. {OTHER_PATH}", f"{command} --fixes {DOWNLOADED}")],
+    )
+    if decisions is None:
+        return None
+    view = {
+        "title": f"{name}: images and labels checked",
+        "name": name,
+        "root": folder_uri(Path(folder.root).absolute()),
+        "audit": audit,
+        "counts": result.counts,
+        "has_counts": result.counts != count(audit["images"], "readable image"),
+        "decisions": decisions,
+        "labels_checked": result.labels_checked,
+        "num_classes": len(folder.labels or {file.label for file in folder.rows}),
+        "several": bool(folder.labels),
+        "note": note,
+    }
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, render("check.html.j2", view))
+    return out

@@ -45,7 +45,7 @@ def fingerprint_of(image: Image.Image) -> _ByteRows:
     small = image.resize((size[0], size[1]), Image.Resampling.BOX) if scale < 1 else image
     bright, *colours = small.convert("YCbCr").split()
     cells = _plane_cells(bright, *colours)
-    sharp = np.array([sharpness(np.asarray(bright, np.float32))], "<f4").view(np.uint8)
+    sharp = np.array([_sharpness(np.asarray(bright, np.float32))], "<f4").view(np.uint8)
     return np.concatenate([*cells, sharp])
 
 
@@ -73,7 +73,7 @@ def turned(fingerprint: _ByteRows) -> list[_ByteRows]:
     ]
 
 
-def sharpness(grey: _Planes) -> float:
+def _sharpness(grey: _Planes) -> float:
     """Return the standard deviation of the Laplacian in the sharpest tile of a grey image (H, W).
 
     It is divided by that of all grey levels. Source: Pech-Pacheco et al. 2000, "Diatom autofocusing
@@ -87,21 +87,21 @@ def sharpness(grey: _Planes) -> float:
     return max(float(tile.std()) for tile in tiles) / max(1.0, float(grey.std()))
 
 
-def brightness(fingerprints: _ByteRows) -> _Planes:
+def _brightness(fingerprints: _ByteRows) -> _Planes:
     """Return the brightness planes (n, 32, 32) of fingerprints (n, FINGERPRINT_BYTES)."""
     cells = fingerprints[:, :BRIGHTNESS].astype(np.float32)
     return cells.reshape(-1, BRIGHTNESS_SIDE, BRIGHTNESS_SIDE)
 
 
-def colour(fingerprints: _ByteRows) -> _Planes:
+def _colour(fingerprints: _ByteRows) -> _Planes:
     """Return the colour planes of fingerprints (n, FINGERPRINT_BYTES) as rows (n, COLOUR)."""
     return fingerprints[:, BRIGHTNESS : BRIGHTNESS + COLOUR].astype(np.float32)
 
 
 def is_blank(fingerprints: _ByteRows) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return, for each fingerprint (n, FINGERPRINT_BYTES), whether its image is blank: (n,)."""
-    bright = brightness(fingerprints).reshape(len(fingerprints), BRIGHTNESS)
-    planes = (bright, *np.split(colour(fingerprints), 2, axis=1))
+    bright = _brightness(fingerprints).reshape(len(fingerprints), BRIGHTNESS)
+    planes = (bright, *np.split(_colour(fingerprints), 2, axis=1))
     return np.max([plane.std(axis=1) for plane in planes], axis=0) < _BLANK
 
 
@@ -160,7 +160,7 @@ def near_pairs(fingerprints: _Vectors) -> list[IndexPair]:
     """
     usable = np.flatnonzero(~is_blank(fingerprints))
     known = fingerprints[usable]
-    codes, small, tint = _hashes(known), standard(known), colour(known)
+    codes, small, tint = _hashes(known), _standard(known), _colour(known)
     compared = np.zeros(len(usable), np.int64)
     found: list[IndexPair] = []
     search = candidates if len(codes) <= MAX_ALL_PAIRS else similar_codes
@@ -182,8 +182,8 @@ class KnownImages:
     def __init__(self, fingerprints: _Vectors) -> None:
         self.rows = np.flatnonzero(~is_blank(fingerprints)) if len(fingerprints) else np.arange(0)
         self.fingerprints = fingerprints[self.rows]
-        self.codes, self.small = _hashes(self.fingerprints), standard(self.fingerprints)
-        self.tint = colour(self.fingerprints)
+        self.codes, self.small = _hashes(self.fingerprints), _standard(self.fingerprints)
+        self.tint = _colour(self.fingerprints)
 
     def copies_of(self, fingerprint: _Vectors) -> list[int]:
         """Return the indices of the near-duplicates of a new image, given its fingerprint."""
@@ -191,10 +191,10 @@ class KnownImages:
         if not len(self.rows) or is_blank(one)[0]:
             return []
         near = np.flatnonzero(np.bitwise_count(self.codes ^ _hashes(one)[0]) <= _HASH_BITS)
-        alike = self.small[near] @ standard(one)[0]
-        alike[~_have_like_colours(self.tint[near], colour(one))] = 0
+        alike = self.small[near] @ _standard(one)[0]
+        alike[~_have_like_colours(self.tint[near], _colour(one))] = 0
         near = near[np.argsort(-alike, kind="stable")[:_MAX_COMPARISONS]]
-        near = near[self.small[near] @ standard(one)[0] >= _CORRELATION]
+        near = near[self.small[near] @ _standard(one)[0] >= _CORRELATION]
         same = _are_copies(self.fingerprints[near], np.repeat(one, len(near), axis=0))
         found: list[int] = self.rows[near[same]].tolist()
         return found
@@ -222,7 +222,7 @@ def _hashes(fingerprints: _Vectors) -> _Vectors:
     waves = np.cos(np.pi / BRIGHTNESS_SIDE * np.arange(_HASH_SIDE)[:, None] * cell)  # (8, SIDE)
     found = np.empty(len(fingerprints), np.uint64)
     for begin in range(0, len(fingerprints), _PAIR_BATCH):
-        part = brightness(fingerprints[begin : begin + _PAIR_BATCH])
+        part = _brightness(fingerprints[begin : begin + _PAIR_BATCH])
         waved = (waves @ part @ waves.T).reshape(len(part), -1)  # (b, 64)
         middle = np.median(waved[:, 1:], axis=1, keepdims=True)  # excludes the mean brightness
         bits = np.packbits(waved > middle, axis=1)
@@ -276,12 +276,12 @@ def similar_codes(codes: _Vectors) -> Iterator[tuple[_Vectors, _Vectors]]:
         yield rows, columns
 
 
-def standard(fingerprints: _Vectors) -> _Vectors:
+def _standard(fingerprints: _Vectors) -> _Vectors:
     """Return the brightness planes at half size as rows with mean 0 and norm 1: (n, cells)."""
     half = BRIGHTNESS_SIDE // 2
     found = np.empty((len(fingerprints), half * half), np.float32)
     for begin in range(0, len(fingerprints), _PAIR_BATCH):
-        part = brightness(fingerprints[begin : begin + _PAIR_BATCH])
+        part = _brightness(fingerprints[begin : begin + _PAIR_BATCH])
         cells = part.reshape(-1, half, 2, half, 2).mean(axis=(2, 4)).reshape(len(part), -1)
         cells -= cells.mean(axis=1, keepdims=True)
         cells /= np.maximum(1e-6, np.linalg.norm(cells, axis=1, keepdims=True))
@@ -291,9 +291,9 @@ def standard(fingerprints: _Vectors) -> _Vectors:
 
 def _are_copies(first: _Vectors, second: _Vectors) -> _Vectors:
     """Return, for each of m pairs of fingerprints, whether the images are copies: (m,), bool."""
-    bright = _smooth_121(brightness(first)), _smooth_121(brightness(second))
+    bright = _smooth_121(_brightness(first)), _smooth_121(_brightness(second))
     left = np.minimum(_unexplained_variance(*bright), _unexplained_variance(*reversed(bright)))
-    return (left <= _UNEXPLAINED) & _have_like_colours(colour(first), colour(second))
+    return (left <= _UNEXPLAINED) & _have_like_colours(_colour(first), _colour(second))
 
 
 def _have_like_colours(first: _Vectors, second: _Vectors) -> _Vectors:

@@ -73,9 +73,7 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
     """
     if not spec.fixes:
         return folder, spec
-    path = Path(spec.fixes).expanduser()
-    table, digest = open_table(path, spec.fixes_digest)
-    found = read_decisions(table, folder, folder.classes)
+    path, found = Path(spec.fixes).expanduser(), read_decisions(spec, folder, folder.classes)
     # An empty class folder is explained if the table moves or drops the images that it contained
     unexplained = []
     for name in folder.empty:
@@ -106,7 +104,7 @@ def apply_fixes(folder: Images, spec: DataSpec, *, warn: bool = False) -> tuple[
         left_out = count(len(empty), "class", "classes")
         notes.append(f"fixes: left out {left_out} without images: {listing(empty)}")
     fixed = replace(fixed.by_class(), bad=found.bad, notes=tuple(notes))
-    return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=digest)
+    return fixed, replace(spec, fixes=str(path.resolve()), fixes_digest=found.digest)
 
 
 def _warn(
@@ -145,7 +143,7 @@ def _later_table(path: Path, folder: Images) -> Path | None:
     return None
 
 
-def open_table(path: Path, expected: str) -> tuple[TableReader, str]:
+def _open_table(path: Path, expected: str) -> tuple[TableReader, str]:
     """Open a table of decisions, and return it with its digest (DataError if not `expected`)."""
     table = TableReader(
         path,
@@ -172,8 +170,8 @@ def _fixes_in(table: TableReader) -> Iterator[Fix]:
 
 
 def read_fixes(path: Path, digest: str) -> list[Fix]:
-    """Read the rows of a table (see `open_table`). Formulas in the cells stay escaped."""
-    return [*_fixes_in(open_table(path, digest)[0])]
+    """Read the rows of a table (see `_open_table`). Formulas in the cells stay escaped."""
+    return [*_fixes_in(_open_table(path, digest)[0])]
 
 
 def settled_paths(spec: DataSpec) -> set[str]:
@@ -215,13 +213,15 @@ class _Decisions(NamedTuple):
     bad: tuple[tuple[str, str], ...]  # unreadable files that are not dropped, with the reasons
     summary: str  # such as `1 image left out, 2 relabelled, 3 kept`
     rows: int
+    digest: str  # of the table
     missing: Mapping[str, str]
     """Mapping from paths in the table that are missing from the images to their actions."""
     unreadable: Collection[str]  # paths that are dropped because they could not be read before
 
 
-def read_decisions(table: TableReader, images: Images, classes: Collection[str]) -> _Decisions:
-    """Read the decisions from a table; a DataError names the line of an invalid row."""
+def read_decisions(spec: DataSpec, images: Images, classes: Collection[str]) -> _Decisions:
+    """Read the decisions of the table in `spec`; a DataError names the line of an invalid row."""
+    table, digest = _open_table(Path(spec.fixes).expanduser(), spec.fixes_digest)
     given = [images.classes[label] for label in images.column("label")]
     known = dict(zip(images.column("path"), given, strict=True)) | {n: "" for n, _ in images.bad}
     actions: dict[str, str] = {}
@@ -257,6 +257,7 @@ def read_decisions(table: TableReader, images: Images, classes: Collection[str])
         bad=tuple(entry for entry in images.bad if entry[0] not in changes),
         summary=summary,
         rows=len(actions),
+        digest=digest,
         missing={name: action for name, action in actions.items() if name not in known},
         unreadable=unreadable,
     )
@@ -276,9 +277,8 @@ def _fix_problem(
         return ""
     if not new:
         return "action is 'move', but new_label is empty"
-    near = suggest(new, classes, cutoff=0, inside=True, most=5)
-    which = "its classes are" if len(near) == len(classes) else "the most similar classes are"
-    return f"new_label is {new!r}, which is not a class of the data folder: {which} {listing(near)}"
+    near = listing(suggest(new, classes, cutoff=0, inside=True, most=5))
+    return f"new_label is {new!r}, which is not a class of the data folder, such as {near}"
 
 
 # fixes proposed for the findings about labelled images, for the user to accept or change ----------

@@ -17,7 +17,7 @@ from pathlib import Path
 from vitft.config.run import checked_run_config
 from vitft.data.arrays import data_path
 from vitft.data.duplicates import KnownImages, fingerprint_of, turned
-from vitft.data.fixes import open_table, read_decisions
+from vitft.data.fixes import read_decisions
 from vitft.data.image_table import Images, Row
 from vitft.data.images import GreyRange, decode, read_bytes
 from vitft.data.scan import change_classes
@@ -153,8 +153,7 @@ class RunImages:
             return data
         every = tuple(dict.fromkeys([*known, *data.classes]))
         try:
-            table, _ = open_table(Path(spec.fixes), spec.fixes_digest)
-            found = read_decisions(table, data, every)
+            found = read_decisions(spec, data, every)
         except DataError as error:
             log.warning(f"the fixes of the run are not applied: {error.problem}")
             return data
