@@ -360,12 +360,7 @@ def propose_fixes(audit: AuditResults) -> list[Fix]:
 
 
 def _identical_file_fixes(members: Sequence[CopyMember], known: Mapping[str, float]) -> list[Fix]:
-    """Return fixes that keep one file per label in a group of identical files.
-
-    If one label is the most probable class and 30 times as probable as the others, only one file is
-    kept. Validation images are kept in preference to others so that the set changes little, then
-    files whose name is not that of a copy (`_COPY_MARK`), then files with a short name.
-    """
+    """Return fixes that keep one identical file per label, or one if its label is surely right."""
 
     def order(member: CopyMember) -> tuple[bool, bool, int, str]:
         path = member["path"]

@@ -123,7 +123,6 @@ class Images:
     """Mapping from the paths of class folders without images to lists of the files that they
     contain instead; allowed only if fixes explain them (see `data.fixes`)."""
     table: Path | None = None  # table that lists the images, if any
-    split_column: str = ""  # column of the table that gives the split, if any
     shown: str = ""
     """Name of the data in messages, if it is neither a folder nor a table of the user."""
     predicted: bool = False  # whether the table has the columns of `vitft predict`

@@ -186,10 +186,7 @@ def _change_raw_mode(
 
 
 def _correct_raw_mode(image: ImageFile.ImageFile) -> bool:
-    """Correct the raw mode of a TIFF file that Pillow would misread (ValueError if impossible).
-
-    Return whether the image has 16-bit colour whose lower 8 bits can be read.
-    """
+    """Correct the raw mode of a misread TIFF, and return whether 16-bit colour can be read."""
     if image.format not in ("PNG", "TIFF"):
         return False
     raw, lost = _change_raw_mode(image), ""

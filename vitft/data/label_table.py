@@ -97,12 +97,7 @@ class _LabelColumn:
 
 
 class _LabelParser:
-    """Labels of each row of a table.
-
-    A single column contains the class or the labels of each image in one cell. Of several columns,
-    each column of flags represents one label, and the cells of any other column contain values that
-    become labels of the form `name=value`.
-    """
+    """Labels of each row: those in one cell, columns of flags, or values as `name=value`."""
 
     def __init__(
         self, reader: TableReader, names: Sequence[str], rows: Sequence[_Line], spec: DataSpec
@@ -261,10 +256,7 @@ def _looks_like_list(cell: str) -> bool:
 
 
 def _note_on_separator(cells: Collection[str], *, several: bool) -> list[str]:
-    """Return a note if all parts of a cell also occur alone or in other cells.
-
-    Blanks also separate the words of a class name, so all words must occur in several cells.
-    """
+    """Return a note if all parts of a cell also occur alone or, if divided by blanks, twice."""
     for separator in ",;/&+ ":
         parts = {cell: {*map(str.strip, cell.split(separator))} for cell in cells}
         uses = Counter(part for own in parts.values() for part in own)
@@ -338,7 +330,6 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
             *(copy.notes if copy else ()), *unlabelled, *labels.notes, *table.notes(labels.names),
         ),
         table=source,
-        split_column=columns["split"] if is_divided else "",
         shown=copy.data if copy else "",
         predicted=table.is_predicted(),
     )  # fmt: skip

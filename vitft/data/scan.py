@@ -37,7 +37,7 @@ from vitft.data.parts import (
 from vitft.data.table import TableReader, is_table, quote_cell
 from vitft.data.walk import Walk, by_suffix
 from vitft.system.errors import DataError, UsageError, VitftError
-from vitft.system.suggest import EquivalentNames, entries_of, misspelt_name
+from vitft.system.suggest import EquivalentNames, entries_of
 from vitft.system.text import count, listing, shell_quote
 
 
@@ -313,10 +313,7 @@ def _unlike_classes(root: Path, names: Mapping[str, Sequence[str]]) -> DataError
 
 
 def _split_folders(walk: Walk, names: Iterable[str]) -> dict[Part, str]:
-    """Return the folder name of each subset, or an empty dict if the data has no split of its own.
-
-    A split consists of a train folder and a val or test folder, each with images in subfolders.
-    """
+    """Return the folders of train and val or test if images are in subfolders of both, or {}."""
     parts: dict[Part, str] = {}
     for part, known in PART_NAMES:
         own = Walk(walk.root, walk.reference)  # does not count anything twice
@@ -637,10 +634,7 @@ def change_classes(images: Images, table: Path, *, evaluated: bool = False) -> I
             problem = f"{name} is listed twice"
         elif name not in known and not evaluated:
             problem = f"the data has no class {name[:40]!r}, only {listing(known)}"
-            near = misspelt_name(name, known)
-            fix = (
-                f"correct the name: did you mean {near}?" if near else "correct or remove the line"
-            )
+            fix = "correct or remove the line"
         if problem:
             raise reader.error(problem, column="class", fix=fix)
         changes[name] = reader.checked(row["new_class"], "new_class").strip()

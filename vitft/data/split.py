@@ -117,11 +117,9 @@ def _units(images: Images, groups: Mapping[str, str]) -> _Array:
 def _in_units(
     images: Images, places: _Array, units: _Array, spec: DataSpec
 ) -> tuple[_Array, _Array]:
-    """Return the places of images in the order of their units, and the size of each unit.
-
-    If `spec.split` is `content`, units are ordered by a hash of the seed and one name per unit, so
-    that the size of a unit does not affect its position, and otherwise by their first images.
-    """
+    """Return the places of images in the order of their units, and the size of each unit."""
+    # Units are ordered by their first images or, by content, by a hash of the seed and one name,
+    # which does not depend on their size
     _, keys, inverse = np.unique(units[places], return_index=True, return_inverse=True)
     if spec.split == "content":
         digests, groups = images.column("sha256"), images.column("group")
@@ -147,13 +145,7 @@ def _hash_of(text: str) -> bytes:
 def _draw_units(
     units: Sequence[Sequence[int]], parts: Sequence[Part], spec: DataSpec
 ) -> list[bool]:
-    """Draw whole units for validation, and return whether each is drawn.
-
-    The units, given as the classes of their images, are considered in order, which is shuffled with
-    the seed if `spec.split` is `random`. A unit is drawn if this brings the numbers of validation
-    images closer to their targets, summed over the classes: `spec.val_rate` of the images of a
-    class, but at least one, or none if all are in one unit. Units in `val` or `train` remain there.
-    """
+    """Return whether each unit (classes of its images) brings validation closer to `val_rate`."""
     alone, counts = _undivided(units), Counter(chain.from_iterable(units))
     lacking = {n: max(1, int(i * spec.val_rate)) * (n not in alone) for n, i in counts.items()}
     order, drawn = list(range(len(units))), [False] * len(units)
@@ -179,11 +171,7 @@ def _undivided(units: Sequence[Sequence[int]]) -> frozenset[int]:
 def _with_both_sides(
     units: Sequence[Sequence[int]], parts: Sequence[Part], drawn: Sequence[bool]
 ) -> list[bool]:
-    """Return which units are used for validation, given those that were drawn.
-
-    A unit with all images of a class is used for training. If all images of a class are then on
-    one side, the first unit that the side can spare is moved to the other.
-    """
+    """Return which units are used for validation; those that a class lacks are moved to it."""
     alone = _undivided(units)
     side = [  # True: validation
         is_val and (part == "val" or alone.isdisjoint(unit))
@@ -209,10 +197,7 @@ def first_part(found: Collection[Part]) -> Part:
 
 
 def _as_before(images: Images, units: _Array, former: Mapping[str, Part]) -> list[Part]:
-    """Return the subset of each image in an earlier run; whole units are assigned.
-
-    Of data already divided into subsets, only training images that were held out are reassigned.
-    """
+    """Return the subset of each image in an earlier run, or its own; units are not divided."""
     before: dict[int, Part] = {}
     for row, unit in zip(images.rows, units.tolist(), strict=True):
         if row.split != "test":
@@ -428,9 +413,8 @@ def _check_enough(have: Mapping[tuple[str, str], int], folder: Images) -> None:
             for name, (train, val) in numbers.items()
             if not (train and val)
         ]
-        where = f" in the column {folder.split_column}" if folder.split_column else ""
-        fix = f"give every class a training and a validation image{where}, or remove these classes"
-        fix += ". --set data.split_column=none ignores the column" * bool(where)
+        fix = "give every class a training and a validation image, or remove these classes"
+        fix += ". --set data.split_column=none ignores the column" * bool(folder.table)
     else:
         # A class may have training images only, if two other classes have validation images
         measured = sum(val > 0 for _, val in numbers.values())
