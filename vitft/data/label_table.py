@@ -46,6 +46,7 @@ OTHER_GROUP = re.compile(
 _WEIGHT_COLUMNS = ("weight", "sample_weight")
 _YES = ("1", "1,0", "true", "t", "yes", "y", "x", "+", "positive", "pos", "present")
 _NO = ("0", "0,0", "-1", "false", "f", "no", "n", "-", "negative", "neg", "absent")
+_FLAGS = dict.fromkeys(_YES, True) | dict.fromkeys(_NO, False)
 _SPLIT = re.compile(
     "usage|phase|(.*_)?(split|subset)(_.*)?|(k_?)?folds?|(is_?)?(train|val|valid|test)",
     re.IGNORECASE,
@@ -83,9 +84,7 @@ class _LabelColumn:
         self.name, self.cells = name, cells
         numbers = {cell: number_in(cell) for cell in dict.fromkeys(cells) if cell}
         texts = {cell: cell.lower() if n is None else f"{n:g}" for cell, n in numbers.items()}
-        self.values = {
-            c: True if t in _YES else False if t in _NO else None for c, t in texts.items()
-        }
+        self.values = {cell: _FLAGS.get(text) for cell, text in texts.items()}
         """Mapping from the nonempty cells to their meaning as flags, if any; 1.0 means 1."""
         self.is_flag = bool(self.values) and None not in self.values.values()
         self.numbers = [n for n in numbers.values() if n is not None]
@@ -170,17 +169,13 @@ class _LabelParser:
         self.notes += [f"{text} {listing(some)}" for text, some in names.items()]
 
     def add(self, column: _LabelColumn) -> None:
-        has_name = len(self.names) > 1
-        prefix = f"{column.name}=" if has_name else ""
-        found = {
-            cell: [column.name] * bool(flag)
-            if has_name and column.is_flag
-            else [
-                unicodedata.normalize("NFC", prefix + label)
-                for label in self.labels_in(column, cell)
-            ]
-            for cell, flag in column.values.items()
-        }
+        prefix, found = f"{column.name}=" * (len(self.names) > 1), dict[str, list[str]]()
+        for cell, flag in column.values.items():
+            if prefix and column.is_flag:
+                found[cell] = [column.name] * bool(flag)
+            else:
+                own = self.labels_in(column, cell)
+                found[cell] = [unicodedata.normalize("NFC", prefix + label) for label in own]
         for labels, cell in zip(self.sets, column.cells, strict=True):
             labels += found.get(cell, ())
 
