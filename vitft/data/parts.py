@@ -23,15 +23,6 @@ def part_named(name: str) -> Part:
     return next((part for part, names in PART_NAMES if name.lower() in names), "")
 
 
-def part_and_class(name: str) -> tuple[Part, str]:
-    """Return the subset and the class in a name such as `trainA` or `daisy_test`, or ("", "")."""
-    for part, names in PART_NAMES:
-        words = f"(?i:{'|'.join(names)})"
-        if m := re.fullmatch(rf"{words}(?![a-z])[\W_]*(.+)|(.+?)[\W_]+{words}", name):
-            return part, m[1] or m[2]
-    return "", ""
-
-
 def check_one_name_each(source: object, names: Iterable[str], what: str, fix: str) -> None:
     """Raise a DataError if two of the names stand for the same subset, such as dev and eval."""
     for part, _ in PART_NAMES:

@@ -29,7 +29,6 @@ from vitft.data.parts import (
     Part,
     are_parts,
     check_one_name_each,
-    part_and_class,
     part_named,
     rest_of,
     words_of,
@@ -257,7 +256,7 @@ def _scan_classes(walk: Walk, root: Path, parts: Mapping[Part, str]) -> Images:
         problem = f"no class folders in {where}, which contains {inside}"
         if classes:
             problem = f"need at least 2 classes, found 1 ({classes[0]}) in {where}"
-        raise DataError(problem, fix=_way_out(where, None if main else _parent_of_class(root)))
+        raise DataError(problem, fix=_way_out(where))
     notes = []
     if "test" in parts.keys() - used.keys():
         notes.append(
@@ -359,16 +358,11 @@ def _check_are_classes(folder: Path, names: Sequence[str], filled: Collection[in
     fix = _way_out(folder)
     if len(used) > 1:
         fix += f". If they are classes, use {class_table((name, name) for name in used)}"
-    pairs = {name: part_and_class(name) for name in used}
-    only = [(name, own if part == "train" else "") for name, (part, own) in pairs.items()]
-    if len({own for _, own in only if own}) > 1 and ("", "") not in pairs.values():
-        moved = listing(f"{name} to {part}/{own}" for name, (part, own) in pairs.items())
-        fix = f"rename {moved}, or train without the others with {class_table(only)}"
     raise DataError(problem, fix=fix)
 
 
-def _way_out(folder: Path, parent: Path | None = None) -> str:
-    """Return how to use a folder without class folders; it may be a class in `parent`."""
+def _way_out(folder: Path) -> str:
+    """Return how to use a folder without class folders."""
     if inner := _class_folder_in(folder):
         return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
     inside = _folders_in(folder)
@@ -377,18 +371,13 @@ def _way_out(folder: Path, parent: Path | None = None) -> str:
     for table in (*tables, *_tables_in([above])):
         if (options := _options_for(table, roots)) is not None:
             return f"use --data {shell_quote(str(table))}{options}, a table that lists the images"
-    if parent:
-        return f"use {parent}: {folder.absolute().name} seems to be one of its classes"
-    images = {path: [*Walk(str(path)).images()] for path in (*inside, folder)}
-    best = next((path for path in inside if images[path] and not _rank(path)), folder)
-    fix = f"put each class in its own folder, e.g. {best}/cat/001.jpg and {best}/dog/001.jpg"
-    names = (path.rpartition("/")[2] for path in images[best])
-    begin = Counter(m[1] for name in names if (m := re.match(r"([^\W\d_]+)[\W\d_]", name)))
-    if 1 < len(begin) <= len(images[best]) / 4:
-        fix += f" (the file names begin with {listing(sorted(begin))}, which may be the classes)"
+    filled = [path for path in (*inside, folder) if any(Walk(str(path)).images())]
+    best = next((path for path in filled if path != folder and not _rank(path)), folder)
+    fix = "use a folder that contains one folder per class, e.g. "
+    fix += f"{best}/cat/001.jpg and {best}/dog/001.jpg"
     for table in tables[:1]:
         fix += f", or use --data {shell_quote(str(table))} if this table lists the images"
-    if images[best] and (best != folder or not inside):
+    if best in filled and (best != folder or not inside):
         fix += f", or label the images with `vitft label {shell_quote(str(best))}`"
     return fix
 
@@ -442,18 +431,6 @@ def _options_for(table: Path, roots: Iterable[Path]) -> str | None:
                     root != table.parent
                 )
     return None
-
-
-def _parent_of_class(root: Path) -> Path | None:
-    """Return the parent of a folder if it is an unusual one with other folders of images."""
-    full = root.absolute()
-    if ".." in full.parts or full.parent in (Path.cwd(), Path.home(), Path(full.anchor)):
-        return None
-    walk = Walk(str(full.parent))
-    names = [name for name in walk.folders_of("")[0] if walk.folders_of(name)[1]]
-    if len({full.name, *names}) < 2 or not any(walk.images(full.name)):
-        return None
-    return None if are_parts({full.name, *names}) else root.parent if root.name else full.parent
 
 
 _MASK = re.compile(
