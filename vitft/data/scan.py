@@ -4,14 +4,12 @@ A data folder has one folder per class, or a train folder alongside a val folder
 both, each containing one folder per class. Image files are not opened, and nothing is written.
 """
 
-import contextlib
 import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Literal, cast
 
@@ -35,7 +33,7 @@ from vitft.data.parts import (
 )
 from vitft.data.table import TableReader, is_table, quote_cell
 from vitft.data.walk import Walk, by_suffix
-from vitft.system.errors import DataError, UsageError, VitftError
+from vitft.system.errors import DataError, UsageError
 from vitft.system.suggest import EquivalentNames, entries_of
 from vitft.system.text import count, listing, shell_quote
 
@@ -366,16 +364,15 @@ def _way_out(folder: Path) -> str:
     if inner := _class_folder_in(folder):
         return f"use --data {shell_quote(str(inner))}: its subfolders look like the classes"
     inside = _folders_in(folder)
-    above = folder / os.pardir if str(folder) == os.curdir else folder.parent
-    tables, roots = _tables_in([folder, *inside]), (folder, *inside)
-    for table in (*tables, *_tables_in([above])):
-        if (options := _options_for(table, roots)) is not None:
-            return f"use --data {shell_quote(str(table))}{options}, a table that lists the images"
     filled = [path for path in (*inside, folder) if any(Walk(str(path)).images())]
     best = next((path for path in filled if path != folder and not _rank(path)), folder)
     fix = "use a folder that contains one folder per class, e.g. "
     fix += f"{best}/cat/001.jpg and {best}/dog/001.jpg"
-    for table in tables[:1]:
+    found = (
+        p / entry.name for p in (folder, *inside) for entry in entries_of(p, os.DirEntry.is_file)
+    )
+    tables = [p for p in found if is_table(p) and 2 not in (_rank(p), _rank(p.parent))]
+    for table in sorted(tables[:_MOST_FOLDERS], key=_rank)[:1]:
         fix += f", or use --data {shell_quote(str(table))} if this table lists the images"
     if best in filled and (best != folder or not inside):
         fix += f", or label the images with `vitft label {shell_quote(str(best))}`"
@@ -409,28 +406,6 @@ def _class_folder_in(folder: Path, depth: int = 3) -> Path | None:
             return path
     deeper = (_class_folder_in(path, depth - 1) for path in inside if depth > 1)
     return next(filter(None, deeper), None)
-
-
-def _tables_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the tables in some folders, those of training images first, without those of tests."""
-    found = (p / entry.name for p in folders for entry in entries_of(p, os.DirEntry.is_file))
-    tables = [p for p in found if is_table(p) and 2 not in (_rank(p), _rank(p.parent))]
-    return sorted(tables[:_MOST_FOLDERS], key=_rank)
-
-
-def _options_for(table: Path, roots: Iterable[Path]) -> str | None:
-    """Return the options for a table of labels of images in one of the roots; None if it is not."""
-    for label, root in product(("", "*"), dict.fromkeys((table.parent, *roots))):
-        with contextlib.suppress(VitftError):
-            found, _ = read_label_table(table, DataSpec(root=str(root), label=label))
-            if found.predicted:
-                return None
-            if any((root / row.path).exists() for row in found.rows[:20]):
-                options = " --set 'data.label=*'" * bool(label)
-                return options + f" --set data.root={shell_quote(str(root))}" * (
-                    root != table.parent
-                )
-    return None
 
 
 _MASK = re.compile(
