@@ -449,20 +449,6 @@ def _trained_only_note(have: Mapping[tuple[str, str], int], names: Sequence[str]
     return note
 
 
-def _leaks(manifest: Images) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the paths of identical files in several subsets, and of those with several labels."""
-    found = np.unique(
-        manifest.column("sha256").view("S32"), return_inverse=True, return_counts=True
-    )
-    by_digest: dict[str, list[Row]] = {}
-    for row, copies in zip(manifest.rows, found[2][found[1]], strict=True):
-        if copies > 1:
-            by_digest.setdefault(row.sha256, []).append(row)
-    groups = by_digest.values()
-    across = [[row.path for row in g] for g in groups if len({row.split for row in g}) > 1]
-    return across, [[row.path for row in g] for g in groups if len({row.label for row in g}) > 1]
-
-
 # images on which weights were trained, if they come from a run on this machine -------------------
 
 
@@ -501,7 +487,7 @@ _MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the char
 
 
 def log_split(manifest: Images) -> None:
-    """Log the number of images of each part, and warn about the groups found by `_leaks`.
+    """Log the number of images of each part, and warn about identical files that are apart.
 
     With -v, chart the images per class (only the smallest classes if there are many).
     """
@@ -528,8 +514,17 @@ def log_split(manifest: Images) -> None:
         log.debug(f"  {title}{' ' * (widest - cell_len(title))}  {bar} {train:,} + {val:,}")
     if note := _trained_only_note(have, names):
         log.warning(note)
-    kinds = zip((across, "with different labels (one counts)"), _leaks(manifest), strict=True)
-    for kind, groups in kinds:
-        if groups:
-            example = " and ".join(groups[0][:2])
+    # Identical files on several sides, or with several labels
+    _, place, uses = np.unique(
+        manifest.column("sha256").view("S32"), return_inverse=True, return_counts=True
+    )
+    copies: dict[str, list[Row]] = {}
+    for row in manifest.where(uses[place] > 1).rows:
+        copies.setdefault(row.sha256, []).append(row)
+    for kind, differs in (
+        (across, lambda row: row.split),
+        ("with different labels (one counts)", lambda row: row.label),
+    ):
+        if groups := [own for own in copies.values() if len({*map(differs, own)}) > 1]:
+            example = " and ".join(row.path for row in groups[0][:2])
             log.warning(f"identical files {kind}: {count(len(groups), 'group')}, e.g. {example}")
