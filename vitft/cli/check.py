@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.cli.table_settings import TABLE_SETTINGS, table_settings, with_table_settings
-from vitft.config.run import Config
+from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
+from vitft.config.run import Config, setting_words
 from vitft.config.sections import DataSpec
 from vitft.data.arrays import find_arrays
 from vitft.data.fixes import (
@@ -142,8 +142,11 @@ def _training_command(
     args: argparse.Namespace, data: Path, spec: DataSpec, config: Config, *, together: bool
 ) -> list[str]:
     """Return the command that trains with the weights of the check, near-duplicates together."""
-    chosen = table_settings(spec) if is_table(data) or spec.classes else []
-    command = ["vitft", "finetune", "--data", redacted(args.data), *chosen]
+    command, usual = ["vitft", "finetune", "--data", redacted(args.data)], DataSpec()
+    for key in TABLE_SETTINGS if is_table(data) or spec.classes else ():
+        value = getattr(spec, key.partition(".")[2])
+        if value != getattr(usual, key.partition(".")[2]):
+            command += setting_words(key, value)
     if args.run or args.weights:
         command += ["--weights", config.weights.name]
         command += ["--allow-pickle"] * config.weights.allow_pickle

@@ -88,7 +88,7 @@ run options:
     exclusive=("--train", "--freeze"),
     usage="vitft finetune --data PATH [options]",
 )
-def finetune_command(args: argparse.Namespace) -> int:
+def _finetune_command(args: argparse.Namespace) -> int:
     """Train as requested, and return the exit code; errors name options as they were typed."""
     try:
         return _finetune(args)

@@ -82,11 +82,11 @@ def _predict_command(args: argparse.Namespace) -> int:
     from vitft.predict.jobs import run_prediction
 
     stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # it may be closed
-    errors = run_prediction(request, write=output.exact, stdin=stdin, illustrate=illustrate)
+    errors = run_prediction(request, write=output.exact, stdin=stdin, illustrate=_illustrate)
     return 3 if errors and request.shard.world == 1 else 0
 
 
-def illustrate(
+def _illustrate(
     engine: "Engine", predictions: "Iterator[Prediction]", folder: Path
 ) -> "Iterator[Prediction]":
     """Yield the predictions unchanged, writing a relevance overlay for each image to `folder`."""

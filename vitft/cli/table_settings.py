@@ -3,21 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from vitft.config.run import config_from_table, merge_settings, parse_setting, setting_words
+from vitft.config.run import config_from_table, merge_settings, parse_setting
 from vitft.config.sections import DataSpec
 from vitft.data.label_table import SETTING_OF
 from vitft.system.errors import UsageError
 
 _OTHERS = ("labels", "separator", "root", "classes", "allow_private_addresses")
 TABLE_SETTINGS = (*SETTING_OF.values(), *(f"data.{name}" for name in _OTHERS))
-
-
-def table_settings(spec: DataSpec) -> list[str]:
-    """Return the options of `vitft finetune` that reproduce the settings for reading a table."""
-    usual = DataSpec()
-    names = ((key, key.partition(".")[2]) for key in TABLE_SETTINGS)
-    given = ((key, getattr(spec, n)) for key, n in names if getattr(spec, n) != getattr(usual, n))
-    return [word for key, value in given for word in setting_words(key, value)]
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:

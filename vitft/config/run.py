@@ -364,8 +364,11 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
     try:
         config = config_from_table(table)
     except UsageError as error:
-        if recipe and _problem_of(base) == error.problem:
-            raise UsageError(f"{recipe}: {error.problem}", fix=error.fix) from error
+        try:
+            config_from_table(base)
+        except UsageError as own:
+            if recipe and own.problem == error.problem:
+                raise UsageError(f"{recipe}: {error.problem}", fix=error.fix) from error
         raise
     if config.weights.name != "none" and any(key.startswith("model.") for key, _ in named):
         raise _model_without_effect(config.weights.name)  # even if the values are the defaults
@@ -385,29 +388,15 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
             f"{key} has no effect with train.augment={train.augment}",
             fix=f"remove it, or add {more}",
         )
-    if (note := _implied_solver(table, config)) and os.environ.get("RANK", "0") == "0":
-        log.info(note)
+    # A head that is trained, not solved, because of settings other than the solver
+    optim, is_first = table.get("optim", {}), os.environ.get("RANK", "0") == "0"
+    if config.solvable and solver != "lbfgs" and "solver" not in optim and is_first:
+        given = [f"optim.{name}" for name in optim if name in STEP_SETTINGS]
+        log.info(
+            f"solver:     {solver} for {count(config.optim.epochs, 'epoch')}, because of "
+            f"{listing(given)}. Without a training loop, lbfgs would fit the head, which is faster"
+        )
     return config
-
-
-def _problem_of(table: Mapping[str, Any]) -> str:
-    try:
-        config_from_table(table)
-    except UsageError as error:
-        return error.problem
-    return ""
-
-
-def _implied_solver(table: Mapping[str, Any], config: Config) -> str:
-    """Return a line on the given settings because of which a head is trained, not solved, or ""."""
-    optim = table.get("optim", {})
-    if not config.solvable or config.optim.solver == "lbfgs" or "solver" in optim:
-        return ""
-    given = [f"optim.{name}" for name in optim if name in STEP_SETTINGS]
-    return (
-        f"solver:     {config.optim.solver} for {count(config.optim.epochs, 'epoch')}, because of "
-        f"{listing(given)}. Without a training loop, lbfgs would fit the head, which is faster"
-    )
 
 
 # options of `vitft finetune`, arguments of `vitft.finetune` and the corresponding settings --------

@@ -29,7 +29,7 @@ from vitft.data.image_table import JOINER, Images, Row, join_labels, label_names
 from vitft.data.parts import part_named
 from vitft.data.remote.places import INDEX, place_of
 from vitft.system.errors import DataError, VitftError
-from vitft.system.tensors import check_expansion, check_unpacked_size
+from vitft.system.tensors import check_expansion
 from vitft.system.text import count, shell_quote
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _read_npz_arrays(path: Path) -> _Read:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError("it contains a single array instead of named arrays")
         with zipfile.ZipFile(path) as archive:
-            check_unpacked_size(archive, path.stat().st_size)
+            check_expansion(sum(one.file_size for one in archive.infolist()), path.stat().st_size)
         by_case = {name.lower(): name for name in file.files}
         parts = []
         for (x, y), name in npz_subsets(file.files).items():

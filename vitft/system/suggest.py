@@ -21,7 +21,7 @@ def suggest(
     0, the most similar names are returned in any case. With `inside`, names that contain `name`
     come first: those that begin with it, then the shortest ones. Others follow only with cutoff 0.
     """
-    wanted, by_form = form(name), {form(other): other for other in reversed([*known])}
+    wanted, by_form = _form(name), {_form(other): other for other in reversed([*known])}
     forms = [*reversed(by_form)]
     longer = [other for other in forms if inside and len(wanted) > 2 and wanted in other]
     longer.sort(key=lambda other: (not other.startswith(wanted), len(other)))
@@ -29,7 +29,7 @@ def suggest(
     return [by_form[one] for one in dict.fromkeys([*longer, *near])][:most]
 
 
-def form(name: str) -> str:
+def _form(name: str) -> str:
     """Return a name with differences in case and separators removed."""
     return name.casefold().replace("_", "-").replace(" ", "-")
 

@@ -40,7 +40,7 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
         packed = file.seek(0, 2)
         try:
             with zipfile.ZipFile(file) as archive:
-                check_unpacked_size(archive, packed)
+                check_expansion(sum(one.file_size for one in archive.infolist()), packed)
                 arrays = {}
                 for member in archive.infolist():
                     with archive.open(member) as content:
@@ -51,11 +51,6 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
             raise
         except Exception as error:  # zipfile, zlib, tokenize and ast raise various errors
             raise ValueError(str(error) or type(error).__name__) from error
-
-
-def check_unpacked_size(archive: zipfile.ZipFile, packed: int) -> None:
-    """Reject an archive with an implausible unpacked size in its directory, with a ValueError."""
-    check_expansion(sum(member.file_size for member in archive.infolist()), packed)
 
 
 def check_expansion(unpacked: int, packed: int) -> None:

@@ -32,7 +32,7 @@ from vitft.models.pretrained.fetch import sha256_of, short_message
 from vitft.system.errors import WeightsError
 from vitft.system.files import INDEX_SUFFIX, read_regular, weight_format
 from vitft.system.structure import StructureError, structured
-from vitft.system.tensors import check_unpacked_size, read_header, read_npz
+from vitft.system.tensors import check_expansion, read_header, read_npz
 from vitft.system.text import count, listing, shell_quote
 
 _WRAPPER = re.compile(
@@ -259,7 +259,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         ):
             warnings.simplefilter("ignore")  # about tensors that are refused below
             if file.peek(2).startswith(b"PK"):  # torch's zip format; older files are plain pickles
-                check_unpacked_size(zipfile.ZipFile(file), path.stat().st_size)
+                members = zipfile.ZipFile(file).infolist()
+                check_expansion(sum(one.file_size for one in members), path.stat().st_size)
                 file.seek(0)
             content = torch.load(file, weights_only=True, map_location="cpu", mmap=False)
     except MemoryError:
