@@ -1,6 +1,7 @@
 """`vitft study`: compare pretrained weights on a few images per class."""
 
 import argparse
+from dataclasses import replace
 
 from vitft.cli import output
 from vitft.cli.parser import Command
@@ -49,16 +50,8 @@ def _study_command(args: argparse.Namespace) -> int:
     more = [name for name in BASELINES if name not in args.weights and not args.no_baselines]
     names, shots, seeds = [*args.weights, *more], args.shots, args.seeds
     config = config_from_table(settings)
-    data = with_table_settings(demo_data(config.data), args.set)
-    plan = check_study(
-        data.path,
-        names,
-        shots,
-        seeds=seeds,
-        out=args.out,
-        allow_pickle=args.allow_pickle,
-        spec=data,
-    )
+    config = replace(config, data=with_table_settings(demo_data(config.data), args.set))
+    plan = check_study(config, names, shots, seeds=seeds, out=args.out)
     if plan.left_out:
         left_out = ", ".join(map(str, plan.left_out))
         output.note(
@@ -72,13 +65,7 @@ def _study_command(args: argparse.Namespace) -> int:
     words = ["--data", args.data, "--weights", *args.weights, "--shots", *map(str, plan.shots)]
     words += ["--seeds", str(seeds), *(["--no-baselines"] if args.no_baselines else [])]
     words += ["--allow-pickle"] * args.allow_pickle + [w for s in args.set for w in ("--set", s)]
-    study, described = run_study(
-        plan,
-        data=data,
-        train=config.train,
-        allow_pickle=args.allow_pickle,
-        command=f"vitft study {shell_join(words)}",
-    )
+    study, described = run_study(plan, config, f"vitft study {shell_join(words)}")
     output.note(f"{described}. ± is the longer side of the interval (study.md has both)")
     counts = study["shots"]
     output.table(("images per class", *map(str, counts)), short_rows(study), numbers=len(counts))

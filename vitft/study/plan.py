@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitft.config.run import Config
 from vitft.config.schema import one_class_only
-from vitft.config.sections import DataSpec
 from vitft.data.image_table import Images
 from vitft.data.remote.copies import prepare_data
 from vitft.data.scan import assign_parts, scan
@@ -43,19 +43,10 @@ class Plan:
 
 
 def check_study(
-    data: str,
-    weights: Sequence[str],
-    shots: Sequence[int],
-    *,
-    seeds: int,
-    out: str | None,
-    allow_pickle: bool = False,
-    spec: DataSpec | None = None,
+    config: Config, weights: Sequence[str], shots: Sequence[int], *, seeds: int, out: str | None
 ) -> Plan:
-    """Check the arguments of a study, including its data and output folder, and return its plan.
-
-    `spec` contains the settings for reading a table.
-    """
+    """Check the arguments of a study, including its data and output folder, and return its plan."""
+    spec, data = config.data, config.data.path
     if not 1 <= seeds <= 100:
         raise UsageError(
             f"invalid --seeds {seeds}", fix="use an integer from 1 to 100, e.g. --seeds 3"
@@ -68,8 +59,8 @@ def check_study(
     sources = _resolve_sources(weights)
     for name, source in sources.items():
         if name not in BASELINES:
-            check_weights_name(source, allow_pickle=allow_pickle, allow_random=True)
-    folder = assign_parts(scan(prepare_data(data, spec := spec or DataSpec()), spec), "test")
+            check_weights_name(source, allow_pickle=config.weights.allow_pickle, allow_random=True)
+    folder = assign_parts(scan(prepare_data(data, spec), spec), "test")
     if folder.labels:
         raise one_class_only("vitft study")
     if folder.layout == "classes" and any(file.group for file in folder.rows):

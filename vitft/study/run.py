@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.run import Config
 from vitft.data.image_table import Images, Row
 from vitft.data.images import (
     GreyRange,
@@ -186,15 +186,15 @@ _HISTOGRAM_LEVELS = 8  # per colour channel
 
 
 def _backbone_features(
-    plan: Plan, name: str, data: DataSpec, train: TrainSpec, grey_range: GreyRange, pickles: bool
+    plan: Plan, name: str, config: Config, grey_range: GreyRange
 ) -> tuple[Images, _Rows]:
     """Inspect every image, and compute its features in the same pass."""
-    weights = plan.sources[name]
+    weights, data, train = plan.sources[name], config.data, config.train
     pipeline, _ = load_pipeline(
         plan.folder,
         "head",
-        weights=WeightsSpec(name=weights, allow_pickle=pickles),
-        model=ModelSpec(),
+        weights=replace(config.weights, name=weights),
+        model=config.model,
         train=train,
         max_pixels=data.max_pixels,
         announce=not weights.startswith(RANDOM),
@@ -258,24 +258,15 @@ def baseline_features(
 # selection of images, heads and their accuracies --------------------------------------------------
 
 
-def run_study(
-    plan: Plan, *, data: DataSpec, train: TrainSpec, allow_pickle: bool, command: str
-) -> tuple[dict[str, Any], str]:
+def run_study(plan: Plan, config: Config, command: str) -> tuple[dict[str, Any], str]:
     """Inspect the images, compute all features, fit all heads, and write the results.
 
     `command` is the command line that reproduces the study. The content of study.json is returned,
     which does not change when the study is repeated, and a description of the accuracies.
     """
-    max_pixels, names = data.max_pixels, plan.folder.classes
-    grey_range = measure_grey_range(plan.folder, max_pixels=max_pixels)
-    load = functools.partial(
-        _backbone_features,
-        plan,
-        data=data,
-        train=train,
-        grey_range=grey_range,
-        pickles=allow_pickle,
-    )
+    data, train, max_pixels = config.data, config.train, config.data.max_pixels
+    grey_range, names = measure_grey_range(plan.folder, max_pixels=max_pixels), plan.folder.classes
+    load = functools.partial(_backbone_features, plan, config=config, grey_range=grey_range)
     first = next((name for name in plan.sources if name not in BASELINES), "")
     read: dict[str, _Rows] = {}
     if first:

@@ -389,7 +389,7 @@ class _Trial:
         what = f"measuring the time to train {layers_text(self.layers)}"
         inputs = self.inputs(config, replace(manifest, rows=rows), head, what)
         extracted = time.monotonic()
-        trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
+        trainer = make_trainer(config, inputs, self.fitted.precision)
         times, images, group = [time.monotonic()], list[int](), self.data.group
         with console.quiet_step(what):
             for batch in training_batches(config.train, config.optim, inputs)(0, 0):
@@ -435,7 +435,7 @@ class _Trial:
         manifest, head, held_out = self.held_out(fold)  # the logits of the head on held-out images
         stopper, group = self.fitted.runtime.stopper, self.data.group
         inputs = self.inputs(config, manifest, head, "extracting features")
-        trainer = make_trainer(config.train, config.optim, inputs, self.fitted.precision)
+        trainer = make_trainer(config, inputs, self.fitted.precision)
         batches = training_batches(config.train, config.optim, inputs)
         total = epochs * epoch_size([row.label for row in manifest.train], config.train)
         label = f"trial: training {layers_text(self.layers)}"

@@ -225,10 +225,7 @@ def _final_logits(fitted: Fitted, rows: Sequence[Row]) -> tuple[Tensor, int | No
     logits are therefore recomputed from pixels in float32, until the remaining margins exceed four
     times the largest change observed. For multi-label models, all images are recomputed because the
     thresholds are not known yet. The result does not depend on the number of processes.
-
-    Returns:
-        Logits (n, H, C) of the images in the order of `rows`, and the number of recomputed images:
-        None if the precision is fp32 or nothing is frozen.
+    Their shape is (n, H, C). The number of recomputed images, or None, follows.
     """
     inputs, size = fitted.inputs, 8  # number of images recomputed at a time
     data, heads = inputs.data, cast("nn.Module", fitted.model)

@@ -265,18 +265,14 @@ _ATTENTION_BATCH = 4  # images per batch of attention; on a CPU, each uses one c
 
 
 def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) -> None:
-    """Write the folder `thumbs/` of a run.
-
-    For the most confident mistakes, attention overlays are written as well. Metadata of the files
-    is not copied. Errors are only logged, because the run itself is complete. If `precision` is
-    bf16, attention is computed in bf16, which halves the time; overlays change by one or two grey
-    levels (out of 255) on average (benchmarks/notebook/speed.md).
-    """
+    """Write the folder `thumbs/` of a run; errors are only logged, because the run is complete."""
     folder, temporary = run.path / THUMBS, run.path / f".{THUMBS}"
     try:
         predicted, rows = _select_images(run.path, data.manifest)
         if not rows:
             return
+        # In bf16, overlays take half the time, and change by one or two of 255 grey levels on
+        # average, see benchmarks/notebook/speed.md
         if model.casts_to_bf16 and predicted and precision == "bf16":
             model = copy.deepcopy(model).to(torch.bfloat16)
         decode = functools.partial(_thumbnail, data, predicted)

@@ -144,10 +144,12 @@ def fit(fitted: Fitted) -> None:
             if is_new:
                 best.weights = best.copy_weights()  # this stage trains more tensors
         if number >= first and config.solves(stage):
+            # L-BFGS on cached features; cross-validation chooses the penalty and scores the images
             solved = solve_head_stage(fitted)
             if config.train.budget:
                 choose_layers(fitted, solved)
         elif number >= first:
+            # Epochs of batches: after each, validate, keep the best weights and save the state
             StepStage(fitted, number).run(None if is_new else saved)
         number += 1
 

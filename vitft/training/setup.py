@@ -319,11 +319,7 @@ def split_images(
 def _former_split(
     spec: DataSpec, inspected: Images, fingerprints: Fingerprints
 ) -> Mapping[str, Part]:
-    """Map digests to their subsets in the run `spec.like`, and log how many are held out again.
-
-    A warning is logged if only the earlier run applies a table of fixes. The fingerprints of images
-    that it held out are added to those of the `inspected` images.
-    """
+    """Map digests to their subsets in the run `spec.like`, and log how many are held out again."""
     like = spec.like
     manifest = run_manifest(run_path(like))
     assert manifest is not None, "checked before"

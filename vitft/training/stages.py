@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from vitft.config.run import Config
-from vitft.config.sections import OptimSpec, TrainSpec
 from vitft.data.augment import batch_augmentation
 from vitft.data.split import distinct_rows
 from vitft.data.transforms import View, eval_view
@@ -249,7 +248,7 @@ class StepStage:
         self.stopper, self.trackers = fitted.runtime.stopper, fitted.runtime.trackers
         self.data = inputs.data
         self.precision = "fp32" if inputs.cut.pooled else fitted.precision
-        self.trainer = make_trainer(config.train, config.optim, inputs, self.precision)
+        self.trainer = make_trainer(config, inputs, self.precision)
         self.metrics = RunningMetrics()
         self.epochs = 0  # number of finished and validated epochs
         # The earlier stages take this many steps if none of them stops early
@@ -392,11 +391,9 @@ class StepStage:
         self.save_s = self.saved_at - started
 
 
-def make_trainer(
-    train: TrainSpec, optim: OptimSpec, inputs: StageInputs, precision: str
-) -> Trainer:
+def make_trainer(config: Config, inputs: StageInputs, precision: str) -> Trainer:
     """Return the trainer for a stage."""
-    data, cut, weights = inputs.data, inputs.cut, None
+    train, optim, data, cut, weights = config.train, config.optim, inputs.data, inputs.cut, None
     if optim.class_weights:  # factors that balance the classes; the mean over the images is 1
         labels = data.labels(data.manifest.train)
         counts = torch.bincount(labels, minlength=len(data.manifest.classes))
