@@ -258,12 +258,17 @@ class BestWeights:
 
         Without `weights`, those of the model are the best ones, or no epoch has ended.
         """
+        self.load(self.facts, self.weights)
         trained = dict(self.trained_tensors())
-        if self.weights:
-            saved = {name: value.shape for name, value in self.weights.items()}
-            check_shapes(saved, {name: value.shape for name, value in trained.items()})
         for name, value in self.weights.items():
             trained[name].detach().copy_(value)
+
+    def load(self, facts: _BestFacts, weights: Mapping[str, Tensor]) -> None:
+        """Continue with the best weights of a saved state; a RunError if they do not fit."""
+        if weights:
+            wanted = {name: value.shape for name, value in self.trained_tensors()}
+            check_shapes({name: value.shape for name, value in weights.items()}, wanted)
+        self.facts, self.weights = facts, weights
 
     def copy_weights(self) -> dict[str, Tensor]:
         """Return copies of the trained tensors, kept on the CPU to save GPU memory."""
