@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitft.data.arrays import array_member
 from vitft.data.images import (
     Pixels,
     decode,
@@ -22,6 +21,7 @@ from vitft.data.images import (
     stack_batches,
     thumbnail_jpeg,
 )
+from vitft.data.listed_files import is_missing
 from vitft.data.split import run_manifest
 from vitft.data.transforms import EvalTransform
 from vitft.explain.attribution import (
@@ -135,13 +135,10 @@ def load_weights_model(
 
 
 def validation_files(run: Path | None) -> list[str]:
-    """Return the paths of a run's validation images that still exist, in split order.
-
-    An image of an array dataset has a path in it (see `vitft.data.arrays`).
-    """
+    """Return the paths of a run's validation images that still exist, in split order."""
     manifest = None if run is None else run_manifest(run)
     names = map(manifest.locate, manifest.val) if manifest else ()
-    return [name for name in names if Path(name).is_file() or array_member(name) is not None]
+    return [name for name in names if not is_missing(name)]
 
 
 _MAX_ON_SHEET, _SHEET_SIDE = 48, 320
