@@ -327,8 +327,7 @@ def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | Non
 
     If the norm of a tensor exceeds `_MAX_NORM`, implementations could differ on an overflow.
     """
-    shape = opened.card.architecture
-    if not numpy_supports(opened.card) or not isinstance(shape, ViTConfig):
+    if not numpy_supports(opened.card):
         return None
     weights = {
         name: np.frombuffer(opened.data[name], np.float32).reshape(facts.shape)
@@ -337,4 +336,4 @@ def numpy_model(opened: CheckpointFile, *, threads: int = 1) -> NumpyModel | Non
     with np.errstate(over="ignore"):
         if any(np.vdot(array, array) > _MAX_NORM**2 for array in weights.values()):
             return None
-    return NumpyModel(shape, weights, threads=threads)
+    return NumpyModel(opened.card.vit, weights, threads=threads)

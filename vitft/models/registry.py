@@ -59,9 +59,9 @@ def architecture_config(name: str) -> ViTConfig:
             f"unknown architecture {name!r}",
             fix=f"check the name, similar ones are {', '.join(near)}",
         )
-    config = ViTConfig(width=size.width, depth=size.depth, heads=size.heads)
     image_size, patch_size = as_pair(int(match[4])), as_pair(patch)
-    return replace(config, image_size=image_size, patch_size=patch_size, stem=stem)
+    dimensions: Any = {"width": size.width, "depth": size.depth, "heads": size.heads}
+    return ViTConfig(image_size=image_size, patch_size=patch_size, stem=stem, **dimensions)
 
 
 def architecture_names() -> list[str]:

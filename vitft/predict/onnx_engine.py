@@ -13,9 +13,15 @@ from PIL import Image
 
 from vitft.data.transforms import EvalTransform
 from vitft.metrics.results import Results
-from vitft.models.card import foreign_thresholds, lacks_card, open_checkpoint
+from vitft.models.card import (
+    CHANGED,
+    contradicts_metadata,
+    foreign_thresholds,
+    has_changed,
+    lacks_card,
+    open_checkpoint,
+)
 from vitft.models.find import find_model
-from vitft.models.graph_digest import CHANGED, contradicts_metadata, has_changed
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores

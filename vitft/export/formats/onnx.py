@@ -30,9 +30,8 @@ from vitft.export.formats.base import (
     normalised_input,
 )
 from vitft.export.trained import LabelledImage, TrainedRun
-from vitft.models.card import Card
+from vitft.models.card import Card, add_graph_digest
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
-from vitft.models.graph_digest import add_graph_digest
 from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.files import write_atomically, writing

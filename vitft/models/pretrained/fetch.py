@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitft.models.card import Provenance
+from vitft.models.card import Provenance, sha256_of
 from vitft.models.pretrained.catalog import (
     CatalogEntry,
     catalog_entries,
@@ -92,12 +92,6 @@ def _find_damage(path: Path, sha256: str, published: str) -> str:
 def _delete_cached(path: Path) -> None:
     path.resolve().unlink(missing_ok=True)  # the content to which the link in the snapshot points
     path.unlink(missing_ok=True)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the hexadecimal sha256 of a file's content (about 1 s per GB)."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _with_existing_file(entry: CatalogEntry, *, allow_pickle: bool) -> CatalogEntry:

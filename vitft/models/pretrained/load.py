@@ -670,8 +670,8 @@ def load_initial_model(
     max_pixels: int,
     drop_path: float,
     seed: int,
-    keep_head: bool = False,
-    announce: bool = True,
+    keep_head: bool,
+    announce: bool,
 ) -> tuple[Model, LoadReport]:
     """Return the initial model and its load report; `announce` logs them.
 
