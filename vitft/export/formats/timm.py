@@ -4,11 +4,13 @@ The file config.json is written if timm can build the model. timm then opens the
 `timm.create_model('local-dir:DIR', pretrained=True)` or from the hub.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
 from vitft.data.transforms import CROP_MODES, EvalTransform
 from vitft.export.formats.base import (
@@ -23,7 +25,6 @@ from vitft.export.formats.base import (
 from vitft.export.trained import TrainedRun
 from vitft.models.card import RUN_KEY, Card
 from vitft.models.checkpoint import build_model, load_checkpoint, save_checkpoint
-from vitft.models.pretrained.convert import split_gates, to_eva_names
 from vitft.models.vit_config import SIZES, TIMM_POOLS, ViTConfig
 from vitft.system.files import write_atomically, write_json
 from vitft.system.rundir import MODEL
@@ -58,8 +59,7 @@ class TimmFormat(SafetensorsFormat):
         if not _has_other_names(trained.card):
             super().write(trained, folder)
             return
-        rename = to_eva_names if is_eva(trained.card.vit) else split_gates
-        tensors = {name: tensor.contiguous() for name, tensor in rename(trained.state).items()}
+        tensors = _timm_tensors(trained)
         write_atomically(folder / MODEL, to_safetensors(tensors, metadata={"format": "pt"}))
         results = {RUN_KEY: trained.results.to_json()}  # no card states them
         write_json(folder / "config.json", _timm_config(trained) | results)
@@ -83,6 +83,22 @@ class TimmFormat(SafetensorsFormat):
 def _has_other_names(card: Card) -> bool:
     """Return whether timm uses other names for some tensors of this architecture."""
     return not card.architecture.timm and (is_eva(card.vit) or card.vit.gated_mlp)
+
+
+def _timm_tensors(trained: TrainedRun) -> dict[str, Tensor]:
+    """Return the tensors as in timm's `Eva`, or in a ViT with two matrices per SwiGLU MLP."""
+    vit, result = trained.card.vit, dict[str, Tensor]()
+    is_split = vit.gated_mlp and (vit.mlp_norm or not is_eva(vit))
+    for name, tensor in trained.state.items():
+        if is_eva(vit):
+            name = re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name)
+        fused = re.fullmatch(r"(blocks\.\d+\.mlp\.fc1)\.(weight|bias)", name)
+        if fused and is_split:
+            for part, half in zip(("g", "x"), tensor.chunk(2), strict=True):  # gates and values
+                result[f"{fused[1]}_{part}.{fused[2]}"] = half.contiguous()
+        else:
+            result[name] = tensor.contiguous()
+    return result
 
 
 def _timm_config(trained: TrainedRun) -> dict[str, Any]:

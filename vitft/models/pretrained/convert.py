@@ -389,31 +389,6 @@ def _may_rotate(tensors: Mapping[str, Tensor]) -> bool:
     )
 
 
-def to_eva_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a model's tensors under the names of timm's `Eva` with attn_type="rope"."""
-    scaled = {
-        re.sub(r"(blocks\.\d+\.)ls([12])\.gamma", r"\1gamma_\2", name): tensor
-        for name, tensor in tensors.items()
-    }
-    first, last = (tensors[f"blocks.0.mlp.{n}.weight"].shape for n in ("fc1", "fc2"))
-    is_split = "blocks.0.mlp.norm.weight" in tensors and first[0] == 2 * last[1]
-    return split_gates(scaled) if is_split else scaled
-
-
-def split_gates(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with one matrix for the gates and one for the values of SwiGLU MLPs."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        found = re.fullmatch(r"(blocks\.\d+\.mlp\.)fc1\.(weight|bias)", name)
-        if found is None:
-            result[name] = tensor
-            continue
-        gate, value = tensor.chunk(2)
-        result[f"{found[1]}fc1_g.{found[2]}"] = gate.contiguous()
-        result[f"{found[1]}fc1_x.{found[2]}"] = value.contiguous()
-    return result
-
-
 def infer_config(tensors: Mapping[str, Tensor], facts: SidecarFacts) -> ViTConfig:
     """Return the architecture, inferred from tensor shapes and, where needed, from `facts`."""
     numbers = {int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d{1,4})\.", name))}
