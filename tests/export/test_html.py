@@ -129,8 +129,8 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
     both = twin.features(normalise(views, transform), blocks)
     features, inner = both[:, :size], both[:, size:]
     logits = twin.classify(features)
-    arrays = {name.removeprefix("reference."): array for name, array in tensors.items()}
-    stored = Reference.from_arrays(reference.arrays() | arrays)
+    arrays = {n: tensors.get(f"reference.{n}", value) for n, value in reference.arrays().items()}
+    stored = Reference.from_arrays(arrays)
     assert found["warning"] == ""
     for row, feature, other, logit, score in zip(
         found["rows"], features, inner, logits, stored.scores(features, inner), strict=True

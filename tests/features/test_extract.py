@@ -1,5 +1,6 @@
 """The feature pass, and a second one that computes nothing."""
 
+import hashlib
 import os
 import shutil
 import signal
@@ -17,7 +18,6 @@ from vitft.data import (
     CropTransform,
     EvalTransform,
     Images,
-    OpenedImage,
     Row,
     crop_views,
     eval_view,
@@ -155,10 +155,11 @@ from vitft.features.extract import Extractor
 from vitft.models.checkpoint import build_model, load_checkpoint
 cache.time.monotonic = iter(range(0, 10**9, 301)).__next__  # longer than the longest pause
 save = Extractor.save
-def save_then_die(self, *args):
-    save(self, *args)
+def save_then_die(self, *args, **options):
+    found = save(self, *args, **options)
     if self.computed == 16:
         os.kill(os.getpid(), signal.SIGKILL)
+    return found
 Extractor.save = save_then_die
 state, card = load_checkpoint(Path(sys.argv[1]))
 torch.set_num_threads(1)
@@ -194,8 +195,12 @@ def test_a_pass_after_a_killed_one_computes_the_other_rows_only(
 def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
     tiny_vit: VisionTransformer, tmp_path: Path
 ) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (40, 50, 3)).astype(np.uint8)
-    Image.fromarray(noise).save(tmp_path / "noise.jpg", quality=95)
+    files, random = [], np.random.default_rng(0)
+    for i in range(16):  # a batch
+        noise = random.integers(0, 256, (40, 50, 3)).astype(np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{i}.jpg", quality=95)
+        content = (tmp_path / f"{i}.jpg").read_bytes()
+        files.append(Row(f"{i}.jpg", 0, sha256=hashlib.sha256(content).hexdigest()))
     prefix, view = cut_model(tiny_vit, "head").prefix, eval_view(TRANSFORM)
     assert prefix is not None
     fast, exact = (
@@ -203,17 +208,15 @@ def test_exact_pixels_are_those_of_the_documented_view_in_bf16_too(
         for exact in (False, True)
     )
 
-    data = (tmp_path / "noise.jpg").read_bytes()
+    for one in (exact, fast):
+        one.compute(str(tmp_path), files, view, progress=lambda _: None)
+    found, other = (one.rows([file.sha256 for file in files], view) for one in (exact, fast))
 
-    opened = OpenedImage(Row("noise.jpg", 0), data, max_pixels=10**6, fast=not exact.is_exact)
-    loaded = exact.load(opened, view, exact.store(view), None, lambda _: True)
-
-    assert not fast.is_exact
-    assert opened.jpeg is None
-    assert loaded.pixels is not None
-    with Image.open(tmp_path / "noise.jpg") as image:
-        assert np.array_equal(loaded.pixels, TRANSFORM.pixels(image.convert("RGB")))
-    assert fast.store(view).folder != exact.store(view).folder  # not mistaken for one another
+    views = [TRANSFORM.pixels(Image.open(tmp_path / file.path)) for file in files]
+    expected = run_prefix(exact.prefix, TRANSFORM.normalise(torch.from_numpy(np.stack(views))))
+    assert torch.equal(found, expected.float())
+    assert not torch.equal(found, other)
+    assert (exact.computed, fast.computed) == (16, 16)  # not mistaken for one another
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

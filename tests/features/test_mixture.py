@@ -21,7 +21,6 @@ from vitft.features import (
     cross_validate,
     linear_logits,
     mixture_weights,
-    solve_discriminant,
     solve_head,
     tempered,
 )
@@ -209,7 +208,8 @@ def test_the_shrinkage_has_the_lowest_held_out_loss(more: int, seed: int) -> Non
     for shrinkage in (0.02, 0.1, 0.3, 0.6, 0.9):
         logits = torch.empty(60, 3)
         for k in range(5):
-            (head,) = solve_discriminant(x, y, data.weights[k], classes=3, shrinkages=[shrinkage])
+            alone = HeadMethod(l2=1.0, read=1, logistic=0, discriminant=1, shrinkage=shrinkage)
+            (head,) = alone.fit(x, y, data.weights[k : k + 1], classes=3)
             logits[data.fold_id == k] = linear_logits(x[data.fold_id == k], head).float()
         losses[shrinkage] = F.cross_entropy(tempered(logits, y)[1], y).item()
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.features.test_head import blobs
-from vitft.features import most_similar, nearest_neighbours, votes_outside_group
+from vitft.features import nearest_neighbours, similar_images, votes_outside_group
 
 
 def test_votes_are_the_weights_of_the_twenty_most_similar_images() -> None:
@@ -80,5 +80,7 @@ def test_the_most_similar_pairs_are_those_of_the_highest_cosines() -> None:
     expected = brute_force(x)
     assert len(expected) > 200
 
-    assert most_similar(x, 10_000) == [(i, j) for _, i, j in expected]
-    assert most_similar(x, 50) == [(i, j) for _, i, j in expected[:50]]
+    assert similar_images(x) == [(i, j) for _, i, j in expected[:100]]
+    few = brute_force(x[:20])
+    assert similar_images(x[:20]) == [(i, j) for _, i, j in few]
+    assert similar_images(x.repeat(175, 1)) == []  # 21,000 images

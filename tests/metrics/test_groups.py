@@ -11,7 +11,6 @@ from vitft.metrics import (
     accuracy_interval,
     classification_metrics,
     design_effect,
-    label_results,
     mean_error,
     probability_metrics,
     student_t_quantile,
@@ -167,8 +166,10 @@ def test_intervals_of_several_labels_count_groups() -> None:
     groups = np.repeat(np.arange(10), 20)
     scores = random.normal(0, 1, (200, 3)) + truth * (2 + random.normal(0, 1.5, 10))[groups, None]
 
-    alone = label_results(scores, truth, scores > 1, "abc")
-    grouped = label_results(scores, truth, scores > 1, "abc", groups)
+    at_one: Any = {"classes": "abc", "thresholds": 1 / (1 + math.exp(-1))}  # of logits
+    x, y = torch.from_numpy(scores), torch.from_numpy(truth)
+    alone = classification_metrics(x, y, **at_one)["labels"]
+    grouped = classification_metrics(x, y, groups=groups, **at_one)["labels"]
 
     for name in ("map", "micro_f1", "macro_f1"):
         low, high = grouped[f"{name}_interval"]  # type: ignore[literal-required]

@@ -16,7 +16,6 @@ from vitft.metrics import (
     confidence_and_correctness,
     f1_with_interval,
     fit_thresholds,
-    label_results,
     log_losses,
     logit_of,
     mean_fraction_interval,
@@ -81,7 +80,9 @@ def test_labels_that_are_ranked_perfectly_have_an_interval_that_counts_their_ima
     truth[:6, 0] = truth[6:16, 1] = truth[16:20, 2] = True
     scores = np.where(truth, 3.0, -3.0)
 
-    found = label_results(scores, truth, scores > 0, "abc")
+    found = classification_metrics(torch.from_numpy(scores), torch.from_numpy(truth), "abc")[
+        "labels"
+    ]
 
     assert found["per_label"]["a"]["ap_interval"] == pytest.approx(wilson_interval(6, 6))
     assert found["map_interval"] == pytest.approx(
@@ -95,7 +96,7 @@ def test_labels_that_are_ranked_perfectly_have_an_interval_that_counts_their_ima
 def test_the_interval_of_the_mean_of_one_label_is_not_narrower_than_its_own() -> None:
     logits, truth = scored(labels=1)
 
-    found = label_results(logits, truth == 1, logits > 0, "a")
+    found = classification_metrics(torch.from_numpy(logits), torch.from_numpy(truth), "a")["labels"]
 
     of_label = found["per_label"]["a"]
     assert found["map"] == of_label["ap"]

@@ -12,7 +12,6 @@ from vitft.metrics import (
     mcnemar,
     sample_size,
     score_interval,
-    sign_flip,
 )
 
 
@@ -33,6 +32,13 @@ def test_mcnemar_is_that_of_a_published_table() -> None:
     # Fagerland, Lydersen & Laake 2013, table 1: airway hyper-responsiveness before and after a
     # transplantation, 1 and 7 discordant pairs: exact 0.0703, mid-p 0.0391.
     assert mcnemar(1, 7) == pytest.approx(0.0391, abs=5e-5)
+
+
+def sign_flip(sums: np.ndarray) -> float:
+    """Return the p-value of groups in which one of two models is right on so many more images."""
+    sizes = np.maximum(1, np.abs(sums))
+    first, second = np.repeat(sums >= 0, sizes), np.repeat(sums <= 0, sizes)
+    return PairedDifference.of(first, second, np.repeat(np.arange(len(sums)), sizes)).p
 
 
 def test_flipping_the_signs_of_single_images_is_mcnemars_test() -> None:

@@ -65,13 +65,14 @@ def noting_pass(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def dying(save: Callable[..., None], after: int) -> Callable[..., None]:
+def dying(save: Callable[..., Any], after: int) -> Callable[..., Any]:
     """Return `Extractor.save`, which kills the process once it has cached some images."""
 
-    def call(self: extract.Extractor, *arguments: Any) -> None:
-        save(self, *arguments)
+    def call(self: extract.Extractor, *arguments: Any, **options: Any) -> Any:
+        found = save(self, *arguments, **options)
         if self.computed >= after:
             os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
     return call
 

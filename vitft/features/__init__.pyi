@@ -30,7 +30,6 @@ from .head import cross_validation_rows as cross_validation_rows
 from .head import default_penalty as default_penalty
 from .head import gain_from_twice as gain_from_twice
 from .head import mixture_weights as mixture_weights
-from .head import solve_discriminant as solve_discriminant
 from .head import solve_head as solve_head
 from .head import tempered as tempered
 from .label_errors import check_labels as check_labels
@@ -44,8 +43,8 @@ from .logistic import linear_logits as linear_logits
 from .logistic import minimise as minimise
 from .logistic import rough_fit as rough_fit
 from .logistic import solve_logistic as solve_logistic
-from .neighbours import most_similar as most_similar
 from .neighbours import nearest_neighbours as nearest_neighbours
+from .neighbours import similar_images as similar_images
 from .neighbours import votes_outside_group as votes_outside_group
 from .ood import Reference as Reference
 from .ood import fit_reference as fit_reference

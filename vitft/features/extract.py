@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -193,11 +193,23 @@ class Extractor:
             token = object()
             return owners.setdefault(key, token) is token  # atomic
 
-        claim = claim or claim_here
+        def load(opened: OpenedImage) -> _ExtractedImage:  # decoded only if something is missing
+            result = _ExtractedImage(opened.file._replace(sha256=opened.sha256))
+            if fingerprints is not None:
+                result.found, result.fingerprint = fingerprints.inspect(opened)
+            key = key_of(opened.sha256, view.name)
+            if store.get(key) is None and (claim or claim_here)(key):
+                result.pixels = (
+                    view.pixels(opened.image, opened.sha256)
+                    if opened.jpeg is None
+                    else resized(opened.jpeg, view.transform)
+                )
+            return result
+
         inspect = functools.partial(
             inspect_file,
             root,
-            function=lambda opened: self.load(opened, view, store, fingerprints, claim),
+            function=load,
             max_pixels=self.max_pixels,
             grey_range=view.transform.grey_range,
             fast=not self.is_exact and view.crop is None and can_resize(view.transform),
@@ -208,12 +220,9 @@ class Extractor:
             found = map(inspect, chunk)
             return [_ExtractedImage(i) if isinstance(i, ImageError) else i for i in found]
 
-        def save(images: list[_ExtractedImage]) -> list[_ExtractedImage]:
-            self.save(images, view, store, fingerprints)
-            return images
-
         before = torch.get_num_threads()
         try:
+            save = functools.partial(self.save, view=view, fingerprints=fingerprints)
             with contextlib.closing(self.batches(files, decode, view, save)) as batches:
                 for batch in batches:
                     yield from batch
@@ -260,27 +269,6 @@ class Extractor:
             images = itertools.chain.from_iterable(decoded)
             yield from overlapped(in_chunks(images, size), start)
 
-    def load(
-        self,
-        opened: OpenedImage,
-        view: View,
-        store: _AnyStore,
-        fingerprints: Fingerprints | None,
-        claim: _Claim,
-    ) -> _ExtractedImage:
-        """Look up an image in the caches, and decode it only if something is missing."""
-        result = _ExtractedImage(opened.file._replace(sha256=opened.sha256))
-        if fingerprints is not None:
-            result.found, result.fingerprint = fingerprints.inspect(opened)
-        key = key_of(opened.sha256, view.name)
-        if store.get(key) is None and claim(key):
-            result.pixels = (
-                view.pixels(opened.image, opened.sha256)
-                if opened.jpeg is None
-                else resized(opened.jpeg, view.transform)
-            )
-        return result
-
     def start(
         self, images: list[_ExtractedImage], view: View
     ) -> Callable[[], list[_ExtractedImage]]:
@@ -319,13 +307,9 @@ class Extractor:
         return finish
 
     def save(
-        self,
-        batch: Iterable[_ExtractedImage],
-        view: View,
-        store: _AnyStore,
-        fingerprints: Fingerprints | None,
-    ) -> None:
-        """Add the newly computed values of a batch to the caches."""
+        self, batch: list[_ExtractedImage], view: View, fingerprints: Fingerprints | None
+    ) -> list[_ExtractedImage]:
+        """Add the newly computed values of a batch to the caches, and return the batch."""
         rows: dict[bytes, CachedRows] = {}
         for image in batch:
             if isinstance(image.found, ImageError):
@@ -335,7 +319,8 @@ class Extractor:
             if fingerprints is not None and image.fingerprint is not None:
                 fingerprints.add(image.found, image.fingerprint)
         self.computed += len(rows)
-        store.add(rows)
+        self.store(view).add(rows)
+        return batch
 
     def refresh(self) -> None:
         """Find the rows that other processes have cached since the stores were opened."""

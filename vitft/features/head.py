@@ -15,6 +15,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import median
 
 import numpy as np
@@ -40,7 +41,6 @@ from vitft.features.logistic import (
     class_balanced_weights,
     minimise,
     rough_fit,
-    sample_weights,
     solve_logistic,
 )
 from vitft.metrics.classification import (
@@ -166,7 +166,7 @@ _SINGLE_THREAD_VALUES = 10**7  # in a feature matrix, below which one thread is 
 _SMALLEST_VARIANCE = 1e-6  # of a class, on average; identical images would have 0
 
 
-def solve_discriminant(
+def _solve_discriminant(
     x: Tensor, y: Tensor, sample_weight: Tensor, *, classes: int, shrinkages: Sequence[float]
 ) -> Tensor:
     """Fit a linear discriminant analysis for each of several values of the shrinkage in (0, 1].
@@ -250,7 +250,7 @@ class HeadMethod:
             return rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2, start=start)
         logistic = rough_fit(leading, y, sample_weight, classes=classes, l2=self.l2)
         discriminant = [
-            solve_discriminant(x, y, one, classes=classes, shrinkages=[self.shrinkage])[0]
+            _solve_discriminant(x, y, one, classes=classes, shrinkages=[self.shrinkage])[0]
             for one in sample_weight
         ]
         return self.combine(logistic, torch.stack(discriminant))
@@ -279,7 +279,7 @@ def choose_head_method(
         return plain, choose_candidate({LAST_BLOCK: scores}, truth, groups)[1]
     # The shrinkage of the discriminant analysis that has the lowest calibrated loss
     found = [
-        solve_discriminant(data.x, data.y, one, classes=data.classes, shrinkages=_SHRINKAGES)
+        _solve_discriminant(data.x, data.y, one, classes=data.classes, shrinkages=_SHRINKAGES)
         for one in data.weights
     ]
     tried = [tempered(data.held_out(heads), truth) for heads in torch.stack(found, dim=1)]
@@ -495,7 +495,8 @@ def cross_validate(
         "curve": curve,
         "gain_from_twice": gain[0] if gain else None,
         "gain_interval": gain[1] if gain else None,
-        "weak_spots": _weakest_classes(measured),
+        # Labels are scored here without their thresholds
+        "weak_spots": [] if y.ndim == 2 else _weakest_classes(measured),
     }
     if y.ndim == 1:
         results["p_guessing"] = p_of_guessing(
@@ -564,23 +565,20 @@ def gain_from_twice(
 
 
 def _weakest_classes(found: Metrics) -> list[WeakClass]:
-    """Return the three classes with the lowest recall, each with its most frequent confusion.
-
-    For multi-label data, which is scored here without its thresholds, the result is empty.
-    """
-    others, weak = mostly_taken_for(found), list[WeakClass]()
-    for name, row in found["per_class"].items():
-        if row["recall"] is not None and row["recall_interval"] and "labels" not in found:
-            weak.append(
-                {
-                    "class": name,
-                    "recall": row["recall"],
-                    "recall_interval": row["recall_interval"],
-                    "images": row["images"],
-                    "taken_for": others.get(name),
-                }
-            )
-    return sorted(weak, key=lambda one: one["recall"])[:3]
+    """Return the three classes with the lowest recall, each with its most frequent confusion."""
+    others = mostly_taken_for(found)
+    weak: list[WeakClass] = [
+        {
+            "class": name,
+            "recall": row["recall"],
+            "recall_interval": row["recall_interval"],
+            "images": row["images"],
+            "taken_for": others.get(name),
+        }
+        for name, row in found["per_class"].items()
+        if row["recall"] is not None and row["recall_interval"] is not None
+    ]
+    return sorted(weak, key=itemgetter("recall"))[:3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -625,7 +623,7 @@ def solve_head(
     columns, cross-validation also chooses which blocks the head reads; with too few images per
     class, it reads only the last block. With a `method`, nothing is chosen.
     """
-    weights = sample_weights(y, classes, balanced=balanced)
+    weights = class_balanced_weights(y, classes) if balanced else torch.ones(len(y))
     standardizer, read = Standardizer.fit(x), read or x.shape[1]
     data = Folded(
         x=x, y=y, sample_weight=weights, classes=classes, seed=seed, views=views, groups=groups
@@ -654,7 +652,7 @@ def solve_head(
         logistic = fit(scaled.double() if is_small else scaled, start=rough)[0]
     head = last = leading.unscale_head(logistic)
     if method.reads_several:
-        discriminant = solve_discriminant(
+        discriminant = _solve_discriminant(
             standardizer(x), y, weights, classes=classes, shrinkages=[method.shrinkage]
         )[0]
         head = standardizer.unscale_head(method.combine(logistic, discriminant))

@@ -266,8 +266,3 @@ def linear_logits(x: Tensor, head: Tensor) -> Tensor:
 def class_balanced_weights(y: Tensor, classes: int) -> Tensor:
     """Return sample weights (n,) that give every non-empty class the same total weight."""
     return (1 / torch.bincount(y, minlength=classes).clamp(min=1).float())[y]
-
-
-def sample_weights(y: Tensor, classes: int, *, balanced: bool) -> Tensor:
-    """Return sample weights (n,): all 1, or the same total weight for every class."""
-    return class_balanced_weights(y, classes) if balanced else torch.ones(len(y))

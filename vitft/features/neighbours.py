@@ -82,20 +82,15 @@ are confirmed by fingerprints."""
 
 
 def similar_images(x: Tensor) -> list[IndexPair]:
-    """Return the index pairs (i < j) of similar images to compare, given their features (n, D).
+    """Return the index pairs (i < j) of similar images to compare, most similar first.
 
-    The limit is a tenth of the number of images, but at least 100 and at most 500 pairs. The list
-    is empty for more than `CV_IMAGES` images.
+    After centring, the cosine similarity of the features (n, D) of each pair is at least
+    `_MIN_SIMILARITY`. There are up to n / 10 pairs, but at least 100 and at most 500 may be
+    returned. The list is empty for more than `CV_IMAGES` images.
     """
+    if len(x) > CV_IMAGES:
+        return []
     most = min(500, max(100, round(0.1 * len(x))))
-    return most_similar(x, most) if len(x) <= CV_IMAGES else []
-
-
-def most_similar(x: Tensor, most: int) -> list[IndexPair]:
-    """Return up to `most` index pairs (i < j) of similar features (n, D), most similar first.
-
-    After centring, the cosine similarity of each pair is at least `_MIN_SIMILARITY`.
-    """
     centred = F.normalize(x - x.mean(dim=0))
     found: list[tuple[float, int, int]] = []
     for begin in range(0, len(centred), 1024):

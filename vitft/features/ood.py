@@ -125,18 +125,36 @@ class Reference:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
-        """Create a reference from the output of `arrays`."""
-        by_class = arrays.get("unknown_range")
-        intermediate, blocks = None, int(arrays.get("intermediate_blocks", 0))
-        if blocks:
-            intermediate = cls(**{name: arrays[f"intermediate_{name}"] for name in _STATISTICS})
-        return cls(
+        """Create a reference from the output of `arrays`; raise a ValueError for other arrays."""
+        has_intermediate, names = "intermediate_blocks" in arrays, {*_STATISTICS, "limit"}
+        if has_intermediate:
+            names |= {f"intermediate_{name}" for name in (*_STATISTICS, "blocks")}
+        by_class = arrays.get("unknown_range", np.zeros(2))
+        blocks = arrays.get("intermediate_blocks", np.ones(()))
+        if not (
+            names == arrays.keys() - {"unknown_range"}
+            and all(a.dtype == np.float32 and np.isfinite(a).all() for a in arrays.values())
+            and (arrays["limit"].shape, by_class.shape, blocks.shape) == ((), (2,), ())
+            and ((by_class >= 0) & (by_class <= 1)).all()
+            and blocks >= 1
+            and float(blocks).is_integer()
+        ):
+            raise ValueError("it does not contain feature statistics")
+        found = cls(
             **{name: arrays[name] for name in _STATISTICS},
             limit=float(arrays["limit"]),
-            unknown=(float(by_class[0]), float(by_class[1])) if by_class is not None else None,
-            intermediate_blocks=blocks,
-            intermediate=intermediate,
+            unknown=tuple(by_class.tolist()) if "unknown_range" in arrays else None,
         )
+        if not has_intermediate:
+            return found
+        intermediate = cls(**{name: arrays[f"intermediate_{name}"] for name in _STATISTICS})
+        return replace(found, intermediate_blocks=int(blocks), intermediate=intermediate)
+
+    def fits(self, width: int) -> bool:
+        """Return whether the shapes are consistent, with at most `width` dimensions."""
+        shapes = (self.centre.shape, self.within.shape, self.means.shape[1:])
+        size = min(width, self.centre.size)  # less than `width` if the head reads several blocks
+        return shapes == ((size,), (size, size), (size,)) and len(self.means) > 0
 
     def power(self) -> str:
         """Return how many images of unknown classes are noticed, or "" if it was not measured."""
@@ -162,15 +180,12 @@ def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None
     """
     path = run / REFERENCE_FILE
     try:
-        arrays = read_npz(path)
-        if not _are_statistics(arrays):
-            raise ValueError("it does not contain feature statistics")
-        found = Reference.from_arrays(arrays)
-        if not _fits_width(found, width):
+        found = Reference.from_arrays(read_npz(path))
+        if not found.fits(width):
             raise ValueError(f"it does not match {width}-dimensional features")
         if found.intermediate is not None and not (
             found.intermediate_blocks <= config.depth - config.read_blocks  # never of timm models
-            and _fits_width(found.intermediate, config.width)
+            and found.intermediate.fits(config.width)
         ):
             raise ValueError("its intermediate feature does not match the model")
         return found
@@ -182,33 +197,6 @@ def read_reference(run: Path, width: int, config: AnyConfig) -> Reference | None
             f"damaged run: {path} ({reason})",
             fix="restore the file from a backup, or delete it to disable out-of-distribution notes",
         ) from error
-
-
-def _fits_width(found: Reference, width: int) -> bool:
-    """Return whether statistics have consistent shapes, and at most `width` dimensions."""
-    shapes = (found.centre.shape, found.within.shape, found.means.shape[1:])
-    size = min(width, found.centre.size)  # less than `width` if the head reads several blocks
-    return shapes == ((size,), (size, size), (size,)) and len(found.means) > 0
-
-
-def _are_statistics(arrays: Mapping[str, Features]) -> bool:
-    """Return whether the arrays have the names, types, ranks and value ranges of a reference."""
-    ranks = {"centre": 1, "means": 2, "within": 2, "limit": 0}
-    if "intermediate_blocks" in arrays:
-        more = (*_STATISTICS, "blocks")
-        ranks |= {f"intermediate_{name}": ranks.get(name, 0) for name in more}
-    known = ranks | {"unknown_range": 1}
-    by_class = arrays.get("unknown_range", np.zeros(2))
-    blocks = arrays.get("intermediate_blocks", np.ones(()))
-    return (
-        ranks.keys() <= arrays.keys() <= known.keys()
-        and all(a.ndim == known[n] and a.dtype == np.float32 for n, a in arrays.items())
-        and all(bool(np.isfinite(array).all()) for array in arrays.values())
-        and by_class.shape == (2,)
-        and bool(((by_class >= 0) & (by_class <= 1)).all())
-        and float(blocks) >= 1
-        and float(blocks).is_integer()
-    )
 
 
 def fit_reference(

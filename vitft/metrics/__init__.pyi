@@ -18,7 +18,6 @@ from .classification import are_right as are_right
 from .classification import calibrated_metrics as calibrated_metrics
 from .classification import classification_metrics as classification_metrics
 from .classification import fit_thresholds as fit_thresholds
-from .classification import label_results as label_results
 from .classification import mean_loss as mean_loss
 from .classification import probability_metrics as probability_metrics
 from .intervals import PairedDifference as PairedDifference
@@ -35,7 +34,6 @@ from .intervals import p_of_guessing as p_of_guessing
 from .intervals import proportions_differ as proportions_differ
 from .intervals import sample_size as sample_size
 from .intervals import score_interval as score_interval
-from .intervals import sign_flip as sign_flip
 from .intervals import student_t_quantile as student_t_quantile
 from .intervals import wilson_interval as wilson_interval
 from .results import ClassEstimate as ClassEstimate

@@ -179,7 +179,7 @@ def classification_metrics(
     }
     if several:
         del found["p_guessing"]
-        found["labels"] = label_results(logits.double().numpy(), truth, given, classes, groups)
+        found["labels"] = _label_results(logits.double().numpy(), truth, given, classes, groups)
         bare, empty = np.asarray(~truth.any(axis=1)), np.asarray(~given.any(axis=1))
         found["labels"]["none"] = _class_metrics(bare, empty, groups)
     if groups is not None:
@@ -296,7 +296,7 @@ def _average_precision(scores: Floats, truth: Flags) -> tuple[float, Floats]:
     return value, (truth * (precision - value + gain) - loss) / images
 
 
-def label_results(
+def _label_results(
     scores: Floats, truth: Flags, given: Flags, names: Sequence[str], groups: Groups | None = None
 ) -> LabelResults:
     """Return the metrics of labels, given which of them are predicted, `given` (n, C).

@@ -298,7 +298,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return 1.0 if only_first == only_second else tail / 2**discordant
 
 
-def sign_flip(sums: Groups) -> float:
+def _sign_flip(sums: Groups) -> float:
     """Return the two-sided mid-p-value of the sign-flip test of one difference per group (G,).
 
     With one image in each group, this is McNemar's test.
@@ -356,7 +356,7 @@ class PairedDifference(NamedTuple):
             return cls(*counts, len(first), mcnemar(*counts))
         sums = _group_sums(changes, groups)
         effect = design_effect(changes - changes.mean(), groups, PRIOR_OF_CHANGES)
-        return cls(*counts, len(first), sign_flip(sums.astype(np.int64)), effect)
+        return cls(*counts, len(first), _sign_flip(sums.astype(np.int64)), effect)
 
     @property
     def difference(self) -> float:
