@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from tests.support.run_files import make_run
 from vitft.report import (
-    AccuracyCurve,
     RunComparison,
     accuracy_curves_png,
     compare_runs,
@@ -36,12 +35,7 @@ def test_text_of_any_script_is_drawn_or_escaped_but_never_as_boxes() -> None:
 
 
 def test_a_figure_with_names_of_any_script_has_no_missing_glyphs() -> None:
-    curve = AccuracyCurve(
-        name="蒲公英 وردة",
-        accuracies=[0.5, 0.8],
-        intervals=[(0.4, 0.6), (0.7, 0.9)],
-        is_baseline=False,
-    )
+    curve = ("蒲公英 وردة", [0.5, 0.8], [(0.4, 0.6), (0.7, 0.9)], False)
 
     png = accuracy_curves_png([1, 2], [curve], majority=0.2, title="牡丹", detail="d")
 
@@ -91,13 +85,8 @@ def test_maps_of_positions_have_gaps_between_them(
     assert mosaic.shape == (rows * (rows + gap) - gap, columns * (columns + gap) - gap)
 
 
-def curve(name: str, *accuracies: float, is_baseline: bool = False) -> AccuracyCurve:
-    return AccuracyCurve(
-        name=name,
-        accuracies=accuracies,
-        intervals=[(a - 0.1, a + 0.05) for a in accuracies],
-        is_baseline=is_baseline,
-    )
+def curve(name: str, *accuracies: float, is_baseline: bool = False) -> Any:
+    return name, accuracies, [(a - 0.1, a + 0.05) for a in accuracies], is_baseline
 
 
 def test_baselines_are_dashed_and_long_names_are_cut(figures: list[Any]) -> None:

@@ -233,7 +233,7 @@ class Explainer:
         notes: tuple[str, ...],
     ) -> ExplainedImage:
         """Write the files that explain an image (S, S, 3), given its map (gh, gw) and scores."""
-        stem, model = picture_stem(number, path), self.model
+        stem, model = f"{number + 1:03}-{safe_stem(path)}", self.model
         result = ExplainedImage(path=path, file=self.out / f"{stem}.png", notes=notes)
         if model.classes:
             view = model.transform.without_border(pixels)
@@ -308,11 +308,6 @@ def head_maps(config: ViTConfig, maps: NDArray[np.float32]) -> NDArray[np.float3
     patches = maps[:, :, rows].mean(axis=2)[..., config.num_prefix :]  # (L, H, P)
     flat = patches.reshape(-1, *config.grid)
     return scale_maps(flat).reshape(*patches.shape[:2], *config.grid)
-
-
-def picture_stem(number: int, path: str) -> str:
-    """Return the beginning of the names of the files about an image, given its index and path."""
-    return f"{number + 1:03}-{safe_stem(path)}"
 
 
 def safe_stem(path: str) -> str:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitft.data.images import Pixels, decode_images, stack_batches
 from vitft.explain.attribution import trace_attention
-from vitft.explain.explainer import ExplainedImage, ExplainedModel, picture_stem
+from vitft.explain.explainer import ExplainedImage, ExplainedModel, safe_stem
 from vitft.models.timm_model import Model
 from vitft.models.vit import VisionTransformer
 from vitft.models.vit_config import ViTConfig
@@ -174,12 +174,12 @@ def write_patch_figures(
     views = decode_images(
         images, lambda _, image: transform.pixels(image), grey_range=transform.grey_range
     )
-    for number, (path, view) in enumerate(zip(images, views, strict=True)):
+    for number, (path, view) in enumerate(zip(images, views, strict=True), start=1):
         done = ExplainedImage(path=path)
         if isinstance(view, ImageError):
             yield replace(done, error=view.reason)
             continue
-        file = out / f"{picture_stem(number, path)}-patches.png"
+        file = out / f"{number:03}-{safe_stem(path)}-patches.png"
         content = patch_figure(model.net, model.inputs, view, title=Path(path).name)
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)

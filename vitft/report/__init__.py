@@ -1,6 +1,7 @@
 """Reports as single HTML files: the page of a run, and the comparison of several runs.
 
-The sections of a page take their values from `run_files` and their words from `vitft.messages`.
+The sections of a page take their values from `run_files`, and from `vitft.messages` what other
+commands say, too.
 Only `plots` needs packages other than jinja2 and numpy. Pages are generated from the run
 directories alone; the images in the data folder are not opened.
 """

@@ -9,7 +9,6 @@ from .comparison import write_comparison as write_comparison
 from .html import digest_source as digest_source
 from .notebook import Explanation as Explanation
 from .notebook import result_card as result_card
-from .plots import AccuracyCurve as AccuracyCurve
 from .plots import accuracy_curves_png as accuracy_curves_png
 from .plots import cut_patches as cut_patches
 from .plots import distance_png as distance_png

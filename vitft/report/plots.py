@@ -24,6 +24,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 
+from vitft.metrics.intervals import Interval
 from vitft.report.charts import Axis, Chart, Series, axis_of
 from vitft.report.html import LIGHT
 from vitft.system.console import visible
@@ -150,34 +151,27 @@ def charts_png(
     return _to_png(figure)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccuracyCurve:
-    """One line of a study plot: accuracy by number of training images per class."""
-
-    name: str
-    accuracies: Sequence[float]
-    intervals: Sequence[tuple[float, float]]
-    is_baseline: bool
-
-
 def accuracy_curves_png(
     shots: Sequence[int],
-    curves: Sequence[AccuracyCurve],
+    curves: Sequence[tuple[str, Sequence[float], Sequence[Interval], bool]],
     *,
     majority: float,
     title: str,
     detail: str,
 ) -> bytes:
-    """Return a PNG of the accuracy curves of a study, with their intervals as bands."""
+    """Return a PNG of accuracies by number of training images per class (`shots`).
+
+    A curve has a name, accuracies, their intervals, drawn as a band, and whether it is a baseline.
+    """
     series, colours, greys = list[Series](), cycle(_LINE_COLOURS), cycle(_BASE_LINE_COLOURS)
-    for curve in curves:
+    for name, accuracies, intervals, is_baseline in curves:
         look = Series(
-            name=last_part(visible(curve.name)),
-            colour=next(greys if curve.is_baseline else colours),
-            dashes="8 4" if curve.is_baseline else "",
+            name=last_part(visible(name)),
+            colour=next(greys if is_baseline else colours),
+            dashes="8 4" if is_baseline else "",
             xs=shots,
-            ys=curve.accuracies,
-            band=curve.intervals,
+            ys=accuracies,
+            band=intervals,
         )
         series.append(look)
     ends, largest = [shots[0], shots[-1]], [majority, majority]

@@ -380,15 +380,10 @@ def shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     input size or a dimension of the model is not set in a run, because it comes from the pretrained
     weights or the images, the values come from the trained models.
     """
-    rows, defaults = [], [_own_defaults(run) for run in runs]
+    rows = []
+    tables = [(effective_settings(run.config), _own_defaults(run)) for run in runs]
     for key, values in different_settings(runs):
-        own = [
-            (table[key], usual.get(key))
-            for table, usual in zip(
-                (effective_settings(r.config) for r in runs), defaults, strict=True
-            )
-            if key in table
-        ]
+        own = [(table[key], usual.get(key)) for table, usual in tables if key in table]
         if len(own) < len(runs) and all(value == usual == own[0][0] for value, usual in own):
             continue
         built = [_value_of_model(run, key) for run in runs]

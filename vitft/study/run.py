@@ -135,7 +135,7 @@ def short_rows(study: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _write_results(study: Mapping[str, Any], plan: Plan, described: str, command: str) -> None:
     """Write study.json, study.md and study.png to the output folder of the plan."""
-    from vitft.report.plots import AccuracyCurve, accuracy_curves_png
+    from vitft.report.plots import accuracy_curves_png
 
     def cell(text: str) -> str:
         """Escape a name so that it does not end its table cell and is not parsed as Markdown."""
@@ -153,11 +153,11 @@ def _write_results(study: Mapping[str, Any], plan: Plan, described: str, command
         cell=cell,
     )
     curves = [
-        AccuracyCurve(
-            name=curve["name"],
-            accuracies=[point["top1"] for point in curve["points"]],
-            intervals=[point["interval"] for point in curve["points"]],
-            is_baseline=curve["name"] in BASELINES,
+        (
+            curve["name"],
+            [point["top1"] for point in curve["points"]],
+            [point["interval"] for point in curve["points"]],
+            curve["name"] in BASELINES,
         )
         for curve in study["curves"]
     ]
