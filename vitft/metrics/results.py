@@ -32,21 +32,23 @@ _Error = Annotated[float, Meta(ge=-1, le=1)]
 # types of the results of a time budget: trials, and what was chosen (`budget` in eval.json) -------
 
 
-class InterpolationResults(TypedDict):
-    """Results of a trial for one interpolation between the weights before and after training."""
+class _TrialScores(TypedDict):
+    """Scores of a model on training images that were held out."""
 
-    fraction: Share  # of the trained weights
     top1: Share
     loss: Loss  # mean cross-entropy after temperature scaling
     error: Loss  # standard error of the difference between this loss and that of the head
 
 
-class TrialResults(TypedDict):
+class InterpolationResults(_TrialScores):
+    """Results of a trial for one interpolation between the weights before and after training."""
+
+    fraction: Share  # of the trained weights
+
+
+class TrialResults(_TrialScores):
     """Results of a trial of some layers and of a head, on all images that it held out in turn."""
 
-    top1: Share  # this and the next two as in `InterpolationResults`, of the chosen fraction
-    loss: Loss
-    error: Loss
     layers: str  # in the notation of `train.layers`
     epochs: AtLeastOne
     folds: NotRequired[AtLeastOne]  # number of times that the layers were trained, 1 if absent
@@ -356,11 +358,14 @@ class EvaluationResults(Metrics):
     kept: KeptResults | None  # None without a threshold, and for multi-label models
 
 
-class CopyMember(TypedDict):
-    """One image in a group of duplicates."""
-
+class _LabelledFile(TypedDict):
     path: str
     label: str
+
+
+class CopyMember(_LabelledFile):
+    """One image in a group of duplicates."""
+
     split: str  # `train`, `val`, `test`, or empty if there is no split
 
 
@@ -374,11 +379,9 @@ class CopyGroup(TypedDict):
     probabilities: NotRequired[dict[str, Share]]  # of the labels and of the most probable class
 
 
-class Mislabel(TypedDict):
+class Mislabel(_LabelledFile):
     """An image whose label is probably wrong."""
 
-    path: str
-    label: str
     suggested: str  # the most probable class
     given_probability: Share  # probability of `label`
     suggested_probability: Share
