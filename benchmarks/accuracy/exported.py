@@ -95,12 +95,13 @@ def main() -> int:
     from vitft.export import export_run
     from vitft.export.formats.base import normalised_input
     from vitft.export.plan import plan_export
-    from vitft.export.trained import evenly_spaced, load_trained
+    from vitft.export.trained import load_trained
     from vitft.system.rundir import RunDir
 
     run = Path(args.run)
     manifest = Images.from_csv(RunDir(run).split, read_toml(run / "config.toml")["data"]["path"])
-    photos = [str(manifest.locate(row)) for row in evenly_spaced(manifest.val, args.images)]
+    step = max(1, len(manifest.val) // args.images)
+    photos = [str(manifest.locate(row)) for row in manifest.val[::step][: args.images]]
     trained = load_trained(args.run)
     exact = copy.deepcopy(trained.model).double()
     ours, truth = [], []

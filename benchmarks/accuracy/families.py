@@ -35,6 +35,7 @@ from vitft.explain.attribution import attention_maps
 from vitft.export.formats.base import ExportFormat
 from vitft.export.formats.onnx import Int8Format, OnnxFormat, TorchExportFormat
 from vitft.export.formats.timm import TimmFormat
+from vitft.export.plan import ExportPlan
 from vitft.export.trained import TrainedRun
 from vitft.features.cut import cut_model
 from vitft.models.card import Card
@@ -42,11 +43,11 @@ from vitft.models.numpy_vit import NumpyModel
 from vitft.models.trainable import add_adapters, merge_adapters
 from vitft.models.vit import VisionTransformer
 
-FORMATS: dict[str, ExportFormat] = {
-    "onnx": OnnxFormat(),
-    "int8": Int8Format(),
-    "program": TorchExportFormat(),
-    "export": TimmFormat(),
+FORMATS: dict[str, type[ExportFormat]] = {
+    "onnx": OnnxFormat,
+    "int8": Int8Format,
+    "program": TorchExportFormat,
+    "export": TimmFormat,
 }
 LIMITS = {"timm": 1e-6, "onnx": 1e-4, "int8": 0.1, "program": 1e-4}
 """Largest difference that is accepted, by column; 1e-5 for the others."""
@@ -58,13 +59,15 @@ def exported(model: VisionTransformer, images: Tensor) -> dict[str, float | None
     card = Card(architecture=model.config, transform=transform, classes=("a", "b", "c"))
     expected = model(images).numpy()
     found: dict[str, float | None] = {}
-    for name, form in FORMATS.items():
+    for name, kind in FORMATS.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            if form.obstacle(card):
+            trained = TrainedRun(folder, model.state_dict(), card)
+            form = kind(trained, ExportPlan(formats=(), out=folder))
+            if form.obstacle():
                 found[name] = None
                 continue
-            form.write(TrainedRun(folder, model.state_dict(), card), folder)
+            form.write(folder)
             found[name] = float(np.abs(form.open(folder).logits(images.numpy()) - expected).max())
     return found
 

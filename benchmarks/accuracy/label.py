@@ -31,9 +31,10 @@ from benchmarks.folders import merge_splits
 from benchmarks.timing import mean_deviation
 from vitft.config.sections import TrainSpec
 from vitft.data.parts import AUDIT, PICKED
+from vitft.features.logistic import linear_logits
 from vitft.serve.label.answers import AnswerFile
 from vitft.serve.label.app import make_label_app
-from vitft.serve.label.chooser import PSEUDO_LABELLED, guess, self_trained_head
+from vitft.serve.label.chooser import PSEUDO_LABELLED, self_trained_head
 from vitft.serve.label.pool import PicturePool, find_pictures, load_pool
 from vitft.serve.label.session import TYPICAL_START, Session
 from vitft.serve.limits import ServeLimits, access_for
@@ -84,13 +85,13 @@ def simulate(
                 answered += pictures
             names = torch.tensor([int(name) for name in session.classes])
             head = session.head if session.head is not None else torch.zeros(1, z.shape[1] + 1)
-            right = names[guess(z, head).argmax(dim=1)] == y
+            right = names[linear_logits(z, head).argmax(dim=1)] == y
             found["label"][n] = right[test].double().mean().item()
             rows = drawn[:n]
             others = zp[drawn[n:][:PSEUDO_LABELLED]]
             plain = self_trained_head(zp[rows], yp[rows], torch.ones(n), others, classes=classes)
             found["random"][n] = (
-                (guess(z[test], plain).argmax(dim=1) == y[test]).double().mean().item()
+                (linear_logits(z[test], plain).argmax(dim=1) == y[test]).double().mean().item()
             )
             unseen = torch.ones(len(z), dtype=torch.bool)
             unseen[own[answered]] = False

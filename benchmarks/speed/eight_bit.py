@@ -29,7 +29,7 @@ from vitft.data.images import open_image
 from vitft.export import export_run
 from vitft.export.formats.base import normalised_input
 from vitft.export.plan import plan_export
-from vitft.export.trained import TrainedRun, evenly_spaced, load_trained
+from vitft.export.trained import TrainedRun, load_trained
 from vitft.system.rundir import RunDir
 
 Logits = Callable[[Any], Any]
@@ -39,7 +39,7 @@ def read_photos(run: str, trained: TrainedRun, count: int) -> tuple[Any, Any]:
     """Return normalised pixels (n, channels, H, W) and labels (n,) of validation photos."""
     root = read_toml(Path(run) / "config.toml")["data"]["path"]
     manifest = Images.from_csv(RunDir(Path(run)).split, root)
-    rows = evenly_spaced(manifest.val, count)
+    rows = manifest.val[:: max(1, len(manifest.val) // count)][:count]
     view = trained.card.transform
     pixels = [normalised_input(view, open_image(manifest.locate(row))) for row in rows]
     return np.stack(pixels), np.array([row.label for row in rows])

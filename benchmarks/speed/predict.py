@@ -86,10 +86,12 @@ def prepare(home: Path, model: str, run: str | None, *, int8: bool) -> None:
     ).save_pretrained(home / "transformers")
     if int8:
         from vitft.export.formats.onnx import Int8Format
+        from vitft.export.plan import ExportPlan
         from vitft.export.trained import load_trained
 
         (home / "int8").mkdir()
-        Int8Format(takes_bytes=True).write(load_trained(str(home)), home / "int8")
+        plan = ExportPlan(formats=(), out=home, with_preprocessing=True)
+        Int8Format(load_trained(str(home)), plan).write(home / "int8")
 
 
 def photos(data: Path, count: int) -> list[str]:

@@ -11,15 +11,15 @@ import sys
 import numpy as np
 
 from vitft.export.formats.base import module_logits, normalised_input
-from vitft.export.trained import comparison_images, load_trained
+from vitft.export.trained import load_trained
 
 
 def main(run: str, out: str, count: str = "64") -> None:
     """Write `out` with pixels (n, channels, S, S), logits (n, classes) and labels (n,)."""
     trained = load_trained(run)
-    samples = [*comparison_images(trained, int(count))]
+    samples = [*trained.comparison_images(int(count))]
     pixels = np.stack([normalised_input(trained.card.transform, each.image) for each in samples])
-    logits = np.concatenate([module_logits(trained.model, each[None]) for each in pixels])
+    logits = np.concatenate([module_logits(trained.model)(each[None]) for each in pixels])
     labels = np.array([each.label for each in samples])  # -1 for noise
     np.savez_compressed(out, pixels=pixels, logits=logits, labels=labels)
     print(f"{len(samples)} images -> {out}")

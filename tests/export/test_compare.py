@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.export.test_card import compared
-from vitft.export import check_comparison, comparison_row
+from vitft.export import ExportComparison
 from vitft.metrics import wilson_interval
 from vitft.system import RunError
 
@@ -20,7 +20,7 @@ def log(logits: Any, *seconds: float) -> tuple[list[Any], list[float]]:
 
 def row_of(after: Any, before: Any, labels: list[Any], **options: Any) -> Any:
     logs = log(after, 0.1, 0.2, 0.7), log(before, 0.5, 0.25, 0.125)
-    return comparison_row("timm", "timm 1", *logs, labels, 9, **options)
+    return ExportComparison.of("timm", "timm 1", *logs, labels, 9, **options)
 
 
 BEFORE = [[1.0, 0, 0], [0, -4, 0.5], [0, 0, 2], [3, 0, 0]]
@@ -74,7 +74,7 @@ def test_logits_may_differ_by_a_ten_thousandth_and_8_bits_on_a_twentieth_of_the_
     fields: dict[str, Any], *, is_accepted: bool
 ) -> None:
     if is_accepted:
-        check_comparison(compared(**fields))
+        compared(**fields).check()
         return
     with pytest.raises(RunError, match="the predictions of the --"):
-        check_comparison(compared(**fields))
+        compared(**fields).check()

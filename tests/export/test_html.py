@@ -22,14 +22,10 @@ from vitft.cli.main import main
 from vitft.data import EvalTransform
 from vitft.export import (
     Exported,
-    engine,
-    engine_input,
     export_run,
-    exported_page,
+    html_page,
     plan_export,
     read_page,
-    read_tensors,
-    store_model,
 )
 from vitft.features import Reference
 from vitft.models import Card, NumpyModel, VisionTransformer, normalise
@@ -63,18 +59,25 @@ Promise.resolve(run(request)).catch((error) => ({ problem: error.message }))
 """
 
 
-def in_node(code: str, **request: Any) -> Any:
-    """Return what JavaScript code returns that follows the engine; `request` is its argument."""
+def in_node(code: str, page: str, **request: Any) -> Any:
+    """Return what code returns that follows the engine of a page; `request` is its argument."""
+    (engine,) = re.findall('<script id="engine" type="text/plain">(.*?)</script>', page, re.DOTALL)
     done = ended(
         [str(NODE), "-e", HARNESS],
-        input=json.dumps({"engine": engine(), "code": f"return ({code})(arguments[0])", **request}),
+        input=json.dumps({"engine": engine, "code": f"return ({code})(arguments[0])", **request}),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
+def weights_of(page: str) -> bytes:
+    """Return the weights of a small page."""
+    (part,) = re.findall('<script class="weights"[^>]*>(.*?)</script>', page)
+    return base64.b64decode(part)
+
+
 def parts_of(data: bytes) -> list[str]:
-    """Return bytes as base64 text in two parts, as a page contains them."""
+    """Return bytes as base64 text in two parts, as a large page contains them."""
     middle = len(data) // 6 * 3
     return [base64.b64encode(part).decode() for part in (data[:middle], data[middle:])]
 
@@ -118,13 +121,13 @@ def test_the_engine_computes_what_numpy_computes(settings: dict[str, Any], bits:
         intermediate = Reference(centre=more[0, 0], means=more[1, :4], within=more[2])
         reference = replace(reference, intermediate_blocks=blocks, intermediate=intermediate)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    described, data = store_model(weights, reference, bits)
     views = np.random.default_rng(1).integers(0, 256, (2, 24, 32, channels), np.uint8)
 
-    meta = engine_input(card, reference, described, data)
-    found = in_node(CLASSIFY, meta=meta, parts=parts_of(data), views=views.reshape(2, -1).tolist())
+    page = html_page(card, weights, reference, bits, {})
+    meta, tensors = read_page(page)
+    parts = parts_of(weights_of(page))
+    found = in_node(CLASSIFY, page, meta=meta, parts=parts, views=views.reshape(2, -1).tolist())
 
-    tensors = read_tensors(described, data)
     twin = NumpyModel(config, tensors)
     both = twin.features(normalise(views, transform), blocks)
     features, inner = both[:, :size], both[:, size:]
@@ -150,12 +153,13 @@ def test_a_page_whose_weights_were_changed_fails_its_self_test() -> None:
         classes=tuple("abcde"),
     )
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    described, data = store_model(weights, None, 16)
-    _, other = store_model({**weights, "head.weight": -weights["head.weight"]}, None, 16)
+    page = html_page(card, weights, None, 16, {})
+    other = html_page(card, {**weights, "head.weight": -weights["head.weight"]}, None, 16, {})
 
-    meta = engine_input(card, None, described, data)
+    meta, _ = read_page(page)
     changed, short = (
-        in_node(CLASSIFY, meta=meta, parts=parts_of(data), views=[]) for data in (other, data[:-4])
+        in_node(CLASSIFY, page, meta=meta, parts=parts_of(data), views=[])
+        for data in (weights_of(other), weights_of(page)[:-4])
     )
 
     assert "the self-test failed" in changed["problem"]
@@ -163,7 +167,7 @@ def test_a_page_whose_weights_were_changed_fails_its_self_test() -> None:
 
 
 @needs_node
-def test_resizing_equals_pillow_byte_for_byte() -> None:
+def test_resizing_equals_pillow_byte_for_byte(done: Exported) -> None:
     random, cases, expected = np.random.default_rng(1), list[dict[str, Any]](), list[Any]()
     sides = [
         (60, 40), (20, 23), (31, 20), (32, 32), (35, 35), (17, 190), (900, 7), (6, 700), (64, 48),
@@ -192,6 +196,7 @@ def test_resizing_equals_pillow_byte_for_byte() -> None:
           const image = { width, height, data: Uint8Array.from(data), channels: 3 };
           return [...viewOf(image, transform).data];
         })""",
+        (done.folder / "index.html").read_text(),
         cases=cases,
     )
 
@@ -316,11 +321,14 @@ def test_a_browser_without_a_network_answers_as_predict_does(
 
 
 def test_a_page_contains_valid_json_that_cannot_end_its_element() -> None:
-    meta = {"title": "</script><script>"}
+    model = model_of()
+    transform = EvalTransform(image_size=(24, 32))
+    card = Card(architecture=model.config, transform=transform, classes=tuple("abcde"))
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
-    page = exported_page(meta, b"abc")
+    page = html_page(card, weights, None, 16, {"title": "</script><script>"})
 
     assert page.count("</script><script>") == 0
-    assert read_page(page) == (meta, b"abc")
+    assert read_page(page)[0]["title"] == "</script><script>"
     with pytest.raises(ValueError, match="not JSON compliant"):
-        exported_page({"limit": float("nan")}, b"")
+        html_page(card, weights, None, 16, {"title": float("nan")})

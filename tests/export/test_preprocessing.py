@@ -18,7 +18,7 @@ from tests.data.test_images import tiff
 from tests.support.children import ended
 from tests.support.export_run import make_run, tiny
 from vitft.data import EvalTransform, open_image
-from vitft.export import Vector, export_run, plan_export, write_vector
+from vitft.export import Vector, export_run, plan_export
 from vitft.system import RunError
 
 NODE, COMPILER = shutil.which("node"), shutil.which("g++")
@@ -54,7 +54,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     (found / "more").mkdir()
     for vector in random_vectors():
-        write_vector(found / "more", transform, vector)
+        vector.write(found / "more", transform)
     return found
 
 

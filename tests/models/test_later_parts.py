@@ -14,7 +14,7 @@ from vitft import load_pretrained
 from vitft.config import OptimSpec, TrainSpec
 from vitft.data import EvalTransform
 from vitft.explain import Method, attention_maps, explain, rollout
-from vitft.export import Int8Format, OnnxFormat, TorchExportFormat, TrainedRun
+from vitft.export import ExportPlan, Int8Format, OnnxFormat, TorchExportFormat, TrainedRun
 from vitft.models import (
     Card,
     RopeConfig,
@@ -119,10 +119,11 @@ def test_graphs_of_every_part_give_the_same_logits(fields: dict[str, Any], tmp_p
     for folder in folders.values():
         folder.mkdir()
 
-    OnnxFormat().write(run, folders["onnx"])
-    Int8Format().write(run, folders["int8"])
-    TorchExportFormat().write(run, folders["program"])
-    program = TorchExportFormat().open(folders["program"])
+    plan = ExportPlan(formats=(), out=tmp_path)
+    OnnxFormat(run, plan).write(folders["onnx"])
+    Int8Format(run, plan).write(folders["int8"])
+    TorchExportFormat(run, plan).write(folders["program"])
+    program = TorchExportFormat(run, plan).open(folders["program"])
     graphs = {
         name: onnxruntime.InferenceSession(folders[name] / "model.onnx").run(
             None, {"pixels": pixels.numpy()}

@@ -18,7 +18,7 @@ from tests.models.pretrained.test_flavours import write_timm_config
 from vitft import create_model, load_pretrained
 from vitft.data import EvalTransform
 from vitft.explain import attention_maps
-from vitft.export import TimmFormat, TrainedRun
+from vitft.export import ExportPlan, TimmFormat, TrainedRun
 from vitft.features import cut_model
 from vitft.models import (
     Card,
@@ -130,13 +130,14 @@ def test_an_export_of_every_family_is_opened_by_timm_or_refused(name: str, tmp_p
     transform = EvalTransform(image_size=ours.config.image_size)
     card = Card(architecture=ours.config, transform=transform, classes=("a", "b", "c"))
     trained = TrainedRun(tmp_path, ours.state_dict(), card)
+    form = TimmFormat(trained, ExportPlan(formats=(), out=tmp_path))
 
     if "distilled" in name:
-        assert "a distillation token" in TimmFormat().obstacle(card)
+        assert "a distillation token" in form.obstacle()
         return
-    assert not TimmFormat().obstacle(card)
-    TimmFormat().write(trained, tmp_path)
-    opened = TimmFormat().open(tmp_path)
+    assert not form.obstacle()
+    form.write(tmp_path)
+    opened = form.open(tmp_path)
 
     assert opened.classes == ("a", "b", "c")
     assert opened.logits(images.numpy()) == pytest.approx(ours(images).numpy(), abs=1e-5)

@@ -157,7 +157,7 @@ def test_the_guide_states_the_limits() -> None:
             "headers of a request": f"{default.head_seconds:g} s",
             "body of a request": f"{default.body_seconds:g} s, plus 1 s per {rate:g} kB",
             "response": f"{limits.ANSWER_SECONDS:g} s",
-            "client that reads its response": (
+            "reading of a response by the client": (
                 f"{default.write_seconds:g} s, plus 1 s per {rate:g} kB"
             ),
             "connections": f"{default.connections}",

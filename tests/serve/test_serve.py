@@ -245,4 +245,4 @@ def test_no_path_leads_to_a_file(client: Client, path: str) -> None:
 def test_addresses_are_allowed_unless_the_server_is_on_loopback(
     bound: str, host: str, allowed: bool
 ) -> None:
-    assert access_for(bound, [])(host) is allowed
+    assert (access_for(bound, [])("GET", {"host": host}) is None) is allowed

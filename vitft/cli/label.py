@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.cli.serve import browser_address, check_port, run_server
+from vitft.cli.serve import check_port, run_server
 from vitft.config.sections import TrainSpec
 from vitft.data.mistaken import check_is_folder
 from vitft.data.table import leads_outside, path_in
@@ -80,7 +80,7 @@ def _label_command(args: argparse.Namespace) -> int:
     with heavy_imports():
         from vitft.serve.label.app import make_label_app
         from vitft.serve.label.session import Session
-        from vitft.serve.server import listen, make_server
+        from vitft.serve.server import listen
 
     train = TrainSpec(**{k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None})
     with AnswerFile(table) as file, listen(args.host, args.port) as bound, Stopper() as stopper:
@@ -89,16 +89,14 @@ def _label_command(args: argparse.Namespace) -> int:
         for text in session.notes:
             output.note(text)
         key = secrets.token_urlsafe(16)
-        server = make_server(make_label_app(session, access, key=key), ServeLimits())
+        app = make_label_app(session, access, key=key)
         if not is_loopback(args.host):
             output.warn(
                 f"anyone who knows the address below and can reach {args.host} has access to the "
                 "pictures. The connection is not encrypted"
             )
-        address = browser_address(args.host, bound.getsockname()[1])
-        code = run_server(
-            server, bound, f"label the pictures at {address}?key={key} (press Ctrl-C to stop)"
-        )
+        about = f"label the pictures at {{}}?key={key}"
+        code = run_server(app, ServeLimits(), bound, args.host, about=about)
         _print_next(session.answers_by_class(), table, root, args)
     return stopper.exit_code or code
 

@@ -19,7 +19,7 @@ from vitft.system.rundir import loading_step
 from vitft.system.signals import Stopper
 
 if TYPE_CHECKING:
-    from vitft.serve.server import Server
+    from starlette.types import ASGIApp
 
 
 def _byte_count(text: str) -> int:
@@ -66,7 +66,7 @@ def _serve_command(args: argparse.Namespace) -> int:
         from vitft.predict.torch_engine import open_engine
     from vitft.serve.app import make_app
     from vitft.serve.batching import BatchQueue, request_log
-    from vitft.serve.server import listen, make_server
+    from vitft.serve.server import listen
 
     if args.access_log:
         request_log.setLevel(logging.DEBUG)
@@ -77,23 +77,31 @@ def _serve_command(args: argparse.Namespace) -> int:
         )
         postprocess.announce()
         app = make_app(BatchQueue(engine, postprocess, limits), access)
-        server = make_server(app, limits)
         if not is_loopback(args.host):
             output.warn(
                 f"any machine that can reach {args.host} can use this server: "
                 "it has neither authentication nor encryption"
             )
-        address = browser_address(args.host, bound.getsockname()[1])
-        code = run_server(server, bound, f"serving at {address} (press Ctrl-C to stop)")
+        code = run_server(app, limits, bound, args.host, about="serving at {}")
     return stopper.exit_code or code
 
 
-def run_server(server: "Server", bound: socket.socket, message: str) -> int:
-    """Print `message`, serve on a bound socket until a signal arrives, and return its exit code."""
+def run_server(
+    app: "ASGIApp", limits: ServeLimits, bound: socket.socket, host: str, *, about: str
+) -> int:
+    """Print `about` with the address, serve until a signal arrives, and return its exit code.
+
+    The socket is bound to `host`. In `about`, `{}` stands for the address on this machine.
+    """
+    from vitft.serve.server import make_server
+
+    server, port = make_server(app, limits), bound.getsockname()[1]
     gc.collect()
     gc.freeze()  # pauses for garbage collection would delay requests
     sys.setswitchinterval(0.0005)  # with 5 ms, a response could wait as long for each decoder
-    output.result(message)
+    name = "127.0.0.1" if host in ALL_INTERFACES else host.strip("[]")
+    address = f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
+    output.result(f"{about.format(address)} (press Ctrl-C to stop)")
     with contextlib.suppress(Stopped):  # not raised if it is ignored, as in shell jobs with &
         server.run(sockets=[bound])
     if server.exit_code:
@@ -107,9 +115,3 @@ def check_port(port: int) -> None:
         raise UsageError(
             f"invalid --port {port}", fix="use a number from 1 to 65535, or 0 for any free port"
         )
-
-
-def browser_address(host: str, port: int) -> str:
-    """Return the address to open in a browser on this machine."""
-    name = "127.0.0.1" if host in ALL_INTERFACES else host.strip("[]")
-    return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"

@@ -1,4 +1,4 @@
-"""Model card of an exported folder, a README.md, and facts about a run for it and for pages.
+"""Model card of an exported folder, a README.md.
 
 Names of classes, folders and weights can contain any character. They are quoted in YAML; in
 Markdown, all characters that might have a special meaning are replaced by character references.
@@ -7,10 +7,8 @@ Markdown, all characters that might have a special meaning are replaced by chara
 import io
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from vitft.config.run import checked_run_config
 from vitft.data.fixes import is_leak, settled_paths
-from vitft.data.split import run_manifest
-from vitft.export.formats.base import ExportComparison, unsupported_part
+from vitft.export.formats.base import ExportComparison
+from vitft.export.formats.timm import unsupported_part
 from vitft.export.plan import CLOSED_FORMATS, ExportPlan
-from vitft.export.trained import TrainedRun, unchanged_images
+from vitft.export.trained import TrainedRun
 from vitft.features.ood import REFERENCE_FILE
 from vitft.messages.results import (
     TOP5,
@@ -35,100 +33,11 @@ from vitft.messages.results import (
 )
 from vitft.metrics.intervals import Interval
 from vitft.metrics.results import AuditResults, RunResults, class_pair_counts
-from vitft.models.card import Card, Provenance
-from vitft.models.pretrained.catalog import (
-    RANDOM,
-    CatalogEntry,
-    catalog_entries,
-    entries_by_name,
-    obligation,
-)
+from vitft.models.card import Card
 from vitft.report.html import filled
 from vitft.system.files import write_atomically
 from vitft.system.rundir import read_run_json
-from vitft.system.text import is_measurable, not_calibrated, percent, shell_quote
-
-# facts about a run, for the model card and for the page of `export --html` -----------------------
-
-
-def _count_images(run: Path) -> dict[str, Counter[str]]:
-    """Count the images of each class in each split, and all images of a split under ""."""
-    found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
-    if manifest := run_manifest(run):
-        for row in manifest.rows:
-            found[row.split].update(manifest.names(row))
-            found[row.split][""] += 1  # no class has an empty name
-    return found
-
-
-def run_sentences(
-    trained: TrainedRun, licence: str, literal: Callable[[str], str]
-) -> dict[str, str]:
-    """Return sentences about the `model`, `view` (preprocessing), `data` and `licence`.
-
-    `literal` converts a name to text that is displayed literally.
-    """
-    card, found = trained.card, trained.measured
-    origin = Path(card.weights.get("name", "")).name
-    if origin == "model":  # the file name model.safetensors conveys no information
-        origin = card.weights.get("from", "")
-    test = found.get("test") if found else None
-    known = pretrained_licence(card.weights)
-    values = {
-        "literal": literal,
-        "shape": card.architecture,
-        "origin": origin,
-        "version": version("vitft"),
-        "transform": card.transform,
-        "data": literal(trained.results.data or "images"),
-        "sizes": {part: counts[""] for part, counts in _count_images(trained.run).items()},
-        "left_out": test["left_out"] if test else 0,
-        "chosen": licence,
-        "known": known,
-        "obligation": obligation(known) if known else "",
-        "from_scratch": is_from_scratch(card.weights),
-    }
-    topics = ("model", "view", "data", "licence")
-    return {about: filled("facts.j2", about=about, **values).rstrip() for about in topics}
-
-
-def class_figures(trained: TrainedRun) -> list[tuple[str, ...]]:
-    """Return a row per class: name, training images, validation images, recall and precision."""
-    images = _count_images(trained.run)
-    figures: Mapping[str, Any] = trained.measured["per_class"] if trained.measured else {}
-    return [
-        (
-            name,
-            str(images["train"][name] or "–"),
-            str(images["val"][name] or "–"),
-            percent(figures.get(name, {}).get("recall")),
-            percent(figures.get(name, {}).get("precision")),
-        )
-        for name in trained.card.classes
-    ]
-
-
-def _catalog_origin(weights: Provenance) -> CatalogEntry | None:
-    """Return the catalogue entry of the pretrained weights, found by name or digest, or None."""
-    rows = entries_by_name()
-    for name in (weights.get("name", ""), weights.get("from", "")):
-        if name in rows:
-            return rows[name]
-    digest = weights.get("sha256", "")
-    return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)
-
-
-def is_from_scratch(weights: Provenance) -> bool:
-    """Return whether a model was trained without pretrained weights."""
-    name = weights.get("name", "")
-    return name == "none" or name.startswith(RANDOM)
-
-
-def pretrained_licence(weights: Provenance) -> str:
-    """Return the licence of the pretrained weights, or an empty string if it is not known."""
-    entry = _catalog_origin(weights)
-    return weights.get("licence", "") or (entry.licence if entry else "")
-
+from vitft.system.text import is_measurable, not_calibrated, shell_quote
 
 # model card --------------------------------------------------------------------------------------
 
@@ -225,7 +134,7 @@ def _write_examples(trained: TrainedRun, path: Path) -> list[str]:
         return []
     found: dict[int, Image.Image] = {}
     classes, side = trained.card.classes, (EXAMPLE_SIDE, EXAMPLE_SIDE)
-    for sample in unchanged_images(trained, 20 * len(classes)):
+    for sample in trained.unchanged_images(20 * len(classes)):
         if (label := int(sample.label)) not in found:
             found[label] = ImageOps.fit(sample.image, side, Image.Resampling.LANCZOS)
         if len(found) == min(MOST_EXAMPLES, len(classes)):
@@ -306,7 +215,7 @@ def write_readme(
         several=several,
         kind=kind,
         kinds=kinds,
-        **run_sentences(trained, plan.licence, markdown_text),
+        **trained.sentences(plan.licence, markdown_text),
         at_chance=markdown_text(chance_clause(results)),
         row=row,
         plan=plan,
@@ -320,7 +229,7 @@ def write_readme(
         accuracy=accuracy_text(results),
         table=[
             (markdown_text(name), cells[: 4 if found and by_class else 2])
-            for name, *cells in class_figures(trained)[:_MAX_CLASSES_LISTED]
+            for name, *cells in trained.class_figures()[:_MAX_CLASSES_LISTED]
         ],
         hidden=len(classes) - _MAX_CLASSES_LISTED,
         confusion_file=CONFUSION_FILE if confusion is not None else "",
@@ -342,10 +251,10 @@ def _header_of(
     library = _LIBRARIES.get(form, "vitft")
     if form == "safetensors" and not unsupported_part("timm", card.architecture):
         library = "timm"
-    licence = plan.licence or pretrained_licence(card.weights)
+    licence = plan.licence or trained.pretrained_licence
     is_known = licence.lower() in _LICENCES
     # Hub repository of the pretrained weights, if it is known.
-    source, entry = card.weights.get("source"), _catalog_origin(card.weights)
+    source, entry = card.weights.get("source"), trained.pretrained_entry
     base = entry.repo if entry else ""
     if card.weights.get("revision") and source:
         base = "/".join(source.split("/")[:2])

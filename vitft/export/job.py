@@ -1,23 +1,19 @@
 """Export of a run: write each format, reopen it, compare it with the run, and keep or remove it."""
 
-import contextlib
-import logging
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from vitft.export.card import is_from_scratch, pretrained_licence, write_readme
+from vitft.export.card import write_readme
 from vitft.export.formats.base import (
     ExportComparison,
     ExportFormat,
     OpenedModel,
-    check_comparison,
     compare_exports,
     open_module,
-    unsupported_part,
+    timed_step,
 )
 from vitft.export.formats.html import HtmlFormat
 from vitft.export.formats.onnx import (
@@ -25,14 +21,17 @@ from vitft.export.formats.onnx import (
     Int8Format,
     OnnxFormat,
     TorchExportFormat,
-    open_onnx,
-    view_difference,
+    TransformersJsFormat,
 )
 from vitft.export.formats.preprocessing import PreprocessingFormat
-from vitft.export.formats.timm import SafetensorsFormat, TimmFormat
-from vitft.export.formats.transformers import TransformersFormat, TransformersJsFormat
-from vitft.export.plan import ExportPlan, format_options
-from vitft.export.trained import TrainedRun, comparison_images, load_trained, num_comparison_images
+from vitft.export.formats.timm import (
+    SafetensorsFormat,
+    TimmFormat,
+    TransformersFormat,
+    unsupported_part,
+)
+from vitft.export.plan import EXPORT_FORMATS, ExportPlan
+from vitft.export.trained import TrainedRun, load_trained
 from vitft.models.pretrained.fetch import describe_failure, http_error, plain_http, status_of
 from vitft.report.html import filled
 from vitft.system import console
@@ -40,9 +39,20 @@ from vitft.system.errors import RunError, WeightsError
 from vitft.system.files import atomic_folder, writing
 from vitft.system.rundir import resume_command
 from vitft.system.signals import Stopper
-from vitft.system.text import count, percent, shell_quote
+from vitft.system.text import listing, shell_quote
 
-log = logging.getLogger(__name__)
+_FORMATS: Mapping[str, type[ExportFormat]] = {
+    one.name: one
+    for one in (
+        *(SafetensorsFormat, TimmFormat, TransformersFormat, TransformersJsFormat, HtmlFormat),
+        *(OnnxFormat, TorchExportFormat, Int8Format, PreprocessingFormat),
+    )
+}
+
+
+def _format_options(names: Iterable[str]) -> str:
+    """Return the options of formats as text, such as `--onnx, --timm and --html`."""
+    return listing((f"--{name}" for name in names), most=len(EXPORT_FORMATS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,7 @@ class Exported:
     @property
     def compared_with(self) -> tuple[str, ...]:
         """What the `narrow` formats were compared with, as a sentence; empty if none is narrow."""
-        which = f"{format_options(self.narrow)} compared" if len(self.rows) > 1 else "compared"
+        which = f"{_format_options(self.narrow)} compared" if len(self.rows) > 1 else "compared"
         text = f"{which} with a head on the last block, not the run's head"
         return (text,) if self.narrow else ()
 
@@ -81,37 +91,17 @@ class Exported:
         return max(row.changed for row in self.rows)
 
 
-@contextlib.contextmanager
-def _timed_step(label: str) -> Iterator[None]:
-    """Show that a step without a count is running, and log its duration unless it fails."""
-    started = time.monotonic()
-    with console.quiet_step(label, after=0):
-        yield
-    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
-
-
 def export_run(run: str | None, plan: ExportPlan) -> Exported:
     """Export a run in each format of the plan, and keep the formats that agree with the run.
 
     Raises:
         RunError: A format cannot represent the model, or no format agrees with the run.
     """
-    trained, takes_bytes = load_trained(run), plan.with_preprocessing
-    known: dict[str, ExportFormat] = {
-        "safetensors": SafetensorsFormat(),
-        "timm": TimmFormat(),
-        "transformers": TransformersFormat(),
-        "transformers-js": TransformersJsFormat(),
-        "html": HtmlFormat(plan.images, plan.licence),
-        "onnx": OnnxFormat(takes_bytes=takes_bytes, any_size=plan.with_resize),
-        "torch-export": TorchExportFormat(takes_bytes=takes_bytes),
-        "int8": Int8Format(takes_bytes=takes_bytes),
-        "preprocessing": PreprocessingFormat(trained),
-    }
-    formats = {name: known[name] for name in plan.formats}
+    trained = load_trained(run)
+    formats = {name: _FORMATS[name](trained, plan) for name in plan.formats}
     in_timm = not unsupported_part("timm", trained.card.architecture)
     for name, each in formats.items():
-        if reason := each.obstacle(each.source(trained).card):
+        if reason := each.obstacle():
             also = "--timm (which transformers also opens)" if in_timm else "--safetensors"
             raise RunError(
                 f"--{name} cannot represent this model exactly: {reason}",
@@ -121,22 +111,25 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
             )
     with Stopper(), atomic_folder(plan.out) as fresh:
         folders = {name: fresh if len(formats) == 1 else fresh / name for name in formats}
-        opened, sizes = dict[str, OpenedModel](), dict[str, int]()
+        opened = dict[str, dict[str, tuple[OpenedModel, int]]]()
         for name, each in formats.items():
-            with _timed_step(f"writing --{name}"):
-                _write(name, each, trained, folders[name], opened, sizes)
+            with timed_step(f"writing --{name}"):
+                with writing(folders[name]):
+                    folders[name].mkdir(exist_ok=True)
+                each.write(folders[name])
+                opened[name] = each.reopen(folders[name])
         rows: list[ExportComparison] = []
         for source in dict.fromkeys((trained, trained.of_last_block)):
-            names = [n for n, one in formats.items() if one.source(trained) is source]
-            group = {n: one for n, one in opened.items() if n.removesuffix(", int8") in names}
-            if not group:
+            names = [name for name, each in formats.items() if each.trained is source]
+            if not names:
                 continue
-            which = f"{format_options(names)} " if len(names) < len(formats) else ""
+            which = f"{_format_options(names)} " if len(names) < len(formats) else ""
             original = open_module(source.model, source.card, by="vitft")
-            images = comparison_images(source, plan.images)
-            total = num_comparison_images(source, plan.images)
+            exports = dict(pair for name in names for pair in opened[name].items())
+            images = source.comparison_images(plan.images)
+            total = source.num_comparison_images(plan.images)
             with console.Progress(f"comparing {which}with the run", total) as progress:
-                rows += compare_exports(original, group, images, sizes, done=progress.advance)
+                rows += compare_exports(original, exports, images, done=progress.advance)
         refused = _refused(rows, formats, plan)
         for name in refused:
             with writing(fresh):
@@ -149,7 +142,7 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         for name, one in kept.items():
             if one.is_model:
                 second = named.get(f"{name}, int8")
-                write_readme(one.source(trained), folders[name], named[name], plan, second=second)
+                write_readme(one.trained, folders[name], named[name], plan, second=second)
     return Exported(
         folder=plan.out,
         rows=tuple(named.values()),
@@ -157,27 +150,6 @@ def export_run(run: str | None, plan: ExportPlan) -> Exported:
         refused=tuple(refused.values()),
         narrow=narrow,
     )
-
-
-def _write(
-    name: str,
-    each: ExportFormat,
-    trained: TrainedRun,
-    folder: Path,
-    opened: dict[str, OpenedModel],
-    sizes: dict[str, int],
-) -> None:
-    """Write and reopen a format; add its graphs and their sizes in bytes, by name."""
-    with writing(folder):
-        folder.mkdir(exist_ok=True)
-    each.write(each.source(trained), folder)
-    opened[name] = each.open(folder)
-    sizes[name] = sum(path.stat().st_size for path in folder.rglob("*"))
-    if each.graphs:
-        exact, small = (folder / graph for graph in each.graphs)
-        opened[f"{name}, int8"] = open_onnx(small)
-        sizes[f"{name}, int8"] = sizes[name] - exact.stat().st_size
-        sizes[name] -= small.stat().st_size
 
 
 def _refused(
@@ -188,7 +160,7 @@ def _refused(
     for row in rows:
         limit = MAX_ERROR_RESIZED if plan.with_resize else formats[row.form].max_error
         try:
-            check_comparison(row, max_error=limit)
+            row.check(limit)
         except RunError as error:
             refused.setdefault(row.form, error)
     if len(refused) == len(formats):
@@ -204,13 +176,6 @@ def _export_notes(
     narrow: Sequence[str],
 ) -> str:
     """Return notes for the user on the verified `formats` of an export, one per line."""
-    resized, weights = "", trained.card.weights
-    if plan.with_resize:
-        images = comparison_images(trained, plan.images)
-        with _timed_step("comparing the images that the graph resizes"):
-            levels, fraction = view_difference(trained.card.transform, images)
-        levels_text = f"{count(levels, 'grey level')} (out of 255)"
-        resized = f"at most {levels_text}, in {percent(fraction, 2)} of the values"
     has_model = any(one.is_model for one in formats.values())
     return filled(
         "notes.j2",
@@ -218,12 +183,11 @@ def _export_notes(
         status=trained.results.status,
         resume=resume_command(trained.run),
         formats=formats,
-        narrow=format_options(narrow),
+        narrow=_format_options(narrow),
         narrow_reason=trained.last_block_reason,
         obstacle=unsupported_part("timm", trained.of_last_block.card.architecture),
-        resized=resized,
-        is_licensed=not has_model or plan.licence or pretrained_licence(weights),
-        from_scratch=is_from_scratch(weights),
+        is_licensed=not has_model or plan.licence or trained.pretrained_licence,
+        from_scratch=trained.is_from_scratch,
     )
 
 

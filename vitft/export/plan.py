@@ -1,7 +1,7 @@
 """Plan of an export, validated before torch is imported."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from vitft.system.errors import UsageError
 from vitft.system.files import free_name
 from vitft.system.imports import require_extra
 from vitft.system.rundir import plan_run
-from vitft.system.text import listing
 
 EXPORT_FORMATS = {
     "safetensors": "one self-describing file, with a config.json for timm",
@@ -120,11 +119,6 @@ def plan_export(formats: Sequence[str], out: str | None, **options: Any) -> Expo
         if name in _NEEDED_EXTRAS:
             require_extra(_NEEDED_EXTRAS[name], feature=f"export --{name}")
     return plan
-
-
-def format_options(names: Iterable[str]) -> str:
-    """Return the options of formats as text, such as `--onnx, --timm and --html`."""
-    return listing((f"--{name}" for name in names), most=len(EXPORT_FORMATS))
 
 
 def _check_push(plan: ExportPlan) -> None:

@@ -6,16 +6,19 @@ Local paths are removed from the card before it is published.
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitft.data.image_table import Row
+from vitft.data.image_table import Images
 from vitft.data.images import open_image, read_bytes
 from vitft.data.split import run_manifest
 from vitft.messages.results import fewer_blocks
@@ -24,12 +27,32 @@ from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.card import Card
 from vitft.models.checkpoint import build_model
 from vitft.models.find import find_model
+from vitft.models.pretrained.catalog import (
+    RANDOM,
+    CatalogEntry,
+    catalog_entries,
+    entries_by_name,
+    obligation,
+)
 from vitft.models.pretrained.weights import load_classifier
 from vitft.models.timm_model import Model
 from vitft.predict.postprocess import run_results
+from vitft.report.html import filled
 from vitft.system.errors import ImageError, RunError
+from vitft.system.text import percent
 
 _NUM_NOISE_IMAGES = 8  # number of noise images that are compared if there are no validation images
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledImage:
+    """An image for comparing predictions."""
+
+    image: Image.Image
+    label: int | Flags
+    """Class index, or for multi-label data one flag per label (C,); -1 for noise images."""
+    group: str = ""
+    """Name of the group, or the digest of an image without one; empty if no image has a group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +78,11 @@ class TrainedRun:
         """Numbers of the run, measured with the exported head."""
         return self.card.run or Results()
 
+    @cached_property
+    def manifest(self) -> Images | None:
+        """Images of the run with their split; None if the run has none."""
+        return run_manifest(self.run)
+
     @property
     def is_narrow(self) -> bool:
         """Whether the exported head reads fewer blocks than the run's head."""
@@ -67,6 +95,111 @@ class TrainedRun:
         if not self.measured or not head:
             return fewer_blocks(0, None, 0.0)
         return fewer_blocks(head["blocks"], head["last_block_top1"], self.measured["top1"])
+
+    @property
+    def pretrained_entry(self) -> CatalogEntry | None:
+        """Catalogue entry of the pretrained weights, found by name or digest."""
+        rows, weights = entries_by_name(), self.card.weights
+        for name in (weights.get("name", ""), weights.get("from", "")):
+            if name in rows:
+                return rows[name]
+        digest = weights.get("sha256", "")
+        return next((e for e in catalog_entries() if digest and e.sha256 == digest), None)
+
+    @property
+    def pretrained_licence(self) -> str:
+        """Licence of the pretrained weights; empty if it is not known."""
+        entry = self.pretrained_entry
+        return self.card.weights.get("licence", "") or (entry.licence if entry else "")
+
+    @property
+    def is_from_scratch(self) -> bool:
+        """Whether the model was trained without pretrained weights."""
+        name = self.card.weights.get("name", "")
+        return name == "none" or name.startswith(RANDOM)
+
+    @cached_property
+    def num_images(self) -> Mapping[str, Counter[str]]:
+        """Numbers of images of each class in each split; that of all images is under ""."""
+        found = {"train": Counter[str](), "val": Counter[str](), "test": Counter[str]()}
+        if self.manifest is not None:
+            for row in self.manifest.rows:
+                found[row.split].update(self.manifest.names(row))
+                found[row.split][""] += 1  # no class has an empty name
+        return found
+
+    def sentences(self, licence: str, literal: Callable[[str], str]) -> dict[str, str]:
+        """Return sentences about the `model`, `view` (preprocessing), `data` and `licence`.
+
+        `literal` converts a name to text that is displayed literally.
+        """
+        origin, test = Path(self.card.weights.get("name", "")).name, None
+        if origin == "model":  # the file name model.safetensors conveys no information
+            origin = self.card.weights.get("from", "")
+        if self.measured:
+            test = self.measured.get("test")
+        values = {
+            "literal": literal,
+            "shape": self.card.architecture,
+            "origin": origin,
+            "version": version("vitft"),
+            "transform": self.card.transform,
+            "data": literal(self.results.data or "images"),
+            "sizes": {part: counts[""] for part, counts in self.num_images.items()},
+            "left_out": test["left_out"] if test else 0,
+            "chosen": licence,
+            "known": self.pretrained_licence,
+            "obligation": obligation(self.pretrained_licence) if self.pretrained_licence else "",
+            "from_scratch": self.is_from_scratch,
+        }
+        topics = ("model", "view", "data", "licence")
+        return {about: filled("facts.j2", about=about, **values).rstrip() for about in topics}
+
+    def class_figures(self) -> list[tuple[str, ...]]:
+        """Return a row per class: name, training images, validation images, recall, precision."""
+        figures: Mapping[str, Any] = self.measured["per_class"] if self.measured else {}
+        return [
+            (
+                name,
+                *(str(self.num_images[part][name] or "–") for part in ("train", "val")),
+                *(percent(figures.get(name, {}).get(key)) for key in ("recall", "precision")),
+            )
+            for name in self.card.classes
+        ]
+
+    def comparison_images(self, count: int) -> Iterator[LabelledImage]:
+        """Yield at most `count` unchanged validation images, or noise if there are none."""
+        is_empty = True
+        for sample in self.unchanged_images(count):
+            is_empty = False
+            yield sample
+        random = np.random.default_rng(0)
+        height, width = self.card.transform.image_size
+        # Noise images have different heights and are at least as large as the input.
+        for i in range(_NUM_NOISE_IMAGES if is_empty else 0):
+            pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
+            yield LabelledImage(Image.fromarray(pixels), -1)
+
+    def num_comparison_images(self, count: int) -> int:
+        """Return how many images `comparison_images` yields unless files have changed."""
+        manifest = self.manifest
+        return _NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
+
+    def unchanged_images(self, count: int) -> Iterator[LabelledImage]:
+        """Sample `count` evenly spaced validation images, and yield those that are unchanged."""
+        manifest, grey_range = self.manifest, self.card.transform.grey_range
+        if manifest is None:
+            return
+        total = len(manifest.val)
+        number = min(count, total)
+        rows = [manifest.val[i * total // number] for i in range(number)]  # covers many classes
+        has_groups = any(row.group for row in rows)
+        for row, target in zip(rows, manifest.targets(rows), strict=True):
+            path = manifest.locate(row)
+            with contextlib.suppress(ImageError):
+                if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
+                    image = open_image(path, grey_range=grey_range)
+                    yield LabelledImage(image, target, (row.group or row.sha256) * has_groups)
 
     @cached_property
     def of_last_block(self) -> "TrainedRun":
@@ -135,54 +268,3 @@ def _last_block_accuracy(card: Card, found: RunResults | None) -> float | None:
     if not choice or card.architecture.read_blocks > 1:
         return None
     return choice["last_block_top1"]
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledImage:
-    """An image for comparing predictions."""
-
-    image: Image.Image
-    label: "int | Flags"
-    """Class index, or for multi-label data one flag per label (C,); -1 for noise images."""
-    group: str = ""
-    """Name of the group, or the digest of an image without one; empty if no image has a group."""
-
-
-def comparison_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Yield at most `count` unchanged validation images of a run, or noise if there are none."""
-    is_empty = True
-    for sample in unchanged_images(trained, count):
-        is_empty = False
-        yield sample
-    random = np.random.default_rng(0)
-    height, width = trained.card.transform.image_size
-    # Noise images have different heights and are at least as large as the input.
-    for i in range(_NUM_NOISE_IMAGES if is_empty else 0):
-        pixels = random.integers(0, 256, (height + 3 * i, width + 20, 3), dtype=np.uint8)
-        yield LabelledImage(Image.fromarray(pixels), -1)
-
-
-def num_comparison_images(trained: TrainedRun, count: int) -> int:
-    """Return the number of images that `comparison_images` yields unless files have changed."""
-    manifest = run_manifest(trained.run)
-    return _NUM_NOISE_IMAGES if manifest is None else min(count, len(manifest.val))
-
-
-def unchanged_images(trained: TrainedRun, count: int) -> Iterator[LabelledImage]:
-    """Sample `count` evenly spaced validation images, and yield those unchanged since the run."""
-    manifest, grey_range = run_manifest(trained.run), trained.card.transform.grey_range
-    if manifest is None:
-        return
-    rows = evenly_spaced(manifest.val, count)
-    has_groups = any(row.group for row in rows)
-    for row, target in zip(rows, manifest.targets(rows), strict=True):
-        path = manifest.locate(row)
-        with contextlib.suppress(ImageError):
-            if hashlib.sha256(read_bytes(path)).hexdigest() == row.sha256:
-                image = open_image(path, grey_range=grey_range)
-                yield LabelledImage(image, target, (row.group or row.sha256) * has_groups)
-
-
-def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
-    """Return at most `count` rows, evenly spaced so that they cover many classes."""
-    return [*rows] if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]

@@ -8,8 +8,8 @@ from .batching import request_log as request_log
 from .label.answers import AnswerFile as AnswerFile
 from .label.app import make_label_app as make_label_app
 from .label.chooser import first_pictures as first_pictures
-from .label.chooser import guess_head as guess_head
 from .label.chooser import random_order as random_order
+from .label.chooser import self_trained_head as self_trained_head
 from .label.chooser import unsure_pictures as unsure_pictures
 from .label.pool import PicturePool as PicturePool
 from .label.pool import find_pictures as find_pictures

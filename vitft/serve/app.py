@@ -10,8 +10,10 @@ import math
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitft.messages.results import chance_clause, distinguishes, estimate_text
 from vitft.metrics.results import Results
 from vitft.report.html import digest_source, page_parts
-from vitft.serve.batching import CONTENT_TYPE, RETRY_SOON, BatchQueue, ServerMetrics
+from vitft.serve.batching import RETRY_SOON, BatchQueue, request_log
 from vitft.serve.limits import (
     ANSWER_SECONDS,
     MAX_BODIES,
     MIN_BYTES_PER_SECOND,
     Access,
-    host_name,
-    is_own_page,
 )
 from vitft.system.errors import ImageError
 from vitft.system.files import resource
@@ -45,7 +45,6 @@ from vitft.system.text import count
 
 # what the pages of `vitft serve` and `vitft label` have in common ---------------------------------
 
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SECURITY_HEADERS = {  # of every response that does not set them itself
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
@@ -53,7 +52,6 @@ _SECURITY_HEADERS = {  # of every response that does not set them itself
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
-_Observer = Callable[[Scope, int, float], None]
 
 
 class JsonResponse(Response):
@@ -68,15 +66,16 @@ class JsonResponse(Response):
 
 
 def page_route(
-    html: str, *, css: str, script: str, images: str, values: Mapping[str, str] | None = None
+    folder: Path, *, images: str, cards: bool = True, values: Mapping[str, object] | None = None
 ) -> Route:
-    """Return the route of a page that may use only this style sheet, this script and its server.
+    """Return the route of page.html in a folder, which may use only its own files and its server.
 
-    `images` are the sources of images that it allows. `values` is HTML for further placeholders in
-    the HTML, such as `{css}`, by name. Class and file names are inserted by the script, as text.
+    `images` are the sources of images that it allows. `values` is HTML for further placeholders,
+    such as `{name}`. Class and file names are inserted by the script, as text.
     """
+    html, css, script = page_parts(folder, cards=cards)
     for name, value in {"css": css, "script": script, **(values or {})}.items():
-        html = html.replace(f"{{{name}}}", value)
+        html = html.replace(f"{{{name}}}", str(value))
     policy = (
         f"default-src 'none'; style-src {digest_source(css)}; script-src {digest_source(script)}; "
         f"img-src {images}; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -89,30 +88,74 @@ def page_route(
     return Route("/", show_page)
 
 
-def make_routes_app(
+def make_site(
     routes: Sequence[Route],
     running: Callable[[Any], AbstractAsyncContextManager[None]],
+    access: Access,
+    *,
     errors: Mapping[Any, Callable[[Request, Exception], Any]] | None = None,
-) -> Starlette:
-    """Return an application with these routes whose errors are `{"error": ...}`.
+    key: str = "",
+    observe: Callable[[Scope, int, float], None] | None = None,
+) -> ASGIApp:
+    """Return an application that runs inside the context `running`; errors are `{"error": ...}`.
 
-    It runs inside the context `running`. `errors` are handlers of further exceptions.
+    Every request must pass `access` and contain the `key`, if there is one. `errors` are handlers
+    of exceptions other than HTTPException. `observe` is called with each request, its status and
+    the time in seconds that it took.
     """
-
-    async def http_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        problem = error.detail
-        if problem == http.HTTPStatus(error.status_code).phrase:
-            problem = problem.lower()
-        return JsonResponse({"error": problem}, error.status_code, error.headers)
-
-    async def internal_error(_: Request, __: Exception) -> Response:
-        return JsonResponse({"error": "internal server error: see the server log"}, 500)
-
-    handlers = {HTTPException: http_error, Exception: internal_error, **(errors or {})}
+    handlers = {HTTPException: _http_error, Exception: _internal_error, **(errors or {})}
     app = Starlette(routes=routes, lifespan=running, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return app
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await (_refusal(scope, access, key) or app)(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server is stopping, and this request took too long
+            if not status:
+                stopping = JsonResponse({"error": "the server is shutting down"}, 503)
+                await stopping(scope, receive, send_with_headers)
+        finally:
+            if observe:
+                observe(scope, status or 500, time.perf_counter() - began)
+
+    return checked
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    problem = error.detail
+    if problem == http.HTTPStatus(error.status_code).phrase:
+        problem = problem.lower()
+    return JsonResponse({"error": problem}, error.status_code, error.headers)
+
+
+async def _internal_error(_: Request, __: Exception) -> Response:
+    return JsonResponse({"error": "internal server error: see the server log"}, 500)
+
+
+def _refusal(scope: Scope, access: Access, key: str) -> JsonResponse | None:
+    """Return the error response for a refused request, or None if the request is allowed."""
+    if found := access(scope["method"], Headers(scope=scope)):
+        return JsonResponse({"error": found[1]}, found[0])
+    sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
+    if key and not secrets.compare_digest(sent.encode(), key.encode()):
+        fix = "open the address that was printed at startup"
+        return JsonResponse({"error": f"wrong or missing key: {fix}"}, 403)
+    return None
 
 
 def integer(
@@ -126,61 +169,6 @@ def integer(
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
     problem = f"invalid {name} {str(text)[:50]!a}: use an integer {bounds}"
     raise HTTPException(422, problem)
-
-
-class SecurityMiddleware:
-    """ASGI middleware for access checks (including the key), security headers and shutdown.
-
-    `observe` is called with each request, its status and the time in seconds that it took.
-    """
-
-    def __init__(
-        self, app: ASGIApp, access: Access, *, key: str = "", observe: _Observer | None = None
-    ) -> None:
-        self.app, self.access, self.key, self.observe = app, access, key, observe
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 0
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in _SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        handler = self.refusal(scope) or self.app
-        try:
-            await handler(scope, receive, send_with_headers)
-        except asyncio.CancelledError:  # the server is stopping, and this request took too long
-            if not status:
-                stopping = JsonResponse({"error": "the server is shutting down"}, 503)
-                await stopping(scope, receive, send_with_headers)
-        finally:
-            if self.observe:
-                self.observe(scope, status or 500, time.perf_counter() - began)
-
-    def refusal(self, scope: Scope) -> JsonResponse | None:
-        """Return the error response for a refused request, or None if the request is allowed."""
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        if not self.access(host):
-            fix = f"start the server with --allow-host {host_name(host) or 'NAME'}"
-            return JsonResponse({"error": f"host name not allowed: {fix}"}, 421)
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if scope["method"] not in _SAFE_METHODS and not is_own_page(host, origin=origin, site=site):
-            fix = "serve page and model under one host name, e.g. with a proxy that keeps Host"
-            return JsonResponse({"error": f"cross-origin requests are not allowed: {fix}"}, 403)
-        sent = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
-        if self.key and not secrets.compare_digest(sent.encode(), self.key.encode()):
-            fix = "open the address that was printed at startup"
-            return JsonResponse({"error": f"wrong or missing key: {fix}"}, 403)
-        return None
 
 
 # request bodies, with limits on size, time and memory, and forms (multipart/form-data, RFC 7578) --
@@ -387,12 +375,16 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
         return JsonResponse(description)
 
     async def show_metrics(_: Request) -> Response:
-        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics.text(), headers={"content-type": _CONTENT_TYPE})
 
-    folder = Path(__file__).parent / "page"
-    shown = {"max_bytes": str(queue.limits.max_bytes), "explains": str(queue.can_explain).lower()}
-    html, css, script = page_parts(folder)
-    page = page_route(html, css=css, script=script, values=shown, images="blob: data:")
+    page = page_route(
+        Path(__file__).parent / "page",
+        images="blob: data:",
+        values={
+            "max_bytes": queue.limits.max_bytes,
+            "explains": str(queue.can_explain).lower(),
+        },
+    )
     routes = [
         page,
         Route("/openapi.json", openapi),
@@ -402,8 +394,8 @@ def make_app(queue: BatchQueue, access: Access) -> ASGIApp:
         Route("/predict", handlers.predict, methods=["POST"]),
         Route("/explain", handlers.explain, methods=["POST"]),
     ]
-    metrics = ServerMetrics(queue, {route.path for route in routes})
-    return SecurityMiddleware(make_routes_app(routes, running), access, observe=metrics.add)
+    metrics = _ServerMetrics(queue, {route.path for route in routes})
+    return make_site(routes, running, access, observe=metrics.add)
 
 
 _TOP_K = (1, 10_000)
@@ -465,3 +457,69 @@ def _openapi(*, explains: bool) -> dict[str, Any]:
         paths["/explain"] = posted(_Handlers.explain, png, about)
     info = {"title": "vitft", "description": "Image classification.", "version": version("vitft")}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+# metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log ---
+
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
+
+
+class _ServerMetrics:
+    """Counts and durations of all requests, including rejected ones, by their path.
+
+    All paths without a route have the label `other`, so that requests cannot create new labels.
+    """
+
+    def __init__(self, queue: BatchQueue, paths: Collection[str]) -> None:
+        self.queue, self.paths, self.started = queue, paths, time.time()
+        self.requests = Counter[tuple[str, int]]()  # by path and status
+        self.buckets = Counter[tuple[str, float]]()  # by path and upper bound of the seconds
+        self.seconds = defaultdict[str, float](float)  # in total, by path
+
+    def add(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and log a request."""
+        name = scope["path"] if scope["path"] in self.paths else "other"
+        self.requests[name, status] += 1
+        self.seconds[name] += seconds
+        self.buckets.update((name, bound) for bound in _LATENCY_BOUNDS if seconds <= bound)
+        if request_log.isEnabledFor(logging.DEBUG):
+            # Uvicorn's own access log has neither the time nor the duration.
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            what = f"{(scope.get('client') or '-')[0]} {scope['method']} {scope['path']}"
+            request_log.debug(f"{now} {what} {status} {1000 * seconds:.1f} ms")
+
+    def text(self) -> str:
+        """Return all metrics in the text format of Prometheus."""
+        queue = self.queue
+        run = queue.pipeline.postprocess.run_name.encode("utf-8", "replace").decode()
+        run = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        requests = [
+            (f'{{path="{path}",status="{status}"}}', number)
+            for (path, status), number in sorted(self.requests.items())
+        ]
+        times: list[tuple[str, float | str]] = []
+        for path, seconds in sorted(self.seconds.items()):
+            total = sum(n for (name, _), n in self.requests.items() if name == path)
+            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
+            for edge, number in (*counts, ("+Inf", total)):
+                times.append((f'_bucket{{path="{path}",le="{edge}"}}', number))
+            times.append((f'_sum{{path="{path}"}}', f"{seconds:.6f}"))
+            times.append((f'_count{{path="{path}"}}', total))
+        of_model = f'{{version="{version("vitft")}",run="{run}"}}'
+        started, limit = [("", self.started)], [("", queue.limits.queue)]
+        families: tuple[tuple[str, str, Sequence[tuple[str, object]], str], ...] = (
+            ("info", "gauge", [(of_model, 1)], "Version and run of the model (always 1)."),
+            ("start_time_seconds", "gauge", started, "Time when the model was ready."),
+            ("queue_images", "gauge", [("", queue.admitted)], "Images that wait or are computed."),
+            ("queue_limit", "gauge", limit, "Maximum of vitft_queue_images."),
+            ("batches_total", "counter", [("", queue.num_batches)], "Batches that were predicted."),
+            ("images_total", "counter", [("", queue.num_predicted)], "Images in these batches."),
+            ("requests_total", "counter", requests, "Requests by path and status."),
+            ("request_seconds", "histogram", times, "Time from headers to end of response."),
+        )
+        lines = []
+        for name, kind, values, text in families:
+            lines += [f"# HELP vitft_{name} {text}", f"# TYPE vitft_{name} {kind}"]
+            lines += [f"vitft_{name}{label} {value}" for label, value in values]
+        return "".join(f"{line}\n" for line in lines)

@@ -9,20 +9,15 @@ import asyncio
 import io
 import logging
 import os
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
-from importlib.metadata import version
 from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
 
 from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
@@ -35,6 +30,7 @@ from vitft.system.cores import return_memory
 from vitft.system.errors import ImageError, UsageError
 
 log = logging.getLogger(__name__)
+request_log = logging.getLogger("vitft.serve.requests")  # the access log, of level DEBUG
 
 
 RETRY_SOON = {"Retry-After": "1"}
@@ -182,70 +178,3 @@ async def run_in(
 ) -> _Output:
     """Call a function in a thread of a pool, which stays occupied even if the call is cancelled."""
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-
-
-# metrics of the server in the text format of Prometheus, for `GET /metrics`, and the access log ---
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
-request_log = logging.getLogger("vitft.serve.requests")  # the access log, of level DEBUG
-
-
-class ServerMetrics:
-    """Counts and durations of all requests, including rejected ones, by their path.
-
-    All paths without a route have the label `other`, so that requests cannot create new labels.
-    """
-
-    def __init__(self, queue: BatchQueue, paths: Collection[str]) -> None:
-        self.queue, self.paths, self.started = queue, paths, time.time()
-        self.requests = Counter[tuple[str, int]]()  # by path and status
-        self.buckets = Counter[tuple[str, float]]()  # by path and upper bound of the seconds
-        self.seconds = defaultdict[str, float](float)  # in total, by path
-
-    def add(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count and log a request."""
-        name = scope["path"] if scope["path"] in self.paths else "other"
-        self.requests[name, status] += 1
-        self.seconds[name] += seconds
-        self.buckets.update((name, bound) for bound in _LATENCY_BOUNDS if seconds <= bound)
-        if request_log.isEnabledFor(logging.DEBUG):
-            # Uvicorn's own access log has neither the time nor the duration.
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            what = f"{(scope.get('client') or '-')[0]} {scope['method']} {scope['path']}"
-            request_log.debug(f"{now} {what} {status} {1000 * seconds:.1f} ms")
-
-    def text(self) -> str:
-        """Return all metrics in the text format of Prometheus."""
-        queue = self.queue
-        run = queue.pipeline.postprocess.run_name.encode("utf-8", "replace").decode()
-        run = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        requests = [
-            (f'{{path="{path}",status="{status}"}}', number)
-            for (path, status), number in sorted(self.requests.items())
-        ]
-        times: list[tuple[str, float | str]] = []
-        for path, seconds in sorted(self.seconds.items()):
-            total = sum(n for (name, _), n in self.requests.items() if name == path)
-            counts = [(str(bound), self.buckets[path, bound]) for bound in _LATENCY_BOUNDS]
-            for edge, number in (*counts, ("+Inf", total)):
-                times.append((f'_bucket{{path="{path}",le="{edge}"}}', number))
-            times.append((f'_sum{{path="{path}"}}', f"{seconds:.6f}"))
-            times.append((f'_count{{path="{path}"}}', total))
-        of_model = f'{{version="{version("vitft")}",run="{run}"}}'
-        started, limit = [("", self.started)], [("", queue.limits.queue)]
-        families: tuple[tuple[str, str, Sequence[tuple[str, object]], str], ...] = (
-            ("info", "gauge", [(of_model, 1)], "Version and run of the model (always 1)."),
-            ("start_time_seconds", "gauge", started, "Time when the model was ready."),
-            ("queue_images", "gauge", [("", queue.admitted)], "Images that wait or are computed."),
-            ("queue_limit", "gauge", limit, "Maximum of vitft_queue_images."),
-            ("batches_total", "counter", [("", queue.num_batches)], "Batches that were predicted."),
-            ("images_total", "counter", [("", queue.num_predicted)], "Images in these batches."),
-            ("requests_total", "counter", requests, "Requests by path and status."),
-            ("request_seconds", "histogram", times, "Time from headers to end of response."),
-        )
-        lines = []
-        for name, kind, values, text in families:
-            lines += [f"# HELP vitft_{name} {text}", f"# TYPE vitft_{name} {kind}"]
-            lines += [f"vitft_{name}{label} {value}" for label, value in values]
-        return "".join(f"{line}\n" for line in lines)

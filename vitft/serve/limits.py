@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitft.system.errors import UsageError
@@ -57,7 +57,9 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}?)\.?)(?::(\d{
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ALL_INTERFACES = ("", "0.0.0.0", "::")
 _STANDARD_PORTS = {"http": ":80", "https": ":443"}
-Access = Callable[[str], bool]  # whether a Host header is allowed
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+Access = Callable[[str, Mapping[str, str]], tuple[int, str] | None]
+"""Rule that returns the status and problem of a refused request, given its method and headers."""
 
 
 def access_for(host: str, allowed: Sequence[str]) -> Access:
@@ -67,7 +69,7 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
     needs a host name.
     """
     for name in allowed:
-        if host_name(name) != name.strip("[]").lower():
+        if _host_name(name) != name.strip("[]").lower():
             raise UsageError(
                 f"invalid --allow-host {name!r}: not a host name",
                 fix="use a name without a scheme, port or wildcard, e.g. flowers.example",
@@ -76,14 +78,21 @@ def access_for(host: str, allowed: Sequence[str]) -> Access:
     names = {*_LOOPBACK, *(name.strip("[]").lower() for name in (*own, *allowed))}
     any_address = not is_loopback(host)
 
-    def allows(header: str) -> bool:
-        name = host_name(header)
-        return name is not None and (name in names or (any_address and _is_address(name)))
+    def refusal(method: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        asked = headers.get("host", "")
+        name = _host_name(asked)
+        if name is None or not (name in names or (any_address and _is_address(name))):
+            fix = f"start the server with --allow-host {name or 'NAME'}"
+            return 421, f"host name not allowed: {fix}"
+        if method not in _SAFE_METHODS and not _is_own_page(asked, headers):
+            fix = "serve page and model under one host name, e.g. with a proxy that keeps Host"
+            return 403, f"cross-origin requests are not allowed: {fix}"
+        return None
 
-    return allows
+    return refusal
 
 
-def host_name(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
     """Return the name in a Host header in lower case, or None if the header is malformed."""
     found = _HOST.fullmatch(host.lower())
     return (found[1] or found[2]) if found else None
@@ -102,14 +111,13 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-def is_own_page(host: str, *, origin: str | None, site: str | None) -> bool:
-    """Return whether a POST comes from our own page or from a program that is not a browser.
-
-    These are the headers Host, Origin and Sec-Fetch-Site. Browsers send Origin with every POST, and
-    other programs usually do not. Only newer browsers send Sec-Fetch-Site.
-    """
-    if site not in (None, "same-origin", "none"):
+def _is_own_page(host: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a POST comes from our own page or from a program that is not a browser."""
+    # Browsers send Origin with every POST, and other programs usually do not. Only newer browsers
+    # send Sec-Fetch-Site.
+    if headers.get("sec-fetch-site") not in (None, "same-origin", "none"):
         return False
+    origin = headers.get("origin")
     if origin is None:
         return True
     scheme, _, place = origin.lower().partition("://")

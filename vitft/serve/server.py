@@ -81,7 +81,7 @@ class _Protocol(H11Protocol):
         self.transport.close()
 
 
-class Server(uvicorn.Server):
+class _Server(uvicorn.Server):
     """Uvicorn server that stops within `STOP_SECONDS` of the first signal."""
 
     exit_code = 0  # for the signal that stopped the server, if any
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
         self.should_exit = True  # uvicorn's method would raise the signal again while asyncio ends
 
 
-def make_server(app: ASGIApp, limits: ServeLimits) -> Server:
+def make_server(app: ASGIApp, limits: ServeLimits) -> _Server:
     """Return a server that serves an application once `run(sockets=[...])` is called."""
     config = uvicorn.Config(
         app,
@@ -113,4 +113,4 @@ def make_server(app: ASGIApp, limits: ServeLimits) -> Server:
         timeout_keep_alive=limits.head_seconds,  # type: ignore[arg-type]  # not only whole seconds
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    return Server(config)
+    return _Server(config)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitft.serve import first_pictures, guess_head, random_order, unsure_pictures
+from vitft.serve import first_pictures, random_order, self_trained_head, unsure_pictures
 
 
 def groups(sizes: list[int], *, width: int = 16, noise: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_many_answers_for_one_class_do_not_hide_another() -> None:
     z, y = groups([300, 30], noise=0.4)
     answered = torch.tensor([*range(250), 300])  # one answer for the second class
 
-    head = guess_head(z[answered], y[answered], torch.ones(251), classes=2)
+    head = self_trained_head(z[answered], y[answered], torch.ones(251), z[:0], classes=2)
 
     guessed = (z @ head[:, :-1].T + head[:, -1]).argmax(dim=1)
     recall = (guessed == y)[301:].float().mean().item()
@@ -113,7 +113,7 @@ def test_each_round_covers_all_pictures_with_as_few_as_possible() -> None:
 def test_a_single_class_has_the_direction_of_its_pictures() -> None:
     z = F.normalize(torch.tensor([[3.0, 1.0], [1.0, 2.0]]), dim=1)
 
-    head = guess_head(z, torch.tensor([1, 1]), torch.ones(2), classes=3)
+    head = self_trained_head(z, torch.tensor([1, 1]), torch.ones(2), z[:0], classes=3)
 
     direction = 5 * F.normalize(z.sum(dim=0), dim=0)
     torch.testing.assert_close(head[1], torch.cat([direction, torch.zeros(1)]))

@@ -1,4 +1,4 @@
-"""Interface of export formats, what each can represent, and the comparison of an export with a run.
+"""Interface of export formats, and the comparison of an export with a run.
 
 Each model uses its own preprocessing. The original and the exports alternate batch by batch so that
 other load on the machine affects them equally.
@@ -6,30 +6,34 @@ other load on the machine affects them equally.
 Notation: n images, B images of a batch, C classes, S image side.
 """
 
+import contextlib
+import logging
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from PIL import Image
 
 from vitft.data.transforms import EvalTransform
+from vitft.export.plan import ExportPlan
 from vitft.export.trained import LabelledImage, TrainedRun
 from vitft.messages.results import export_accuracy
 from vitft.metrics.calibration import logit_of, sigmoid, softmax
 from vitft.metrics.intervals import Flags, Interval, accuracy_interval
-from vitft.models.card import AnyConfig, Card
-from vitft.models.vit_config import ViTConfig
+from vitft.models.card import Card
 from vitft.predict.postprocess import not_finite
+from vitft.system import console
 from vitft.system.errors import RunError
 from vitft.system.text import scored_images
 
+log = logging.getLogger(__name__)
 NumericArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -57,32 +61,49 @@ class OpenedModel:
 
 
 class ExportFormat(ABC):
-    """A file format for trained models."""
+    """A file format for a trained model, and the files written in it."""
 
-    reads_last_block: bool = False
+    name: ClassVar[str]  # key of `EXPORT_FORMATS`
+    reads_last_block = False
     """Whether this format requires a head that reads only the last block."""
-    is_model: bool = True  # whether the folder contains a model, which is described by a model card
-    max_error: float = 1e-4
+    is_model = True  # whether the folder contains a model, which is described by a model card
+    max_error = 1e-4
     """Maximum difference in a logit, relative to the larger of 1 and the largest logit."""
-    graphs: tuple[str, str] | None = None
-    """Files of the float32 and the 8-bit graph, if the folder contains both."""
-    notes: Sequence[str] = ()  # notes for the user on the files that `write` has written
 
-    def source(self, trained: TrainedRun) -> TrainedRun:
-        """Return the run to export, with a head that reads only the last block if required."""
-        return trained.of_last_block if self.reads_last_block else trained
+    def __init__(self, trained: TrainedRun, plan: ExportPlan) -> None:
+        self.plan = plan
+        self.trained = trained.of_last_block if self.reads_last_block else trained
+        self.card = self.trained.card
 
-    def obstacle(self, card: Card) -> str:  # noqa: ARG002 - for subclasses
-        """Return why this format cannot represent a model exactly, or an empty string if it can."""
+    def obstacle(self) -> str:
+        """Return why this format cannot represent the model exactly; empty if it can."""
         return ""
 
     @abstractmethod
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        """Write a model to an existing, empty folder."""
+    def write(self, folder: Path) -> None:
+        """Write the model to an existing, empty folder."""
 
     @abstractmethod
     def open(self, folder: Path) -> OpenedModel:
         """Use the format's target tool to open a folder written by `write`."""
+
+    def reopen(self, folder: Path) -> dict[str, tuple[OpenedModel, int]]:
+        """Return each model of a folder by name, with the bytes of the files that it needs."""
+        size = sum(path.stat().st_size for path in folder.rglob("*"))
+        return {self.name: (self.open(folder), size)}
+
+    def notes(self) -> Sequence[str]:
+        """Return notes for the user on the files that `write` has written."""
+        return ()
+
+
+@contextlib.contextmanager
+def timed_step(label: str) -> Iterator[None]:
+    """Show that a step without a count is running, and log its duration unless it fails."""
+    started = time.monotonic()
+    with console.quiet_step(label, after=0):
+        yield
+    log.info(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
 def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
@@ -92,7 +113,7 @@ def open_module(model: torch.nn.Module, card: Card, *, by: str) -> OpenedModel:
         classes=card.classes,
         thresholds=card.thresholds,
         prepare=lambda image: normalised_input(card.transform, image),
-        logits=lambda inputs: module_logits(model, inputs),
+        logits=module_logits(model),
     )
 
 
@@ -103,104 +124,15 @@ def normalised_input(transform: EvalTransform, image: Image.Image) -> NumericArr
 
 
 def module_logits(
-    model: Callable[[torch.Tensor], torch.Tensor], inputs: NumericArray
-) -> NumericArray:
-    """Return a module's logits for stacked inputs."""
-    with torch.inference_mode():
-        return np.asarray(model(torch.from_numpy(inputs)).numpy())
+    model: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[NumericArray], NumericArray]:
+    """Return the function that computes a module's logits for stacked inputs."""
 
+    def logits(inputs: NumericArray) -> NumericArray:
+        with torch.inference_mode():
+            return np.asarray(model(torch.from_numpy(inputs)).numpy())
 
-# what the formats of other programs can represent ------------------------------------------------
-
-HYBRIDS: Mapping[tuple[int, ...], str] = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
-}
-"""Name of the timm model with each ResNet stem, keyed by the numbers of bottlenecks per stage."""
-
-
-def is_eva(shape: ViTConfig) -> bool:
-    """Return whether only timm's `Eva` can build this architecture, not its `VisionTransformer`."""
-    pools_prefix = shape.pool == "map" and bool(shape.num_prefix or shape.pool_heads)
-    has_gate = shape.gated_mlp and shape.norm_layer == "layernorm"
-    return shape.rope is not None or not shape.positions or has_gate or pools_prefix
-
-
-_PROGRAMS = {
-    "timm": "the timm format",
-    "transformers": "ViTForImageClassification",
-    "html": "the page",
-}
-_OTHERS, _BOTH = "transformers html", "timm transformers"
-_PARTS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
-    ("a network of timm", lambda s: s.timm, _OTHERS),
-    # The other rows are about Vision Transformers: only timm knows the parts of its networks.
-    ("pre_logits (a Linear + Tanh before the head)", lambda s: s.pre_logits, _BOTH),
-    ("a post-norm encoder", lambda s: s.norm == "post", _BOTH),
-    ("a distillation token", lambda s: s.distilled, _BOTH),
-    ("a convolutional stem", lambda s: s.convs, f"timm {_OTHERS}"),
-    ("a hybrid stem", lambda s: s.stem is not None, _OTHERS),
-    ("attention pooling", lambda s: s.pool == "map", _OTHERS),
-    ("rotary position embeddings", lambda s: s.rope, _OTHERS),
-    ("a SwiGLU MLP", lambda s: s.gated_mlp, _OTHERS),
-    ("RMSNorm", lambda s: s.norm_layer == "rmsnorm", _OTHERS),
-    ("no final LayerNorm", lambda s: not s.final_norm, _OTHERS),
-    ("additional LayerNorms", lambda s: s.attn_norm or s.mlp_norm or s.patch_norm, _OTHERS),
-    ("layers without biases", lambda s: not s.proj_bias, _OTHERS),
-    ("no learned position embeddings", lambda s: not s.positions, _OTHERS),
-    ("mean pooling", lambda s: s.pool == "mean", "transformers"),
-    ("a LayerNorm before the first block", lambda s: s.embed_norm, "transformers"),
-    ("LayerScale", lambda s: s.layer_scale, "transformers"),
-    ("registers", lambda s: s.registers, "transformers"),
-    ("position embeddings for the patches only", lambda s: not s.prefix_positions, "transformers"),
-    ("neither learned nor rotary positions", lambda s: not (s.positions or s.rope), "timm"),
-    ("a LayerNorm eps other than 1e-6 or 1e-5", lambda s: s.norm_eps not in (1e-6, 1e-5), "timm"),
-    ("a non-standard ResNet stem", lambda s: s.stem not in (None, *HYBRIDS), "timm"),
-    (
-        "a hybrid stem with a LayerNorm eps of 1e-5",
-        lambda s: s.stem is not None and s.norm_eps == 1e-5,
-        "timm",
-    ),
-    (
-        "RMSNorm without SwiGLU or with an eps other than 1e-5",
-        lambda s: s.norm_layer == "rmsnorm" and not (s.gated_mlp and s.norm_eps == 1e-5),
-        "timm",
-    ),
-    (
-        "RMSNorm with attention pooling or rotary position embeddings",
-        lambda s: s.norm_layer == "rmsnorm" and (s.pool == "map" or is_eva(s)),
-        "timm",
-    ),
-    (
-        "a norm after the patch projection without RMSNorm or without a bias",
-        lambda s: s.patch_norm and (s.norm_layer != "rmsnorm" or s.embed_norm),
-        "timm",
-    ),
-    (
-        "rotary position embeddings or SwiGLU in layers without biases",
-        lambda s: is_eva(s) and not s.proj_bias,
-        "timm",
-    ),
-    (
-        "rotary position embeddings or SwiGLU without the activation GELU",
-        lambda s: is_eva(s) and s.activation != "gelu" and (not s.gated_mlp or s.pool == "map"),
-        "timm",
-    ),
-)
-"""Parts of a model, whether an architecture has them, and formats that cannot represent them."""
-
-
-def unsupported_part(form: str, shape: AnyConfig) -> str:
-    """Return which part of a model a format cannot represent, as a clause; empty if there is none.
-
-    Formats that `_PARTS` does not name can represent every model.
-    """
-    for part, has_part, formats in _PARTS[:1] if shape.timm else _PARTS:
-        if form in formats.split() and has_part(shape):
-            return f"the model has {part}, which {_PROGRAMS[form]} does not support"
-    return ""
+    return logits
 
 
 # comparison of exports with the original model on the same images --------------------------------
@@ -262,28 +194,112 @@ class ExportComparison:
         """The images as text, e.g. `60 validation images of 12 groups`."""
         return scored_images({"images": self.images, "groups": self.groups}, "validation image")
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        by: str,
+        export: _Log,
+        original: _Log,
+        labels: list[int | Flags],
+        size: int,
+        *,
+        thresholds: tuple[float, ...] = (),
+        units: Sequence[str] = (),
+    ) -> Self:
+        """Return the comparison of one export with the original; `units` are the images' groups."""
+
+        def predicted(logits: NumericArray) -> NumericArray:
+            """The predicted classes (n,) or, given thresholds, the predicted label flags (n, C)."""
+            if not thresholds:
+                return np.asarray(logits.argmax(axis=1))
+            return np.asarray(logits >= logit_of(np.asarray(thresholds)))
+
+        def same(one: NumericArray, other: NumericArray) -> Flags:
+            return np.asarray((one == other).reshape(len(one), -1).all(axis=1))
+
+        before, after = np.concatenate(original[0]), np.concatenate(export[0])  # (n, C)
+        truth = np.array(labels)
+        is_noise = truth.ndim == 1 and bool((truth < 0).any())
+        if thresholds and truth.ndim == 1:  # a multi-label model, but noise images
+            truth = truth[:, None]
+        right = [same(predicted(logits), truth) for logits in (before, after)]
+        groups = np.unique(units, return_inverse=True)[1] if units else None
+        difference = moved = float("inf")
+        if before.shape == after.shape and np.isfinite(after).all():
+            probabilities = sigmoid if thresholds else softmax
+            one, other = (probabilities(logits.astype(np.float64)) for logits in (before, after))
+            difference, moved = (
+                float(np.abs(before - after).max()),
+                float(np.abs(one - other).max()),
+            )
+        return cls(
+            name=name,
+            by=by,
+            images=0 if is_noise else len(truth),
+            difference=difference,
+            moved=moved,
+            largest=float(np.abs(before).max()),
+            changed=len(truth) - int(same(predicted(before), predicted(after)).sum()),
+            correct=(int(right[0].sum()), int(right[1].sum())),
+            interval=accuracy_interval(right[1], groups),
+            groups=0 if groups is None else len({*units}),
+            size=size,
+            speed=1 / statistics.median(export[1]),
+            original_speed=1 / statistics.median(original[1]),
+            several_labels=bool(thresholds),
+        )
+
+    def check(self, max_error: float = ExportFormat.max_error) -> None:
+        """Raise a RunError if the predictions do not agree with the original predictions.
+
+        For int8, the predicted class may change on at most one image, or on the fraction
+        `_MAX_CHANGED` of the images if that is more. For other formats, logits may differ by at
+        most `max_error`, relative to the larger of 1 and the largest logit.
+        """
+        is_off, fix = self.difference > max_error * max(1.0, self.largest), ""
+        if self.is_eight_bits:
+            if not self.images:
+                raise RunError(
+                    f"--{self.name} cannot be checked, because the validation images no longer "
+                    "exist",
+                    fix="restore them at data.path (see the run's config.toml), or remove "
+                    f"--{self.form}",
+                )
+            is_off = self.changed > max(1, _MAX_CHANGED * self.images) or np.isinf(self.difference)
+            fix = f"remove --{self.form}, because 8 bits are too few for this model"
+        if is_off:
+            on = f"of {self.compared_on}" if self.images else "noise images"
+            raise RunError(
+                f"the predictions of the --{self.name} export differ from the run's: logits by up "
+                f"to {self.difference:.2g}, predicted classes on {self.changed} {on}. The export "
+                "was removed",
+                fix=fix or "report this as a bug, and keep the run directory",
+            )
+
 
 def compare_exports(
     original: OpenedModel,
-    exports: Mapping[str, OpenedModel],
+    exports: Mapping[str, tuple[OpenedModel, int]],
     samples: Iterable[LabelledImage],
-    sizes: Mapping[str, int],
     *,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[ExportComparison]:
-    """Return one comparison per export, in order; `done` is called with the images of each batch.
+    """Return one comparison per export, a model and its size in bytes, in order.
+
+    `done` is called with the number of images of each batch.
 
     Raises:
         RunError: Some logits of the original are not finite, or an export and the run have
             different class names.
     """
-    for name, model in exports.items():
+    for name, (model, _) in exports.items():
         if model.classes != original.classes:
             raise RunError(
                 f"the --{name} export and the run have different class names",
                 fix="report this as a bug, and keep the run directory",
             )
-    models = {"": original, **exports}
+    models = {"": original, **{name: model for name, (model, _) in exports.items()}}
     logs = {name: (list[NumericArray](), list[float]()) for name in models}
     labels: list[int | Flags] = []
     units: list[str] = []
@@ -304,93 +320,15 @@ def compare_exports(
     if not all(np.isfinite(logits).all() for logits in logs[""][0]):
         raise not_finite()
     return [
-        comparison_row(
+        ExportComparison.of(
             name,
             model.by,
             logs[name],
             logs[""],
             labels,
-            sizes[name],
+            size,
             thresholds=original.thresholds,
             units=units if any(units) else (),
         )
-        for name, model in exports.items()
+        for name, (model, size) in exports.items()
     ]
-
-
-def comparison_row(
-    name: str,
-    by: str,
-    export: _Log,
-    original: _Log,
-    labels: "list[int | Flags]",
-    size: int,
-    *,
-    thresholds: tuple[float, ...] = (),
-    units: Sequence[str] = (),
-) -> ExportComparison:
-    """Return the comparison of one export with the original; `units` are the images' groups."""
-
-    def predicted(logits: NumericArray) -> NumericArray:
-        """The predicted classes (n,) or, given thresholds, the predicted label flags (n, C)."""
-        if not thresholds:
-            return np.asarray(logits.argmax(axis=1))
-        return np.asarray(logits >= logit_of(np.asarray(thresholds)))
-
-    def same(one: NumericArray, other: NumericArray) -> Flags:
-        return np.asarray((one == other).reshape(len(one), -1).all(axis=1))
-
-    before, after = np.concatenate(original[0]), np.concatenate(export[0])  # (n, C)
-    truth = np.array(labels)
-    is_noise = truth.ndim == 1 and bool((truth < 0).any())
-    if thresholds and truth.ndim == 1:  # a multi-label model, but noise images
-        truth = truth[:, None]
-    right = [same(predicted(logits), truth) for logits in (before, after)]
-    groups = np.unique(units, return_inverse=True)[1] if units else None
-    difference = moved = float("inf")
-    if before.shape == after.shape and np.isfinite(after).all():
-        probabilities = sigmoid if thresholds else softmax
-        one, other = (probabilities(logits.astype(np.float64)) for logits in (before, after))
-        difference, moved = float(np.abs(before - after).max()), float(np.abs(one - other).max())
-    return ExportComparison(
-        name=name,
-        by=by,
-        images=0 if is_noise else len(truth),
-        difference=difference,
-        moved=moved,
-        largest=float(np.abs(before).max()),
-        changed=len(truth) - int(same(predicted(before), predicted(after)).sum()),
-        correct=(int(right[0].sum()), int(right[1].sum())),
-        interval=accuracy_interval(right[1], groups),
-        groups=0 if groups is None else len({*units}),
-        size=size,
-        speed=1 / statistics.median(export[1]),
-        original_speed=1 / statistics.median(original[1]),
-        several_labels=bool(thresholds),
-    )
-
-
-def check_comparison(row: ExportComparison, *, max_error: float = ExportFormat.max_error) -> None:
-    """Raise a RunError if the predictions of an export do not agree with the original predictions.
-
-    For int8, the predicted class may change on at most one image, or on the fraction `_MAX_CHANGED`
-    of the images if that is more. For other formats, logits may differ by at most `max_error`,
-    relative to the larger of 1 and the largest logit.
-    """
-    is_off, fix = row.difference > max_error * max(1.0, row.largest), ""
-    if row.is_eight_bits:
-        if not row.images:
-            raise RunError(
-                f"--{row.name} cannot be checked, because the validation images no longer exist",
-                fix="restore them at data.path (see the run's config.toml), or remove "
-                f"--{row.form}",
-            )
-        is_off = row.changed > max(1, _MAX_CHANGED * row.images) or np.isinf(row.difference)
-        fix = f"remove --{row.form}, because 8 bits are too few for this model"
-    if is_off:
-        raise RunError(
-            f"the predictions of the --{row.name} export differ from the run's: logits by up to "
-            f"{row.difference:.2g}, predicted classes on {row.changed} "
-            f"{f'of {row.compared_on}' if row.images else 'noise images'}. The export was removed",
-            fix=fix or "report this as a bug, and keep the run directory",
-        )

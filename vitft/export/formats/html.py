@@ -22,15 +22,14 @@ from typing import Any, Literal
 import numpy as np
 
 from vitft.data.transforms import EvalTransform
-from vitft.export.card import class_figures, run_sentences
 from vitft.export.formats.base import (
     ExportFormat,
     OpenedModel,
     compare_exports,
-    unsupported_part,
 )
 from vitft.export.formats.onnx import RESIZED
-from vitft.export.trained import TrainedRun, comparison_images
+from vitft.export.formats.timm import unsupported_part
+from vitft.export.trained import TrainedRun
 from vitft.features.ood import Reference, read_reference
 from vitft.messages.results import accuracy_text, chance_clause, few_images_accuracy
 from vitft.models.card import Card
@@ -56,8 +55,34 @@ _PART_BYTES = 3 * 2**20
 """Maximum number of bytes in one element of the page; browsers limit the length of text nodes."""
 
 
-def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
-    """Return the page for a model, given its weights and the facts that it shows as text."""
+def html_page(
+    card: Card,
+    weights: Mapping[str, Float32Array],
+    reference: Reference | None,
+    bits: Literal[8, 16],
+    facts: Mapping[str, Any],
+) -> str:
+    """Return the page for a model with weights of 8 or 16 bits; it shows the facts as text."""
+    described, data = _store_model(weights, reference, bits)
+    model = NumpyModel(card.vit, _read_tensors(described, data))
+    size = sum(tensor.nbytes for tensor in model.weights.values())
+    # The page tests itself on a pattern: one view (1, S, S, channels).
+    shape = 1, *card.transform.image_size, card.transform.channels
+    i = np.arange(math.prod(shape))
+    view = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8).reshape(shape)
+    read = {"num_read": card.vit.num_read, "num_prefix": card.vit.num_prefix}
+    meta = {
+        **facts,
+        "config": asdict(card.vit) | read,
+        "transform": card.transform.to_json(),
+        "classes": card.classes,
+        "thresholds": card.thresholds,
+        "tensors": described,
+        "limit": None if reference is None else reference.limit,
+        "intermediate": 0 if reference is None else reference.intermediate_blocks,
+        "self_test": _scores(model, normalise(view, card.transform))[0].tolist(),
+        "workers": max(1, min(_MAX_WORKERS, _WORKER_BYTES // size)),
+    }
     page, style, script = page_parts(_PAGE_FOLDER)
     parts = {
         "policy": f"default-src 'none'; style-src {digest_source(style)}; "
@@ -67,7 +92,7 @@ def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
         "style": style,
         "script": script,
         "meta": json.dumps(meta, allow_nan=False).replace("<", "\\u003c"),  # cannot end the block
-        "engine": engine(),
+        "engine": "".join((_PAGE_FOLDER / name).read_text("utf-8") for name in _ENGINE),
         "weights": "\n".join(
             '<script class="weights" type="application/octet-stream">'
             f"{base64.b64encode(data[i : i + _PART_BYTES]).decode()}</script>"
@@ -77,33 +102,28 @@ def exported_page(meta: Mapping[str, Any], data: bytes) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], page)
 
 
-def engine() -> str:
-    """Return the script of the worker."""
-    return "".join((_PAGE_FOLDER / name).read_text("utf-8") for name in _ENGINE)
-
-
-def read_page(page: str) -> tuple[dict[str, Any], bytes]:
-    """Return the facts and the weights of a page written by `exported_page`."""
+def read_page(page: str) -> tuple[dict[str, Any], dict[str, Float32Array]]:
+    """Return the facts of a page written by `html_page`, and its tensors by name."""
     meta = re.search(r'<script id="meta" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert meta is not None
     parts = re.findall(
         r'<script class="weights" type="application/octet-stream">(.*?)</script>', page
     )
-    return json.loads(meta[1]), b"".join(base64.b64decode(part) for part in parts)
+    facts = json.loads(meta[1])
+    return facts, _read_tensors(facts["tensors"], b"".join(map(base64.b64decode, parts)))
 
 
 # tensors of `export --html` as bytes, with 8 or 16 bits per weight; read by `page/weights.js` -----
 
-_Bits = Literal[8, 16]
 _BLOCK = 64
 """Number of weights that share a scale. With 8 bits, the probabilities of a ViT-Tiny for 40 flower
 photos change by up to 0.019 with this block size, and by up to 0.033 with one scale per row."""
-_TYPES: Mapping[_Bits, str] = {8: "i8", 16: "f16"}
+_TYPES: Mapping[Literal[8, 16], str] = {8: "i8", 16: "f16"}
 _DTYPES: Mapping[str, str] = {"f32": "<f4", "f16": "<f2", "i8": "i1"}
 
 
-def store_model(
-    weights: Mapping[str, Float32Array], reference: Reference | None, bits: _Bits
+def _store_model(
+    weights: Mapping[str, Float32Array], reference: Reference | None, bits: Literal[8, 16]
 ) -> tuple[list[dict[str, Any]], bytes]:
     """Store matrices in 8 or 16 bits, and vectors and position embeddings in float32.
 
@@ -134,7 +154,7 @@ def store_model(
     return described, b"".join(parts)
 
 
-def read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[str, Float32Array]:
+def _read_tensors(described: Sequence[Mapping[str, Any]], data: bytes) -> dict[str, Float32Array]:
     """Return the tensors by name, as the page reads them."""
     tensors, at = dict[str, Float32Array](), 0
 
@@ -162,10 +182,10 @@ much memory for the text, the decoded weights and the model.
 _MAX_ERROR_ROUNDED = 3e-2
 """Maximum difference in a logit due to rounded weights, relative to the larger of 1 and the largest
 logit; 8 bits are chosen only if the difference is at most half of this."""
-MAX_CHANGE, MIN_TRIED = 0.01, 20
+_MAX_CHANGE, _MIN_TRIED = 0.01, 20
 """Maximum change in a probability due to 8-bit weights, and minimum number of validation images on
 which to measure it; otherwise, 16 bits are used."""
-WORKER_BYTES, MAX_WORKERS = 400_000_000, 4
+_WORKER_BYTES, _MAX_WORKERS = 400_000_000, 4
 """Maximum total memory in bytes and maximum number of workers that run in parallel. Each worker has
 its own copy of the model.
 """
@@ -174,24 +194,22 @@ _SPEED = 1.2e9
 
 
 class HtmlFormat(ExportFormat):
-    """The file index.html; 8-bit weights are tested on `images` validation images."""
+    """The file index.html; 8-bit weights are tested on validation images."""
 
+    name = "html"
     max_error = _MAX_ERROR_ROUNDED
 
-    def __init__(self, images: int, licence: str) -> None:
-        self.images, self.licence = images, licence
-
-    def obstacle(self, card: Card) -> str:
-        interpolation = card.transform.interpolation
-        if part := unsupported_part("html", card.architecture):
+    def obstacle(self) -> str:
+        interpolation = self.card.transform.interpolation
+        if part := unsupported_part("html", self.card.architecture):
             return part
-        if not numpy_supports(card):
+        if not numpy_supports(self.card):
             return "the page can only run models with 1 or 3 channels and at most 4,096 patches"
         is_known = interpolation in RESIZED
         return "" if is_known else f"the page cannot resize with {interpolation} interpolation"
 
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        config = trained.card.vit
+    def write(self, folder: Path) -> None:
+        trained, config = self.trained, self.card.vit
         state = trained.state.items()  # without the tensors that the run's head does not need
         weights = {n: np.asarray(t.numpy()) for n, t in state if not n.startswith("last_head.")}
         parameters = sum(tensor.size for tensor in weights.values())
@@ -199,30 +217,31 @@ class HtmlFormat(ExportFormat):
         _refuse_large(size, "even with 8-bit weights")
         reference = read_reference(trained.run, config.feature_size, config)
         try:
-            bits, reason = _choose_precision(trained, weights, self.images)
-            described, data = store_model(weights, reference, bits)
-            _refuse_large(4 * len(data) / 3, reason)
-            meta = _page_facts(trained, reference, reason, self.licence)
-            meta |= engine_input(trained.card, reference, described, data)
+            bits, reason = _choose_precision(trained, weights, self.plan.images)
+            facts = _page_facts(trained, reference, reason, self.plan.licence)
+            page = html_page(self.card, weights, reference, bits, facts)
         except FloatingPointError as error:
             raise not_finite() from error
-        write_atomically(folder / PAGE_FILE, exported_page(meta, data))
+        _refuse_large(len(page), reason)
+        write_atomically(folder / PAGE_FILE, page)
+        self.reason = reason
+
+    def notes(self) -> Sequence[str]:
+        config = self.card.vit
         tokens, width = config.num_prefix + math.prod(config.grid), config.width
         layers = (4 + 2 * config.mlp_ratio) * width**2 * tokens
         products = config.depth * (layers + 2 * tokens**2 * width)
-        self.notes = [
-            f"--html: {reason}",
+        return [
+            f"--html: {self.reason}",
             f"--html: an image takes {products / 1e9:.1f} billion multiply-adds, about "
             f"{max(0.1, products / _SPEED):.1f} s in a browser on one core of a laptop",
         ]
 
     def open(self, folder: Path) -> OpenedModel:
-        meta, data = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
+        meta, tensors = read_page((folder / PAGE_FILE).read_text(encoding="utf-8"))
         known = {field.name for field in fields(ViTConfig)}
         shape = {name: value for name, value in meta["config"].items() if name in known}
-        model = NumpyModel(
-            structured(shape, ViTConfig, "config"), read_tensors(meta["tensors"], data)
-        )
+        model = NumpyModel(structured(shape, ViTConfig, "config"), tensors)
         transform = EvalTransform.from_json(meta["transform"])
         return _opened(model, transform, tuple(meta["classes"]), tuple(meta["thresholds"]))
 
@@ -263,29 +282,27 @@ def _refuse_large(size: float, how: str) -> None:
 
 def _choose_precision(
     trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
-) -> tuple[_Bits, str]:
+) -> tuple[Literal[8, 16], str]:
     """Choose 8 bits if predictions stay the same and probabilities hardly change, or else 16 bits.
 
     The second result is the measurement that led to the choice.
     """
     card, config = trained.card, trained.card.vit
-    rounded = read_tensors(*store_model(weights, None, 8))
+    rounded = _read_tensors(*_store_model(weights, None, 8))
     exact, small = (
         _opened(NumpyModel(config, tensors), card.transform, card.classes, card.thresholds)
         for tensors in (weights, rounded)
     )
-    (row,) = compare_exports(
-        exact, {"html": small}, comparison_images(trained, images), {"html": 0}
-    )
-    if row.images < MIN_TRIED:
+    (row,) = compare_exports(exact, {"html": (small, 0)}, trained.comparison_images(images))
+    if row.images < _MIN_TRIED:
         few = f"testing 8 bits requires more than {count(row.images, 'validation image')}"
         return 16, f"16-bit weights, because {few}"
     moved, error = row.moved, row.difference / max(1.0, row.largest)
     measured = few_images_accuracy(row.images, [right / row.images for right in row.correct])
     if row.changed:
         why = f"{count(row.changed, 'prediction')} would change"
-    elif moved > MAX_CHANGE:
-        why = f"probabilities would change by up to {moved:.3g}, and the limit is {MAX_CHANGE:g}"
+    elif moved > _MAX_CHANGE:
+        why = f"probabilities would change by up to {moved:.3g}, and the limit is {_MAX_CHANGE:g}"
     elif error > _MAX_ERROR_ROUNDED / 2:
         limit = f"the limit is {percent(_MAX_ERROR_ROUNDED / 2)}"
         why = f"logits would change by up to {percent(error)} of the largest one, and {limit}"
@@ -298,31 +315,6 @@ def _choose_precision(
 # contents of the page ----------------------------------------------------------------------------
 
 
-def engine_input(
-    card: Card, reference: Reference | None, described: Sequence[Mapping[str, Any]], data: bytes
-) -> dict[str, Any]:
-    """Return the inputs to the engine other than the weights, with the logits of its self-test."""
-    config = card.vit
-    model = NumpyModel(config, read_tensors(described, data))
-    size = sum(tensor.nbytes for tensor in model.weights.values())
-    # The page tests itself on a pattern: one view (1, S, S, channels).
-    shape = 1, *card.transform.image_size, card.transform.channels
-    i = np.arange(math.prod(shape))
-    view = ((i * 31 + (i >> 5) * 17) % 256).astype(np.uint8).reshape(shape)
-    logits = _scores(model, normalise(view, card.transform))
-    return {
-        "config": asdict(config) | {"num_read": config.num_read, "num_prefix": config.num_prefix},
-        "transform": card.transform.to_json(),
-        "classes": card.classes,
-        "thresholds": card.thresholds,
-        "tensors": described,
-        "limit": None if reference is None else reference.limit,
-        "intermediate": 0 if reference is None else reference.intermediate_blocks,
-        "self_test": logits[0].tolist(),
-        "workers": max(1, min(MAX_WORKERS, WORKER_BYTES // size)),
-    }
-
-
 def _page_facts(
     trained: TrainedRun, reference: Reference | None, precision: str, licence: str
 ) -> dict[str, Any]:
@@ -333,7 +325,7 @@ def _page_facts(
     if reference:
         unknown = "flagged, and how many images of unknown classes are flagged is not known"
         flagged = f"{reference.power() or unknown}.".capitalize()
-    about = run_sentences(trained, licence, str)
+    about = trained.sentences(licence, str)
     names = ("label", "labels") if card.thresholds else ("class", "classes")
     return {
         "title": f"{results.data or 'images'}: image classifier",
@@ -351,5 +343,5 @@ def _page_facts(
             ("Licence", about["licence"]),
         ],
         "table_title": f"{names[1].capitalize()}, with validation results",
-        "table": class_figures(trained),
+        "table": trained.class_figures(),
     }

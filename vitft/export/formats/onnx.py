@@ -1,4 +1,4 @@
-"""Export formats --onnx, --int8 and --torch-export, which contain the computation graph.
+"""Export formats --onnx, --int8, --transformers-js and --torch-export, with the computation graph.
 
 The graphs accept any batch size. Notation: B images, C colour channels, N tokens, S pixels per side
 of a view, D inputs and F outputs of a linear layer.
@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,14 +28,16 @@ from vitft.export.formats.base import (
     OpenedModel,
     module_logits,
     normalised_input,
+    timed_step,
 )
+from vitft.export.formats.timm import labels_of
 from vitft.export.trained import LabelledImage, TrainedRun
 from vitft.models.card import Card, add_graph_digest
 from vitft.models.find import ONNX_FILE, PROGRAM_FILE
 from vitft.system import console
 from vitft.system.errors import RunError
-from vitft.system.files import write_atomically, writing
-from vitft.system.text import percent
+from vitft.system.files import write_atomically, write_json, writing
+from vitft.system.text import count, percent
 
 _DESCRIPTION_FILE = "vitft.json"  # name of the file in the .pt2 archive that describes the program
 
@@ -113,7 +115,7 @@ def _export_error(target: str, error: Exception) -> RunError:
 
 
 @contextlib.contextmanager
-def silenced() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Suppress output and logging of exporters, but not the log and progress of vitft."""
     level = logging.root.level
     logging.root.setLevel(logging.CRITICAL)
@@ -161,19 +163,16 @@ def _rgb_planes(image: Image.Image) -> NumericArray:
 
 
 class TorchExportFormat(ExportFormat):
-    """The file model.pt2, which `torch.export.load` opens without vitft.
+    """The file model.pt2, which `torch.export.load` opens without vitft."""
 
-    If it `takes_bytes`, the program normalises them itself.
-    """
+    name = "torch-export"
 
-    def __init__(self, *, takes_bytes: bool = False) -> None:
-        self.takes_bytes = takes_bytes
-
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        model, example = _example_of(trained, takes_bytes=self.takes_bytes)
+    def write(self, folder: Path) -> None:
+        takes_bytes = self.plan.with_preprocessing
+        model, example = _example_of(self.trained, takes_bytes=takes_bytes)
         batch = torch.export.Dim.DYNAMIC
         try:
-            with silenced():
+            with _silenced():
                 program = torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
         except RuntimeError as error:
             raise _export_error("torch.export", error) from error
@@ -181,19 +180,19 @@ class TorchExportFormat(ExportFormat):
         for module in (each for each in modules if isinstance(each, torch.fx.GraphModule)):
             for node in module.graph.nodes:
                 node.meta.pop("stack_trace", None)  # contains local paths
-        text = _describe_graph(trained, takes_bytes=self.takes_bytes)
+        text = _describe_graph(self.trained, takes_bytes=takes_bytes)
         content = io.BytesIO()  # torch's writer does not report a full disk as such
-        with silenced():
+        with _silenced():
             torch.export.save(program, content, extra_files={_DESCRIPTION_FILE: text})
         write_atomically(folder / PROGRAM_FILE, content.getvalue())
 
     def open(self, folder: Path) -> OpenedModel:
         files = {_DESCRIPTION_FILE: ""}
-        with silenced():  # torch 2.10 warns of its own read-only buffers
+        with _silenced():  # torch 2.10 warns of its own read-only buffers
             module = torch.export.load(folder / PROGRAM_FILE, extra_files=files).module()
         return _open_graph(
             json.loads(files[_DESCRIPTION_FILE]),
-            lambda inputs: module_logits(module, inputs),
+            module_logits(module),
             by=f"torch {torch.__version__}",
         )
 
@@ -201,39 +200,45 @@ class TorchExportFormat(ExportFormat):
 # export format --onnx: an ONNX graph for onnxruntime and other tools, with any batch size ---------
 
 _OPSET = 18  # newest operator set that onnxruntime 1.14 supports; most other tools also support it
-MAX_INLINE_BYTES = 1_800_000_000
+_MAX_INLINE_BYTES = 1_800_000_000
 """Size in bytes above which weights are saved in a second file; protobuf allows up to 2 GiB."""
 MAX_ERROR_RESIZED = 1e-2
 """Maximum relative logit difference for graphs that resize images (Pillow resizes differently)."""
 
 
 class OnnxFormat(ExportFormat):
-    """The file model.onnx, with model.onnx.data if the weights are too large for one file.
+    """The file model.onnx, with model.onnx.data if the weights are too large for one file."""
 
-    If it `takes_bytes`, the graph normalises them itself, and resizes images of `any_size`.
-    """
+    name = "onnx"
 
-    def __init__(self, *, takes_bytes: bool = False, any_size: bool = False) -> None:
-        self.takes_bytes, self.any_size = takes_bytes, any_size
+    def obstacle(self) -> str:
+        return _resize_obstacle(self.card) if self.plan.with_resize else ""
 
-    def obstacle(self, card: Card) -> str:
-        return resize_obstacle(card) if self.any_size else ""
-
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        takes_bytes = self.takes_bytes or self.any_size
-        save_graph(trained, folder / ONNX_FILE, takes_bytes=takes_bytes, any_size=self.any_size)
+    def write(self, folder: Path) -> None:
+        any_size = self.plan.with_resize
+        takes_bytes = self.plan.with_preprocessing or any_size
+        _save_graph(self.trained, folder / ONNX_FILE, takes_bytes=takes_bytes, any_size=any_size)
 
     def open(self, folder: Path) -> OpenedModel:
-        return open_onnx(folder / ONNX_FILE)
+        return _open_onnx(folder / ONNX_FILE)
+
+    def notes(self) -> Sequence[str]:
+        if not self.plan.with_resize:
+            return ()
+        images = self.trained.comparison_images(self.plan.images)
+        with timed_step("comparing the images that the graph resizes"):
+            levels, fraction = _view_difference(self.card.transform, images)
+        off = f"{count(levels, 'grey level')} (out of 255), in {percent(fraction, 2)} of the values"
+        return [f"images resized by the graph differ from those resized by vitft by at most {off}"]
 
 
-def save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size: bool) -> None:
+def _save_graph(trained: TrainedRun, path: Path, *, takes_bytes: bool, any_size: bool) -> None:
     """Write a graph whose images have `any_size` or that of the model, as bytes or as floats."""
     import onnx
 
     program = _onnx_program(trained, takes_bytes or any_size)
-    is_big = parameter_bytes(trained) > MAX_INLINE_BYTES
-    with writing(path.parent), silenced():
+    is_big = _parameter_bytes(trained) > _MAX_INLINE_BYTES
+    with writing(path.parent), _silenced():
         program.save(path, external_data=is_big)
         if any_size:  # the nodes that resize images come first
             model, data = onnx.load(path), path.with_name(f"{path.name}.data")
@@ -255,7 +260,7 @@ def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN40
     """Convert the model to an ONNX graph for any batch size, and remove local paths from it."""
     model, example = _example_of(trained, takes_bytes=takes_bytes)
     try:
-        with silenced():
+        with _silenced():
             program = torch.onnx.export(
                 model,
                 (example,),
@@ -279,12 +284,12 @@ def _onnx_program(trained: TrainedRun, takes_bytes: bool) -> Any:  # noqa: ANN40
     return program
 
 
-def parameter_bytes(trained: TrainedRun) -> int:
+def _parameter_bytes(trained: TrainedRun) -> int:
     """Return the size of a model's tensors in bytes."""
     return sum(t.numel() * t.element_size() for t in trained.model.state_dict().values())
 
 
-def open_onnx(path: Path) -> OpenedModel:
+def _open_onnx(path: Path) -> OpenedModel:
     """Open a graph with onnxruntime, using the input described in its metadata."""
     import onnxruntime
 
@@ -371,11 +376,13 @@ class Int8Format(OnnxFormat):
     (benchmarks/notebook/exports.md).
     """
 
-    def write(self, trained: TrainedRun, folder: Path) -> None:
+    name = "int8"
+
+    def write(self, folder: Path) -> None:
         path = folder / ONNX_FILE
-        super().write(trained, folder)
-        with writing(folder), silenced():
-            remaining = quantize_file(path, path)
+        super().write(folder)
+        with writing(folder), _silenced():
+            remaining = _quantize_file(path, path)
             path.with_name(f"{ONNX_FILE}.data").unlink(missing_ok=True)
         if remaining > _MAX_REMAINING:
             raise RunError(
@@ -385,7 +392,7 @@ class Int8Format(OnnxFormat):
             )
 
 
-def quantize_file(exact: Path, small: Path) -> float:
+def _quantize_file(exact: Path, small: Path) -> float:
     """Write the graph in `exact` to `small` with int8 matrices; return the ratio of their sizes."""
     import onnx
 
@@ -492,7 +499,7 @@ _GREY = [[[19595.0]], [[38470.0]], [[7471.0]]]
 """Pillow's weights for red, green and blue in the conversion to grey, in units of 1 / 65536."""
 
 
-def resize_obstacle(card: Card) -> str:
+def _resize_obstacle(card: Card) -> str:
     """Return why a graph cannot resize like the model's transform, or "" if it can."""
     how = card.transform.interpolation
     return "" if how in RESIZED else f"the graph cannot resize with {how} interpolation"
@@ -673,7 +680,7 @@ def _two_passes(
     )
 
 
-def view_difference(
+def _view_difference(
     transform: EvalTransform, samples: Iterable[LabelledImage]
 ) -> tuple[int, float]:
     """Return by how many grey levels views of onnxruntime and Pillow differ, and in which fraction.
@@ -696,3 +703,58 @@ def view_difference(
             fix="use --with-preprocessing instead, and resize the images with Pillow",
         )
     return levels, differing / max(1, values)
+
+
+# export format --transformers-js: a folder for image classification with transformers.js ----------
+
+_PROCESSOR_SETTINGS: Mapping[str, Any] = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_convert_rgb": True,
+    **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), False),
+}
+
+
+_EXACT_GRAPH, _SMALL_GRAPH = f"onnx/{ONNX_FILE}", "onnx/model_quantized.onnx"
+
+
+class TransformersJsFormat(ExportFormat):
+    """The files config.json, preprocessor_config.json and two graphs in onnx/."""
+
+    name = "transformers-js"
+    max_error = MAX_ERROR_RESIZED
+
+    def obstacle(self) -> str:
+        if self.card.thresholds:
+            return (
+                "it is a multi-label model, and the image-classification pipeline of "
+                "transformers.js would apply a softmax to its logits"
+            )
+        return _resize_obstacle(self.card)
+
+    def write(self, folder: Path) -> None:
+        if _parameter_bytes(self.trained) > _MAX_INLINE_BYTES:
+            raise RunError(
+                "the model is too large for transformers.js, which reads a graph from one file of "
+                "up to 2 GB",
+                fix="use --onnx",
+            )
+        config = {"model_type": "vit", "architectures": ["ViTForImageClassification"]}
+        write_json(folder / "config.json", config | labels_of(self.card))
+        write_json(folder / "preprocessor_config.json", dict(_PROCESSOR_SETTINGS))
+        exact, small = folder / _EXACT_GRAPH, folder / _SMALL_GRAPH
+        with writing(folder):
+            exact.parent.mkdir()
+        _save_graph(self.trained, exact, takes_bytes=False, any_size=True)
+        with writing(folder), _silenced():
+            _quantize_file(exact, small)
+
+    def open(self, folder: Path) -> OpenedModel:
+        return _open_onnx(folder / _EXACT_GRAPH)
+
+    def reopen(self, folder: Path) -> dict[str, tuple[OpenedModel, int]]:
+        ((name, (model, size)),) = super().reopen(folder).items()
+        exact, small = folder / _EXACT_GRAPH, folder / _SMALL_GRAPH
+        return {
+            name: (model, size - small.stat().st_size),
+            f"{name}, int8": (_open_onnx(small), size - exact.stat().st_size),
+        }

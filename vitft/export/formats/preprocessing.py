@@ -29,8 +29,6 @@ from vitft.export.formats.base import (
     module_logits,
     normalised_input,
 )
-from vitft.export.trained import TrainedRun
-from vitft.models.card import Card
 from vitft.models.find import SPECIFICATION_FILE
 from vitft.report.html import filled
 from vitft.system.errors import RunError
@@ -75,6 +73,20 @@ class Vector(NamedTuple):
         image = Image.frombytes(wide_mode or mode, (width, height), pixels.tobytes())
         image.save(buffer, "tiff" if file.endswith(".tif") else "png", **options)
         return cls(file, about, buffer.getvalue(), line.encode() + pixels.astype(dtype).tobytes())
+
+    def write(self, folder: Path, transform: EvalTransform) -> dict[str, str]:
+        """Write the image and the output of vitft's transform; return the files' digests."""
+        image = decode(self.content, self.file, grey_range=transform.grey_range).image
+        stem = Path(self.file).stem
+        contents = {
+            self.file: self.content,
+            f"{stem}.pixels": self.pixels,
+            f"{stem}.view": transform.pixels(image).tobytes(),
+            f"{stem}.tensor": normalised_input(transform, image).astype("<f4").tobytes(),
+        }
+        for name, content in contents.items():
+            write_atomically(folder / name, content)
+        return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def _draw_vectors(transform: EvalTransform) -> list[Vector]:
@@ -128,25 +140,22 @@ _CONSTANTS = re.compile(
 class PreprocessingFormat(ExportFormat):
     """The specification, the programs and the vectors; the Python program is what is compared."""
 
+    name = "preprocessing"
     is_model = False
 
-    def __init__(self, trained: TrainedRun) -> None:
-        self.trained = trained
-
-    def obstacle(self, card: Card) -> str:
-        if card.transform.fit == "pad":
+    def obstacle(self) -> str:
+        if self.card.transform.fit == "pad":
             return "its images are padded (weights.fit=pad), which the programs do not support"
         return ""
 
-    def write(self, trained: TrainedRun, folder: Path) -> None:
-        transform = trained.card.transform
+    def write(self, folder: Path) -> None:
+        transform = self.card.transform
         vectors, place = _draw_vectors(transform), folder / _VECTORS
         with writing(folder):
             place.mkdir()
             shutil.copyfile(resource("LICENSE"), folder / "LICENSE")
         images = [
-            {"file": v.file, "about": v.about, "sha256": write_vector(place, transform, v)}
-            for v in vectors
+            {"file": v.file, "about": v.about, "sha256": v.write(place, transform)} for v in vectors
         ]
         text = filled(
             "specification.j2",
@@ -197,25 +206,10 @@ class PreprocessingFormat(ExportFormat):
 
         return OpenedModel(
             by=f"NumPy {np.__version__}",
-            classes=self.trained.card.classes,
+            classes=self.card.classes,
             prepare=prepare,
-            logits=lambda inputs: module_logits(self.trained.model, inputs),
+            logits=module_logits(self.trained.model),
         )
-
-
-def write_vector(folder: Path, transform: EvalTransform, vector: Vector) -> dict[str, str]:
-    """Write a vector, with the output of vitft's own transform, and return its files' digests."""
-    image = decode(vector.content, vector.file, grey_range=transform.grey_range).image
-    stem = Path(vector.file).stem
-    contents = {
-        vector.file: vector.content,
-        f"{stem}.pixels": vector.pixels,
-        f"{stem}.view": transform.pixels(image).tobytes(),
-        f"{stem}.tensor": normalised_input(transform, image).astype("<f4").tobytes(),
-    }
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def _constant_line(suffix: str, name: str, value: Any) -> str:  # noqa: ANN401 - any constant

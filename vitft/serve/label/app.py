@@ -16,15 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from vitft.data.images import open_image, thumbnail_jpeg
-from vitft.report.html import page_parts
 from vitft.serve.app import (
     BodyReader,
     JsonResponse,
-    SecurityMiddleware,
     integer,
-    make_routes_app,
+    make_site,
     page_route,
 )
 from vitft.serve.batching import run_in
@@ -110,9 +109,9 @@ class _LabelHandlers:
         return Route(f"/{change.__name__}", handle, methods=["POST"])
 
 
-def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMiddleware:
+def make_label_app(session: Session, access: Access, *, key: str) -> ASGIApp:
     """Return the ASGI application; every request must contain the key."""
-    handlers, folder = _LabelHandlers(session), Path(__file__).parent / "page"
+    handlers = _LabelHandlers(session)
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncIterator[None]:
@@ -129,8 +128,7 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
     async def wrong_value(_: Request, error: Exception) -> Response:
         return JsonResponse({"error": str(error)}, 422)
 
-    html, css, script = page_parts(folder, cards=False)
-    page = page_route(html, css=css, script=script, images="'self' data:")
+    page = page_route(Path(__file__).parent / "page", images="'self' data:", cards=False)
     read = (handlers.state, handlers.likely, handlers.picture)
     changes: Sequence[Callable[..., None]]
     changes = (session.answer, session.confirm, session.skip, session.undo)
@@ -140,4 +138,4 @@ def make_label_app(session: Session, access: Access, *, key: str) -> SecurityMid
         *map(handlers.changing, changes),
     ]
     errors = {VitftError: user_error, StructureError: wrong_value}
-    return SecurityMiddleware(make_routes_app(routes, running, errors), access, key=key)
+    return make_site(routes, running, access, errors=errors, key=key)

@@ -154,11 +154,11 @@ _PSEUDO_WEIGHT, _PSEUDO_FITS = 0.05, 3
 def self_trained_head(
     z: Tensor, y: Tensor, weights: Tensor, unlabelled: Tensor, *, classes: int
 ) -> Tensor:
-    """Fit a head with `guess_head`, then again with its guesses for unlabelled pictures (u, D)."""
-    head = guess_head(z, y, weights, classes=classes)
+    """Fit a head to the answers, then again with its guesses for unlabelled pictures (u, D)."""
+    head = _guess_head(z, y, weights, classes=classes)
     for _ in range(_PSEUDO_FITS if len(unlabelled) else 0):
-        probability, guessed = guess(unlabelled, head).max(dim=1)
-        head = guess_head(
+        probability, guessed = linear_logits(unlabelled, head).softmax(dim=1).max(dim=1)
+        head = _guess_head(
             torch.cat([z, unlabelled]),
             torch.cat([y, guessed]),
             torch.cat([weights, _PSEUDO_WEIGHT * probability]),
@@ -167,7 +167,7 @@ def self_trained_head(
     return head
 
 
-def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor:
+def _guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor:
     """Fit a head to labelled pictures, giving every class with answers the same total weight.
 
     Args:
@@ -195,8 +195,3 @@ def guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor
     every[:, -1] = -torch.inf
     every[present] = head
     return every
-
-
-def guess(z: Tensor, head: Tensor) -> Tensor:
-    """Return the class probabilities (n, C) of pictures with the directions `z` (n, D)."""
-    return linear_logits(z, head).softmax(dim=1)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from vitft.data.parts import AUDIT, CONFIRMED, PICKED, SKIPPED
+from vitft.features.logistic import linear_logits
 from vitft.metrics.intervals import wilson_interval
 from vitft.serve.label.answers import AnswerFile
 from vitft.serve.label.chooser import (
     PSEUDO_LABELLED,
     first_pictures,
-    guess,
     random_order,
     self_trained_head,
     unsure_pictures,
@@ -123,7 +123,7 @@ class Session:
                 self.head = self_trained_head(
                     z[pictures], labels, weights, z[self.unlabelled()], classes=len(self.classes)
                 )
-                self.probabilities = guess(z, self.head)
+                self.probabilities = linear_logits(z, self.head).softmax(dim=1)
 
     def unlabelled(self) -> Tensor:
         """Return a random sample of the unlabelled pictures (u,) outside the audit sample."""
