@@ -46,13 +46,11 @@ _MOST_MENTIONED = 3  # maximum number of confusions in the text
 
 
 def _limits_of(trained: TrainedRun, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of `limits.j2`, given the class names, escaped for Markdown.
-
-    Labels that the fixes of the run keep do not count as probably wrong.
-    """
+    """Return the values of `limits.j2`, given the class names, escaped for Markdown."""
     run, results = trained.run, trained.measured
     audit = read_run_json(run / "audit.json", AuditResults) if results else None
     has_settings = audit and (run / "config.toml").is_file()
+    # Labels that the fixes of the run keep do not count as probably wrong.
     kept = settled_paths(checked_run_config(run).data) if has_settings else ()
     literal = dict(zip(trained.card.classes, names, strict=True))
     pairs = sorted(class_pair_counts(results or {}).items(), key=lambda pair: -pair[1])
@@ -88,10 +86,7 @@ MOST_EXAMPLES, EXAMPLE_SIDE, EXAMPLE_COLUMNS = 24, 160, 6
 
 
 def _confusion_png(classes: Sequence[str], results: RunResults) -> bytes | None:
-    """Return the confusion matrix as a PNG, or None for multi-label models and too many classes.
-
-    The larger its fraction of the row (the true class), the darker a cell is.
-    """
+    """Return the confusion matrix as a PNG, or None for multi-label models and too many classes."""
     matrix, size = results["confusion"], len(classes)
     if size > _MOST_DRAWN or "labels" in results:
         return None

@@ -230,14 +230,11 @@ def load_trained(run: str | None) -> TrainedRun:
 
 
 def _with_results(card: Card, run: Path) -> Card:
-    """Return the card with the numbers of a run, which `vitft predict` shows.
-
-    They describe the exported head: if it reads fewer blocks than the run's head, only its accuracy
-    on the validation images is known. A folder without results, such as an export that is exported
-    again, keeps the numbers of its card.
-    """
+    """Return the card with the numbers of a run, as far as they are known of the exported head."""
+    # An export that is exported again has no results, and keeps the numbers of its card.
     found = read_results(run / "eval.json")
     results = run_results(run, found, card.run)
+    # A head that reads fewer blocks than the run's head was measured on validation images only.
     if found and (top1 := _last_block_accuracy(card, found)) is not None:
         validation = results.estimate("validation")
         assert validation is not None

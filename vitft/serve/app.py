@@ -466,10 +466,7 @@ _LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class _ServerMetrics:
-    """Counts and durations of all requests, including rejected ones, by their path.
-
-    All paths without a route have the label `other`, so that requests cannot create new labels.
-    """
+    """Counts and durations of all requests, including rejected ones, by their path."""
 
     def __init__(self, queue: BatchQueue, paths: Collection[str]) -> None:
         self.queue, self.paths, self.started = queue, paths, time.time()
@@ -479,6 +476,7 @@ class _ServerMetrics:
 
     def add(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request."""
+        # All other paths have one label, so that requests cannot create new ones.
         name = scope["path"] if scope["path"] in self.paths else "other"
         self.requests[name, status] += 1
         self.seconds[name] += seconds

@@ -125,12 +125,9 @@ _DTYPES: Mapping[str, str] = {"f32": "<f4", "f16": "<f2", "i8": "i1"}
 def _store_model(
     weights: Mapping[str, Float32Array], reference: Reference | None, bits: Literal[8, 16]
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """Store matrices in 8 or 16 bits, and vectors and position embeddings in float32.
-
-    The statistics for out-of-distribution notes are stored in 16 bits. Returns the name, shape,
-    type (`f32`, `f16` or `i8`) and block of each tensor, the number of weights that share a scale
-    or 0 for float32, and the tensors as bytes, one after the other.
-    """
+    """Return the name, shape, type and block of each tensor, and all tensors as bytes, in order."""
+    # Matrices have 8 or 16 bits, statistics for out-of-distribution notes 16, the rest is float32.
+    # A block is the number of weights that share a scale, or 0 for float32.
     statistics = {} if reference is None else {
         f"reference.{name}": array
         for name, array in reference.arrays().items()
@@ -283,10 +280,7 @@ def _refuse_large(size: float, how: str) -> None:
 def _choose_precision(
     trained: TrainedRun, weights: Mapping[str, Float32Array], images: int
 ) -> tuple[Literal[8, 16], str]:
-    """Choose 8 bits if predictions stay the same and probabilities hardly change, or else 16 bits.
-
-    The second result is the measurement that led to the choice.
-    """
+    """Return 8 bits if predictions and probabilities hardly change, or else 16, and the reason."""
     card, config = trained.card, trained.card.vit
     rounded = _read_tensors(*_store_model(weights, None, 8))
     exact, small = (

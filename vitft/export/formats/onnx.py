@@ -584,12 +584,8 @@ def _resized_sides(graph: _GraphBuilder, transform: EvalTransform, old: str) -> 
 def _crop_window(
     graph: _GraphBuilder, transform: EvalTransform, old: str, new: str
 ) -> tuple[str, str, str, str]:
-    """Add nodes for the position of the view, the centre crop; each has one number per axis.
-
-    Returns:
-        The names of the first and end row and column (exclusive) of the view in the resized image,
-        then of those of the part of the original image on which the view depends.
-    """
+    """Add nodes for the begin and end of the view, and of the part of the image that affects it."""
+    # The view is the centre crop of the resized image. Each node has one number per axis.
     from onnx import TensorProto
 
     add, view = graph.add, [*transform.image_size]
@@ -608,12 +604,10 @@ def _crop_window(
 
 
 def _filter_matrix(graph: _GraphBuilder, interpolation: str, axis: int, *values: str) -> str:
-    """Add nodes for the matrix of the filter's weights, (S, h') for axis 0 or (w', S) for axis 1.
-
-    Pixel i of the image contributes to pixel j of the resized image with the filter's weight at the
-    distance between their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)). The numerator
-    is an exact integer.
-    """
+    """Add nodes for the filter's weights, a matrix (S, h') for axis 0 or (w', S) for axis 1."""
+    # Pixel i contributes to pixel j of the resized image with the filter's weight at the distance
+    # between their centres, ((2i + 1) new - (2j + 1) old) / (2 max(old, new)). The numerator is an
+    # exact integer.
     from onnx import TensorProto
 
     add = graph.add
@@ -648,11 +642,9 @@ def _filter_matrix(graph: _GraphBuilder, interpolation: str, axis: int, *values:
 def _two_passes(
     graph: _GraphBuilder, planes: str, by_row: str, by_column: str, old: str, new: str
 ) -> str:
-    """Add nodes that apply both filters with rounding to bytes: the views (B, C, S, S) in float32.
-
-    Like Pillow 13, the graph applies the column filter first, unless resizing removes at least one
-    row and more than twice as many rows as columns.
-    """
+    """Add nodes that apply both filters, rounding to bytes: views (B, C, S, S) in float32."""
+    # Like Pillow 13, the graph applies the column filter first, unless resizing removes at least
+    # one row and more than twice as many rows as columns.
     from onnx import TensorProto, helper
 
     lost = graph.add("Sub", old, new)
@@ -683,11 +675,7 @@ def _two_passes(
 def _view_difference(
     transform: EvalTransform, samples: Iterable[LabelledImage]
 ) -> tuple[int, float]:
-    """Return by how many grey levels views of onnxruntime and Pillow differ, and in which fraction.
-
-    Raises:
-        RunError: The views differ by more than `_MAX_GREY_LEVELS` grey levels.
-    """
+    """Return the grey levels by which onnxruntime and Pillow differ, and in which fraction."""
     session = _onnx_session(resize_graph(transform).SerializeToString())
     levels = values = differing = 0
     for sample in samples:

@@ -154,7 +154,19 @@ _PSEUDO_WEIGHT, _PSEUDO_FITS = 0.05, 3
 def self_trained_head(
     z: Tensor, y: Tensor, weights: Tensor, unlabelled: Tensor, *, classes: int
 ) -> Tensor:
-    """Fit a head to the answers, then again with its guesses for unlabelled pictures (u, D)."""
+    """Fit a head to the answers, then again with its guesses for unlabelled pictures.
+
+    Args:
+        z: Directions (m, D) of the labelled pictures, each of length 1.
+        y: Class indices (m,).
+        weights: Weight of each answer (m,), before the classes are balanced.
+        unlabelled: Directions (u, D) of unlabelled pictures.
+        classes: Number of classes C.
+
+    Returns:
+        Weights and, in the last column, biases of the classes, (C, D + 1). Classes without answers
+        have a bias of minus infinity, and therefore a probability of 0.
+    """
     head = _guess_head(z, y, weights, classes=classes)
     for _ in range(_PSEUDO_FITS if len(unlabelled) else 0):
         probability, guessed = linear_logits(unlabelled, head).softmax(dim=1).max(dim=1)
@@ -168,18 +180,7 @@ def self_trained_head(
 
 
 def _guess_head(z: Tensor, y: Tensor, weights: Tensor, *, classes: int) -> Tensor:
-    """Fit a head to labelled pictures, giving every class with answers the same total weight.
-
-    Args:
-        z: Directions (m, D) of the labelled pictures, each of length 1.
-        y: Class indices (m,).
-        weights: Weight of each answer (m,), before the classes are balanced.
-        classes: Number of classes C.
-
-    Returns:
-        Weights and, in the last column, biases of the classes, (C, D + 1). Classes without answers
-        have a bias of minus infinity, and therefore a probability of 0.
-    """
+    """Fit a head to labelled pictures, giving every class with answers the same total weight."""
     present, own = torch.unique(y, return_inverse=True)
     scale = math.sqrt(z.shape[1])
     weights = weights * class_balanced_weights(own, len(present))
