@@ -19,7 +19,6 @@ from vitft.config.run import (
     Config,
     checked_run_config,
     joined_settings,
-    option_settings,
     parse_setting,
     requested_config,
     to_toml,
@@ -301,9 +300,9 @@ def _as_option(text: str, key: str, name: str) -> str:
 def _typed_names(args: argparse.Namespace) -> dict[str, str]:
     """Return what was typed for each given setting: `--lr`, or `--set optim.momentum`."""
     names = {key: f"--set {key}" for key, _ in map(parse_setting, args.set)}
-    flags = {option.key: option.flag for option in FINETUNE_OPTIONS}
-    flags |= dict.fromkeys(SEED_SETTINGS, "--seed")
-    return names | {key: flags[key] for key, _ in option_settings(vars(args))}
+    given = {name for name, value in vars(args).items() if value is not None}
+    names |= {one.key: one.flag for one in FINETUNE_OPTIONS if one.keyword in given}
+    return names | (dict.fromkeys(SEED_SETTINGS, "--seed") if "seed" in given else {})
 
 
 def named_settings(args: argparse.Namespace) -> list[tuple[str, Any]]:

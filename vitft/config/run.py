@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import tomli_w
 
@@ -401,11 +401,8 @@ def requested_config(recipe: str | None, named: Sequence[tuple[str, Any]]) -> Co
 
 # options of `vitft finetune`, arguments of `vitft.finetune` and the corresponding settings --------
 
-_Given = ParamSpec("_Given")
-_Outcome = TypeVar("_Outcome")
 
-
-def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
+def _option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
     """Convert option values, given by keyword, to names and values of settings.
 
     Options with the value None are left out. The option `seed` sets two settings.
@@ -433,8 +430,8 @@ def option_settings(values: Mapping[str, object]) -> list[tuple[str, object]]:
 def joined_settings(
     options: Mapping[str, object], others: Iterable[tuple[str, object]], where: str
 ) -> list[tuple[str, object]]:
-    """Return the settings of options (see `option_settings`) and other ones, none of them twice."""
-    given, others = option_settings(options), [*others]
+    """Return the settings of options and other ones, none of them twice."""
+    given, others = _option_settings(options), [*others]
     if twice := {key for key, _ in given} & {key for key, _ in others}:
         raise UsageError(f"{min(twice)} is set both {where}", fix="remove one of them")
     return [*given, *others]
