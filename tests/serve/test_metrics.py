@@ -55,6 +55,8 @@ def test_requests_are_counted_by_path_and_status(client: Client) -> None:
         'vitft_requests_total{path="other",status="404"}': 1,
     }
     assert found["vitft_images_total"] == 2
+    assert 0.5 < found["vitft_expected_correct_total"] <= 2
+    assert found["vitft_unlike_images_total"] == 0
     assert 1 <= found["vitft_batches_total"] <= 2
     assert (found["vitft_queue_images"], found["vitft_queue_limit"]) == (0, 64)
     again = metrics(client)

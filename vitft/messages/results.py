@@ -233,6 +233,33 @@ def using(results: Results, place: str, file_time: float) -> str:
     return text
 
 
+_FEW_ANSWERS = 20  # below which the accuracy that they are expected to have is not stated
+_USUALLY_UNLIKE = 0.02  # fraction of images like the training images that is flagged
+_SIGNIFICANCE = 0.01
+
+
+def expected_accuracy(
+    results: Results, images: int, right: float, *, unlike: int, right_of_unlike: float
+) -> str:
+    """Return how many of a model's answers are probably right, or "" if they are few.
+
+    `right` is the sum of their calibrated probabilities, whose mean is the expected accuracy
+    ("average confidence" in Garg et al. 2022, https://arxiv.org/abs/2201.04234). If more images
+    than usual are `unlike` the training images, those in excess count as wrong.
+    """
+    one = results.headline
+    if one is None or one.measure != "accuracy" or results.at_chance or images < _FEW_ANSWERS:
+        return ""
+    excess = max(0.0, unlike - _USUALLY_UNLIKE * images)
+    right -= excess * right_of_unlike / max(1, unlike)
+    text = f"about {percent(right / images, 0)} of these answers to be right"
+    text += f" (accuracy of the run: {rough_percent(one)})"
+    if binomial_tail(unlike, images, _USUALLY_UNLIKE) < _SIGNIFICANCE:
+        usual = percent(_USUALLY_UNLIKE, 0)
+        text += f". {percent(unlike / images, 0)} are unlike the training images, usually {usual}"
+    return text
+
+
 def _calibration_text(found: Mapping[str, Any]) -> str:
     """Return the calibration error in eval.json; one too small to be measured has no interval."""
     if doubt := not_calibrated(found):

@@ -111,7 +111,7 @@ def run_prediction(
         for line in text_lines(form, tally.counting(predict(images))):
             write(line)
     if tally:
-        _log_summary(request, tally, has_threshold=bool(postprocess.threshold))
+        _log_summary(request, tally, postprocess)
     pipeline.warn_of_mirroring()
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
@@ -135,13 +135,13 @@ def _check_destination(request: PredictRequest) -> None:
         )
 
 
-def _log_summary(request: PredictRequest, tally: Tally, *, has_threshold: bool) -> None:
+def _log_summary(request: PredictRequest, tally: Tally, postprocess: Postprocess) -> None:
     """Log the number of rows and, if they are many or in a file, of classes and notes."""
     if request.out is not None:
         errors = f", including {count(tally.errors, 'error')}," if tally.errors else ""
         log.info(f"wrote {count(tally.rows, 'row')}{errors} to {request.out}")
     if request.out is not None or tally.rows > _SCREEN_ROWS:
-        for line in tally.lines(has_threshold=has_threshold):
+        for line in tally.lines(postprocess.run, has_threshold=bool(postprocess.threshold)):
             log.info(line)
     if tally.errors and not log.isEnabledFor(logging.INFO):
         log.warning(f"{count(tally.errors, 'image')} could not be read")

@@ -8,12 +8,14 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
 from vitft.data.image_table import join_labels
+from vitft.messages.results import expected_accuracy
 from vitft.system.console import visible
 from vitft.system.text import csv_line, percent
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from vitft.metrics.results import Results
 
 # the prediction for one image and its conversion to table cells and JSON --------------------------
 
@@ -111,6 +113,7 @@ class Tally:
         self.rows = 0
         self.answers: Counter[str] = Counter()
         self.marks: Counter[str] = Counter()
+        self.right = self.right_of_unlike = 0.0  # sums of the probabilities of single answers
 
     @property
     def errors(self) -> int:
@@ -125,11 +128,15 @@ class Tally:
             else:
                 answers = prediction.classes[:1] if prediction.labels is None else prediction.labels
                 self.answers.update(answers or ["no label"])
+                if prediction.labels is None:
+                    self.right += prediction.probability
+                    if OUT_OF_DISTRIBUTION in prediction.notes:
+                        self.right_of_unlike += prediction.probability
                 self.marks.update(note.partition(":")[0] for note in prediction.notes)
             yield prediction
 
-    def lines(self, *, has_threshold: bool = False) -> Iterator[str]:
-        """Yield a line with the most frequent classes, and one with the notes, if there are any."""
+    def lines(self, run: "Results | None", *, has_threshold: bool = False) -> Iterator[str]:
+        """Yield lines with the most frequent classes, the expected accuracy and the notes."""
         if self.answers:
             frequent = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
             shown = frequent if len(frequent) <= _MOST_COUNTED + 1 else frequent[:_MOST_COUNTED]
@@ -139,6 +146,12 @@ class Tally:
             if foreign := self.marks[OUT_OF_DISTRIBUTION]:
                 classes += f", including {foreign:,} {OUT_OF_DISTRIBUTION}"
             yield f"predicted: {classes}"
+        if run and self.right:
+            images, unlike = self.rows - self.errors, self.marks[OUT_OF_DISTRIBUTION]
+            if text := expected_accuracy(
+                run, images, self.right, unlike=unlike, right_of_unlike=self.right_of_unlike
+            ):
+                yield f"expected: {text}"
         always = {NOT_SURE} if has_threshold else set()
         found = [n for n in (*_MARKS, _UNREADABLE) if self.marks[n] or n in always]
         if marked := ", ".join(f"{self.marks[name]:,} {name}" for name in found):

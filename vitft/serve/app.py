@@ -506,6 +506,7 @@ class _ServerMetrics:
             times.append((f'_count{{path="{path}"}}', total))
         of_model = f'{{version="{version("vitft")}",run="{run}"}}'
         started, limit = [("", self.started)], [("", queue.limits.queue)]
+        right, unlike = [("", f"{queue.expected_right:.6f}")], [("", queue.num_unlike)]
         families: tuple[tuple[str, str, Sequence[tuple[str, object]], str], ...] = (
             ("info", "gauge", [(of_model, 1)], "Version and run of the model (always 1)."),
             ("start_time_seconds", "gauge", started, "Time when the model was ready."),
@@ -513,6 +514,8 @@ class _ServerMetrics:
             ("queue_limit", "gauge", limit, "Maximum of vitft_queue_images."),
             ("batches_total", "counter", [("", queue.num_batches)], "Batches that were predicted."),
             ("images_total", "counter", [("", queue.num_predicted)], "Images in these batches."),
+            ("expected_correct_total", "counter", right, "Sum of their probabilities."),
+            ("unlike_images_total", "counter", unlike, "Images unlike the training images."),
             ("requests_total", "counter", requests, "Requests by path and status."),
             ("request_seconds", "histogram", times, "Time from headers to end of response."),
         )

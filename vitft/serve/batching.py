@@ -23,7 +23,7 @@ from vitft.explain.attribution import relevance_map
 from vitft.explain.heatmaps import overlay
 from vitft.predict.engine import Engine, LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.rows import Prediction
+from vitft.predict.rows import OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
 from vitft.system.cores import return_memory
@@ -49,6 +49,7 @@ class BatchQueue:
         self.max_batch = min(MAX_BATCH, engine.batch)
         self.admitted = 0
         self.num_admitted = self.num_batches = self.num_predicted = 0  # since the start
+        self.expected_right, self.num_unlike = 0.0, 0
         spare_cores = (os.cpu_count() or 1) - 1  # leave one for the event loop
         self.decoders = ThreadPoolExecutor(max(1, min(4, spare_cores)), "decode")
         self.model_thread = ThreadPoolExecutor(1, "model")
@@ -155,7 +156,11 @@ class BatchQueue:
         """Return the predictions for a batch; called in the thread of the model."""
         self.num_batches += 1
         self.num_predicted += len(images)
-        return self.pipeline.predict_batch(images)
+        found = self.pipeline.predict_batch(images)
+        if not self.engine.thresholds:
+            self.expected_right += sum(one.probability for one in found)
+            self.num_unlike += sum(OUT_OF_DISTRIBUTION in one.notes for one in found)
+        return found
 
     def load(self, data: bytes, name: str) -> LoadedImage:
         """Return a decoded and preprocessed image file, with notes on it, or raise ImageError."""
