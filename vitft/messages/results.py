@@ -245,19 +245,23 @@ def expected_accuracy(
 
     `right` is the sum of their calibrated probabilities, whose mean is the expected accuracy
     ("average confidence" in Garg et al. 2022, https://arxiv.org/abs/2201.04234). If more images
-    than usual are `unlike` the training images, those in excess count as wrong.
+    than usual are `unlike` the training images, a second number counts those in excess as wrong.
     """
     one = results.headline
     if one is None or one.measure != "accuracy" or results.at_chance or images < _FEW_ANSWERS:
         return ""
-    excess = max(0.0, unlike - _USUALLY_UNLIKE * images)
-    right -= excess * right_of_unlike / max(1, unlike)
-    text = f"about {percent(right / images, 0)} of these answers to be right"
-    text += f" (accuracy of the run: {rough_percent(one)})"
+    share, explained = right / images, ""
+    text = percent(share, 0)
     if binomial_tail(unlike, images, _USUALLY_UNLIKE) < _SIGNIFICANCE:
-        usual = percent(_USUALLY_UNLIKE, 0)
-        text += f". {percent(unlike / images, 0)} are unlike the training images, usually {usual}"
-    return text
+        excess = unlike - _USUALLY_UNLIKE * images
+        text = interval((share - excess / images * right_of_unlike / unlike, share), 0)
+        explained = (
+            f". {percent(unlike / images, 0)} are unlike the training images, usually "
+            f"{percent(_USUALLY_UNLIKE, 0)}, and the lower number counts the additional ones as "
+            "wrong"
+        )
+    accuracy = f"accuracy of the run: {rough_percent(one)}"
+    return f"about {text} of these answers to be right ({accuracy}){explained}"
 
 
 def _calibration_text(found: Mapping[str, Any]) -> str:

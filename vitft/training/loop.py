@@ -29,7 +29,6 @@ from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.sections import OptimSpec
 from vitft.metrics.classification import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.models.timm_model import Model
-from vitft.models.vit import Block
 from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
 from vitft.system.errors import DivergedError, ResourceError, RunError, UsageError
 from vitft.system.structure import Natural
@@ -485,9 +484,10 @@ def _sharded_copy(module: nn.Module, group: ProcessGroup) -> nn.Module:
 
     copied = copy.deepcopy(module)
     mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
-    for block in [each for each in copied.modules() if isinstance(each, Block)]:
+    shortcut = "for_class_token"  # a method that only blocks have
+    for block in [each for each in copied.modules() if hasattr(each, shortcut)]:
         fully_shard(block, mesh=mesh)
-        register_fsdp_forward_method(block, "for_class_token")
+        register_fsdp_forward_method(block, shortcut)
     fully_shard(copied, mesh=mesh)
     return copied
 
