@@ -93,8 +93,8 @@ def run_finetuning(
         folder, config = list_images(config, runtime)
         pipeline, report, config = load_model(folder, config, runtime)
 
-        # The only pass over all pixels caches the features of the frozen layers. It also finds the
-        # copies that the split may have to keep together
+        # One pass over all images caches the features of the frozen layers, if there are any, and
+        # what the split needs to keep copies together. Later stages may need further features
         images, features, fingerprints = extract_features(pipeline, folder, config, runtime)
         data = split_images(images, folder.rows, fingerprints, pipeline, config, runtime)
         inputs = first_inputs(data, pipeline, features, config)
@@ -103,14 +103,14 @@ def run_finetuning(
 
         with open_run(out, start, runtime) as run:
             fitted = Fitted(start, run, runtime)
-            fitted.resume()  # where an earlier process has stopped, if one has
+            fitted.resume()  # finds the state of an earlier process; its stage loads it
             with status_recorded(fitted):  # a stop (signal, time limit) ends this block
                 try:
                     fit(fitted)
                 finally:  # the best weights are saved first, however training ended
                     write_best(fitted)
                 write_final(fitted, evaluate(fitted))  # as `vitft predict` will answer
-                write_reports(fitted)  # label errors, duplicates, unlike images, thumbnails
+                write_reports(fitted)  # label errors, duplicates, statistics of the features
             if runtime.status != "finished" and not fitted.is_reported:
                 write_reports(fitted, complete=False)
             return Result(
@@ -149,7 +149,8 @@ def fit(fitted: Fitted) -> None:
             if config.train.budget:
                 choose_layers(fitted, solved)
         elif number >= first:
-            # Epochs of batches: after each, validate, keep the best weights and save the state
+            # Epochs of batches: after each, validate and keep the best weights. The state is saved
+            # at intervals, and the optimiser restored from it
             StepStage(fitted, number).run(None if is_new else saved)
         number += 1
 
