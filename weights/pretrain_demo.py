@@ -35,8 +35,7 @@ from vitft.config.sections import OptimSpec
 from vitft.data.transforms import EvalTransform
 from vitft.models.card import Card
 from vitft.models.checkpoint import save_checkpoint
-from vitft.models.pretrained.adapt import adapt
-from vitft.models.pretrained.load import sinusoidal_positions
+from vitft.models.pretrained.load import adapt, sinusoidal_positions
 from vitft.models.vit import Attention, Block, VisionTransformer
 from vitft.models.vit_config import ViTConfig
 from vitft.training.loop import Batch, StepResult, Trainer

@@ -74,7 +74,7 @@ WRONG_VALUES: list[tuple[str, object, str]] = [
     ("classes", ["cat", "dog", "cat"], "a class name is empty or occurs twice"),
     ("classes", ["cat", "dog", ""], "a class name is empty or occurs twice"),
     ("classes", ["cat", "dog", 3], "classes: "),
-    ("classes", ["cat", "dog", "\ud800"], "surrogates not allowed"),
+    ("classes", ["cat", "dog", "\ud800"], "half of a surrogate pair"),
     ("classes", "abc", "classes: "),
     ("classes", {"0": "a"}, "classes: "),
     ("thresholds", [0.5, 0.5], "2 thresholds for 3 labels"),

@@ -1,5 +1,6 @@
 """JSON values against annotated types."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -16,7 +17,13 @@ class Inner(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leaf:
+    parts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outer:
+    inner: dict[str, Leaf] | None = None
     parts: tuple[Inner, ...] = ()
     pair: tuple[int, float] = (0, 0.0)
     table: dict[str, list[int]] | None = None
@@ -55,6 +62,9 @@ def test_a_conforming_value_becomes_an_instance_with_tuples_for_lists() -> None:
         ({"pair": [1, 10**400]}, "Number out of range"),
         ({"table": {"a": [None]}}, r"Expected `int`, got `null`"),
         ({"odd": 1}, "odd is unknown"),
+        ({"pair": [1, math.inf]}, "pair|the content: Out of range float values"),
+        ({"table": {"\ud800": []}}, "half of a surrogate pair"),
+        ({"inner": {"one": {"parts": [], "odd": 1}}}, r"inner\.one\.odd is unknown"),
     ],
 )
 def test_the_place_of_a_wrong_value_is_named(value: object, message: str) -> None:
@@ -71,7 +81,6 @@ def test_the_place_of_a_wrong_value_is_named(value: object, message: str) -> Non
         pytest.param("[NaN]", id="NaN"),
         pytest.param("[-Infinity]", id="infinity"),
         pytest.param("[" * 100_000, id="deep"),
-        pytest.param('{"\\ud800": 1}', id="half of a surrogate pair"),
         pytest.param("1" * 5000, id="more digits than Python converts"),
     ],
 )

@@ -248,7 +248,7 @@ def expected_accuracy(
     than usual are `unlike` the training images, a second number counts those in excess as wrong.
     """
     one = results.headline
-    if one is None or one.measure != "accuracy" or results.at_chance or images < _FEW_ANSWERS:
+    if one is None or not results.is_calibrated or images < _FEW_ANSWERS:
         return ""
     share, explained = right / images, ""
     text = percent(share, 0)

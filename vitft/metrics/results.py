@@ -173,7 +173,7 @@ class _CalibrationMetrics(TypedDict):
     ece_before: _Error | None  # `ece` before temperature scaling; None if unknown
     temperature: _Positive | None  # divisor of the logits; 1 if none was fitted
     note: str | None  # reason why no temperature was fitted
-    cross_validated: NotRequired[int]  # training images to which it was also fitted
+    cross_validated: NotRequired[Natural]  # training images to which it was also fitted
     bins: list[CalibrationBin]
 
 
@@ -314,7 +314,7 @@ class RunResults(Metrics, SolvedHeadResults):
     best_epoch: AtLeastOne  # epoch of the saved weights, counted from 1
     selected_on_validation: bool  # whether the epoch was selected on the validation images
     budget: NotRequired[BudgetResults]  # absent from runs without a time budget
-    confirmed_in_float32: NotRequired[int]  # number of images with logits recomputed in float32
+    confirmed_in_float32: NotRequired[Natural]  # number of images with logits recomputed in float32
     test: NotRequired[FinalTestResults]  # absent without test images or in an unfinished run
     seconds: NotRequired[Loss]  # absent in an unfinished run
 
@@ -485,6 +485,7 @@ Measure = Literal["accuracy", "mean average precision", "all labels right"]
 
 _MORE_IMAGES = 3  # times as many as the validation images, so that cross-validation tells more
 _MAX_WEAKEST = 3
+_FEW_SCORED = 20  # images below which calibration is not relied on
 _SIGNIFICANT = 0.025  # largest one-sided p-value of logits that depend on the class
 _RARE = 0.1
 """Predictions are nearly constant if all other classes together are predicted at most this many
@@ -560,6 +561,16 @@ class Results:
     first, in cross-validation or else on the validation images."""
     growth: Interval | None = None  # of the accuracy from twice as many images, extrapolated
     rounded: bool = False  # the weights, to 8 bits after the measurement
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the probabilities say how often an answer is right.
+
+        They do in a finished run with one class per image that is better than guessing, if enough
+        images were scored.
+        """
+        one, is_ended = self.headline, not self.status and not self.at_chance
+        return bool(is_ended and one and one.measure == "accuracy" and one.images >= _FEW_SCORED)
 
     @classmethod
     def of(cls, found: RunResults | None, environment: Mapping[str, Any] | None = None) -> Self:

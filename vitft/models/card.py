@@ -25,7 +25,7 @@ from vitft.metrics.results import Results
 from vitft.models.vit_config import ViTConfig, vit_shapes
 from vitft.system.errors import RunError, UsageError
 from vitft.system.files import read_regular, write_atomically
-from vitft.system.structure import StructureError, check_ranges, parse_json, structured
+from vitft.system.structure import Natural, StructureError, check_ranges, parse_json, structured
 from vitft.system.tensors import TensorFacts, map_tensors, read_header
 
 # what vitft stores in the config.json of an export in the format of another library ---------------
@@ -70,7 +70,7 @@ class TimmConfig:
     image_size: tuple[Side, Side]
     """Height and width in pixels."""
     sized: bool = False  # whether `image_size` is passed to timm when the network is built
-    num_classes: Annotated[int, Meta(ge=0)] = 0  # 0 for a model without a head
+    num_classes: Natural = 0  # 0 for a model without a head
     in_channels: Annotated[int, Meta(ge=1, le=1024)] = 3
     # Fields of `ViTConfig` that do not apply: only timm knows these parts of its networks
     pre_logits: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from vitft.config.sections import Side
 from vitft.system.errors import UsageError
-from vitft.system.structure import check_ranges
+from vitft.system.structure import Natural, check_ranges
 from vitft.system.tensors import TensorFacts
 from vitft.system.text import count
 
@@ -118,7 +118,7 @@ class ViTConfig:
     mlp_ratio: Annotated[float, Meta(gt=0, le=1024)] = 4.0
     """Hidden width of the MLP, as a multiple of `width`."""
     qkv_bias: bool = True
-    num_classes: Annotated[int, Meta(ge=0)] = 1000
+    num_classes: Natural = 1000
     """Number of classes; 0 for a model without a head, which returns pooled features."""
     pre_logits: bool = False
     """Whether a Linear + Tanh of `width` units precedes the head (original in21k weights)."""

@@ -506,7 +506,11 @@ class _ServerMetrics:
             times.append((f'_count{{path="{path}"}}', total))
         of_model = f'{{version="{version("vitft")}",run="{run}"}}'
         started, limit = [("", self.started)], [("", queue.limits.queue)]
-        right, unlike = [("", f"{queue.expected_right:.6f}")], [("", queue.num_unlike)]
+        known, right, unlike = queue.pipeline.postprocess, [], []
+        if known.run and known.run.is_calibrated:
+            right = [("", f"{queue.expected_right:.6f}")]
+        if known.reference:
+            unlike = [("", queue.num_unlike)]
         families: tuple[tuple[str, str, Sequence[tuple[str, object]], str], ...] = (
             ("info", "gauge", [(of_model, 1)], "Version and run of the model (always 1)."),
             ("start_time_seconds", "gauge", started, "Time when the model was ready."),
@@ -520,7 +524,7 @@ class _ServerMetrics:
             ("request_seconds", "histogram", times, "Time from headers to end of response."),
         )
         lines = []
-        for name, kind, values, text in families:
+        for name, kind, values, text in (family for family in families if family[2]):
             lines += [f"# HELP vitft_{name} {text}", f"# TYPE vitft_{name} {kind}"]
             lines += [f"vitft_{name}{label} {value}" for label, value in values]
         return "".join(f"{line}\n" for line in lines)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 
 from vitft.system.errors import LockedError, RunError, UsageError
 from vitft.system.files import free_name, read_regular, try_lock, write_atomically, writing
-from vitft.system.structure import parse_json, structured
+from vitft.system.structure import Natural, parse_json, structured
 from vitft.system.suggest import Spelling, option, suggest, without_suffix
 from vitft.system.text import count, describe_os_error, shell_quote
 
@@ -116,7 +116,7 @@ class RunEnvironment(TypedDict):
     system: str
     packages: dict[str, str]
     """Versions of packages, by name."""
-    processes: NotRequired[int]
+    processes: NotRequired[Natural]
     """Number of processes that trained the model."""
     instructions: NotRequired[str]
     """Vector instructions of the CPU that torch uses, e.g. AVX512; empty on a GPU."""
@@ -125,7 +125,7 @@ class RunEnvironment(TypedDict):
     all steps were computed in the same way."""
     ended: NotRequired[str]
     """Time at which the run ended, in ISO format with time zone; absent until then."""
-    peak_memory_mib: NotRequired[dict[str, int]]
+    peak_memory_mib: NotRequired[dict[str, Natural]]
     """Peak memory use in MiB, present once the run has ended: `resident` and, on a GPU, `gpu`."""
 
 

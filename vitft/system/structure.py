@@ -1,11 +1,12 @@
 """Strict JSON, and its values checked against annotated types (msgspec).
 
 The types are the only definition of what a file may contain. JSON itself is read strictly: no
-duplicate keys, no NaN, no unencodable text, and a limited depth.
+duplicate keys, no NaN and a limited depth.
 """
 
 import dataclasses
 import json
+import re
 import typing
 from functools import cache
 from typing import Annotated, Any
@@ -32,12 +33,9 @@ def parse_json(data: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-        if "\\u" in text:  # half of a surrogate pair; invalid bytes of file names are allowed
-            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,12 +60,18 @@ def structured(value: Any, kind: Any, place: str = "") -> Any:  # noqa: ANN401 -
         StructureError: The value does not conform to `kind`. The message begins with its location
             inside the value, which is at `place`.
     """
-    try:
+    try:  # neither infinity nor half of a surrogate pair, but invalid bytes of file names
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogateescape")
         found = msgspec.convert(value, kind)
+    except UnicodeEncodeError as error:
+        problem = f"{place or 'the content'}: a text contains half of a surrogate pair"
+        raise StructureError(problem) from error
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         where = f"{place}{where.rstrip('`')}".removeprefix(".")
         raise StructureError(f"{where or 'the content'}: {problem}") from error
+    except ValueError as error:
+        raise StructureError(f"{place or 'the content'}: {error}") from error
     except UsageError as error:  # of a dataclass that checks itself
         raise StructureError(f"{place}: {error.problem}".removeprefix(": ")) from error
     if unknown := _unknown_key(value, found):
@@ -84,26 +88,28 @@ def _unknown_key(value: Any, found: Any) -> str:  # noqa: ANN401
         inner = ((f".{n[:60]}", one, getattr(found, n)) for n, one in value.items() if n in known)
         if odd := [name for name in value if name not in known]:
             return f".{odd[0][:60]}"
+    elif isinstance(found, dict):
+        inner = ((f".{n}", value[n], f) for n, f in found.items() if dataclasses.is_dataclass(f))
     else:
         return ""
     return next((f"{at}{more}" for at, *pair in inner if (more := _unknown_key(*pair))), "")
 
 
 _hints = cache(typing.get_type_hints)
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def check_ranges(settings: object) -> None:
-    """Check the types and ranges of a dataclass's values, or raise UsageError.
+    """Check the values of a dataclass that have bounds (`Meta`); a wrong one is a UsageError.
 
-    Call this function in `__post_init__`, for instances that `structured` does not create. Choices
-    (`Literal`) are left to the caller, which can list them.
+    Call this function in `__post_init__`, for instances that `structured` does not create.
     """
     kind: Any = type(settings)  # mypy takes it for unhashable
     for name, hint in _hints(kind, include_extras=True).items():
-        value = getattr(settings, name)
-        is_checked = typing.get_origin(hint) not in (typing.ClassVar, typing.Literal)
-        if is_checked and not dataclasses.is_dataclass(value):
+        bounds = dict.fromkeys(re.findall(r"\b(g[et]|l[et])=([^,)]+)", repr(hint)))
+        if bounds and not dataclasses.is_dataclass(value := getattr(settings, name)):
             try:
-                msgspec.convert(value, hint)
-            except msgspec.ValidationError as error:
-                raise UsageError(f"invalid {name}: {error}", fix=f"correct {name}") from error
+                structured(value, hint, name)
+            except StructureError as error:
+                fix = " and ".join(f"{_SIGNS[sign]} {bound}" for sign, bound in bounds)
+                raise UsageError(str(error), fix=f"use a value {fix}") from error

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from vitft.system.files import open_regular
-from vitft.system.structure import parse_json
+from vitft.system.structure import parse_json, structured
 
 _MAX_EXPANSION = 20
 """Ratio of unpacked to packed size above which a large archive is rejected."""
@@ -125,7 +125,7 @@ def read_header(path: Path) -> _SafetensorsHeader:
             pass
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    fields = parse_json(text)
+    fields = structured(parse_json(text), dict[str, Any])
     metadata = fields.pop("__metadata__", None) or {}
     tensors = {n: TensorFacts(f["dtype"], tuple(f["shape"])) for n, f in fields.items()}
     offsets = {name: tuple(facts["data_offsets"]) for name, facts in fields.items()}

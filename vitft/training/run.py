@@ -151,6 +151,8 @@ def fit(fitted: Fitted) -> None:
         elif number >= first:
             # Epochs of batches: after each, validate and keep the best weights. The state is saved
             # at intervals, and the optimiser restored from it
+            if saved and not is_new:  # what is written if the run stops before the next line
+                best.load(saved.facts["best"], saved.best)
             StepStage(fitted, number).run(None if is_new else saved)
         number += 1
 

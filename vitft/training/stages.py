@@ -263,7 +263,6 @@ class StepStage:
         if saved is not None:
             facts = saved.facts
             self.trainer.load_state(saved.tensors, facts)
-            self.fitted.best.load(facts["best"], saved.best)
             self.metrics, self.epochs = facts["tally"], facts["epochs"]
             run.cut_log(facts["log_bytes"])
             lines = read_run_lines(run.path / "metrics.jsonl", LogLine)

@@ -247,7 +247,7 @@ def load_pretrained(  # noqa: PLR0913 - independent keyword-only options
         how = f"repeated for {channels} channels" if channels > 1 else "averaged for one channel"
         origin = weights.statistics_source + (f", {how}" if len(known.mean) != channels else "")
     pos_embed = weights.resampling or pos_embed
-    tensors, dropped, changes = _adapt(
+    tensors, dropped, changes = adapt(
         weights.tensors, source, target, new_head=new_head, pos_embed=pos_embed
     )
     loaded = len(tensors)
@@ -315,7 +315,7 @@ def _resize_positions(
     return torch.cat([pos[:, :prefix], patches], dim=1)
 
 
-def _adapt(
+def adapt(
     tensors: Mapping[str, Tensor],
     source: ViTConfig,
     target: ViTConfig,
