@@ -261,7 +261,7 @@ WORD = re.compile(r"\w+")
 def test_names_that_only_their_own_module_uses_are_private() -> None:
     others = [
         path
-        for folder in ("vitft", "tests", "benchmarks", "docs")
+        for folder in ("vitft", "tests", "benchmarks", "docs", "weights")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".pyi", ".j2")
     ]

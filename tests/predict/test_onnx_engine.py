@@ -173,7 +173,7 @@ BAD = [
     pytest.param({"vitft": "{}"}, "its vitft metadata is not valid", id="empty"),
     pytest.param({"vitft": description(input=3)}, "is not valid", id="wrong type"),
     pytest.param(
-        {"vitft": description(transform={"crop": 9})}, "invalid crop", id="wrong transform"
+        {"vitft": description(transform={"crop": 9})}, "crop: Expected", id="wrong transform"
     ),
 ]
 

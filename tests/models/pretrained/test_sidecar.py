@@ -144,7 +144,7 @@ def test_rotary_settings_of_timm_replace_those_of_the_architecture(tmp_path: Pat
             "rope_grid_indexing": "xy", "rope_rotate_half": False}}  # fmt: skip
     stated = facts_of(tmp_path, none)
     assert stated.rope == replace(known, grid=None, unit=False, x_first=True, halves=False)
-    with pytest.raises(WeightsError, match="invalid base"):
+    with pytest.raises(WeightsError, match="base: Expected"):
         facts_of(tmp_path, {"architecture": name, "model_args": {"rope_temperature": 0.5}})
 
 
