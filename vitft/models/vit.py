@@ -155,6 +155,11 @@ class Block(nn.Module):
         return rows + self.drop_path(self.ls2(self.mlp(self.norm2(rows))))
 
 
+def blocks_of(module: nn.Module) -> list[Block]:
+    """Return the blocks in a module, in order."""
+    return [each for each in module.modules() if isinstance(each, Block)]
+
+
 def _layer_scale(config: ViTConfig) -> nn.Module:
     return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 

@@ -29,6 +29,7 @@ from vitft.config.defaults import default_batch_size, default_lr
 from vitft.config.sections import OptimSpec
 from vitft.metrics.classification import DEFAULT_LOSS, TrainingLoss, are_right
 from vitft.models.timm_model import Model
+from vitft.models.vit import blocks_of
 from vitft.system.device import BatchLimit, exact_float32, is_out_of_memory
 from vitft.system.errors import DivergedError, ResourceError, RunError, UsageError
 from vitft.system.structure import Natural
@@ -484,10 +485,9 @@ def _sharded_copy(module: nn.Module, group: ProcessGroup) -> nn.Module:
 
     copied = copy.deepcopy(module)
     mesh = init_device_mesh(next(copied.parameters()).device.type, (group.size,))
-    shortcut = "for_class_token"  # a method that only blocks have
-    for block in [each for each in copied.modules() if hasattr(each, shortcut)]:
+    for block in blocks_of(copied):
         fully_shard(block, mesh=mesh)
-        register_fsdp_forward_method(block, shortcut)
+        register_fsdp_forward_method(block, "for_class_token")
     fully_shard(copied, mesh=mesh)
     return copied
 
