@@ -21,6 +21,7 @@ import os
 import re
 import struct
 import sys
+import time
 import warnings
 import zlib
 from collections import Counter, deque
@@ -620,6 +621,13 @@ def decode_images(
     return in_order(one, enumerate(paths), workers=workers, ahead=ahead)
 
 
+def _awaited(item: object) -> str:
+    """Return the name of an image, or of the first one of a batch, or "" if it has none."""
+    while isinstance(item, Sequence) and not isinstance(item, str) and len(item):
+        item = next((part for part in item if not isinstance(part, int)), "")
+    return "" if callable(item) else str(getattr(item, "path", item))
+
+
 def in_order(
     function: Callable[[Argument], _Mapped],
     items: Iterable[Argument],
@@ -639,33 +647,40 @@ def in_order(
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
+    active = set[object]()  # one for each item in a thread
+
+    def tracked(item: Argument) -> _Mapped:
+        token = object()
+        active.add(token)
+        try:
+            return function(item)
+        finally:
+            active.discard(token)
 
     def take() -> _Mapped:
-        item, future = pending[0]  # stays in `pending` meanwhile, for the case of a signal
+        item, future = pending.popleft()
         waited, step = 0.0, PATIENCE_S
         while wait([future], timeout=step).not_done:  # on a slow disk or lost network share
             waited += step
             step = waited
-            first: object = item  # of a batch
-            while isinstance(first, Sequence) and not isinstance(first, str) and len(first):
-                first = next((part for part in first if not isinstance(part, int)), "")
-            if not callable(first):
-                log.info(f"still waiting for {getattr(first, 'path', first)} after {waited:.0f} s")
-        pending.popleft()
+            if name := _awaited(item):
+                log.info(f"still waiting for {name} after {waited:.0f} s")
         return future.result()
 
     try:
         for item in items:
-            pending.append((item, pool.submit(function, item)))
+            pending.append((item, pool.submit(tracked, item)))
             if len(pending) >= limit or pending[0][1].done():
                 yield take()
         while pending:
             yield take()
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
-        running = [future for _, future in pending if future.running()]
-        is_stalled = True  # if another signal arrives meanwhile
-        is_stalled = bool(wait(running, timeout=_STALLED_S).not_done)
+        is_stalled, end = True, time.monotonic() + _STALLED_S  # True if another signal arrives
+        time.sleep(_STALLED_S / 100)  # a thread may be about to begin
+        while active and time.monotonic() < end:
+            time.sleep(_STALLED_S / 100)
+        is_stalled = bool(active)
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)
