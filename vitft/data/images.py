@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import chain, compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -628,6 +628,21 @@ def _awaited(item: object) -> str:
     return "" if callable(item) else str(getattr(item, "path", item))
 
 
+class _Calls(Generic[Argument, _Mapped]):
+    """A function, with one object in `active` for each call that is running."""
+
+    def __init__(self, function: Callable[[Argument], _Mapped]) -> None:
+        self.function, self.active = function, set[object]()
+
+    def __call__(self, item: Argument) -> _Mapped:
+        call = object()
+        self.active.add(call)
+        try:
+            return self.function(item)
+        finally:
+            self.active.discard(call)
+
+
 def in_order(
     function: Callable[[Argument], _Mapped],
     items: Iterable[Argument],
@@ -647,15 +662,7 @@ def in_order(
     limit = max(1, 4 * workers if ahead is None else ahead)
     pending: deque[tuple[Argument, Future[_Mapped]]] = deque()
     pool, is_stalled = ThreadPoolExecutor(workers, thread_name_prefix="vitft-decode"), False
-    active = set[object]()  # one for each item in a thread
-
-    def tracked(item: Argument) -> _Mapped:
-        token = object()
-        active.add(token)
-        try:
-            return function(item)
-        finally:
-            active.discard(token)
+    calls = _Calls(function)
 
     def take() -> _Mapped:
         item, future = pending.popleft()
@@ -669,7 +676,7 @@ def in_order(
 
     try:
         for item in items:
-            pending.append((item, pool.submit(tracked, item)))
+            pending.append((item, pool.submit(calls, item)))
             if len(pending) >= limit or pending[0][1].done():
                 yield take()
         while pending:
@@ -678,9 +685,9 @@ def in_order(
         pool.shutdown(wait=False, cancel_futures=True)
         is_stalled, end = True, time.monotonic() + _STALLED_S  # True if another signal arrives
         time.sleep(_STALLED_S / 100)  # a thread may be about to begin
-        while active and time.monotonic() < end:
+        while calls.active and time.monotonic() < end:
             time.sleep(_STALLED_S / 100)
-        is_stalled = bool(active)
+        is_stalled = bool(calls.active)
         raise
     finally:
         pool.shutdown(wait=not is_stalled, cancel_futures=True)
