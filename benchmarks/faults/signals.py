@@ -44,7 +44,7 @@ from vitft.export import job
 from vitft.models.checkpoint import load_checkpoint
 from vitft.predict.torch_engine import Predictor
 from vitft.system.errors import VitftError
-from vitft.training import reports, stages
+from vitft.training import record, reports, stages
 from vitft.training import run as train
 from vitft.training.loop import Trainer
 from vitft.training.record import newest_state
@@ -56,12 +56,12 @@ PHASES: tuple[tuple[str, Any, str], ...] = (
     ("solving the head", train, "solve_head_stage"),
     ("a step", Trainer, "step"),
     ("evaluation", stages, "validate"),
-    ("saving the state", stages, "save_state"),
+    ("saving the state", record, "save_state"),
     ("final metrics", train, "evaluate"),
     ("calibrated weights", train, "write_final"),
     ("audit", reports, "_audit_run"),
     ("thumbnails", reports, "_write_thumbnails"),
-    ("report", cli_finetune, "print_report"),
+    ("report", cli_finetune, "_print_summary"),
     ("export", job, "export_run"),
     ("prediction", Predictor, "stream"),
 )
