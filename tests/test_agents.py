@@ -70,6 +70,9 @@ def test_a_program_goes_from_a_folder_to_a_corrected_exported_and_served_model(
     predictions = asked(STEPS["predict"].replace("--run run", "--run corrected"))
     right = [Path(one["path"]).parent.name == one["classes"][0]["class"] for one in predictions]
     assert sum(right) / len(right) > 0.7
+    asking = STEPS["find similar images"].replace("1.jpg", "tulip/0001.jpg")
+    found = asked(asking.replace("--run run", "--run corrected"))["similar"]
+    assert found[0] == {"path": "photos/tulip/0001.jpg", "similarity": 1.0}  # the same file
     assert asked(STEPS["evaluate"].replace("--run run", "--run corrected"))["top1"] > 0.7
     compared = asked(STEPS["compare"].replace("other", "corrected"))
     assert [one["name"] for one in compared["runs"]] == ["run", "corrected"]

@@ -3,6 +3,7 @@
 __all__: list[str]
 
 from .api import Trained as Trained
+from .api import embed as embed
 from .api import finetune as finetune
 from .api import load as load
 from .data.transforms import EvalTransform as EvalTransform
@@ -12,6 +13,7 @@ from .models.pretrained.load import LoadReport as LoadReport
 from .models.pretrained.load import load_pretrained as load_pretrained
 from .models.registry import create_model as create_model
 from .models.vit import VisionTransformer as VisionTransformer
+from .predict.embeddings import Embeddings as Embeddings
 from .predict.rows import Prediction as Prediction
 from .report.notebook import Explanation as Explanation
 from .report.notebook import Predictions as Predictions

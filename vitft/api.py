@@ -26,6 +26,7 @@ from vitft.config.run import (
     requested_config,
 )
 from vitft.config.schema import require
+from vitft.config.sections import TrainSpec
 from vitft.data.demo import demo_data
 from vitft.data.images import array_from_tensor, image_from_array, upright_rgb
 from vitft.data.transforms import EvalTransform
@@ -43,6 +44,7 @@ from vitft.explain.heatmaps import (
 )
 from vitft.metrics.results import Results
 from vitft.models.find import find_model
+from vitft.predict.embeddings import Embeddings, chosen_weights, list_images, load_embedder
 from vitft.predict.engine import LoadedImage, Pipeline, Views, notes_on
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.pictures import (
@@ -53,10 +55,11 @@ from vitft.predict.pictures import (
     read_picture,
 )
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.request import check_threshold
+from vitft.predict.request import PREDICT_DTYPES, check_threshold
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
+from vitft.system.device import caller_state_preserved
 from vitft.system.errors import ImageError, UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import parameter, suggest
@@ -207,6 +210,46 @@ def load(run: str | os.PathLike[str] | None = None, *, device: str = "auto") -> 
     """
     name = None if run is None else os.fspath(run)
     return Trained(open_engine(name, device, spell=parameter), name)
+
+
+def embed(
+    images: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    run: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    dtype: Literal["auto", "fp32", "bf16"] = "auto",
+    cache: str | os.PathLike[str] = "",
+    device: str = "auto",
+    allow_pickle: bool = False,
+) -> Embeddings:
+    """Return one vector for each image file; unreadable files are in `skipped`.
+
+    Args:
+        images: Files, folders, patterns or lists of paths.
+        run: Run directory, export or checkpoint. Default: the latest run.
+        weights: Pretrained weights instead of a run, as in `finetune`.
+        dtype: Number format of the computation. Default: bf16 where it is faster.
+        cache: Folder of cached features, or `none`. Default: that of `finetune`.
+        device: Device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        allow_pickle: Whether `weights` may be a .pth file, which is a pickle.
+
+    Raises:
+        VitftError: The command would print the same error.
+    """
+    names = [*images] if isinstance(images, Iterable) and not isinstance(images, str) else [images]
+    is_named = bool(names) and all(isinstance(name, str | os.PathLike) for name in names)
+    fix = "pass paths. For other images, use vitft.load(run).features(images)"
+    require(is_named, "embed needs one or more paths of images", fix=fix)
+    fix = "use only one of them"
+    require(run is None or weights is None, "run and weights cannot be combined", fix=fix)
+    fix = f"use one of {', '.join(PREDICT_DTYPES)}"
+    require(dtype in PREDICT_DTYPES, f"invalid dtype={dtype!r}", fix=fix)
+    model, name = (None if one is None else os.fspath(one) for one in (run, weights))
+    spec = chosen_weights(model, name, allow_pickle=allow_pickle, spell=parameter)
+    listed = list_images([os.fspath(name) for name in names])
+    train = TrainSpec(device=device, precision=dtype, cache=os.fspath(cache))
+    with caller_state_preserved(gpu=device != "cpu"):
+        return load_embedder(model, spec, train)(listed)
 
 
 class Trained:

@@ -47,6 +47,10 @@ predict  predict the classes of images  docs/predict.md
   vitft predict photos --out rows.csv  classify a folder, one row per image
   vitft predict photos --precision 0.99  mark doubtful predictions as not sure
   vitft predict photos --run export  use another run or an export
+embed  compute embeddings of images, and find similar images  docs/predict.md#embeddings
+  vitft embed photos --out vectors.parquet  write one vector per image
+  vitft embed photos --near photo.jpg  print the most similar images
+  vitft embed photos --weights vit_tiny_patch16_224 --out vectors.npz  without a run
 serve  serve a trained model over HTTP, with a web page for uploading images  docs/serve.md
   vitft serve  open http://127.0.0.1:8000/ in a browser
 export  export a trained model to other formats  docs/export.md

@@ -842,7 +842,7 @@ def inspect_file(
 ) -> _Inspected | ImageError:
     """Return the result of `function` for a file, or the error with the path relative to `root`."""
     try:
-        data = read_bytes(f"{root}/{file.path}", max_pixels=max_pixels)
+        data = read_bytes(Path(root, file.path), max_pixels=max_pixels)
         return function(
             OpenedImage(file, data, max_pixels=max_pixels, grey_range=grey_range, fast=fast)
         )
@@ -936,6 +936,16 @@ def describe_counts(bad: int, good: int, *, different: int) -> str:
     parts += [f"{different:,} different, {copies}"] * (different < good)
     more = f" ({'; '.join(parts)})" if parts else ""
     return f"{count(good, 'readable image')}{more}"
+
+
+def check_any_readable(inspected: Images) -> None:
+    """Raise a DataError if no image is readable."""
+    if not inspected.rows:
+        path, reason = inspected.bad[0]
+        raise DataError(
+            f"none of the {count(len(inspected.bad), 'image')} can be read ({path}: {reason})",
+            fix="use undamaged images",
+        )
 
 
 def log_inspection(inspected: Images) -> None:

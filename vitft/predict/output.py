@@ -37,7 +37,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _Cell = str | float | None
 
 
-def _in_utf8(cell: _Cell) -> _Cell:
+def in_utf8(cell: _Cell) -> _Cell:
     """Return a cell in valid UTF-8."""
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
@@ -46,7 +46,7 @@ def _clean_cell(cell: _Cell) -> _Cell:
     """Return a value that an Excel file can contain; an empty text is an empty cell."""
     if not isinstance(cell, str):
         return cell
-    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", str(_in_utf8(cell)))[:_EXCEL_CELL] or None
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", str(in_utf8(cell)))[:_EXCEL_CELL] or None
 
 
 def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction]) -> None:
@@ -59,7 +59,7 @@ def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction
     schema = pa.schema(list(zip(names, types, strict=True)))
     with pq.ParquetWriter(path, schema) as writer:
         while group := [form.cells(one) for one in islice(predictions, _GROUP)]:
-            rows = [dict(zip(names, map(_in_utf8, cells), strict=True)) for cells in group]
+            rows = [dict(zip(names, map(in_utf8, cells), strict=True)) for cells in group]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
@@ -234,7 +234,7 @@ def check_finished(out: Path, names: Iterator[str]) -> tuple[int, int]:
         raise _cannot_resume(out, "it has no column path", fix=_OTHER_FILE)
     for done, row in enumerate(reader, start=1):
         cells, name = dict(zip(columns, row, strict=False)), next(names, None)
-        written = name and (name, escape_formula(name), _in_utf8(name), _clean_cell(name))
+        written = name and (name, escape_formula(name), in_utf8(name), _clean_cell(name))
         if not written or cells["path"] not in written:
             _check_name(out, done, cells["path"], name)
         errors += bool(cells.get("error"))

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitft.config.sections import DataSpec, ModelSpec, TrainSpec, WeightsSpec
+from vitft.config.sections import DataSpec, TrainSpec, WeightsSpec
 from vitft.data.image_table import Images, Row
-from vitft.data.images import GreyRange, log_inspection, measure_grey_range
+from vitft.data.images import GreyRange, check_any_readable, log_inspection, measure_grey_range
 from vitft.data.mistaken import check_is_folder
 from vitft.data.transforms import eval_view
 from vitft.data.walk import Walk, by_suffix, unused_notes
+from vitft.predict.embeddings import load_features
 from vitft.system.cores import usable_cores
 from vitft.system.errors import DataError
 from vitft.system.text import count
@@ -73,23 +74,18 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
     The features come from `weights` or, if `run` is given, from the model of the run.
     """
     from vitft.features import extract as features
-    from vitft.predict.torch_engine import Predictor
     from vitft.serve.label.chooser import directions
 
-    max_pixels, classes = DataSpec().max_pixels, tuple[str, ...]()
+    max_pixels, spec = DataSpec().max_pixels, None
     if run is None:
         spec = WeightsSpec(name=weights)
-        pipeline, _ = features.load_pipeline(
-            folder, "head", weights=spec, model=ModelSpec(), train=train, max_pixels=max_pixels
-        )
-        found = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
-        transform = replace(pipeline.transform, grey_range=found)
     else:
-        one = Predictor.from_run(run, device=train.device)
-        pipeline = features.build_pipeline(
-            one.model, one.transform, "head", train, device=one.device, precision="fp32"
-        )
-        transform, classes = pipeline.transform, one.classes
+        train = replace(train, precision="fp32")
+    pipeline, classes = load_features(run, spec, train)
+    transform = pipeline.transform
+    if run is None:
+        found = measure_grey_range(folder, max_pixels=max_pixels, workers=usable_cores())
+        transform = replace(transform, grey_range=found)
     view = eval_view(transform)
     extractor = pipeline.open_extractor(train, max_pixels=max_pixels)
     assert extractor is not None
@@ -97,17 +93,11 @@ def load_pool(folder: Images, *, weights: str, run: str | None, train: TrainSpec
         folder, max_pixels=max_pixels, allow_bad=True, extractor=extractor, view=view
     )
     log_inspection(inspected)
+    check_any_readable(inspected)
     features.log_cached_features(inspected, extractor.computed)
     files: dict[str, list[str]] = {}
     for file in inspected.rows:
         files.setdefault(file.sha256, []).append(file.path)
-    if not files:
-        path, reason = inspected.bad[0]
-        raise DataError(
-            f"none of the {count(len(inspected.bad), 'image')} in {inspected.root} can be "
-            f"read ({path}: {reason})",
-            fix="use a folder with undamaged images",
-        )
     x = extractor.rows([*files], view)
     return PicturePool(
         root=folder.root,

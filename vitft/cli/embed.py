@@ -1,0 +1,99 @@
+"""`vitft embed`: write the embeddings of images, and find similar images."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vitft.cli import output
+from vitft.cli.parser import Command
+from vitft.config.schema import require
+from vitft.config.sections import TrainSpec
+from vitft.data.images import open_image
+from vitft.data.listed_files import check_some_exist
+from vitft.predict.embeddings import chosen_weights, list_images, load_embedder
+from vitft.predict.output import check_output
+from vitft.predict.request import PREDICT_DTYPES, ProcessShard
+from vitft.system.imports import heavy_imports, require_extra
+from vitft.system.rundir import loading_step
+from vitft.system.text import count
+
+
+@Command(
+    "embed",
+    f"""
+images IMAGE ...  image file, folder, pattern in quotes, or list of paths (.txt, .csv or -)
+common options:
+--out FILE  new file for the vectors: .parquet or .npz
+--near IMAGE  print the images that are most similar to this one
+--top-k K  number of similar images (default: 10)
+--run
+--weights NAME  pretrained weights that compute the vectors, instead of a run
+--format
+advanced options:
+--dtype {"|".join(PREDICT_DTYPES)} := auto  number format of the computation (default: auto, which
+    is bf16 where faster)
+--cache
+--device
+--allow-pickle
+""",
+    exclusive=("--weights", "--run"),
+)
+def _embed_command(args: argparse.Namespace) -> int:
+    """Write the vectors, print similar images, and return 3 if an image could not be read."""
+    _check_options(args)
+    weights = chosen_weights(args.run, args.weights, allow_pickle=args.allow_pickle)
+    if args.near is not None:
+        check_some_exist([args.near])
+        open_image(args.near)  # an unreadable one is an error at once
+    images = list_images(args.images, sys.stdin.buffer if sys.stdin else None)
+    named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
+    with heavy_imports(f"loading {args.weights}" if weights else loading_step(args.run)):
+        embed = load_embedder(args.run, weights, TrainSpec(**named, precision=args.dtype))
+    similar = query = None
+    if args.near is not None:
+        query = embed(list_images([args.near])).vector[0]
+    found = embed(images)
+    if query is not None:
+        similar = found.most_similar(query, args.top_k or 10)
+    if args.out is not None:
+        found.save(Path(args.out))
+    fields = ("path", "similarity")
+    if args.format == "json":
+        output.as_json({
+            "file": args.out,
+            "images": len(found.path),
+            "dimensions": found.vector.shape[1],
+            "precision": found.precision,
+            "skipped": [dict(zip(("path", "reason"), one, strict=True)) for one in found.skipped],
+            "similar": similar and [dict(zip(fields, one, strict=True)) for one in similar],
+        })  # fmt: skip
+        return 3 if found.skipped else 0
+    if similar is not None:
+        output.table(fields, [(path, f"{cosine:.4f}") for path, cosine in similar], numbers=1)
+    if args.out is not None:
+        what = f"{count(len(found.path), 'vector')} of {found.vector.shape[1]:,} values"
+        output.result(f"{what}, computed in {found.precision}, written to {args.out}")
+    return 3 if found.skipped else 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Check that the options are valid and have an effect together."""
+    fix = "add --out vectors.parquet to write vectors, or --near IMAGE to find similar images"
+    require(bool(args.out or args.near), "neither --out nor --near is given", fix=fix)
+    has_effect = args.top_k is None or args.near is not None
+    require(has_effect, "--top-k needs --near", fix="add --near IMAGE, or remove --top-k")
+    fix = "use an integer of 1 or more"
+    require(args.top_k is None or args.top_k >= 1, f"invalid --top-k {args.top_k}", fix=fix)
+    has_effect = not args.allow_pickle or args.weights is not None
+    require(has_effect, "--allow-pickle needs --weights", fix="remove --allow-pickle")
+    fix = "run it without torchrun. It uses all cores, or one GPU"
+    is_alone = ProcessShard.from_environment().world == 1
+    require(is_alone, "vitft embed does not support several processes", fix=fix)
+    if args.out is not None:
+        out = Path(args.out)
+        fix = "use a name that ends with .parquet or .npz"
+        problem = f"cannot infer a format from the suffix of --out {out}"
+        require(out.suffix.lower() in (".npz", ".parquet"), problem, fix=fix)
+        if out.suffix.lower() == ".parquet":
+            require_extra("parquet", feature=f"--out {out}")
+        check_output(out, ProcessShard(), resume=False)

@@ -1,0 +1,144 @@
+"""Embeddings: the pooled feature of each image, from a run or from pretrained weights.
+
+Features are extracted and cached as in training. Importing this module does not import torch.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from vitft.config.schema import require
+from vitft.config.sections import ModelSpec, TrainSpec, WeightsSpec
+from vitft.data.image_table import Images, Row
+from vitft.data.images import MAX_PIXELS, check_any_readable, log_inspection
+from vitft.data.listed_files import check_some_exist
+from vitft.data.sources import sources
+from vitft.data.transforms import eval_view
+from vitft.models.find import find_model
+from vitft.models.pretrained.catalog import check_weights_name
+from vitft.predict.output import in_utf8
+from vitft.system.files import temporary_file, writing
+from vitft.system.suggest import Spelling, option
+
+if TYPE_CHECKING:
+    from vitft.features.extract import FrozenPipeline
+
+_AT_ONCE = 4096  # number of vectors that are normalised together
+_DECIMALS = 6  # decimal places of similarities; float32 has no more
+_SHORTEST = 1e-12  # length below which a vector is not scaled to length 1
+_Vectors = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    """One vector for each readable image, in the order in which the images were given."""
+
+    path: tuple[str, ...]
+    sha256: tuple[str, ...]  # hexadecimal digest of each file
+    vector: _Vectors  # (n, D), each of length 1, so that dot products are cosine similarities
+    precision: str  # number format in which the features were computed, `fp32` or `bf16`
+    skipped: tuple[tuple[str, str], ...]  # paths of unreadable files, with the reasons
+
+    def most_similar(self, vector: _Vectors, count: int) -> list[tuple[str, float]]:
+        """Return the paths of the images most similar to a vector (D,), with the similarities."""
+        cosines = np.clip(self.vector @ vector, -1, 1)
+        nearest = np.argsort(-cosines, kind="stable")[:count]
+        return [(self.path[i], round(float(cosines[i]), _DECIMALS)) for i in nearest]
+
+    def save(self, out: Path) -> None:
+        """Write path, sha256 and vector as columns of a Parquet file, or as arrays of an .npz."""
+        columns: dict[str, Any] = {"path": [*map(in_utf8, self.path)], "sha256": self.sha256}
+        with writing(out), temporary_file(out) as (descriptor, temporary):
+            with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+                if out.suffix.lower() == ".npz":
+                    np.savez(file, **columns, vector=self.vector)
+                else:
+                    import pyarrow as pa
+                    import pyarrow.parquet as pq
+
+                    flat, size = pa.array(self.vector.reshape(-1)), self.vector.shape[1]
+                    columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, size)
+                    pq.write_table(pa.table(columns), file)
+            temporary.replace(out)
+
+
+def list_images(names: Sequence[str], stdin: BinaryIO | None = None) -> Images:
+    """Return the images of files, folders, patterns and lists, without opening them."""
+    found = [*sources(names, stdin=stdin or io.BytesIO())]
+    check_some_exist([source.path or source.url or source.name for source in found])
+    for source in found:
+        what = "a web address" if source.url else "an image on standard input"
+        problem = f"{source.name} is {what}, but this command reads files"
+        require(bool(source.path or source.error), problem, fix="save the image, and use the file")
+    bad = tuple((source.name, source.error) for source in found if source.error)
+    return Images(Path(), (), [Row(s.path, 0) for s in found if not s.error], bad=bad)
+
+
+def chosen_weights(
+    run: str | None, weights: str | None, *, allow_pickle: bool, spell: Spelling = option
+) -> WeightsSpec | None:
+    """Check that the weights exist or, without any, the run, before torch is imported."""
+    if weights is None:
+        find_model(run, spell=spell)
+        return None
+    check_weights_name(weights, allow_pickle=allow_pickle)
+    return WeightsSpec(name=weights, allow_pickle=allow_pickle)
+
+
+def load_features(
+    run: str | None, weights: WeightsSpec | None, train: TrainSpec
+) -> tuple["FrozenPipeline", tuple[str, ...]]:
+    """Load a model cut after its pooled feature, from weights or a run, with the run's classes."""
+    from vitft.features.extract import build_pipeline, load_pipeline
+    from vitft.models.checkpoint import build_model
+    from vitft.models.pretrained.weights import load_classifier
+    from vitft.system.device import pick_device, pick_precision
+
+    if weights is not None:
+        none, spec = Images(Path(), (), ()), ModelSpec()
+        options: Any = {"weights": weights, "model": spec, "train": train}
+        return load_pipeline(none, "head", **options, max_pixels=MAX_PIXELS)[0], ()
+    tensors, card = load_classifier(find_model(run))
+    model, device = build_model(tensors, card.architecture), pick_device(train.device)
+    kind: Any = {"device": device, "precision": pick_precision(train.precision, device)}
+    return build_pipeline(model, card.transform, "head", train, **kind), card.classes
+
+
+def load_embedder(
+    run: str | None, weights: WeightsSpec | None, train: TrainSpec
+) -> Callable[[Images], Embeddings]:
+    """Return a function that computes the embeddings of images, or reads them from the cache.
+
+    They are features of the last block, also for a head that reads several blocks. If no image is
+    readable, it raises a DataError.
+    """
+    from vitft.features.extract import inspect_dataset, log_cached_features
+
+    pipeline, _ = load_features(run, weights, train)
+    whole = pipeline.open_extractor(train, max_pixels=MAX_PIXELS)
+    assert whole is not None
+    extractor, view = whole.of_last_block(), eval_view(pipeline.transform)
+    options: Any = {"max_pixels": MAX_PIXELS, "extractor": extractor, "view": view}
+
+    def embed(images: Images) -> Embeddings:
+        before = extractor.computed
+        inspected = inspect_dataset(images, allow_bad=True, **options)
+        log_inspection(inspected)
+        check_any_readable(inspected)
+        log_cached_features(inspected, extractor.computed - before)
+        paths, digests = zip(*((r.path, r.sha256) for r in inspected.rows), strict=True)
+        vectors: _Vectors = extractor.rows(digests, view).numpy()
+        for i in range(0, len(vectors), _AT_ONCE):
+            part = vectors[i : i + _AT_ONCE]
+            part /= np.linalg.norm(part, axis=1, keepdims=True).clip(_SHORTEST)
+        precision = "bf16" if extractor.precision == "bf16" else "fp32"
+        skipped = inspected.bad
+        return Embeddings(
+            path=paths, sha256=digests, vector=vectors, precision=precision, skipped=skipped
+        )
+
+    return embed
