@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from vitft.system.cores import container_cores
 from vitft.system.signals import EXIT_SIGNALS, SIGNALS, exit_at_once
 
 
@@ -21,6 +22,8 @@ def run() -> NoReturn:
     for number in numbers:
         signal.signal(number, exit_at_once)
     code = 1
+    if (cores := container_cores()) < (os.cpu_count() or 1):  # libraries count the machine's cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
 
     def finish(*_: object) -> NoReturn:
         logging.shutdown()

@@ -40,7 +40,8 @@ from vitft.features.extract import Extractor, inspect_dataset
 from vitft.models.registry import create_model
 from vitft.models.timm_model import Model
 from vitft.predict.torch_engine import Predictor
-from vitft.system.device import describe_device, pick_precision, worker_threads
+from vitft.system.cores import usable_cores
+from vitft.system.device import describe_device, pick_precision
 from vitft.training.loop import Batch, Trainer
 from vitft.training.run import run_finetuning
 
@@ -122,7 +123,7 @@ def pipeline(args: argparse.Namespace) -> Lines:
         count = len(found.rows)
         prefix = prefix_on(name, GPU, "fp32")
         begin = time.perf_counter()
-        inspect_folder(found, max_pixels=10**8, allow_bad=False, workers=worker_threads())
+        inspect_folder(found, max_pixels=10**8, allow_bad=False, workers=usable_cores())
         decode = count / (time.perf_counter() - begin)
         lean, pixels = prefix.in_precision(precision), pixels_of(prefix.model, 32, GPU)
         forward = 32 / seconds_of(partial(run_prefix, lean, pixels), 3)
@@ -238,7 +239,7 @@ def main(words: list[str] | None = None) -> int:
             file.write(line + "\n")
             file.flush()
 
-        write(f"{describe_device(GPU)}, {worker_threads()} decode threads, torch {torch.__version__}, "
+        write(f"{describe_device(GPU)}, {usable_cores()} decode threads, torch {torch.__version__}, "
               f"Python {platform.python_version()}")  # fmt: skip
         for name, section in SECTIONS.items():
             if time.monotonic() - begin > 60 * args.minutes * 0.8:

@@ -1,12 +1,14 @@
 """Choice of device and precision."""
 
+import os
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.pretend_gpu import pretend_gpu
-from vitft.system import UsageError, exact_float32, pick_device
+from vitft.system import UsageError, exact_float32, pick_device, usable_cores
 
 
 @pytest.mark.parametrize("name", ["gpu", "banana", "0"])
@@ -53,3 +55,21 @@ def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored()
         assert (convolutions.fp32_precision, products.fp32_precision) == ("ieee", "ieee")
 
     assert (convolutions.fp32_precision, products.fp32_precision) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no affinity")
+def test_decode_threads_keep_to_the_cores_and_the_limit_of_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, every)
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert usable_cores() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(len(every)))  # torchrun sets OMP_NUM_THREADS itself
+    assert usable_cores() == 1

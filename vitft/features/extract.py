@@ -91,7 +91,7 @@ class Extractor:
     The cache is in `folder`, or in a temporary folder of this process. With `fp32`, images are
     decoded and resized by `EvalTransform`; otherwise, the faster and slightly less exact `resized`
     is used where possible, unless `exact` is set. `workers` is the number of threads, each on one
-    core (default: as many as torch uses).
+    core (default: `usable_cores`).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Extractor:
         self.device = next(prefix.parameters()).device
         self.prefix = prefix.in_precision(precision)
         self.limit = BatchLimit(batch_size(self.device.type, prefix.leading))
-        self.workers = workers or torch.get_num_threads()
+        self.workers = workers or usable_cores()
         self.max_pixels = max_pixels
         self.precision = precision
         self.is_exact = exact or precision == "fp32"

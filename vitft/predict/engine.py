@@ -6,7 +6,6 @@ This module does not import torch; further engines are in `torch_engine` and `on
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from vitft.models.card import CheckpointFile, lacks_card, open_checkpoint
 from vitft.models.numpy_vit import NumpyModel, normalise, numpy_model, strictly
 from vitft.predict.postprocess import Postprocess, Scores, not_finite
 from vitft.predict.rows import Prediction
+from vitft.system.cores import usable_cores
 from vitft.system.errors import ImageError
 from vitft.system.text import count
 
@@ -236,7 +236,7 @@ def notes_on(data: bytes, transform: EvalTransform) -> tuple[str, ...]:
 
 # predictions for a few images on a CPU in half a second, without torch ----------------------------
 
-_MAX_THREADS = min(4, os.cpu_count() or 1)
+_MAX_THREADS = min(4, usable_cores())
 FEW_IMAGES = 8  # maximum number for which NumPy is faster than importing and running torch
 
 

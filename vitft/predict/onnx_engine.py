@@ -4,7 +4,6 @@
 graph that resizes images itself receives decoded images, one at a time.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from vitft.models.find import find_model
 from vitft.models.numpy_vit import normalise
 from vitft.predict.engine import Engine, Views
 from vitft.predict.postprocess import Scores
+from vitft.system.cores import usable_cores
 from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import require_extra
 from vitft.system.structure import parse_json
@@ -40,7 +40,7 @@ class OnnxEngine(Engine):
         require_extra("onnx", feature=f"running {path}", libraries=("onnxruntime",))
         self.path = path
         self.session = _open_session(path)
-        self.workers = os.cpu_count() or 1
+        self.workers = usable_cores()
         described = self.session.get_modelmeta().custom_metadata_map.get("vitft")
         if described is None:
             raise RunError(

@@ -27,6 +27,7 @@ from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.postprocess import Postprocess, Scores
 from vitft.predict.request import not_for_graphs
 from vitft.predict.rows import Prediction
+from vitft.system.cores import usable_cores
 from vitft.system.device import (
     BatchLimit,
     exact_float32,
@@ -34,7 +35,6 @@ from vitft.system.device import (
     pick_precision,
     start_reading,
     to_device,
-    worker_threads,
 )
 from vitft.system.errors import RunError
 from vitft.system.suggest import Spelling, option
@@ -90,7 +90,7 @@ class Predictor(Engine):
         self.thresholds, self.results = card.thresholds, card.run
         self.feature_size, self.reference = model.feature_size, reference
         self.intermediate = reference.intermediate_blocks if reference else 0
-        self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], worker_threads()
+        self.batch, self.workers = _WORKER_BATCH_SIZE[self.device.type], usable_cores()
         self.in_workers = self.device.type == "cpu"
         self.limit = BatchLimit(self.batch, fix="use --device cpu or a smaller model")
         self.bf16_prefix: Prefix | None = None  # computes features in bf16, as extraction does

@@ -8,7 +8,6 @@ has a maximum length, which bounds the waiting time. Further images are rejected
 import asyncio
 import io
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from vitft.predict.postprocess import Postprocess, ScoreArray
 from vitft.predict.rows import OUT_OF_DISTRIBUTION, Prediction
 from vitft.predict.torch_engine import Predictor
 from vitft.serve.limits import MAX_BATCH, MAX_IMAGE_PIXELS, MAX_SCANS, TIDY_SECONDS, ServeLimits
-from vitft.system.cores import return_memory
+from vitft.system.cores import return_memory, usable_cores
 from vitft.system.errors import ImageError, UsageError
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class BatchQueue:
         self.admitted = 0
         self.num_admitted = self.num_batches = self.num_predicted = 0  # since the start
         self.expected_right, self.num_unlike = 0.0, 0
-        spare_cores = (os.cpu_count() or 1) - 1  # leave one for the event loop
+        spare_cores = usable_cores() - 1  # leave one for the event loop
         self.decoders = ThreadPoolExecutor(max(1, min(4, spare_cores)), "decode")
         self.model_thread = ThreadPoolExecutor(1, "model")
         self.pending = asyncio.Queue[tuple[LoadedImage, asyncio.Future[Prediction]]]()

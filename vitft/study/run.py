@@ -55,6 +55,7 @@ from vitft.models.pretrained.catalog import RANDOM
 from vitft.report.html import filled
 from vitft.study.plan import BASELINES, Plan, fit_shots
 from vitft.system import console
+from vitft.system.cores import usable_cores
 from vitft.system.device import describe_device, pick_device, pick_precision
 from vitft.system.errors import DataError, ImageError
 from vitft.system.files import atomic_folder, write_atomically, write_json
@@ -240,7 +241,7 @@ def baseline_features(
 
     images, histograms = [], []
     with console.Progress("computing baselines", len(files)) as progress:
-        for view in in_order(view_of, files, workers=torch.get_num_threads()):
+        for view in in_order(view_of, files, workers=usable_cores()):
             if isinstance(view, ImageError):
                 raise vanished_error(view)
             side = len(view) // _SMALL_SIDE

@@ -6,6 +6,7 @@ from .console import show_log as show_log
 from .console import shows_notes as shows_notes
 from .console import visible as visible
 from .cores import cache_folder as cache_folder
+from .cores import usable_cores as usable_cores
 from .device import BatchLimit as BatchLimit
 from .device import caller_state_preserved as caller_state_preserved
 from .device import exact_float32 as exact_float32

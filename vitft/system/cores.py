@@ -13,7 +13,17 @@ from vitft.system.errors import RunError
 
 def node_cores() -> int:
     """Return the number of CPU cores that the processes of a run may use on this machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), container_cores())
+    return os.cpu_count() or 1
+
+
+def container_cores() -> int:
+    """Return the CPU limit of a container (e.g. docker --cpus, cgroup v2), or a large number."""
+    with contextlib.suppress(OSError, ValueError):  # no container, or no limit ("max")
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, int(quota) // int(period))
+    return sys.maxsize
 
 
 def local_processes() -> int:
@@ -22,7 +32,13 @@ def local_processes() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores for this process; processes of torchrun divide them evenly."""
+    """Return the number of CPU cores for this process: OMP_NUM_THREADS, or all of them.
+
+    Processes of torchrun, which sets OMP_NUM_THREADS to 1, divide the cores evenly.
+    """
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if limit.isdecimal() and local_processes() == 1:
+        return max(1, int(limit))
     return max(1, node_cores() // local_processes())
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitft.system.cores import local_processes, usable_cores
+from vitft.system.cores import local_processes
 from vitft.system.errors import ResourceError, UsageError
 from vitft.system.text import count
 
@@ -110,11 +110,6 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()}, {count(torch.get_num_threads(), 'thread')})"
-
-
-def worker_threads() -> int:
-    """Return how many threads torch uses, or this process's share of the cores under torchrun."""
-    return usable_cores() if local_processes() > 1 else torch.get_num_threads()
 
 
 def one_thread(*, when: bool) -> contextlib.AbstractContextManager[None]:

@@ -28,6 +28,7 @@ from vitft.features.label_errors import number_groups
 from vitft.metrics.intervals import Groups
 from vitft.models.timm_model import Model
 from vitft.system import console
+from vitft.system.cores import usable_cores
 from vitft.system.device import BatchLimit, to_device
 from vitft.training.loop import Batch, batch_slices, predict_logits
 from vitft.training.runtime import ProcessGroup
@@ -102,7 +103,7 @@ class Dataset:
             view,
             max_pixels=self.max_pixels,
             grey_range=self.transform.grey_range,
-            workers=torch.get_num_threads(),
+            workers=usable_cores(),
             digests=[row.sha256 for row in rows],
         )
         with contextlib.closing(images):

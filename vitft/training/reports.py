@@ -49,6 +49,7 @@ from vitft.predict.validation import (
     thumb_name,
 )
 from vitft.system import console
+from vitft.system.cores import usable_cores
 from vitft.system.device import exact_float32
 from vitft.system.errors import ImageError, VitftError
 from vitft.system.files import writing
@@ -284,7 +285,7 @@ def _write_thumbnails(run: RunDir, data: Dataset, model: Model, precision: str) 
         ):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            for thumbnail in in_order(decode, rows, workers=torch.get_num_threads()):
+            for thumbnail in in_order(decode, rows, workers=usable_cores()):
                 if thumbnail is None:
                     continue
                 sha256, jpeg, view = thumbnail

@@ -31,12 +31,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from vitft.config.run import Config
 from vitft.system import console
-from vitft.system.cores import node_cores
+from vitft.system.cores import node_cores, usable_cores
 from vitft.system.device import (
     caller_state_preserved,
     pick_device,
     torch_threads,
-    worker_threads,
 )
 from vitft.system.errors import ResourceError
 from vitft.system.rundir import RunDir, locked
@@ -259,7 +258,7 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
         return
     timeout = timedelta(seconds=timeout_s)
     group = ProcessGroup(int(os.environ["RANK"]), size, timeout_s=timeout_s)
-    torch.set_num_threads(worker_threads())
+    torch.set_num_threads(usable_cores())
     chosen = pick_device(device)
     on_gpu = chosen.type == "cuda"
     backend = "nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
