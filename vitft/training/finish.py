@@ -39,7 +39,7 @@ from vitft.models.checkpoint import save_checkpoint
 from vitft.models.trainable import merge_adapters, write_adapter
 from vitft.system import console
 from vitft.system.files import writing
-from vitft.training.batches import Dataset, StageInputs
+from vitft.training.batches import Dataset
 from vitft.training.loop import predict_logits
 from vitft.training.record import Fitted, ScoredImages
 from vitft.training.stages import representative_scores
@@ -227,8 +227,9 @@ def _final_logits(fitted: Fitted, rows: Sequence[Row]) -> tuple[Tensor, int | No
     thresholds are not known yet. The result does not depend on the number of processes.
     Their shape is (n, H, C). The number of recomputed images, or None, follows.
     """
-    inputs, size = fitted.inputs, 8  # number of images recomputed at a time
-    data, heads = inputs.data, cast("nn.Module", fitted.model)
+    inputs, heads = fitted.inputs, cast("nn.Module", fitted.model)
+    data = inputs.data
+    size = 8 if data.device.type == "cpu" else 64  # number of images recomputed at a time
     if fitted.model.config.read_blocks > 1 and inputs.cut.pooled:
         heads = BothHeads(fitted.model)
         inputs = replace(inputs, cut=inputs.cut._replace(suffix=heads))
@@ -242,28 +243,17 @@ def _final_logits(fitted: Fitted, rows: Sequence[Row]) -> tuple[Tensor, int | No
     else:
         best = logits.topk(2, dim=-1).values  # (n, H, 2)
         margins, order = (best[..., 0] - best[..., 1]).amin(dim=1).sort()
-    change, done, batches = 0.0, 0, [order[i : i + size] for i in range(0, len(order), size)]
-    while done < len(rows) and (done == 0 or margins[done] < 4 * change):
-        some = batches[done // size :][: data.group.size]
-        own = [rows[i] for batch in data.group.shard(some) for i in batch.tolist()]
-        recomputed = data.group.gather(_exact_logits(inputs, heads, own))
-        for chosen, exact in zip(some, recomputed, strict=False):
-            if done and margins[done] >= 4 * change:
-                break
-            done += len(chosen)
-            exact = exact.view(len(chosen), *logits.shape[1:])
-            change = max(change, (exact - logits[chosen]).abs().max().item())
-            logits[chosen] = exact
+    change, done, needed = 0.0, 0, 1  # the largest change only grows, and so does `needed`
+    while done < min(needed, len(rows)):
+        some = order[done : -(-needed // size) * size]
+        own = [rows[i] for i in data.group.shard(some.tolist(), size)]
+        views = (data.transform.normalise(pixels) for _, pixels in data.decode(own, size))
+        found = predict_logits(heads, views, device=data.device, limit=inputs.limit)
+        exact = data.group.all_gather(found, len(some), size).view_as(logits[some])
+        change = max(change, (exact - logits[some]).abs().max().item())
+        logits[some] = exact
+        done, needed = done + len(some), int((margins < 4 * change).sum())
     return logits, done
-
-
-def _exact_logits(inputs: StageInputs, model: nn.Module, rows: Sequence[Row]) -> Tensor:
-    """Return the output of a model for images, computed from pixels in float32 in one batch."""
-    if not rows:
-        return torch.empty(0)
-    data = inputs.data
-    batches = (data.transform.normalise(pixels) for _, pixels in data.decode(rows, len(rows)))
-    return predict_logits(model, batches, device=data.device, limit=inputs.limit)
 
 
 def write_final(fitted: Fitted, evaluated: _Evaluated) -> None:
