@@ -39,4 +39,4 @@ def test_scores_are_those_of_torch(model: Path) -> None:
 
     assert found.logits == pytest.approx(expected.logits, abs=1e-4)
     assert found.features == pytest.approx(expected.features, abs=1e-4)
-    assert engine.start(VIEWS)().logits.tolist() == found.logits.tolist()
+    assert engine.start([*VIEWS])().logits.tolist() == found.logits.tolist()

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -41,6 +42,7 @@ from vitft.system.text import count
 log = logging.getLogger(__name__)
 
 _STARTED_BATCHES = 3  # maximum number of batches that are computed or wait to be finished
+_LOADED_PARTS = 16  # number of parts of a large batch that workers load one by one
 FIRST_PAGE_NOTE = "first of several pages"
 DARK_NOTE = "nearly black to this model, with at most 14 of 16 bits used"
 _Item = TypeVar("_Item")
@@ -80,9 +82,9 @@ class Engine:
         """Return float32 scores for views (B, S, S, 3); a damaged model raises a RunError."""
         raise NotImplementedError
 
-    def start(self, views: Views) -> Callable[[], Scores]:
-        """Start to compute scores; return a function, for any thread, that waits for them."""
-        scores = self.scores(views)
+    def start(self, views: Sequence[Views]) -> Callable[[], Scores]:
+        """Start to score views (S, S, 3); return a function, for any thread, that waits for it."""
+        scores = self.scores(np.stack(views))
         return lambda: scores
 
     def enter_worker(self) -> None:
@@ -136,13 +138,16 @@ class Pipeline:
         batch is finished in another thread, so that a GPU always has work.
         """
         engine, workers = self.engine, max(1, self.engine.workers)
+        each = max(
+            1, engine.batch // _LOADED_PARTS
+        )  # number of items that a worker loads at a time
 
-        def load_in_worker(item: _Item) -> LoadedImage:
+        def load_in_worker(chunk: Sequence[_Item]) -> list[LoadedImage]:
             engine.enter_worker()
-            return load(item)
+            return [load(item) for item in chunk]
 
         def score_in_worker(chunk: Sequence[_Item]) -> list[Prediction]:
-            return self.predict_batch([load_in_worker(item) for item in chunk])
+            return self.predict_batch(load_in_worker(chunk))
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(engine.running())
@@ -152,10 +157,10 @@ class Pipeline:
                     score_in_worker, chunks, workers=engine.workers, ahead=2 * workers
                 )
             else:
-                ahead = 2 * (workers + engine.batch)
-                loaded = in_order(load_in_worker, items, workers=engine.workers, ahead=ahead)
+                chunks, ahead = in_chunks(items, each), 2 * (workers + engine.batch // each)
+                loaded = in_order(load_in_worker, chunks, workers=engine.workers, ahead=ahead)
                 stack.callback(loaded.close)
-                ready = in_chunks(loaded, engine.batch)
+                ready = in_chunks(chain.from_iterable(loaded), engine.batch)
                 batches = overlapped(ready, self.start_batch, ahead=_STARTED_BATCHES)
             stack.callback(batches.close)
             for batch in batches:
@@ -174,7 +179,7 @@ class Pipeline:
         """Start to score a batch; return a function that waits and returns the predictions."""
         usable = [(item, item.view) for item in loaded if item.view is not None]
         views = [view for _, view in usable]
-        wait = self.start(np.stack(views)) if views else None
+        wait = self.start(views) if views else None
 
         def finish() -> list[Prediction]:
             scored: list[Prediction] = []
@@ -197,12 +202,12 @@ class Pipeline:
 
         return finish
 
-    def start(self, views: Views) -> Callable[[], Scores]:
+    def start(self, views: Sequence[Views]) -> Callable[[], Scores]:
         """Start to score views; with `mirror`, the logits are averaged with the mirror images'."""
         original = self.engine.start(views)
         if not self.mirror:
             return original
-        mirrored = self.engine.start(np.ascontiguousarray(views[:, :, ::-1]))
+        mirrored = self.engine.start([view[:, ::-1] for view in views])
 
         def finish() -> Scores:
             plain, turned = original(), mirrored()

@@ -6,7 +6,7 @@ scores are converted into predictions in `postprocess`.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from vitft.features.cut import Prefix
 
 PREDICT_BATCH_SIZE = 32  # number of images per call to `scores` if each call uses all cores
-_WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 32, "mps": 32}
+_WORKER_BATCH_SIZE = {"cpu": 16, "cuda": 256, "mps": 32}
 """Number of images per batch by device type. Larger batches do not help on a CPU
-(benchmarks/notebook/speed.md). On a GPU, the time to load the first batch and to score the last one
-is lost, so batches are only as large as a GPU needs to be busy."""
+(benchmarks/notebook/speed.md). On a GPU, Python takes as long to start a large batch as a small
+one."""
 _CLOSE_CALL = 4.0
 """An image is scored in float32 if the gap between its two largest logits is less than this many
 times the typical bf16 error of the gap."""
@@ -151,11 +151,14 @@ class Predictor(Engine):
 
     @torch.inference_mode()
     def scores(self, views: Views) -> Scores:
-        return self.start(views)()
+        return self.start([*views])()
 
-    def start(self, views: Views) -> Callable[[], Scores]:
+    def start(self, views: Sequence[Views]) -> Callable[[], Scores]:
         """Start to score views, as `Engine.start`; a ResourceError says that one does not fit."""
-        started = self.limit.split(lambda part: self.start_part(views[part]), len(views))
+        shape, is_gpu = (len(views), *views[0].shape), self.device.type == "cuda"
+        pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=is_gpu)  # copied without waiting
+        np.stack(views, out=pixels.numpy())
+        started = self.limit.split(lambda part: self.start_part(pixels[part]), len(views))
 
         def finish() -> Scores:
             found = [wait() for wait in started]
@@ -165,9 +168,9 @@ class Predictor(Engine):
         return finish
 
     @torch.inference_mode()
-    def start_part(self, views: Views) -> Callable[[], tuple[Tensor, Tensor]]:
+    def start_part(self, pixels: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         """Start to compute features, also intermediate ones, and logits, in float32 on the CPU."""
-        inputs = self.inputs(views)
+        inputs = self.inputs(pixels)
         with exact_float32(self.device):
             if self.bf16_prefix is None:
                 features, logits = self.float32_scores(inputs)
@@ -179,9 +182,9 @@ class Predictor(Engine):
         settled = self.settle(inputs, *read())  # here: MPS may not support several threads
         return lambda: settled
 
-    def inputs(self, views: Views) -> Tensor:
+    def inputs(self, views: Views | Tensor) -> Tensor:
         """Normalise images (B, S, S, 3) and return pixels (B, channels, S, S) on the device."""
-        return self.card.transform.normalise(to_device(torch.from_numpy(views), self.device))
+        return self.card.transform.normalise(to_device(torch.as_tensor(views), self.device))
 
     def float32_scores(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits in float32, for pixels (B, channels, S, S)."""
