@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ def test_a_program_goes_from_a_folder_to_a_corrected_exported_and_served_model(
     assert Path(better["report"]).is_file()
 
     predictions = asked(STEPS["predict"].replace("--run run", "--run corrected"))
+    counts = asked(STEPS["count"].replace("--run run", "--run corrected"))
+    answers = Counter(one["classes"][0]["class"] for one in predictions if "notes" not in one)
+    assert {
+        one["class"]: one["predicted"] for one in counts["classes"] if one["predicted"]
+    } == answers
+    for one in counts["classes"]:
+        assert one["interval"][0] <= one["images"] <= one["interval"][1]
     right = [Path(one["path"]).parent.name == one["classes"][0]["class"] for one in predictions]
     assert sum(right) / len(right) > 0.7
     asking = STEPS["find similar images"].replace("1.jpg", "tulip/0001.jpg")

@@ -159,6 +159,10 @@ def add_answers(samples: Samples) -> None:
         samples.add(
             "prediction_row", *values_of(".csv", stdout_of(f"predict {line} --format csv", 3))
         )
+    for run in ("solved", "groups"):
+        line = f"predict {images} --run {run} --counts --format"
+        samples.add("counts", json.loads(stdout_of(f"{line} json", 3)))
+        samples.add("counts_row", *values_of(".csv", stdout_of(f"{line} csv", 3)))
 
 
 def add_responses(samples: Samples) -> None:

@@ -57,6 +57,8 @@ common options:
 --top-k K := 1  number of classes per image
 --threshold
 --precision
+--counts  instead of rows, print the number of images of each class, adjusted for the mistakes on
+    held-out images, with its 95% interval (formats: table, json, csv)
 --explain DIR  new folder for relevance overlays of the images
 --resume  continue an unfinished output file
 advanced options:

@@ -17,6 +17,7 @@ from vitft.data.sources import STDIN, ImageSource, sources
 from vitft.data.web import WebLimits, is_url
 from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
+from vitft.predict.counts import Confusion
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
@@ -35,7 +36,7 @@ from vitft.predict.postprocess import Postprocess
 from vitft.predict.request import FORMAT_OF_SUFFIX, PredictRequest
 from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
 from vitft.system import console
-from vitft.system.errors import UsageError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import loading_step, plan_run
 from vitft.system.text import count
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 
 _SCREEN_ROWS = 20  # number of rows that can be seen at a glance on a terminal
+_Write = Callable[[str], object]
 _Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Prediction]]
 """Function that writes overlays of the images to a folder and yields the predictions unchanged."""
 
@@ -51,7 +53,7 @@ _Illustrator = Callable[[Engine, Iterator[Prediction], Path], Iterator[Predictio
 def run_prediction(
     request: PredictRequest,
     *,
-    write: Callable[[str], object],
+    write: _Write,
     stdin: BinaryIO,
     illustrate: _Illustrator,
 ) -> int:
@@ -68,14 +70,9 @@ def run_prediction(
     web = WebLimits(allow_private=request.allow_private_addresses)
     images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
     out = None if request.out is None else Path(request.out)
+    confusion = Confusion.read(checkpoint.parent) if request.counts else None
     if out and request.resume and out.exists():
-        done, errors = check_finished(out, (image.name for image in images))
-        remove_parts(out, request.shard)
-        log.info(
-            f"{out} is already complete: {count(done, 'row')} for these images. Its model and "
-            "options are unknown"
-        )
-        return errors
+        return _errors_of_finished(out, request, images)
     engine, images = _choose_engine(request, checkpoint, images)
     if engine.thresholds and request.top_k > 1:
         raise UsageError(
@@ -108,14 +105,41 @@ def run_prediction(
         tally = _predict_to_file(out, request, form, options, images, predict)
     else:
         tally = Tally()
-        for line in text_lines(form, tally.counting(predict(images))):
+        rows = tally.counting(predict(images))
+        for line in _lines_of_none(rows) if confusion else text_lines(form, rows):
             write(line)
     if tally:
         _log_summary(request, tally, postprocess)
+        _write_counts(request, tally, confusion, write)
     pipeline.warn_of_mirroring()
     if pictures is not None:
         log.info(f"wrote overlays to {pictures}/")
     return tally.errors if tally else 0
+
+
+def _errors_of_finished(out: Path, request: PredictRequest, images: Iterator[ImageSource]) -> int:
+    """Check a file that is already complete, and return its number of errors."""
+    if request.counts:
+        raise RunError(
+            f"{out} is already complete, and --counts cannot use it, because the model of its rows "
+            "is unknown",
+            fix="choose another file with --out",
+        )
+    done, errors = check_finished(out, (image.name for image in images))
+    remove_parts(out, request.shard)
+    log.info(
+        f"{out} is already complete: {count(done, 'row')} for these images. Its model and "
+        "options are unknown"
+    )
+    return errors
+
+
+def _lines_of_none(rows: Iterator[Prediction]) -> Iterator[str]:
+    """Compute rows that are not printed, with progress, and yield no lines."""
+    with console.Progress("predicting", None) as progress:
+        for _ in rows:
+            progress.advance()
+    yield from ()
 
 
 def _check_destination(request: PredictRequest) -> None:
@@ -145,6 +169,16 @@ def _log_summary(request: PredictRequest, tally: Tally, postprocess: Postprocess
             log.info(line)
     if tally.errors and not log.isEnabledFor(logging.INFO):
         log.warning(f"{count(tally.errors, 'image')} could not be read")
+
+
+def _write_counts(
+    request: PredictRequest, tally: Tally, confusion: Confusion | None, write: _Write
+) -> None:
+    """Write the number of images of each class, if they are requested."""
+    if confusion:
+        log.info(confusion.summary(tally))
+        for line in confusion.lines(tally, request.format or "table"):
+            write(line)
 
 
 def _choose_engine(

@@ -17,6 +17,7 @@ FORMAT_OF_SUFFIX = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".cs
                     ".txt": "table"}  # fmt: skip
 _BINARY_FORMATS = {"parquet": ("Parquet", "parquet"), "xlsx": ("Excel", "spreadsheet")}
 """Formats that are not text, with their name and the extra that writes them."""
+COUNT_FORMATS = ("table", "json", "csv")
 ENGINES = ("auto", "numpy", "torch")
 PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
@@ -55,6 +56,7 @@ class PredictRequest:
     device: str = "auto"
     top_k: int = 1
     format: str | None = None  # one of `ROW_FORMATS`; None to infer it (see `style`)
+    counts: bool = False  # whether to print the number of images of each class instead of rows
     out: str | None = None
     """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
     bom: bool = False
@@ -72,17 +74,18 @@ class PredictRequest:
     def style(self) -> str:
         """Format of the rows: `format` or, if it is None, that of the suffix of `out`, or a table.
 
-        It is a UsageError if it is unknown, not for the terminal, or if its library is missing.
+        With `counts`, `format` is that of the counts. The format is a UsageError if it is unknown,
+        not for the terminal, or if its library is missing.
         """
         out = self.out
-        style = self.format or (
+        style = (None if self.counts else self.format) or (
             "table" if out is None else FORMAT_OF_SUFFIX.get(Path(out).suffix.lower(), "")
         )
         if not style:
             raise UsageError(
                 f"cannot infer a format from the suffix of --out {out}",
-                fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}, or add --format, e.g. "
-                "--format csv",
+                fix=f"use one of the suffixes {', '.join(FORMAT_OF_SUFFIX)}"
+                + ", or add --format, e.g. --format csv" * (not self.counts),
             )
         if style in _BINARY_FORMATS:
             name, extra = _BINARY_FORMATS[style]
@@ -118,6 +121,8 @@ class PredictRequest:
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
         check_threshold(self.threshold, self.precision)
+        if self.counts:
+            self._check_counts()
         if self.style != "csv" and self.bom:
             raise UsageError("--bom needs the CSV format", fix="add --format csv, or remove --bom")
         if self.resume and self.out is None:
@@ -131,6 +136,30 @@ class PredictRequest:
         if self.engine == "numpy" and (used := self.torch_options):
             problem = f"the NumPy engine does not support {used[0]}"
             raise UsageError(problem, fix="remove --engine numpy")
+
+    def _check_counts(self) -> None:
+        """Raise UsageError if an option has no effect with `counts`, or a wrong one."""
+        if self.format not in (None, *COUNT_FORMATS):
+            raise UsageError(
+                f"--counts does not support --format {self.format}",
+                fix=f"use --format {', '.join(COUNT_FORMATS[:-1])} or {COUNT_FORMATS[-1]}",
+            )
+        if self.tta:
+            raise UsageError(
+                "--counts does not support --tta: the mistakes of the model are known without it",
+                fix="remove --tta",
+            )
+        of_rows = {
+            "--top-k": self.top_k > 1,
+            "--threshold": self.threshold is not None,
+            "--precision": self.precision is not None,
+            "--bom": self.bom,
+        }
+        if self.out is None and (used := [name for name, is_used in of_rows.items() if is_used]):
+            raise UsageError(
+                f"{used[0]} has no effect, because --counts prints no rows",
+                fix=f"remove {used[0]}, or write the rows to a file with --out",
+            )
 
     @property
     def torch_options(self) -> list[str]:

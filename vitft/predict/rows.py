@@ -114,6 +114,8 @@ class Tally:
         self.answers: Counter[str] = Counter()
         self.marks: Counter[str] = Counter()
         self.right = self.right_of_unlike = 0.0  # sums of the probabilities of single answers
+        self.counted: Counter[tuple[str, float]] = Counter()
+        """Single answers, with their probability in thousandths, of images that are not unlike."""
 
     @property
     def errors(self) -> int:
@@ -132,6 +134,8 @@ class Tally:
                     self.right += prediction.probability
                     if OUT_OF_DISTRIBUTION in prediction.notes:
                         self.right_of_unlike += prediction.probability
+                    else:
+                        self.counted[prediction.answer, round(prediction.probability, 3)] += 1
                 self.marks.update(note.partition(":")[0] for note in prediction.notes)
             yield prediction
 

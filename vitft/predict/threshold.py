@@ -32,7 +32,7 @@ from vitft.metrics.intervals import (
 )
 from vitft.metrics.results import read_results
 from vitft.predict.validation import HeldOut
-from vitft.system.errors import RunError, UsageError
+from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, listing, percent, scored_images
 
@@ -125,14 +125,12 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
 
 def _held_out(run: Path, spell: Spelling) -> HeldOut:
     """Return the predictions of a run; raise a RunError if it has none."""
-    held_out = HeldOut.read(run)
-    if not len(held_out.logits):
-        raise RunError(
-            f"cannot choose a threshold: {run} has no validation predictions",
-            fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
-            f"states the threshold, and pass it here as {spell('threshold')}",
-        )
-    return held_out
+    return HeldOut.read_existing(
+        run,
+        "cannot choose a threshold",
+        fix="run `vitft predict --run RUN --precision P IMAGE` with the run directory, which "
+        f"states the threshold, and pass it here as {spell('threshold')}",
+    )
 
 
 def smallest_cover(answers: Answers, precision: float) -> int:

@@ -15,11 +15,12 @@ from typing import Any, Self
 import numpy as np
 
 from vitft.data.fixes import is_leak
-from vitft.data.image_table import Images
+from vitft.data.image_table import Images, Row
 from vitft.data.split import distinct_rows
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
+from vitft.system.errors import RunError
 from vitft.system.rundir import RunDir, damaged_file, read_run_arrays, read_run_json
 
 THUMBS = "thumbs"
@@ -110,6 +111,14 @@ class HeldOut:
             },
         )
 
+    @classmethod
+    def read_existing(cls, run: Path, problem: str, *, fix: str) -> Self:
+        """Read the predictions of a run, or raise a RunError if it has none."""
+        held_out = cls.read(run)
+        if not len(held_out.logits):
+            raise RunError(f"{problem}: {run} has no validation predictions", fix=fix)
+        return held_out
+
     @cached_property
     def validation(self) -> tuple[ValidationPrediction, ...]:
         """Predictions for the distinct validation images, in the order of split.csv."""
@@ -141,15 +150,32 @@ class HeldOut:
         }
         return tuple(by_path[row.path] for row in distinct_rows(rows))
 
+    @cached_property
+    def _training(self) -> list[Row]:
+        """Rows of the distinct training images with a cross-validated class."""
+        scored = {*self.cross_validated} - {row.sha256 for row in self.split.val}
+        distinct = distinct_rows([row for row in self.split.rows if row.split != "test"])
+        return [row for row in distinct if row.sha256 in scored]
+
+    def answers(self) -> list[tuple[str, str, float]]:
+        """Return the true class, the predicted class and its probability of each image.
+
+        The distinct validation images come first, then the training images if calibration used
+        their cross-validated predictions, because these are comparable.
+        """
+        found = [(one.label, one.predicted, one.probability) for one in self.validation]
+        if len(self.probability) == len(self._training):
+            for row, probability in zip(self._training, self.probability.tolist(), strict=True):
+                true, predicted = self.split.classes[row.label], self.cross_validated[row.sha256]
+                found.append((true, predicted, probability))
+        return found
+
     def groups(self, images: int) -> list[str] | None:
         """Return the group of each of `images` distinct validation and then training images.
 
         An image without a group is one of its own; None if all are.
         """
-        scored = {*self.cross_validated} - {row.sha256 for row in self.split.val}
-        distinct = distinct_rows([row for row in self.split.rows if row.split != "test"])
-        training = [row for row in distinct if row.sha256 in scored]
-        rows = (*distinct_rows(self.split.val), *training)
+        rows = (*distinct_rows(self.split.val), *self._training)
         if not any(row.group for row in rows) or len(rows) < images:
             return None
         return [row.group or row.sha256 for row in rows[:images]]

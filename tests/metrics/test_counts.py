@@ -1,0 +1,85 @@
+"""Numbers of images of each class beside the exact distribution of two classes."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitft.metrics import LEVELS, adjusted_counts
+
+PRIOR_IMAGES = 2
+"""Images that each class has in addition, which are predicted as the average image is."""
+
+
+def log_beta(images: list[float]) -> float:
+    """Return the logarithm of the beta function of two numbers of images."""
+    return sum(map(math.lgamma, images)) - math.lgamma(sum(images))
+
+
+def exact(predicted: tuple[int, int], confusion: list[list[float]]) -> list[float]:
+    """Return the probability of each number of images of the first class.
+
+    It sums over the numbers of images of the first class among those predicted as either class; the
+    class frequencies and the fractions of the confusion matrix are integrated out.
+    """
+    flat = [one for row in confusion for one in row]
+    accuracy = (flat[0] + flat[3] + 1) / (sum(flat) + 2)
+    right, wrong = PRIOR_IMAGES * accuracy, PRIOR_IMAGES * (1 - accuracy)
+    first, second = [flat[0] + right, flat[1] + wrong], [flat[2] + wrong, flat[3] + right]
+    chances = [0.0] * (sum(predicted) + 1)
+    for a in range(predicted[0] + 1):
+        for b in range(predicted[1] + 1):
+            c, d = predicted[0] - a, predicted[1] - b
+            ways = math.log(math.comb(a + c, a)) + math.log(math.comb(b + d, b))
+            chances[a + b] += math.exp(
+                ways
+                + log_beta([1.0 + a + b, 1.0 + c + d])
+                + log_beta([first[0] + a, first[1] + b])
+                - log_beta(first)
+                + log_beta([second[0] + c, second[1] + d])
+                - log_beta(second)
+            )
+    return [chance / sum(chances) for chance in chances]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "confusion"),
+    [
+        ((70, 30), [[36, 4], [8, 32]]),
+        ((4, 96), [[19, 1], [2, 78]]),
+        ((0, 50), [[10, 0], [0, 10]]),
+        ((25, 15), [[8, 2], [1, 9]]),
+    ],
+)
+def test_mean_and_interval_are_those_of_the_exact_distribution(
+    predicted: tuple[int, int], confusion: list[list[float]]
+) -> None:
+    chances = np.array(exact(predicted, confusion))
+    mean = chances @ np.arange(len(chances))
+    below = np.cumsum(chances)
+
+    deviation = math.sqrt(chances @ (np.arange(len(chances)) - mean) ** 2)
+
+    found, other = counted(predicted, confusion)
+
+    assert found.images == pytest.approx(mean, abs=0.1 * deviation)  # draws are correlated
+    assert found.images + other.images == pytest.approx(sum(predicted))
+    for end, level in ((found.low, 0.025), (found.high, 0.975)):
+        expected = int(np.searchsorted(below, level))
+        assert abs(end - expected) <= 2
+
+
+def counted(predicted: tuple[int, int], confusion: list[list[float]], *effect: float) -> Any:
+    """Return the counts of predictions that all have the highest level of confidence."""
+    apart = np.zeros((2, LEVELS), int), np.zeros((2, 2, LEVELS))
+    apart[0][:, -1], apart[1][:, :, -1] = predicted, confusion
+    return adjusted_counts(*apart, *effect)
+
+
+def test_dependent_images_have_wider_intervals() -> None:
+    single, _ = counted((500, 500), [[180, 20], [30, 170]])
+    grouped, _ = counted((500, 500), [[180, 20], [30, 170]], 4.0)
+
+    assert grouped.images == single.images
+    assert grouped.high - grouped.low == pytest.approx(2 * (single.high - single.low), abs=2)

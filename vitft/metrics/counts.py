@@ -1,0 +1,90 @@
+"""Numbers of images of each class, from predictions and from those for held-out images.
+
+C is the number of classes, L the number of levels of confidence, which is the probability of the
+predicted class.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitft.metrics.intervals import PRIOR_IMAGES, Floats, Groups
+
+LEVELS, _UNSURE = 2, 0.3  # levels of confidence; fraction of held-out images with the lower one
+_CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 200, 100, 0.3
+"""Numbers of parallel chains and of draws of each, and the additional part that is not used."""
+_MOST_DRAWN = 2 * 10**7  # elements of all matrices of confusion; many classes have fewer draws
+_Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+
+class ClassCount(NamedTuple):
+    """Estimated number of images of a class, and the ends of its 95% interval."""
+
+    images: float
+    low: int
+    high: int
+
+
+def confidence_levels(probability: Floats, held_out: Floats) -> Groups:
+    """Return the level of confidence (n,) of predictions, given that of held-out images (m,)."""
+    return (probability > np.quantile(held_out, _UNSURE)).astype(np.int64)
+
+
+def adjusted_counts(predicted: Groups, confusion: Floats, effect: float = 1.0) -> list[ClassCount]:
+    """Return how many of some images belong to each class, given the predictions for them.
+
+    `predicted` (C, L) counts the images by predicted class and level of confidence, and `confusion`
+    (C, C, L) held-out images by true class, predicted class and level. The class frequencies may
+    differ from those of the held-out images, but not how the images of a class are predicted. The
+    estimates are the means, and the intervals the quantiles, of the numbers given both, so they
+    include the uncertainty of the confusion and of the predictions. The intervals are wider by the
+    root of `effect`, the `design_effect` of the images.
+
+    Gibbs sampling alternates between the true classes of the images and the class frequencies and
+    rates of confusion, which have Dirichlet distributions. Each class has `PRIOR_IMAGES` additional
+    held-out images, which are predicted as the average image is, so no rate is certain.
+
+    Source: Ziegler & Czyz 2024, "Bayesian quantification with black-box estimators", Transactions
+    on Machine Learning Research, https://arxiv.org/abs/2302.09159, without levels.
+    """
+    total, classes = int(predicted.sum()), len(predicted)
+    if not total or classes == 1:
+        return [ClassCount(float(n), n, n) for n in predicted.sum(axis=1).tolist()]
+    rng, flat = np.random.default_rng(0), predicted.ravel()
+    fixed = (confusion + PRIOR_IMAGES * _average(confusion)).reshape(classes, -1)  # (C, C * L)
+    rates = fixed / fixed.sum(axis=1, keepdims=True)
+    frequencies = (1 + predicted.sum(axis=1)) / (total + classes)
+    most = _MOST_DRAWN // fixed.size
+    chains = min(_CHAINS, max(1, most // _SWEEPS))  # R, the first axis
+    sweeps = min(_SWEEPS, max(_FEWEST_SWEEPS, most // chains))
+    frequencies, found = np.tile(frequencies, (chains, 1)), list[Groups]()
+    for _ in range(round((1 + _BURN_IN) * sweeps)):
+        joint = frequencies[:, :, None] * rates
+        chances = (joint / joint.sum(axis=1, keepdims=True)).swapaxes(1, 2)  # (R, C * L, C)
+        pairs = rng.multinomial(flat, chances)  # by true class
+        found.append(pairs.sum(axis=1))
+        frequencies = _dirichlet(rng, 1.0 + found[-1])
+        rates = _dirichlet(rng, fixed + pairs.swapaxes(1, 2))
+    images = np.concatenate(found[-sweeps:])  # (R * sweeps, C)
+    mean = images.mean(axis=0)
+    low, high = mean + np.sqrt(effect) * (np.quantile(images, (0.025, 0.975), axis=0) - mean)
+    low, high = np.floor(low.clip(0)).astype(int), np.ceil(high.clip(max=total)).astype(int)
+    columns = mean.tolist(), low.tolist(), high.tolist()
+    return [ClassCount(*row) for row in zip(*columns, strict=True)]
+
+
+def _average(confusion: Floats) -> Floats:
+    """Return the rates of confusion (C, C, L) if all classes are as difficult, none of them 0."""
+    classes, _, levels = confusion.shape
+    right = np.einsum("kkl->l", confusion)
+    wrong = confusion.sum(axis=(0, 1)) - right
+    right, wrong = right + 1 / levels, wrong + 1 / levels
+    own = np.eye(classes)[:, :, None]
+    rates = own * right + (1 - own) * wrong / (classes - 1)
+    return np.asarray(rates / (right.sum() + wrong.sum()))
+
+
+def _dirichlet(rng: np.random.Generator, images: _Numbers) -> Floats:
+    """Draw fractions that sum to 1 along the last axis."""
+    drawn = rng.standard_gamma(images).clip(1e-300)  # small shapes underflow to 0
+    return np.asarray(drawn / drawn.sum(axis=-1, keepdims=True))

@@ -1,0 +1,124 @@
+"""`vitft predict --counts`: the number of images of each class, adjusted for mistakes."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from vitft.messages.results import INTERVAL
+from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels
+from vitft.metrics.intervals import Floats, design_effect
+from vitft.predict.rows import OUT_OF_DISTRIBUTION, Tally
+from vitft.predict.validation import HeldOut
+from vitft.system.console import visible
+from vitft.system.errors import UsageError
+from vitft.system.text import count, csv_line, scored_images
+
+_MOST_CLASSES = 1000  # with which counting takes less than a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confusion:
+    """Held-out images of a run (C, C, L) by true class, predicted class and level of confidence."""
+
+    classes: tuple[str, ...]
+    matrix: Floats  # the third axis is the level of confidence
+    probability: Floats  # of each predicted class
+    groups: int = 0  # number of groups of dependent images, or 0
+    effect: float = 1.0  # design effect of the groups
+
+    @classmethod
+    def read(cls, run: Path) -> Self:
+        """Read the held-out predictions of a run.
+
+        Raises:
+            RunError: The run has none, or a file of the run is damaged.
+            UsageError: An image may have several labels, or there are too many classes.
+        """
+        held_out = HeldOut.read_existing(
+            run,
+            "cannot count the images of each class",
+            fix="use --run with the run directory, which has the mistakes on held-out images",
+        )
+        classes, problem = held_out.split.classes, ""
+        if held_out.split.labels:
+            problem = "multi-label models: an image may have several labels"
+        elif len(classes) > _MOST_CLASSES:
+            problem = f"more than {_MOST_CLASSES:,} classes"
+        if problem:
+            raise UsageError(f"--counts does not support {problem}", fix="remove --counts")
+        answers, index = held_out.answers(), {name: i for i, name in enumerate(classes)}
+        true = np.array([index[name] for name, _, _ in answers])
+        predicted = np.array([index[name] for _, name, _ in answers])
+        probability = np.array([probability for _, _, probability in answers]).round(3)
+        matrix = np.zeros((len(classes), len(classes), LEVELS))
+        np.add.at(matrix, (true, predicted, confidence_levels(probability, probability)), 1)
+        own, effect = held_out.groups(len(answers)), 1.0
+        if own is not None:
+            right = true == predicted
+            effect = design_effect(right - right.mean(), np.unique(own, return_inverse=True)[1])
+        return cls(
+            classes=classes,
+            matrix=matrix,
+            probability=probability,
+            groups=len({*own}) if own else 0,
+            effect=effect,
+        )
+
+    def lines(self, tally: Tally, style: str) -> Iterator[str]:
+        """Yield the number of images of each class in one of `request.COUNT_FORMATS`."""
+        index = {name: i for i, name in enumerate(self.classes)}
+        own = np.array([index[name] for name, _ in tally.counted], int)
+        levels = confidence_levels(np.array([p for _, p in tally.counted]), self.probability)
+        images = np.zeros((len(index), LEVELS), int)
+        np.add.at(images, (own, levels), [*tally.counted.values()])
+        predicted = images.sum(axis=1).tolist()
+        counts = adjusted_counts(images, self.matrix, self.effect)
+        rows = [
+            (name, round(found.images), found.low, found.high, own)
+            for name, found, own in zip(self.classes, counts, predicted, strict=True)
+        ]
+        if style == "json":
+            names = ("class", "images", "interval", "predicted")
+            yield json.dumps(
+                {
+                    "images": sum(predicted),
+                    "unlike": tally.marks[OUT_OF_DISTRIBUTION],
+                    "unreadable": tally.errors,
+                    "held_out": {"images": int(self.matrix.sum()), "groups": self.groups},
+                    "classes": [
+                        dict(zip(names, (name, images, (low, high), own), strict=True))
+                        for name, images, low, high, own in rows
+                    ],
+                },
+                indent=2,
+            )
+        elif style == "csv":
+            yield from map(csv_line, [("class", "images", "low", "high", "predicted"), *rows])
+        else:
+            cells = [
+                (visible(name), f"{images:,}", f"{low:,} to {high:,}", f"{own:,}")
+                for name, images, low, high, own in rows
+            ]
+            cells = [("class", "images", INTERVAL, "predicted"), *cells]
+            first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+            for name, *others in cells:
+                numbers = (f"{text:>{width}}" for text, width in zip(others, widths, strict=True))
+                yield "  ".join([f"{name:<{first}}", *numbers])
+
+    def summary(self, tally: Tally) -> str:
+        """Return what was counted and what was not."""
+        held_out = {"images": int(self.matrix.sum()), "groups": self.groups}
+        unlike, errors = tally.marks[OUT_OF_DISTRIBUTION], tally.errors
+        left_out = [
+            *[f"{unlike:,} {OUT_OF_DISTRIBUTION} (usually 2%)"] * bool(unlike),
+            *[f"{errors:,} unreadable"] * bool(errors),
+        ]
+        return (
+            f"counted: {count(tally.counted.total(), 'image')}, adjusted for the mistakes on "
+            f"{scored_images(held_out, 'held-out image')}"
+            f"{'. Not counted: ' * bool(left_out)}{', '.join(left_out)}"
+        )
