@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,36 @@ from safetensors.torch import save_file
 import vitft
 from tests.conftest import tiny_home
 from vitft.cli.main import main
+from vitft.models import (
+    VisionTransformer,
+    ViTConfig,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, weights, the cache of a run and the run, whose head reads two blocks."""
+    """A folder with data, weights, a run, its cache, and a model whose head reads two blocks."""
     home = tiny_home(tmp_path_factory.mktemp("embed"))
-    options = {"train.head_blocks": 2, "train.precision": "fp32"}
     vitft.finetune(
         data=home / "data",
         weights=home / "w.safetensors",
         out=home / "run",
         cache=home / "cache",
         device="cpu",
-        settings=options,
+        settings={"train.precision": "fp32"},
+    )
+    torch.manual_seed(0)
+    tensors, card = load_checkpoint(home / "run" / "model.safetensors")
+    assert isinstance(card.architecture, ViTConfig)
+    model = VisionTransformer(replace(card.architecture, read_blocks=2))
+    tensors = {**model.state_dict(), **{k: v for k, v in tensors.items() if "head" not in k}}
+    (home / "two").mkdir()
+    save_checkpoint(
+        home / "two" / "model.safetensors", tensors, replace(card, architecture=model.config)
     )
     return home
 
@@ -47,11 +62,15 @@ def embed(home: Path, *words: str) -> int:
     return main(["embed", str(home / "data"), "--device", "cpu", *words])
 
 
-def test_a_run_gives_the_features_of_its_predictions_of_length_one(home: Path) -> None:
-    found = vitft.embed(home / "data", run=home / "run", dtype="fp32", cache="none", device="cpu")
+@pytest.mark.parametrize(("run", "dimensions"), [("run", 32), ("two", 96)])
+def test_a_run_gives_the_features_of_its_predictions_of_length_one(
+    home: Path, run: str, dimensions: int
+) -> None:
+    found = vitft.embed(home / "data", run=home / run, dtype="fp32", cache="none", device="cpu")
     files = sorted((home / "data").rglob("*.png"))
-    scored = vitft.load(home / "run", device="cpu").features([*map(str, files)])
+    scored = vitft.load(home / run, device="cpu").features([*map(str, files)])
 
+    assert scored.shape == (18, dimensions)
     assert found.path == tuple(map(str, files))
     assert found.sha256 == tuple(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)
     assert (found.precision, found.skipped) == ("fp32", ())

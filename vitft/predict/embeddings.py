@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from vitft.features.extract import FrozenPipeline
 
 _AT_ONCE = 4096  # number of vectors that are normalised together
-_DECIMALS = 6  # decimal places of similarities; float32 has no more
-_SHORTEST = 1e-12  # length below which a vector is not scaled to length 1
 _Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Embeddings:
     """One vector for each readable image, in the order in which the images were given."""
 
@@ -47,7 +45,7 @@ class Embeddings:
         """Return the paths of the images most similar to a vector (D,), with the similarities."""
         cosines = np.clip(self.vector @ vector, -1, 1)
         nearest = np.argsort(-cosines, kind="stable")[:count]
-        return [(self.path[i], round(float(cosines[i]), _DECIMALS)) for i in nearest]
+        return [(self.path[i], round(float(cosines[i]), 6)) for i in nearest]
 
     def save(self, out: Path) -> None:
         """Write path, sha256 and vector as columns of a Parquet file, or as arrays of an .npz."""
@@ -69,11 +67,11 @@ class Embeddings:
 def list_images(names: Sequence[str], stdin: BinaryIO | None = None) -> Images:
     """Return the images of files, folders, patterns and lists, without opening them."""
     found = [*sources(names, stdin=stdin or io.BytesIO())]
-    check_some_exist([source.path or source.url or source.name for source in found])
     for source in found:
         what = "a web address" if source.url else "an image on standard input"
         problem = f"{source.name} is {what}, but this command reads files"
         require(bool(source.path or source.error), problem, fix="save the image, and use the file")
+    check_some_exist([source.path for source in found])
     bad = tuple((source.name, source.error) for source in found if source.error)
     return Images(Path(), (), [Row(s.path, 0) for s in found if not s.error], bad=bad)
 
@@ -134,11 +132,8 @@ def load_embedder(
         vectors: _Vectors = extractor.rows(digests, view).numpy()
         for i in range(0, len(vectors), _AT_ONCE):
             part = vectors[i : i + _AT_ONCE]
-            part /= np.linalg.norm(part, axis=1, keepdims=True).clip(_SHORTEST)
+            part /= np.linalg.norm(part, axis=1, keepdims=True).clip(1e-12)
         precision = "bf16" if extractor.precision == "bf16" else "fp32"
-        skipped = inspected.bad
-        return Embeddings(
-            path=paths, sha256=digests, vector=vectors, precision=precision, skipped=skipped
-        )
+        return Embeddings(paths, digests, vectors, precision, inspected.bad)
 
     return embed
