@@ -93,6 +93,20 @@ def test_a_precision_chooses_the_threshold(trained: Trained, image_folder: Path)
     assert "--" not in error.value.fix
 
 
+def test_prediction_sets_of_a_coverage(trained: Trained, image_folder: Path) -> None:
+    files = sorted(image_folder.rglob("*.png"))
+
+    found = trained.predict(files, coverage=0.9, precision=0.8, confidence=0.9)
+
+    assert all(one.set[0] == one.classes[0] for one in found)
+    assert all(one.set == () for one in trained.predict(files))
+    with pytest.raises(UsageError, match=r"99\.0% needs at least 99 held-out images") as error:
+        trained.predict(files, coverage=0.99)
+    assert error.value.fix == "use coverage=0.95"
+    with pytest.raises(UsageError, match="confidence has no effect without precision"):
+        trained.predict(files, confidence=0.9)
+
+
 def test_the_methods_of_the_command_are_those_of_explain(
     trained: Trained, image_folder: Path
 ) -> None:

@@ -55,7 +55,7 @@ from vitft.predict.pictures import (
     read_picture,
 )
 from vitft.predict.postprocess import Postprocess, ScoreArray
-from vitft.predict.request import PREDICT_DTYPES, check_threshold
+from vitft.predict.request import PREDICT_DTYPES, Marks
 from vitft.predict.torch_engine import PREDICT_BATCH_SIZE, Predictor, open_engine
 from vitft.report.notebook import Explanation, Predictions, trained_card
 from vitft.report.run_page import report_of_new_run
@@ -308,6 +308,8 @@ class Trained:
         top_k: int = 1,
         threshold: float = 0.0,
         precision: float | None = None,
+        confidence: float | None = None,
+        coverage: float | None = None,
     ) -> Predictions:
         """Return one prediction per image: the `top_k` most probable classes.
 
@@ -318,23 +320,31 @@ class Trained:
         prediction of a multi-label model contains the probabilities of all labels; its `labels` are
         those whose probability reaches `threshold` or, by default, the label's own threshold. With
         `precision`, the threshold (of each label) is the smallest with this expected precision, as
-        with `vitft predict --precision`. For an unusable image, array or tensor, no
-        exception is raised; the prediction has an `error`.
+        with `vitft predict --precision`, and with `confidence`, the precision is guaranteed as with
+        `--confidence`. With `coverage`, each prediction has a `set` of classes, as with
+        `--coverage`. For an unusable image, array or tensor, no exception is raised; the prediction
+        has an `error`.
 
         Raises:
             UsageError: `top_k` is not an integer of 1 or more, `threshold` or `precision` is not
                 above 0 and at most 1 (a threshold of 0 stands for no threshold), both are given,
-                no threshold reaches the precision, or an image has an unsupported type.
+                no threshold reaches the precision, there are too few held-out images for the
+                confidence or the coverage, or an image has an unsupported type.
             RunError: Some logits of the model are not finite, or there are no validation
-                predictions from which to choose a threshold.
+                predictions from which to choose a threshold or sets.
         """
         if isinstance(top_k, np.integer):
             top_k = int(top_k)
         if type(top_k) is not int or top_k < 1:
             raise UsageError(f"invalid top_k={top_k!r}", fix="use an integer of 1 or more")
-        check_threshold(threshold or None, precision, spell=parameter)
-        postprocess = replace(self.postprocess, top_k=top_k)
-        postprocess = postprocess.marking(threshold, precision, self.folder, parameter)
+        marks = Marks(
+            threshold=threshold or None,
+            precision=precision,
+            confidence=confidence,
+            coverage=coverage,
+            spell=parameter,
+        )
+        postprocess = replace(self.postprocess, top_k=top_k).marking(marks, self.folder)
         pipeline = Pipeline(self.engine, postprocess, keep_views=True)
         predictions = Predictions()
         size = PREDICT_BATCH_SIZE if isinstance(self.engine, Predictor) else self.engine.batch

@@ -151,7 +151,11 @@ def add_answers(samples: Samples) -> None:
     for line in (f"--near {images}/12.jpg", "--out vectors.npz"):
         printed = stdout_of(f"embed {images} --run solved {line} --cache none --format json", 3)
         samples.add("embeddings", json.loads(printed))
-    for line in (f"{images} --run solved --threshold 0.99 --top-k 2", f"{images} --run several"):
+    for line in (
+        f"{images} --run solved --threshold 0.99 --top-k 2",
+        f"{images} --run solved --coverage 0.8",
+        f"{images} --run several",
+    ):
         samples.add("prediction", *json.loads(stdout_of(f"predict {line} --format json", 3)))
         samples.add(
             "prediction", *values_of(".jsonl", stdout_of(f"predict {line} --format jsonl", 3))

@@ -1,12 +1,19 @@
 """Choice of a threshold by the precision on images that the model was not fitted to."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vitft.metrics import wilson_interval
-from vitft.predict import Answers, choose_threshold, needed_images, smallest_cover
+from vitft.predict import (
+    Answers,
+    certain_cover,
+    choose_threshold,
+    needed_images,
+    smallest_cover,
+)
 from vitft.system import RunDir, write_json
 
 
@@ -173,3 +180,71 @@ def test_images_below_a_threshold_do_not_move_it() -> None:
     )
 
     assert smallest_cover(more, 0.9) == smallest_cover(sure, 0.9) == 400
+
+
+def tail(mistakes: int, images: int, chance: float) -> float:
+    """Return the exact probability of so many mistakes or fewer."""
+    return math.fsum(
+        math.comb(images, k) * chance**k * (1 - chance) ** (images - k) for k in range(mistakes + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "images", "precision", "confidence"),
+    [
+        (0, 59, 0.95, 0.95),
+        (1, 93, 0.95, 0.95),
+        (0, 29, 0.9, 0.95),
+        (3, 257, 0.97, 0.95),
+        (0, 22, 0.9, 0.9),
+        (12, 57, 0.7, 0.9),
+    ],
+)
+def test_a_certain_precision_needs_so_many_images(
+    wrong: int, images: int, precision: float, confidence: float
+) -> None:
+    found = []
+    for number in (images - 1, images):
+        answers = Answers.sorted([0.999] * number, [False] * wrong + [True] * (number - wrong))
+        found.append(certain_cover(answers, precision, confidence))
+        assert bool(found[-1]) == (tail(wrong, number, 1 - precision) <= 1 - confidence)
+
+    assert found == [0, images]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thresholds_are_tested_from_the_clearest_one_down(seed: int) -> None:
+    answers = calibrated(300, seed=seed)
+    n, expected = np.arange(1, 301), np.cumsum(1 - answers.probability)
+    clearness = np.where(n < 59, -np.inf, (0.05 * n - expected) / np.sqrt(n))
+
+    last = int(clearness.argmax())
+    while last < 300 and tail(int((~answers.correct)[: last + 1].sum()), last + 1, 0.05) <= 0.05:
+        last += 1
+
+    assert certain_cover(answers, 0.95, 0.95) == (last if last > clearness.argmax() else 0)
+
+
+def test_a_certain_precision_is_missed_in_at_most_5_percent_of_draws() -> None:
+    new = calibrated(100_000, seed=99)
+    right = np.cumsum(new.correct) / np.arange(1, 100_001)
+    missed, kept = 0, []
+    for seed in range(300):
+        answers = calibrated(400, seed=seed)
+        covered = certain_cover(answers, 0.95, 0.95)
+        above = int((new.probability >= answers.probability[covered - 1]).sum()) if covered else 0
+        missed += bool(above) and right[above - 1] < 0.95
+        kept.append(above / 100_000)
+
+    assert missed <= 15 + 8  # two standard errors
+    assert np.mean(kept) > 0.75
+
+
+def test_groups_count_instead_of_images_for_a_confidence() -> None:
+    probability, correct = [1.0] * 400, [True] * 400
+    clips = [f"clip {i // 40}" for i in range(400)]
+
+    grouped = certain_cover(Answers.sorted(probability, correct, clips), 0.95, 0.95)
+
+    assert grouped == 0  # ten clips are fewer than 59 independent images
+    assert certain_cover(Answers.sorted(probability, correct), 0.95, 0.95) == 400

@@ -12,7 +12,7 @@ from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
 from vitft.messages.results import CLASS_METRICS, class_table, evaluation_details, evaluation_rows
 from vitft.metrics.results import class_pair_counts
-from vitft.predict.request import check_threshold
+from vitft.predict.request import Marks
 from vitft.system import console
 from vitft.system.console import stdout, visible
 from vitft.system.imports import heavy_imports
@@ -31,6 +31,7 @@ common options:
 --out DIR  new folder for eval.json and predictions.csv
 --threshold
 --precision
+--confidence
 --device
 data options:
 --set
@@ -50,7 +51,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     from vitft.data.scan import find_labelled
     from vitft.predict.onnx_engine import gives_several
 
-    check_threshold(args.threshold, args.precision)
+    marks = Marks(threshold=args.threshold, precision=args.precision, confidence=args.confidence)
     spec = with_table_settings(DataSpec(), args.set)
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
@@ -63,9 +64,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.evaluation import evaluate
 
-    done = evaluate(
-        data, args.run, device=args.device, threshold=args.threshold, precision=args.precision
-    )
+    done = evaluate(data, args.run, device=args.device, marks=marks)
     if args.format == "json":
         output.as_json(done.results)
     elif args.format == "csv":

@@ -224,6 +224,8 @@ _SHARED = """
     probability that predicts a label)
 --precision P  choose the threshold: mark predictions as "not sure" so that about P of the others
     are correct
+--confidence C  choose the threshold of --precision so that its precision is at least P with
+    probability C
 --cache DIR  folder of cached features, or none to disable the cache (default:
     ~/.cache/vitft/features)
 --allow-pickle  allow .pth files, which are pickles
@@ -232,8 +234,8 @@ _SHARED = """
 --set KEY=VALUE  how to read a table of labels, e.g. data.label=species (may be repeated)
 """
 """Options that several commands have in common."""
-_TYPES = {"N": int, "K": int, "PX": int, "PORT": int, "P": float, "X": float, "FRACTION": float,
-          "GB": float}  # fmt: skip
+_TYPES = {"N": int, "K": int, "PX": int, "PORT": int, "P": float, "C": float, "X": float,
+          "FRACTION": float, "GB": float}  # fmt: skip
 """Types of values by placeholder; others are text."""
 
 

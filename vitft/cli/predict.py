@@ -57,6 +57,9 @@ common options:
 --top-k K := 1  number of classes per image
 --threshold
 --precision
+--confidence
+--coverage C  add a prediction set to each row: the classes among which the right one is for a
+    fraction C of new images
 --counts  instead of rows, print the number of images of each class, adjusted for the mistakes on
     held-out images, with its 95% interval (formats: table, json, csv)
 --explain DIR  new folder for relevance overlays of the images

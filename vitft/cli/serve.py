@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vitft.cli import output
 from vitft.cli.parser import Command
-from vitft.predict.request import check_threshold
+from vitft.predict.request import Marks
 from vitft.serve.limits import ALL_INTERFACES, ServeLimits, access_for, is_loopback
 from vitft.system.errors import Stopped, UsageError
 from vitft.system.imports import heavy_imports, require_extra
@@ -38,6 +38,7 @@ common options:
 --port PORT := 8000  port to listen on, or 0 for any free port
 --threshold
 --precision
+--confidence
 --device
 advanced options:
 --allow-host NAME  additional host name to accept, e.g. of a reverse proxy (may be repeated)
@@ -58,7 +59,7 @@ def _serve_command(args: argparse.Namespace) -> int:
     limits = ServeLimits(max_bytes=args.max_bytes, queue=args.queue)
     access = access_for(args.host, args.allow_host)
     check_port(args.port)
-    check_threshold(args.threshold, args.precision)
+    marks = Marks(threshold=args.threshold, precision=args.precision, confidence=args.confidence)
     require_extra("serve", feature="vitft serve")
     checkpoint = find_model(args.run, graphs=True)
     with heavy_imports(loading_step(args.run)):
@@ -73,7 +74,7 @@ def _serve_command(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as bound, Stopper() as stopper:
         engine = open_engine(args.run, args.device)
         postprocess = Postprocess.for_run(args.run, engine, top_k=len(engine.classes)).marking(
-            args.threshold, args.precision, checkpoint.parent
+            marks, checkpoint.parent
         )
         postprocess.announce()
         app = make_app(BatchQueue(engine, postprocess, limits), access)

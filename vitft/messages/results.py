@@ -293,16 +293,41 @@ def accuracy_without_copies(one: Estimate) -> str:
 
 
 def threshold_text(
-    value: float, precision: float, bounds: Interval, *, covered: int, images: str, expected: float
+    value: float,
+    precision: float,
+    bounds: Interval,
+    *,
+    covered: int,
+    images: str,
+    expected: float,
+    guaranteed: tuple[float, float] | None = None,
 ) -> str:
     """Return a threshold, and its precision and interval on the `covered` predictions above it.
 
     `expected` is the precision that the probabilities imply, which is included if it is higher.
+    A `guaranteed` precision has a confidence.
     """
     also = f", {percent(expected)} expected from the probabilities" if expected > precision else ""
+    sure = ""
+    if guaranteed:
+        sure = f", at least {100 * guaranteed[0]:g}% with {100 * guaranteed[1]:g}% confidence"
     return (
         f"threshold {percent(value)}: precision {percent(precision)}{within(bounds)} on "
-        f"{covered:,} of {images}{also}"
+        f"{covered:,} of {images}{also}{sure}"
+    )
+
+
+def sets_text(
+    coverage: float, bounds: Interval, *, images: str, size: float, shared: Sequence[str]
+) -> str:
+    """Return how often prediction sets contain the true class, and how large they are.
+
+    Classes with too few images for a limit of their own have a `shared` limit.
+    """
+    few = f". These classes have few images and are covered together: {listing(shared)}"
+    return (
+        f"sets: coverage {percent(coverage)}{within(bounds)} on {images}, {size:.2f} classes on "
+        f"average{few * bool(shared)}"
     )
 
 

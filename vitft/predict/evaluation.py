@@ -30,6 +30,7 @@ from vitft.metrics.results import EvaluatedData, EvaluationResults, KeptResults,
 from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline
 from vitft.predict.postprocess import Postprocess
+from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
 from vitft.predict.run_images import LEFT_OUT, RunImages
 from vitft.predict.torch_engine import open_engine
@@ -193,14 +194,13 @@ def evaluate(
     run: str | None,
     *,
     device: str = "auto",
-    threshold: float | None = None,
-    precision: float | None = None,
+    marks: Marks | None = None,
 ) -> Evaluation:
     """Evaluate a run, checkpoint or ONNX graph (None for the latest run) on labelled images.
 
     Log warnings about images that are left out and about anything that biases the results. With
-    `threshold` or `precision`, as in `vitft predict`, less probable predictions are marked `not
-    sure`, and the results state how many are kept; a multi-label model uses other thresholds.
+    `marks`, as in `vitft predict`, less probable predictions are marked `not sure`, and the results
+    state how many are kept; a multi-label model uses other thresholds.
 
     Raises:
         RunError: A file of the model or its run is missing, damaged or belongs to another run.
@@ -218,7 +218,7 @@ def evaluate(
     if several:  # 0 or 1 per label (C,)
         sets = [split_labels(text) if data.labels else (text,) for text in data.classes]
         index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
-    postprocess = Postprocess.for_run(run, engine).marking(threshold, precision, folder)
+    postprocess = Postprocess.for_run(run, engine).marking(marks or Marks(), folder)
     postprocess.announce()
     predictions = _score_labelled(data, Pipeline(engine, postprocess), known, index)
     scored = [row for row in predictions if row.prediction.classes]

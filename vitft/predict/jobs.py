@@ -86,9 +86,10 @@ def run_prediction(
         shard=replace(request.shard, chunk=engine.batch),
     )
     labels = engine.classes if engine.thresholds else ()
-    form = RowFormat(request.style, request.top_k, labels, bom=request.bom)
+    has_sets = request.coverage is not None
+    form = RowFormat(request.style, request.top_k, labels, bom=request.bom, has_sets=has_sets)
     postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
-        request.threshold, request.precision, checkpoint.parent
+        request, checkpoint.parent
     )
     pipeline = Pipeline(
         engine, postprocess, keep_views=pictures is not None, mirror=request.tta, web=web
@@ -237,7 +238,7 @@ def _job_options(
     return {
         "model": digest,
         "--top-k": request.top_k,
-        "threshold": [postprocess.threshold, *postprocess.thresholds],
+        "threshold": [postprocess.threshold, *postprocess.thresholds, *postprocess.set_limits],
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
         **({"batches of": request.shard.chunk} if request.shard.world > 1 else {}),  # of each part

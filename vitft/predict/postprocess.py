@@ -24,10 +24,10 @@ from vitft.metrics.intervals import Flags, Floats
 from vitft.metrics.results import Results, RunResults, read_results
 from vitft.models.find import find_model, model_files
 from vitft.models.pretrained.catalog import canonical_name, weights_name
+from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, OUT_OF_DISTRIBUTION, Prediction
-from vitft.system.errors import RunError
+from vitft.system.errors import RunError, UsageError
 from vitft.system.rundir import BASE, LATEST, MODEL, read_environment, run_path
-from vitft.system.suggest import Spelling, option
 from vitft.system.text import count, listing
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,9 @@ class Postprocess:
     thresholds: Sequence[float] = ()
     """Minimum probability at which a multi-label model assigns each label; empty for other
     models."""
+    set_limits: Sequence[float] = ()
+    """Smallest probability with which each class is in the prediction set of an image; empty
+    without prediction sets."""
     reference: Reference | None = None  # statistics for out-of-distribution notes
     run: Results | None = None  # numbers of the run that produced the model
     place: str = ""  # where the model was found, in the user's words
@@ -87,31 +90,36 @@ class Postprocess:
             file_time=checkpoint.stat().st_mtime,
         )
 
-    def marking(
-        self, threshold: float | None, precision: float | None, run: Path, spell: Spelling = option
-    ) -> Self:
+    def marking(self, marks: Marks, run: Path) -> Self:
         """Return a copy that marks predictions below a threshold as `not sure`.
 
         A multi-label model assigns the labels from the threshold on instead. For a precision, the
-        thresholds are chosen from the validation predictions in the folder `run` (see
-        `choose_threshold`). `spell` spells the options in errors.
+        thresholds are chosen from the held-out predictions in the folder `run` (see
+        `choose_threshold`), and so are the limits of prediction sets (see `choose_set_limits`).
         """
-        if precision is None and self.thresholds:
+        if self.thresholds and marks.guarantees:
+            problem = f"{marks.guarantees[0]} does not support multi-label models"
+            raise UsageError(problem, fix=f"remove {marks.guarantees[0]}")
+        threshold, spell, found = marks.threshold or 0.0, marks.spell, self
+        if marks.coverage is not None:
+            from vitft.predict.sets import choose_set_limits  # imports this module and simplejpeg
+
+            limits, text = choose_set_limits(run, marks.coverage, spell)
+            log.info(text)
+            found = replace(self, set_limits=limits)
+        if marks.precision is None and self.thresholds:
             every = (threshold,) * len(self.thresholds) if threshold else self.thresholds
             return replace(self, thresholds=every)
-        if precision is None:
-            return replace(self, threshold=threshold or 0.0)
-        from vitft.predict.threshold import (
-            choose_label_thresholds,  # imports this module and simplejpeg
-            choose_threshold,
-        )
+        if marks.precision is None:
+            return replace(found, threshold=threshold)
+        from vitft.predict.threshold import choose_label_thresholds, choose_threshold
 
         if self.thresholds:
-            each = choose_label_thresholds(run, precision, self.classes, spell)
+            each = choose_label_thresholds(run, marks.precision, self.classes, spell)
             return replace(self, thresholds=each)
-        chosen = choose_threshold(run, precision, spell)
+        chosen = choose_threshold(run, marks.precision, spell, confidence=marks.confidence)
         log.info(str(chosen))
-        return replace(self, threshold=chosen.value)
+        return replace(found, threshold=chosen.value)
 
     @property
     def run_name(self) -> str:
@@ -177,6 +185,7 @@ class Postprocess:
                     path=path,
                     classes=tuple(self.classes[k] for k in order[i]),
                     probabilities=tuple(best.tolist()),
+                    set=self._set(probabilities[i]),
                     labels=labels,
                     labels_probability=of_labels,
                     run=self.run_name,
@@ -186,6 +195,14 @@ class Postprocess:
                 )
             )
         return predictions
+
+    def _set(self, probabilities: Floats) -> tuple[str, ...]:
+        """Return the prediction set for probabilities (C,): at least the most probable class."""
+        if not len(self.set_limits):
+            return ()
+        order = np.argsort(-probabilities, kind="stable")
+        kept = probabilities[order] >= np.asarray(self.set_limits)[order]
+        return tuple(self.classes[k] for k in [order[0], *order[1:][kept[1:]]])
 
 
 def _set_probability(probabilities: Floats, members: Flags) -> float:

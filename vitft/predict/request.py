@@ -23,6 +23,46 @@ PREDICT_DTYPES = ("auto", "fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Options that mark uncertain predictions, or give each image several classes.
+
+    Invalid or conflicting options raise UsageError; `spell` spells them in errors.
+    """
+
+    threshold: float | None = None
+    precision: float | None = None
+    confidence: float | None = None
+    coverage: float | None = None
+    spell: Spelling = option
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.precision is not None:
+            raise UsageError(
+                f"{self.spell('threshold')} and {self.spell('precision')} cannot be used together",
+                fix="remove one of them",
+            )
+        for name in ("threshold", "precision", "confidence", "coverage"):
+            value, below = getattr(self, name), name in ("confidence", "coverage")
+            if value is None or 0 < value < 1 or (value == 1 and not below):
+                continue
+            fix = f"use a number greater than 0 and {'below' if below else 'at most'} 1"
+            if 50 <= value < 100 or (value == 100 and not below):
+                fix = f"use {self.spell(name, value / 100)} for {value:g}%"
+            raise UsageError(f"invalid {self.spell(name)} {value:g}", fix=fix)
+        if self.confidence is not None and self.precision is None:
+            raise UsageError(
+                f"{self.spell('confidence')} has no effect without {self.spell('precision')}",
+                fix=f"add {self.spell('precision', 0.9)}",
+            )
+
+    @property
+    def guarantees(self) -> list[str]:
+        """The options that hold only for predictions like the held-out ones, as spelt."""
+        given = {"confidence": self.confidence, "coverage": self.coverage}
+        return [self.spell(name) for name, value in given.items() if value is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessShard:
     """The rows that one process writes: chunks `rank`, `rank + world`, and so on."""
 
@@ -44,7 +84,7 @@ class ProcessShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictRequest:
+class PredictRequest(Marks):
     """Options of `vitft predict` (`vitft predict --help` describes them).
 
     Invalid or conflicting options raise UsageError.
@@ -61,8 +101,6 @@ class PredictRequest:
     """Output file; None to pass the lines to the `write` argument of `run_prediction`."""
     bom: bool = False
     resume: bool = False
-    threshold: float | None = None
-    precision: float | None = None
     tta: bool = False
     explain: str | None = None
     dtype: str = "auto"  # one of `PREDICT_DTYPES` (see `torch_dtype`)
@@ -104,8 +142,8 @@ class PredictRequest:
         bf16 keeps the most probable class, but a probability may cross a threshold, and the class
         of an average with the mirror image may change. Overlays are computed in float32.
         """
-        needs_float32 = self.threshold or self.precision or self.tta or self.explain
-        return "fp32" if self.dtype == "auto" and needs_float32 else self.dtype
+        needs_float32 = (self.threshold, self.precision, self.coverage, self.tta, self.explain)
+        return "fp32" if self.dtype == "auto" and any(needs_float32) else self.dtype
 
     def __post_init__(self) -> None:
         if not self.images and not self.lists:
@@ -120,7 +158,10 @@ class PredictRequest:
             )
         if self.top_k < 1:
             raise UsageError(f"invalid --top-k {self.top_k}", fix="use an integer of 1 or more")
-        check_threshold(self.threshold, self.precision)
+        Marks.__post_init__(self)
+        if self.tta and self.guarantees:
+            problem = f"{self.guarantees[0]} does not support --tta, which changes probabilities"
+            raise UsageError(problem, fix="remove --tta")
         if self.counts:
             self._check_counts()
         if self.style != "csv" and self.bom:
@@ -153,6 +194,7 @@ class PredictRequest:
             "--top-k": self.top_k > 1,
             "--threshold": self.threshold is not None,
             "--precision": self.precision is not None,
+            "--coverage": self.coverage is not None,
             "--bom": self.bom,
         }
         if self.out is None and (used := [name for name, is_used in of_rows.items() if is_used]):
@@ -182,20 +224,3 @@ def not_for_graphs(option: str, path: Path) -> UsageError:
         f"{option} cannot be used with the ONNX graph {path}, which onnxruntime runs on the CPU",
         fix=f"remove {option}, or use the run directory",
     )
-
-
-def check_threshold(
-    threshold: float | None, precision: float | None, *, spell: Spelling = option
-) -> None:
-    """Raise a UsageError if both options are given, or if one is not in (0, 1]."""
-    if threshold is not None and precision is not None:
-        raise UsageError(
-            f"{spell('threshold')} and {spell('precision')} cannot be used together",
-            fix="remove one of them",
-        )
-    for name, value in (("threshold", threshold), ("precision", precision)):
-        if value is not None and not 0 < value <= 1:
-            fix = "use a number greater than 0 and at most 1"
-            if 50 <= value <= 100:
-                fix = f"use {spell(name, value / 100)} for {value:g}%"
-            raise UsageError(f"invalid {spell(name)} {value:g}", fix=fix)

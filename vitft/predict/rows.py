@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
-from vitft.data.image_table import join_labels
+from vitft.data.image_table import JOINER, join_labels
 from vitft.messages.results import expected_accuracy
 from vitft.system.console import visible
 from vitft.system.text import csv_line, percent
@@ -30,6 +30,7 @@ class Prediction:
     path: str
     classes: tuple[str, ...] = ()  # most probable first; all labels of a multi-label model
     probabilities: tuple[float, ...] = ()  # of each of `classes`
+    set: tuple[str, ...] = ()  # classes of the prediction set, most probable first, if requested
     labels: tuple[str, ...] | None = None  # labels of the image; None for a model of one class
     labels_probability: float = 0.0
     """Probability that the image has exactly `labels`, assuming that labels are independent."""
@@ -71,6 +72,8 @@ class Prediction:
             row["labels"] = [*self.labels]
         pairs = zip(self.classes, self.probabilities, strict=True)
         row["classes"] = [{"class": name, "probability": round(p, _DECIMALS)} for name, p in pairs]
+        if self.set:
+            row["set"] = [*self.set]
         return {**row, "notes": [*self.notes]} if self.notes else row
 
     @classmethod
@@ -96,6 +99,8 @@ def _summarise(prediction: Prediction) -> str:
         pairs = [pair for pair in pairs if pair[0] in prediction.labels]
     best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
     best = best or "no label"
+    if len(prediction.set) > 1:
+        best += f" {{{visible(', '.join(prediction.set))}}}"
     return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
 
 
@@ -175,6 +180,7 @@ class RowFormat:
     top_k: int = 1  # number of classes per image
     labels: Sequence[str] = ()  # all labels of a multi-label model; empty for other models
     bom: bool = False  # whether a CSV file begins with a byte order mark
+    has_sets: bool = False  # whether there are prediction sets
 
     @property
     def columns(self) -> list[str]:
@@ -182,6 +188,7 @@ class RowFormat:
         if not self.labels:
             ranks = ["", *(f"_{rank}" for rank in range(2, self.top_k + 1))]
             columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
+            columns += ["set"] * self.has_sets
         return ["path", *columns, "notes", "error"]
 
     def cells(self, prediction: Prediction) -> list[str | float | None]:
@@ -194,6 +201,7 @@ class RowFormat:
         else:
             found = [cell for pair in pairs for cell in pair]
             found += [None] * (2 * self.top_k - len(found))
+            found += [JOINER.join(one.set)] * self.has_sets
         return [one.path, *found, "; ".join(one.notes), one.error]
 
 

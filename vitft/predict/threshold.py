@@ -30,11 +30,10 @@ from vitft.metrics.intervals import (
     design_effect,
     log_factorials,
 )
-from vitft.metrics.results import read_results
 from vitft.predict.validation import HeldOut
 from vitft.system.errors import UsageError
 from vitft.system.suggest import Spelling, option
-from vitft.system.text import count, listing, percent, scored_images
+from vitft.system.text import count, listing, percent
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +77,7 @@ class Threshold:
     interval: Interval  # 95% interval of the precision
     covered: int  # number of images whose predictions are at or above the threshold
     images: str  # all images on which it was chosen, in words
+    guaranteed: tuple[float, float] | None = None  # precision, and the confidence that it holds
 
     def __str__(self) -> str:
         return threshold_text(
@@ -87,12 +87,16 @@ class Threshold:
             covered=self.covered,
             images=self.images,
             expected=self.expected,
+            guaranteed=self.guaranteed,
         )
 
 
-def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> Threshold:
+def choose_threshold(
+    run: Path, precision: float, spell: Spelling = option, *, confidence: float | None = None
+) -> Threshold:
     """Return the smallest threshold at which a run's predictions reach a requested precision.
 
+    With a `confidence`, the precision is at least this with that probability (`certain_cover`).
     `spell` spells the options in errors.
 
     Raises:
@@ -106,20 +110,21 @@ def choose_threshold(run: Path, precision: float, spell: Spelling = option) -> T
         [*(p.is_correct for p in validation), *held_out.correct.tolist()],
         held_out.groups(len(validation) + len(training)),
     )
-    covered = smallest_cover(answers, precision)
+    if confidence is None or precision == 1:
+        covered = smallest_cover(answers, precision)
+    elif not (covered := certain_cover(answers, precision, confidence)):
+        raise _not_certain(answers, precision, confidence, spell)
     if not covered:
         raise _unreachable(answers, precision, spell)
     right, groups = answers.correct[:covered], answers.groups
-    is_reduced = "confirmed_in_float32" in (read_results(run / "eval.json") or {})
-    reduced = ", measured in the reduced precision of the run" * is_reduced
-    counts = {"images": len(answers.correct), "groups": 0 if groups is None else len({*groups})}
     return Threshold(
         value=float(answers.probability[covered - 1]),
         precision=int(right.sum()) / covered,
         expected=float(answers.probability[:covered].mean()),
         interval=accuracy_interval(right, None if groups is None else groups[:covered]),
         covered=covered,
-        images=scored_images(counts, "image" if len(training) else "validation image") + reduced,
+        images=held_out.in_words(len(answers.correct), groups),
+        guaranteed=None if confidence is None else (precision, confidence),
     )
 
 
@@ -205,6 +210,69 @@ def _unreachable(answers: Answers, precision: float, spell: Spelling = option) -
         reason = f"{what} {percent(float(highest))}"
     problem = f"no threshold reaches a precision of {percent(precision)}: {reason}"
     return UsageError(problem, fix=fix)
+
+
+# choice of a threshold whose precision is certain with a requested confidence ---------------------
+
+_STEPS = 500  # thresholds that are tested one after the other, at most
+
+
+def certain_cover(answers: Answers, precision: float, confidence: float) -> int:
+    """Return the number of predictions at or above a threshold that passes all tests, or 0.
+
+    A threshold passes if so few mistakes would have a probability of at most 1 - `confidence` at
+    this precision. The tests go down from a first threshold, and end before one that fails: in a
+    fixed sequence, no test needs a correction. The first threshold is the one whose test is most
+    likely to pass, judged by the probabilities alone. Beginning with the fewest predictions kept
+    up to 11 points less on photos (benchmarks/notebook/calibration.md). With groups, all numbers of
+    images are divided by the design effect.
+
+    Sources: Angelopoulos et al. 2021, "Learn then Test: Calibrating Predictive Algorithms to
+    Achieve Risk Control", https://arxiv.org/abs/2110.01052, and Geifman & El-Yaniv 2017, "Selective
+    Classification for Deep Neural Networks".
+    """
+    probability, correct, groups = answers
+    n, mistakes = np.arange(1, len(probability) + 1), np.cumsum(~correct)
+    is_last = np.append(probability[1:] != probability[:-1], True)  # of equal probabilities
+    tested = np.flatnonzero(is_last & (n >= _needed_certain(precision, confidence)))
+    if not len(tested):
+        return 0
+    clearness = (_spare_mistakes(answers, precision) / np.sqrt(n))[tested]
+    tested = tested[int(clearness.argmax()) :]
+    steps = np.linspace(0, len(tested) - 1, min(_STEPS, len(tested))).round().astype(int)
+    factorials, covered = log_factorials(len(n)), 0
+    for i in tested[steps].tolist():
+        own = None if groups is None else groups[: i + 1]
+        effect = design_effect(correct[: i + 1] - correct[: i + 1].mean(), own)
+        few, all_images = math.ceil(mistakes[i] / effect), math.floor((i + 1) / effect)
+        if binomial_tail(few + 1, all_images, 1 - precision, factorials) < confidence:
+            break
+        covered = i + 1
+    return covered
+
+
+def _needed_certain(precision: float, confidence: float) -> int:
+    """Return the smallest number of images that pass the test without a mistake."""
+    return math.ceil(math.log(1 - confidence) / math.log(precision) - 1e-9)
+
+
+def _not_certain(
+    answers: Answers, precision: float, confidence: float, spell: Spelling
+) -> UsageError:
+    """Return the error for a precision that no threshold has with a confidence."""
+    needed, have = _needed_certain(precision, confidence), len(answers.probability)
+    lower = (p for p in _LOWER_PRECISIONS if p < precision)
+    reachable = next((p for p in lower if certain_cover(answers, p, confidence)), None)
+    fix = f"remove {spell('confidence')}"
+    if reachable is not None:
+        fix = f"use {spell('precision', reachable)}, or {fix}"
+    what = f"a precision of {percent(precision)} with {100 * confidence:g}% confidence"
+    if have < needed:
+        return UsageError(
+            f"{what} needs at least {needed:,} held-out images, but this run has {have:,}", fix=fix
+        )
+    few = " for so few images" if answers.groups is None else " for so few images and groups"
+    return UsageError(f"no threshold has {what}: there are too many mistakes{few}", fix=fix)
 
 
 # choice of a threshold for each label of a multi-label model, given a requested precision ---------

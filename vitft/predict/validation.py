@@ -17,11 +17,13 @@ import numpy as np
 from vitft.data.fixes import is_leak
 from vitft.data.image_table import Images, Row
 from vitft.data.split import distinct_rows
+from vitft.metrics.calibration import Ints
 from vitft.metrics.intervals import Flags, Floats, Groups, accuracy_interval
 from vitft.metrics.results import AuditResults, Estimate, read_results
 from vitft.predict.postprocess import Postprocess, ScoreArray, Scores
 from vitft.system.errors import RunError
 from vitft.system.rundir import RunDir, damaged_file, read_run_arrays, read_run_json
+from vitft.system.text import scored_images
 
 THUMBS = "thumbs"
 _VALIDATION_FILE = "validation.npz"
@@ -64,6 +66,8 @@ class HeldOut:
     """Probability (m,) of the predicted class of training images, or of each label (m, C)."""
     correct: Flags
     """Whether each of these is right (m,), or whether each image has the label (m, C)."""
+    label_probability: Floats
+    """Probability (m,) of the true class of training images; of earlier versions, there is none."""
     cross_validated: Mapping[str, str]  # cross-validated class of images by their SHA-256
 
     @classmethod
@@ -93,6 +97,11 @@ class HeldOut:
         correct = array("train_correct", np.bool_, lambda x: x.shape == probability.shape)
         if correct.shape != probability.shape:
             raise damaged_file(path, "train_correct is missing")
+        of_label = array(
+            "train_label_probability",
+            np.float64,
+            lambda x: x.shape == probability.shape and ((x >= 0) & (x <= 1)).all(),
+        )
         numbers = array(
             "cross_validated",
             np.int64,
@@ -104,6 +113,7 @@ class HeldOut:
             logits=logits,
             probability=probability,
             correct=correct,
+            label_probability=of_label,
             cross_validated={
                 row.sha256: split.classes[number]
                 for row, number in zip(split.rows, numbers.tolist(), strict=False)
@@ -169,6 +179,33 @@ class HeldOut:
                 true, predicted = self.split.classes[row.label], self.cross_validated[row.sha256]
                 found.append((true, predicted, probability))
         return found
+
+    def labelled(self) -> tuple[Floats, Ints, Flags, Groups | None]:
+        """Return the probability of the true class of held-out images (n,), and that class.
+
+        Whether it is the predicted class follows, and the groups, if images have some. The
+        validation images are first.
+        """
+        validation, more = self.validation, len(self.label_probability)
+        rows = [*distinct_rows(self.split.val), *self._training]
+        groups = self.groups(len(validation) + more)
+        if more and len(rows) != len(validation) + more:
+            raise damaged_file(self.run / _VALIDATION_FILE, "it does not belong to split.csv")
+        right = np.array([one.is_correct for one in validation])
+        return (
+            np.concatenate([[p.label_probability for p in validation], self.label_probability]),
+            np.array([row.label for row in rows[: len(validation) + more]]),
+            np.concatenate([right, self.correct[:more]]),
+            None if groups is None else np.unique(groups, return_inverse=True)[1],
+        )
+
+    def in_words(self, images: int, groups: Sequence[str] | Groups | None) -> str:
+        """Return in words on how many images something was measured, and how exactly."""
+        counts = {"images": images, "groups": 0 if groups is None else len({*groups})}
+        kind = "image" if images > len(self.validation) else "validation image"
+        is_reduced = "confirmed_in_float32" in (read_results(RunDir(self.run).eval) or {})
+        reduced = ", measured in the reduced precision of the run" * is_reduced
+        return scored_images(counts, kind) + reduced
 
     def groups(self, images: int) -> list[str] | None:
         """Return the group of each of `images` distinct validation and then training images.

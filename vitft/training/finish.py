@@ -22,6 +22,7 @@ from vitft.metrics.calibration import (
     are_comparable,
     calibrate_temperature,
     confidence_and_correctness,
+    log_losses,
     sigmoid,
 )
 from vitft.metrics.classification import (
@@ -130,6 +131,7 @@ def evaluate(fitted: Fitted) -> _Evaluated:
             if not manifest.labels:
                 probability, right = confidence_and_correctness(answers, truth)
                 correct = right.astype(bool)
+                arrays["train_label_probability"] = np.exp(-log_losses(answers, truth))
             arrays |= {"train_probability": probability, "train_correct": correct}
         if scored is not None and (predicted := _cross_validated_classes(data, scored)) is not None:
             arrays["cross_validated"] = predicted
