@@ -89,7 +89,7 @@ def test_the_temperature_rests_on_validation_and_cross_validated_training_images
     calibration = json.loads((done.run / "eval.json").read_text())["calibration"]
     with np.load(done.run / "validation.npz", allow_pickle=False) as file:
         probability, correct = file["train_probability"], file["train_correct"]
-        predicted = file["cross_validated"]
+        predicted, of_label = file["cross_validated"], file["train_label_probability"]
 
     labels = np.array([row.label for row in manifest.rows])
     more = json.loads((done.run / "eval.json").read_text())["cross_validation"]
@@ -99,6 +99,8 @@ def test_the_temperature_rests_on_validation_and_cross_validated_training_images
     assert calibration["cross_validated"] == len(manifest.train) == 120
     assert probability.shape == correct.shape == (120,)
     assert correct.dtype == bool
+    assert of_label[correct].tolist() == pytest.approx(probability[correct].tolist())
+    assert (of_label[~correct] <= np.minimum(probability, 1 - probability)[~correct] + 1e-9).all()
     # A fifth of the labels is wrong, which a head that was fitted to them could not know.
     assert probability.mean() == pytest.approx(correct.mean(), abs=0.1)
 
