@@ -130,7 +130,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         number = int(path.stem)
         target = folder / "photos" / path.parent.name / f"video{number % 6}_{number}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
+        exif = Image.Exif()
+        exif.get_ifd(0x8769)[0x9003] = f"2024:05:01 10:{number:02}:00"  # when it was taken
+        Image.open(path).save(target, quality=95, exif=exif)
     files = sorted((folder / "photos").glob("*/*.jpg"))
     shutil.copytree(folder / "photos", folder / "new_photos")
     rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in files]

@@ -136,7 +136,7 @@ def finetune(  # noqa: D417, PLR0913 - the options of the command, which the dec
     out: str | os.PathLike[str] | None = None,
     recipe: str | os.PathLike[str] | None = None,
     seed: int | None = None,
-    split: Literal["content", "random", "reference"] | None = None,
+    split: Literal["content", "random", "time", "reference"] | None = None,
     classes: str | os.PathLike[str] | None = None,
     like: str | os.PathLike[str] | None = None,
     val_from: Literal["auto", "test"] | None = None,

@@ -150,8 +150,9 @@ def _training_command(
     if args.run or args.weights:
         command += ["--weights", config.weights.name]
         command += ["--allow-pickle"] * config.weights.allow_pickle
-    if args.run and config.data.split == "content":
-        command += ["--like", args.run]
+    if args.run and config.data.split in ("content", "time"):
+        command += ["--split", "time"] * (config.data.split == "time") + ["--like", args.run]
+        command += setting_words("data.time", config.data.time) if config.data.time else []
     return [*command, "--group-duplicates"] if together else command
 
 

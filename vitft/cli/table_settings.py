@@ -9,7 +9,10 @@ from vitft.data.label_table import SETTING_OF
 from vitft.system.errors import UsageError
 
 _OTHERS = ("labels", "separator", "root", "classes", "allow_private_addresses")
-TABLE_SETTINGS = (*SETTING_OF.values(), *(f"data.{name}" for name in _OTHERS))
+TABLE_SETTINGS = (
+    *(key for role, key in SETTING_OF.items() if role != "time"),  # only for a split
+    *(f"data.{name}" for name in _OTHERS),
+)
 
 
 def with_table_settings(spec: DataSpec, texts: Iterable[str]) -> DataSpec:

@@ -52,6 +52,10 @@ class DataSpec:
     group: str = setting("", aliases="group_column groups patient patient_id")
     """Column of the group of each image, e.g. the patient. Default: a common name. `none` ignores
     that column. A group is never divided between training and validation."""
+    time: str = setting("", aliases="time_column date_column datetime_column timestamp_column")
+    """Column of the date of each image, for `split=time`. Default: a common name, e.g. `date`.
+    Without such a column, or if its cell is empty, the EXIF date counts. `none` ignores the
+    column."""
     group_by: str = setting(
         "",
         "regular expression that captures the group (patient, video) in a path, whose "
@@ -69,12 +73,13 @@ class DataSpec:
         aliases="class_map class_mapping label_map class_names",
     )
     """An empty `new_class` drops the class. The files are not changed."""
-    split: Literal["content", "random", "reference"] = setting(
+    split: Literal["content", "random", "time", "reference"] = setting(
         "content",
         "how to choose validation images: by content (stable when you add files), at "
-        "random, or as in the reference experiment",
+        "random, those with the latest dates, or as in the reference experiment",
     )
-    """`content` uses a hash of each image's bytes, `random` its position in the sorted list.
+    """`content` uses a hash of each image's bytes, `random` its position in the sorted list, `time`
+    the dates in `data.time`.
     `reference` works like `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing."""
     val_from: Literal["auto", "test"] = setting(
         "auto",
@@ -93,7 +98,7 @@ class DataSpec:
     val_rate: float = setting(
         0.2, gt=0, lt=1, aliases="val_split validation_split val_size val_ratio test_size"
     )
-    """Fraction of each class held out for validation."""
+    """Fraction held out for validation, of each class or, with `split=time`, of all images."""
     seed: int = setting(0, ge=0)
     """Seed for the split."""
     max_pixels: int = setting(100_000_000, ge=1)
@@ -127,9 +132,14 @@ class DataSpec:
                 fix=f"use data.split=content, or remove data.{name}",
             )
         require(
-            not self.like or self.split == "content",
+            not self.like or self.split in ("content", "time"),
             f"data.like cannot be combined with data.split={self.split}",
             fix="remove one of them",
+        )
+        require(
+            not self.time or self.split == "time",
+            f"data.time={self.time} has no effect with data.split={self.split}",
+            fix="add --split time, or remove data.time",
         )
         require(
             not (self.group_by and self.group),

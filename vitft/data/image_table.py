@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast, overload
 
@@ -38,11 +39,12 @@ class Row(NamedTuple):
     height: int = 0
     odd: tuple[str, ...] = ()  # remarks on the decoding, e.g. `rotated by EXIF`
     group: str = ""  # name of the group, which the split never divides; empty if there is none
+    time: datetime | None = None  # date in a table or EXIF data, without a time zone, if known
 
 
 _RECORD = np.dtype([
     ("path", "O"), ("label", "i4"), ("split", "O"), ("sha256", "V32"), ("width", "i4"),
-    ("height", "i4"), ("odd", "O"), ("group", "O"),
+    ("height", "i4"), ("odd", "O"), ("group", "O"), ("time", "M8[s]"),
 ])  # fmt: skip
 _NO_DIGEST = bytes(32)
 _BLOCK = 1024  # number of rows that are built at a time
@@ -51,7 +53,7 @@ _Array = np.ndarray[Any, Any]
 
 
 class _Rows(Sequence[Row]):
-    """Rows at some places of columns, which several share: 80 bytes an image, and its path."""
+    """Rows at some places of columns, which several share: 88 bytes an image, and its path."""
 
     def __init__(self, columns: Mapping[str, _Array], places: _Array) -> None:
         self.columns, self.places = columns, places
@@ -88,8 +90,8 @@ def pack(rows: Iterable[Row]) -> Sequence[Row]:
     share = dict[Any, Any]().setdefault
     records = (
         (path, label, share(split, split), bytes.fromhex(sha256), width, height,
-         share(odd, odd), share(group, group))
-        for path, label, split, sha256, width, height, odd, group in rows
+         share(odd, odd), share(group, group), time)
+        for path, label, split, sha256, width, height, odd, group, time in rows
     )  # fmt: skip
     table = np.fromiter(records, _RECORD)
     columns = {name: table[name] for name in Row._fields}

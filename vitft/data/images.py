@@ -28,6 +28,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from datetime import datetime
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -56,7 +57,7 @@ from vitft.system.console import NOTE
 from vitft.system.errors import DataError, ImageError, UsageError
 from vitft.system.files import open_regular, read_regular
 from vitft.system.imports import missing_library_command, require_extra
-from vitft.system.text import count, describe_os_error, listing
+from vitft.system.text import count, describe_os_error, listing, parse_time
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,7 +246,7 @@ _UNSUPPORTED = re.compile(
     re.I,
 )
 """Messages of Pillow and its libraries about sound files of a kind that they do not read."""
-ORIENTATION = 0x0112
+ORIENTATION, _EXIF, _TIME_TAKEN = 0x0112, 0x8769, 0x9003
 OPEN_ERRORS: Mapping[int | None, str] = {
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "not found"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "permission denied"),
@@ -255,10 +256,11 @@ OPEN_ERRORS: Mapping[int | None, str] = {
 
 
 class _Decoded(NamedTuple):
-    """An upright RGB image without metadata, and remarks such as `rotated by EXIF`."""
+    """An upright RGB image without metadata, remarks such as `rotated by EXIF`, and its date."""
 
     image: Image.Image
     odd: tuple[str, ...]
+    time: datetime | None
 
 
 def open_image(
@@ -393,7 +395,7 @@ def _decode_as(
     if orientation in _ORIENTATIONS or rotated in _ORIENTATIONS:
         odd.append("rotated by EXIF")
     upright.info = {}  # GPS coordinates must not appear in reports
-    return _Decoded(upright, tuple(odd))
+    return _Decoded(upright, tuple(odd), _time_of(image))
 
 
 def _decoding_remarks(kind: str, image: ImageFile.ImageFile, name: str) -> list[str]:
@@ -448,6 +450,15 @@ def _orientation_of(image: Image.Image) -> int | None:
     except DECODER_ERRORS:
         return None
     return orientation if isinstance(orientation, int) else None
+
+
+def _time_of(image: Image.Image) -> datetime | None:
+    """Return when a photo was taken, if its EXIF data tell, on the clock of the camera."""
+    try:
+        taken = parse_time(str(image.getexif().get_ifd(_EXIF).get(_TIME_TAKEN, "")).strip("\0 "))
+    except DECODER_ERRORS:
+        return None
+    return taken and taken.replace(tzinfo=None)
 
 
 def reason_for(error: BaseException, kind: str, data: bytes) -> str:
@@ -818,17 +829,20 @@ class OpenedImage:
 
     def facts(self) -> Row:
         if self.jpeg is None:
-            (width, height), odd = self.decoded.image.size, self.decoded.odd
+            image, odd, taken = self.decoded
+            width, height = image.size
         else:
             height, width = self.jpeg.shape[:2]
-            odd = ()
+            odd, taken = (), None
             # Damaged metadata are not a remark: the pixels were decoded without an error
             with (
                 contextlib.suppress(*DECODER_ERRORS),
-                JpegImagePlugin.JpegImageFile(io.BytesIO(self.data)) as image,
+                JpegImagePlugin.JpegImageFile(io.BytesIO(self.data)) as opened,
             ):
-                odd = tuple(_decoding_remarks("JPEG", image, self.file.path))
-        return self.file._replace(sha256=self.sha256, width=width, height=height, odd=odd)
+                odd = tuple(_decoding_remarks("JPEG", opened, self.file.path))
+                taken = _time_of(opened)
+        file = self.file._replace(sha256=self.sha256, width=width, height=height, odd=odd)
+        return file._replace(time=taken)
 
 
 def inspect_file(

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from vitft.data.signatures import FORMAT_BY_SUFFIX
 from vitft.data.table import PATH_COLUMNS, RowError, TableReader, base_folder, path_in
 from vitft.system.errors import DataError, RunError
 from vitft.system.structure import parse_json
-from vitft.system.text import count, listing, shell_quote
+from vitft.system.text import count, listing, parse_time, shell_quote
 
 # labels in the cells of a table: one class per row or, for multi-label data, any number of --------
 
@@ -67,6 +68,7 @@ class _Line(NamedTuple):
     label: str  # text of the label cells
     part: Part
     group: str  # name of the group; empty if the image belongs to none
+    time: datetime | None  # in UTC if the cell has a time zone
     number: int
     cells: tuple[str, ...]  # cells of the label columns
     chosen: str  # how `vitft label` chose the image (see `data.parts`)
@@ -272,6 +274,7 @@ _USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "label": ("label", "class", "class_name", "category", "target"),
     "split": _SPLIT_COLUMNS,
     "group": ("group",),
+    "time": ("time", "date", "datetime", "timestamp", "date_time", "date_taken", "captured_at"),
 }
 """Mapping from roles to the usual names of their columns, the preferred name first."""
 SETTING_OF: Mapping[str, str] = {
@@ -279,6 +282,7 @@ SETTING_OF: Mapping[str, str] = {
     "label": "data.label",
     "split": "data.split_column",
     "group": "data.group",
+    "time": "data.time",
 }
 """Mapping from roles to the settings that name their columns."""
 _FIX = (
@@ -318,7 +322,7 @@ def read_label_table(source: Path, spec: DataSpec) -> tuple[Images, RowError]:
     images = Images(
         root=table.root,
         classes=classes,
-        rows=[Row(r.path, index[texts[r.path]], r.part, group=r.group) for r in listed],
+        rows=[Row(r.path, index[texts[r.path]], r.part, "", 0, 0, (), *r[3:5]) for r in listed],
         labels=label_names(classes) if labels.several else (),
         layout="split" if is_divided else "classes",
         notes=(
@@ -370,7 +374,7 @@ class _Table:
         self.labels = self.label_columns()
         self.by_path = dict[str, _Line]()  # first line of each image
         self.listed = list[_Line]()  # lines that do not repeat an earlier one
-        self.splits = set[str]()
+        self.splits, self.zoned = set[str](), set[bool]()  # zoned: whether dates have a time zone
         self.repeated = self.skipped = 0  # repeated lines, and images skipped in `vitft label`
 
     def find_columns(self) -> dict[str, int]:
@@ -380,6 +384,7 @@ class _Table:
             "label": spec.label,
             "split": spec.split_column,
             "group": "none" if spec.group_by else spec.group,
+            "time": spec.time if spec.split == "time" else "none",
         }
         if _is_several(spec.label):
             del wanted["label"]
@@ -512,7 +517,8 @@ class _Table:
                 problem, fix = "the path is empty", "fill in the cell, or remove the line"
             column = header[self.roles["split" if path else "path"]]
             raise self.reader.error(problem, column=column, fix=fix)
-        row = _Line(path, label, part, group, self.reader.line, labels, chosen)
+        time = self.time_in(texts.get("time", ""))
+        row = _Line(path, label, part, group, time, self.reader.line, labels, chosen)
         first = self.by_path.setdefault(path, row)
         if first is not row:
             self.check_same(first, row)
@@ -521,9 +527,25 @@ class _Table:
         else:
             self.listed.append(row)
 
+    def time_in(self, cell: str) -> datetime | None:
+        """Return the date in a cell: in UTC if it has a time zone, or None if it is empty."""
+        if not cell.strip():
+            return None
+        time, problem = parse_time(cell), f"{cell.strip()[:40]!r} is not a date of ISO 8601 or EXIF"
+        fix = "write it as 2024-02-01 or 2024-02-01 13:30, or ignore it with --set data.time=none"
+        if time and {*self.zoned, time.tzinfo is not None} == {True, False}:
+            problem = f"{cell.strip()[:40]!r} and other dates differ in having a time zone"
+            time, fix = None, "write the time zone of all dates or of none"
+        if time is None:
+            raise self.reader.error(problem, column=self.header[self.roles["time"]], fix=fix)
+        self.zoned.add(time.tzinfo is not None)
+        return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
+
     def check_same(self, first: _Line, row: _Line) -> None:
         pairs = {"label": (first.label, row.label), "split": (first.part, row.part)}
-        for role, (old, new) in (pairs | {"group": (first.group, row.group)}).items():
+        pairs |= {"group": (first.group, row.group)}
+        pairs["time"] = str(first.time or ""), str(row.time or "")
+        for role, (old, new) in pairs.items():
             if old == new or (role == "label" and self.spec.labels == "several"):
                 continue
             fix = "keep one of the two lines"

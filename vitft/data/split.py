@@ -13,7 +13,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
-from itertools import chain, pairwise, starmap
+from itertools import chain, compress, islice, pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,13 @@ def _in_units(
     images: Images, places: _Array, units: _Array, spec: DataSpec
 ) -> tuple[_Array, _Array]:
     """Return the places of images in the order of their units, and the size of each unit."""
-    # Units are ordered by their first images or, by content, by a hash of the seed and one name,
-    # which does not depend on their size
+    # Units are ordered by their first images, latest dates or, by content, a hash of the seed and a
+    # name, which does not depend on their size
     _, keys, inverse = np.unique(units[places], return_index=True, return_inverse=True)
-    if spec.split == "content":
+    if spec.split == "time":
+        keys = np.full(len(keys), np.iinfo(np.int64).min)  # without a date
+        np.maximum.at(keys, inverse, images.column("time")[places].astype(np.int64))
+    elif spec.split == "content":
         digests, groups = images.column("sha256"), images.column("group")
         ordered = places[np.argsort(inverse, kind="stable")]
         ends = np.cumsum(np.bincount(inverse)).tolist()
@@ -160,6 +163,45 @@ def _draw_units(
             for label, n in own.items():
                 lacking[label] -= n
     return drawn
+
+
+def _draw_latest(images: Images, sizes: _Array, parts: _Array, rate: float) -> list[bool]:
+    """Return which units are held out: the latest, given the images in the order of their units.
+
+    The dates of the units ascend, and those without a date come first. Units of the same date are
+    not divided. Units that are in a part already keep it. If a class would have no training images,
+    its earliest unit is not held out.
+    """
+    undated = images.where(np.isnat(images.column("time"))).rows
+    if len(undated) > len(images.rows) / 10:
+        raise DataError(
+            f"{len(undated):,} of {count(len(images.rows), 'image')} in {images.source} have no "
+            f"date, e.g. {undated[0].path}",
+            fix="write the dates in a table and choose their column with --set data.time=COLUMN, "
+            "or use --split content",
+        )
+    first = np.cumsum(sizes) - sizes
+    times = np.maximum.reduceat(images.column("time").astype(np.int64), first)
+    drawn, free = parts == "val", np.flatnonzero(parts == "")
+    due = rate * len(images.rows) - sizes[drawn].sum()
+    starts = np.flatnonzero(np.diff(times[free])) + 1  # of each date but the first
+    if len(free) < len(parts):
+        starts = np.append(starts, len(free))  # the images held out before may be enough
+    if not len(starts):
+        raise DataError(
+            f"all images in {images.source} have the same date, so none of them are later",
+            fix="use dates with the time of day, or --split content",
+        )
+    later = sizes[free].sum() - np.append(0, np.cumsum(sizes[free]))[starts]  # images from each on
+    drawn[free[starts[np.abs(later - due).argmin()] :]] = True
+    every = map(images.names, images.rows)
+    names = [{*chain.from_iterable(islice(every, size))} for size in sizes.tolist()]
+    have = set[str]().union(*compress(names, ~drawn))
+    for number in np.flatnonzero(drawn & (parts != "val")).tolist():
+        if not names[number] <= have:
+            drawn[number] = False
+            have |= names[number]
+    return [*drawn.tolist()]
 
 
 def _undivided(units: Sequence[Sequence[int]]) -> frozenset[int]:
@@ -351,7 +393,9 @@ def split(
         ends, ordered = np.cumsum(sizes).tolist(), labels[places].tolist()
         units = [ordered[start:end] for start, end in pairwise([0, *ends])]
         firsts = places[np.cumsum(sizes) - sizes]
-        if checked.labels:
+        if spec.split == "time":
+            side = _draw_latest(checked.where(places), sizes, parts[firsts], spec.val_rate)
+        elif checked.labels:
             has = membership(checked.classes, checked.labels).astype(np.int64)
             subset = stratify(
                 np.stack([has[unit].sum(axis=0) for unit in units]),
@@ -375,7 +419,7 @@ def split(
         is_val[places[np.repeat(side, sizes)]] = True
     drawn_parts = np.array(["train", "val"], dtype=object)[is_val.astype(int)]
     images = checked.with_column("split", np.where(parts == "test", parts, drawn_parts))
-    _check_enough(_class_counts(images), checked)
+    _check_enough(_class_counts(images), checked, by_time=spec.split == "time")
     if not images.val:
         fix = "increase data.val_rate, add images, or use the default split"
         raise DataError("the reference split leaves no images for validation", fix=fix)
@@ -403,7 +447,9 @@ def _class_counts(images: Images) -> Mapping[tuple[str, str], int]:
     return Counter((name, row.split) for row in images.rows for name in images.names(row))
 
 
-def _check_enough(have: Mapping[tuple[str, str], int], folder: Images) -> None:
+def _check_enough(
+    have: Mapping[tuple[str, str], int], folder: Images, *, by_time: bool = False
+) -> None:
     """Raise a DataError if classes have too few images for training and validation."""
     numbers = {name: (have[name, "train"], have[name, "val"]) for name in folder.outputs}
     fix = "provide readable images: 1 of every class, and 2 (in 2 groups) of at least 2 classes"
@@ -416,6 +462,9 @@ def _check_enough(have: Mapping[tuple[str, str], int], folder: Images) -> None:
         fix = "give every class a training and a validation image, or remove these classes"
         fix += ". --set data.split_column=none ignores the column" * bool(folder.table)
     else:
+        if by_time:
+            fix = "hold out more, e.g. with --set data.val_rate=0.4, so that the latest images "
+            fix += "include 2 classes that have earlier images, too, or use --split content"
         # A class may have training images only, if two other classes have validation images
         measured = sum(val > 0 for _, val in numbers.values())
         enough = folder.reference or measured >= min(2, len(numbers))
@@ -426,7 +475,8 @@ def _check_enough(have: Mapping[tuple[str, str], int], folder: Images) -> None:
         ]
     if not lacking:
         return
-    problem = f"too few readable images for training and validation in {len(lacking)} of "
+    problem = "too few readable images" if not by_time else "too few images with other dates"
+    problem += f" for training and validation in {len(lacking)} of "
     problem += f"{len(numbers)} classes: {listing(lacking)}"
     if folder.layout == "classes" and any(folder.column("group")):
         problem += " (all images of a group must be on the same side of the split)"
@@ -484,6 +534,22 @@ _MOST_CLASSES, _FEWEST_CLASSES = 20, 5
 """Maximum number of classes for a chart of all classes, and number of classes shown otherwise."""
 _UNEVEN = 3  # ratio of the largest to the smallest class from which their sizes are shown
 _MAX_CLASS_NAME = 28  # maximum number of characters of a class name in the chart
+
+
+def log_dates(manifest: Images) -> None:
+    """Log the dates of the training and validation images of a split by time."""
+    dates, parts = manifest.column("time"), manifest.column("split")
+    undated = int(np.isnat(dates[parts != "test"]).sum())
+    train, val = (np.sort(dates[(parts == part) & ~np.isnat(dates)]) for part in ("train", "val"))
+    ends = [times[[0, -1]].tolist() if len(times) else [] for times in (train, val)]
+    days = not all(ends) or ends[0][1].date() != ends[1][0].date()  # else the time of day matters
+    texts = [" to ".join(str(t.date() if days else t) for t in pair) or "none" for pair in ends]
+    text = f"training {texts[0]}, validation {texts[1]}"
+    if late := int((val <= train[-1]).sum()) if len(train) else 0:
+        text += f". {count(late, 'validation image')} not later than all training images, because "
+        text += "of their group, their class or --like"
+    text += f". {count(undated, 'image')} without a date" * bool(undated)
+    log.info(labelled("Dates", text))
 
 
 def log_split(manifest: Images) -> None:

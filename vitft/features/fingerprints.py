@@ -1,7 +1,7 @@
-"""Facts (size and remarks) and perceptual fingerprints of images, cached as fixed-size rows.
+"""Facts (size, remarks and date) and perceptual fingerprints of images, cached as fixed-size rows.
 
-A row starts with the width, the height and the remarks as JSON, padded with spaces. Its key depends
-on the digest and the suffix of the file, because one of the remarks reports a wrong suffix.
+A row starts with the width, the height, the remarks and the date as JSON, padded with spaces. Its
+key depends on the digest and the suffix of the file: one of the remarks reports a wrong suffix.
 A second pass over the same files reads their bytes but decodes nothing. This module does not import
 torch.
 """
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ class Fingerprints:
         if cache == "none":
             return
         # Versions are incremented if rows change
-        space, size = {"vitft": "2", "what": "sketches of images"}, FINGERPRINT_BYTES
+        space, size = {"vitft": "3", "what": "sketches of images"}, FINGERPRINT_BYTES
         if only_facts:
-            space, size = {"vitft": "1", "what": "facts of images"}, 0
+            space, size = {"vitft": "2", "what": "facts of images"}, 0
         elif grey_range:
             space["grey_range"] = str(grey_range)
         try:
@@ -72,12 +73,12 @@ class Fingerprints:
         known = None if self.store is None else self.store.get(_key_of(file))
         if known is not None:
             with contextlib.suppress(ValueError):  # damaged
-                width, height, odd = structured(
+                width, height, odd, time = structured(
                     parse_json(known[:_FACTS_BYTES].tobytes()),
-                    tuple[AtLeastOne, AtLeastOne, tuple[str, ...]],
+                    tuple[AtLeastOne, AtLeastOne, tuple[str, ...], datetime | None],
                 )
                 if width * height <= opened.max_pixels:
-                    found = file._replace(width=width, height=height, odd=odd)
+                    found = file._replace(width=width, height=height, odd=odd, time=time)
                     return found, np.array(known[_FACTS_BYTES:])
         found = opened.facts()
         if self.only_facts:
@@ -90,7 +91,8 @@ class Fingerprints:
         """Add a fingerprint to `by_digest` and, if missing, to the cache."""
         if not self.only_facts:
             self.by_digest.setdefault(file.sha256, fingerprint)
-        key, facts = _key_of(file), json.dumps([file.width, file.height, file.odd]).encode()
+        key, time = _key_of(file), file.time and file.time.isoformat()
+        facts = json.dumps([file.width, file.height, file.odd, time]).encode()
         fits = len(facts) <= _FACTS_BYTES
         if self.store is not None and fits and self.store.get(key) is None:
             padded = np.frombuffer(facts.ljust(_FACTS_BYTES), dtype=np.uint8)

@@ -59,7 +59,7 @@ _LOST = 0.02  # maximum fraction of the smaller run's training images that the l
 _FEW = 0.005  # minimum number of added images, as a fraction of the smaller run's training images
 _FREE_SETTINGS = frozenset(
     {"data.path", "data.root", "data.like", "data.split", "data.label", "data.path_column"}
-) | {"data.split_column", "data.group", "train.cache", "train.device", "train.tracker"}
+) | {"data.split_column", "data.group", "data.time", "train.cache", "train.device", "train.tracker"}
 """Settings that describe where images come from, or that do not change results."""
 _AUTOMATIC = (
     "model.channels", "optim.l2", "optim.micro_batch", "train.padding", "train.head_blocks"

@@ -205,12 +205,12 @@ def run_decisions(run: Run, thumbnails: Thumbnails) -> _View | None:
     data = {k: value for k, value in run.config.get("data", {}).items() if k not in left_out}
     steps, name = list[tuple[str, str]](), shell_quote(str(run.path))
     if command := command_of({**run.config, "data": data}):
-        is_content = data.get("split") == "content"
-        is_drawn = is_content and not run.audit.get("own_split", False)
+        is_like = data.get("split") in ("content", "time")
+        is_drawn = is_like and not run.audit.get("own_split", False)
         is_drawn &= not data.get("group_duplicates")
         near = any(group["kind"] == "near" for group in run.audit.get("duplicates", []))
         command += f" --fixes {DOWNLOADED}{' --group-duplicates' * (near and is_drawn)}"
-        command += f" --like {name}" * is_content
+        command += f" --like {name}" * is_like
         steps.append((f"Repeat the run with the table. {OTHER_PATH}", command))
         steps.append(("Compare both runs.", f"vitft compare {name} runs/latest"))
     return make_decisions(

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 
@@ -115,6 +116,19 @@ def parse_duration(text: str) -> float | None:
     """Return the seconds in a duration such as `90s`, `10m` or `2h`, or None if invalid."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else None
+
+
+def parse_time(text: str) -> datetime | None:
+    """Return the time in a text in the format of ISO 8601 or EXIF, or None if it is another one.
+
+    A year or a month means its beginning. The result has a time zone only if the text has one.
+    """
+    plain = re.sub(r"^(\d{4})[:/](\d\d)[:/](\d\d)(?!\d)", r"\1-\2-\3", text.strip())
+    if found := re.fullmatch(r"(\d{4})(-\d\d)?", plain):
+        plain = f"{found[1]}{found[2] or '-01'}-01"
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(plain)
+    return None
 
 
 def duration_fix(text: str) -> str:

@@ -94,9 +94,11 @@ def check_request(
         name = short_name(config.data.path) if folder.shown else data.name or data
         log_data(folder, str(name))
     config = _with_weights(config, images=len(folder.rows))
-    if config.data.group_duplicates and folder.layout == "split":
+    draws = {"--group-duplicates": config.data.group_duplicates}
+    draws["--split time"] = config.data.split == "time"
+    for name in (name for name, is_set in draws.items() if is_set and folder.layout == "split"):
         raise UsageError(
-            f"--group-duplicates cannot be used: {config.data.path} has its own split",
+            f"{name} cannot be used: {config.data.path} has its own split",
             fix="remove the option. `vitft check` lists copies on both sides of the split",
         )
     if config.data.like:

@@ -35,6 +35,7 @@ from vitft.data.split import (
     images_of_weights,
     joined_groups,
     joined_note,
+    log_dates,
     log_split,
     run_manifest,
     run_of_weights,
@@ -277,6 +278,10 @@ def split_images(
     """
     group, spec = runtime.group, config.data
     duplicates, former = dict[str, str](), None
+    if spec.split == "time":  # the dates of a table, or else those that were read from the images
+        given = {row.path: row.time for row in listed}
+        dates = [given[row.path] or row.time for row in images.rows]
+        images = images.with_column("time", dates)
     if fingerprints is not None and spec.group_duplicates:
         duplicates = group.main_only(fingerprints.duplicate_groups)
         copies = count(len(duplicates), "image")
@@ -293,6 +298,8 @@ def split_images(
             )
     manifest = split(images, spec, groups=groups, former=former, listed=listed)
     log_split(manifest)
+    if spec.split == "time":
+        log_dates(manifest)
     if config.train.sampling == "balanced":
         log.info(_describe_epoch([row.label for row in manifest.train], manifest.classes))
     weights = config.weights.name  # of a run, perhaps

@@ -179,10 +179,19 @@ def _cross_validate_images(
         apart=apart if data.own_split else None,
     )
     results, held_out = scores or (None, None)
-    if data.known_to_weights or config.train.views:
-        results = None  # the model has seen the images, or is not fitted as these heads are
+    if not _stands_for_new_images(data, config):
+        results = None
     features = distinct[:, : method.read]
     return results, ScoredImages(features=features, held_out=held_out)
+
+
+def _stands_for_new_images(data: Dataset, config: Config) -> bool:
+    """Return whether cross-validation says something about the answers to new images.
+
+    It does not if the weights have seen the images, if the model is not fitted as its heads are, or
+    if the question is how good the answers to later images are: its folds mix the dates.
+    """
+    return not (data.known_to_weights or config.train.views or config.data.split == "time")
 
 
 def representative_scores(fitted: Fitted) -> ScoredImages | None:
@@ -194,7 +203,7 @@ def representative_scores(fitted: Fitted) -> ScoredImages | None:
     config, best, first = fitted.config, fitted.best, fitted.start.inputs
     is_first = config.solves(config.train.stages[0]) and best.results["best_epoch"] == 1
     solved = best.facts["extra"] if is_first else None
-    if solved is None or config.train.views or first.data.known_to_weights:
+    if solved is None or not _stands_for_new_images(first.data, config):
         return None
     if fitted.scored is None and first.data.group.is_main:
         _, _, distinct = _head_features(best.model, first, [eval_view(first.data.transform)])

@@ -1,0 +1,56 @@
+"""Photos with EXIF dates."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from tests.contract.rows import draw, expand
+
+EXIF, TAKEN = 0x8769, 0x9003
+
+
+def photos(folder: Path, *, undated: int = 0, text: str = "2024:05:{:02} 12:00:00") -> None:
+    """Draw p with ten images each of cat and dog, one of each a day, some without a date."""
+    for name in ("cat", "dog"):
+        for path in expand(f"p/{name}/{{0-9}}.jpg"):
+            draw(folder / path)
+            number = int(Path(path).stem)
+            exif = Image.Exif()
+            if number >= undated:
+                exif.get_ifd(EXIF)[TAKEN] = text.format(number + 1)
+            with Image.open(folder / path) as image:
+                image.load()
+            image.save(folder / path, quality=95, exif=exif)
+
+
+def one_undated(folder: Path) -> None:
+    """Leave the date out of the first image of each class."""
+    photos(folder, undated=1)
+
+
+def many_undated(folder: Path) -> None:
+    """Leave the date out of three images of each class."""
+    photos(folder, undated=3)
+
+
+def one_day(folder: Path) -> None:
+    """Take all photos at the same time."""
+    photos(folder, text="2024:05:01 12:00:00")
+
+
+def one_after_the_other(folder: Path) -> None:
+    """Take the photos of cat before those of dog."""
+    photos(folder)
+    for name in ("cat", "dog"):
+        for path in expand(f"p/{name}/{{0-9}}.jpg"):
+            with Image.open(folder / path) as image:
+                exif = image.getexif()
+                image.load()
+            day = f"2024:{5 + (name == 'dog'):02}:{int(Path(path).stem) + 1:02} 12:00:00"
+            exif.get_ifd(EXIF)[TAKEN] = day
+            image.save(folder / path, quality=95, exif=exif)
+
+
+def damaged(folder: Path) -> None:
+    """Write nonsense in place of the dates."""
+    photos(folder, text="0000:00:{:02} xx")
