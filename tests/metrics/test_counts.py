@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitft.metrics import LEVELS, adjusted_counts
+from vitft.metrics import adjusted_counts
 
 PRIOR_IMAGES = 2
 """Images that each class has in addition, which are predicted as the average image is."""
@@ -48,7 +48,7 @@ def exact(predicted: tuple[int, int], confusion: list[list[float]]) -> list[floa
     [
         ((70, 30), [[36, 4], [8, 32]]),
         ((4, 96), [[19, 1], [2, 78]]),
-        ((0, 50), [[10, 0], [0, 10]]),
+        ((0, 500), [[3, 0], [0, 3]]),
         ((25, 15), [[8, 2], [1, 9]]),
     ],
 )
@@ -58,7 +58,6 @@ def test_mean_and_interval_are_those_of_the_exact_distribution(
     chances = np.array(exact(predicted, confusion))
     mean = chances @ np.arange(len(chances))
     below = np.cumsum(chances)
-
     deviation = math.sqrt(chances @ (np.arange(len(chances)) - mean) ** 2)
 
     found, other = counted(predicted, confusion)
@@ -67,14 +66,12 @@ def test_mean_and_interval_are_those_of_the_exact_distribution(
     assert found.images + other.images == pytest.approx(sum(predicted))
     for end, level in ((found.low, 0.025), (found.high, 0.975)):
         expected = int(np.searchsorted(below, level))
-        assert abs(end - expected) <= 2
+        assert abs(end - expected) <= max(1, 0.05 * (found.high - found.low))
 
 
 def counted(predicted: tuple[int, int], confusion: list[list[float]], *effect: float) -> Any:
-    """Return the counts of predictions that all have the highest level of confidence."""
-    apart = np.zeros((2, LEVELS), int), np.zeros((2, 2, LEVELS))
-    apart[0][:, -1], apart[1][:, :, -1] = predicted, confusion
-    return adjusted_counts(*apart, *effect)
+    """Return the counts of predictions with one level of confidence."""
+    return adjusted_counts(np.array(predicted)[:, None], np.array(confusion)[:, :, None], *effect)
 
 
 def test_dependent_images_have_wider_intervals() -> None:
@@ -83,3 +80,13 @@ def test_dependent_images_have_wider_intervals() -> None:
 
     assert grouped.images == single.images
     assert grouped.high - grouped.low == pytest.approx(2 * (single.high - single.low), abs=2)
+
+
+def test_predictions_of_low_confidence_are_adjusted_more() -> None:
+    confusion = np.array([[[10.0, 90], [0, 0]], [[30, 0], [0, 70]]])  # true, predicted, level
+
+    sure, _ = adjusted_counts(np.array([[0, 100], [0, 100]]), confusion)
+    unsure, _ = adjusted_counts(np.array([[100, 0], [0, 100]]), confusion)
+
+    assert sure.low > 90
+    assert unsure.high < 60

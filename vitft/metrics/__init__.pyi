@@ -20,7 +20,6 @@ from .classification import classification_metrics as classification_metrics
 from .classification import fit_thresholds as fit_thresholds
 from .classification import mean_loss as mean_loss
 from .classification import probability_metrics as probability_metrics
-from .counts import LEVELS as LEVELS
 from .counts import adjusted_counts as adjusted_counts
 from .intervals import PairedDifference as PairedDifference
 from .intervals import accuracy_interval as accuracy_interval

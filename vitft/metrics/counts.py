@@ -11,7 +11,7 @@ import numpy as np
 from vitft.metrics.intervals import PRIOR_IMAGES, Floats, Groups
 
 LEVELS, _UNSURE = 2, 0.3  # levels of confidence; fraction of held-out images with the lower one
-_CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 200, 100, 0.3
+_CHAINS, _SWEEPS, _FEWEST_SWEEPS, _BURN_IN = 20, 1000, 100, 0.2
 """Numbers of parallel chains and of draws of each, and the additional part that is not used."""
 _MOST_DRAWN = 2 * 10**7  # elements of all matrices of confusion; many classes have fewer draws
 _Numbers = np.ndarray[Any, np.dtype[np.floating[Any]]]

@@ -27,8 +27,8 @@ class Confusion:
     classes: tuple[str, ...]
     matrix: Floats  # the third axis is the level of confidence
     probability: Floats  # of each predicted class
-    groups: int = 0  # number of groups of dependent images, or 0
-    effect: float = 1.0  # design effect of the groups
+    held_out: dict[str, int]  # numbers of images, and of groups of dependent images or 0
+    effect: float  # design effect of the groups
 
     @classmethod
     def read(cls, run: Path) -> Self:
@@ -64,7 +64,7 @@ class Confusion:
             classes=classes,
             matrix=matrix,
             probability=probability,
-            groups=len({*own}) if own else 0,
+            held_out={"images": len(answers), "groups": len({*own}) if own else 0},
             effect=effect,
         )
 
@@ -82,15 +82,14 @@ class Confusion:
             for name, found, own in zip(self.classes, counts, predicted, strict=True)
         ]
         if style == "json":
-            names = ("class", "images", "interval", "predicted")
             yield json.dumps(
                 {
                     "images": sum(predicted),
                     "unlike": tally.marks[OUT_OF_DISTRIBUTION],
                     "unreadable": tally.errors,
-                    "held_out": {"images": int(self.matrix.sum()), "groups": self.groups},
+                    "held_out": self.held_out,
                     "classes": [
-                        dict(zip(names, (name, images, (low, high), own), strict=True))
+                        {"class": name, "images": images, "interval": (low, high), "predicted": own}
                         for name, images, low, high, own in rows
                     ],
                 },
@@ -111,7 +110,6 @@ class Confusion:
 
     def summary(self, tally: Tally) -> str:
         """Return what was counted and what was not."""
-        held_out = {"images": int(self.matrix.sum()), "groups": self.groups}
         unlike, errors = tally.marks[OUT_OF_DISTRIBUTION], tally.errors
         left_out = [
             *[f"{unlike:,} {OUT_OF_DISTRIBUTION} (usually 2%)"] * bool(unlike),
@@ -119,6 +117,6 @@ class Confusion:
         ]
         return (
             f"counted: {count(tally.counted.total(), 'image')}, adjusted for the mistakes on "
-            f"{scored_images(held_out, 'held-out image')}"
+            f"{scored_images(self.held_out, 'held-out image')}"
             f"{'. Not counted: ' * bool(left_out)}{', '.join(left_out)}"
         )
