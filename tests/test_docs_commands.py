@@ -167,6 +167,7 @@ OURS = {
     r"\b(RUN_BEFORE RUN_AFTER|pre post)\b": "runs/base runs/other",
     r"--like RUN_BEFORE\b": "--like runs/base",
     r"(?<=--run )RUN\b": "runs/latest",
+    r"--precision 0\.95 --confidence 0\.95": "--precision 0.5 --confidence 0.9",  # 60 images
     r"\bIMAGES?(\.\.\.)?": "photo.jpg",
     r"\btorchvision:CIFAR10\b": "CIFAR10.npz",
     r"\b(torchvision:MNIST|mnist\.npz|FOLDER_WITH_IDX_FILES)\b": "MNIST.npz",

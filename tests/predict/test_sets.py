@@ -27,11 +27,11 @@ def quantile(probability: list[float], groups: list[int], coverage: float) -> fl
 @pytest.mark.parametrize("kind", ["images", "groups", "ties", "groups with ties"])
 def test_limits_and_their_coverage_equal_exact_fractions(kind: str, coverage: float) -> None:
     random = np.random.default_rng(round(10 * coverage))
-    labels = random.choice(3, 100, p=[0.5, 0.45, 0.05])  # the third class shares the second's limit
-    probability = random.random(100)
+    labels = random.choice(3, 120, p=[0.6, 0.35, 0.05])  # the third class shares the second's limit
+    probability = random.random(120)
     if "ties" in kind:
         probability = probability.round(1)
-    groups = random.integers(0, 40, 100) if "groups" in kind else np.arange(100)
+    groups = random.integers(0, 40, 120) if "groups" in kind else np.arange(120)
 
     found = SetLimits.fit(probability, labels, coverage, classes=3, groups=groups)
 
