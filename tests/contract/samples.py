@@ -139,7 +139,7 @@ def make_samples(samples: Samples, weights: Path) -> Iterator[None]:
 def add_answers(samples: Samples) -> None:
     """Add what `evaluate` and `predict` write and print."""
     stdout_of("evaluate --data plants/test --run solved --threshold 0.5 --out evaluated", 3)
-    stdout_of("evaluate --data groups.csv --run groups --out grouped")
+    stdout_of("evaluate --data groups.csv --run groups --by patient --out grouped")
     for folder in ("evaluated", "grouped"):
         files = {"eval.json": "evaluation", "predictions.csv": "evaluated_row"}
         samples.add_files(Path(folder), files)
@@ -151,9 +151,11 @@ def add_answers(samples: Samples) -> None:
     for line in (f"--near {images}/12.jpg", "--out vectors.npz"):
         printed = stdout_of(f"embed {images} --run solved {line} --cache none --format json", 3)
         samples.add("embeddings", json.loads(printed))
+    solved = f"{images} --run solved"
     for line in (
-        f"{images} --run solved --threshold 0.99 --top-k 2",
-        f"{images} --run solved --coverage 0.8",
+        f"{solved} --threshold 0.99 --top-k 2",
+        f"{solved} --coverage 0.8",
+        f"{solved} --group-by folder",
         f"{images} --run several",
     ):
         samples.add("prediction", *json.loads(stdout_of(f"predict {line} --format json", 3)))

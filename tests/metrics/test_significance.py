@@ -7,7 +7,10 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from vitft.metrics import (
+    IndependentDifference,
     PairedDifference,
+    accuracy_by,
+    accuracy_interval,
     holm,
     mcnemar,
     sample_size,
@@ -140,3 +143,73 @@ def test_sample_size_follows_the_normal_approximation() -> None:
         assert high - low <= 0.08
         low, high = score_interval(accuracy, needed - 1)
         assert high - low > 0.08
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "low", "high"),
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+    ],
+)
+def test_the_difference_of_independent_images_has_the_published_interval(
+    first: tuple[int, int], second: tuple[int, int], low: float, high: float
+) -> None:
+    # Newcombe 1998, table II, method 10.
+    right = np.concatenate([np.arange(total) < hits for hits, total in (first, second)])
+    own = np.arange(len(right)) < first[1]
+
+    found = IndependentDifference.of(right, own)
+
+    assert found.interval(found.p) == pytest.approx((low, high), abs=5e-5)
+    assert (found.p < 0.05) == (low > 0)
+    if low > 0:  # at the level 1 - p, the interval ends at 0
+        assert found.interval(0.05)[0] == pytest.approx(0, abs=1e-9)
+
+
+def test_values_are_compared_with_all_others_and_corrected_together() -> None:
+    random = np.random.default_rng(0)
+    values = random.choice(["x", "y", "z"], 300).tolist()
+    right = random.random(300) < np.where(np.array(values) == "z", 0.7, 0.9)
+    groups = random.integers(0, 60, 300)
+
+    found = accuracy_by(values, right, groups)
+
+    assert [*found] == ["x", "y", "z"]
+    p = []
+    for name, row in found.items():
+        own = np.array([value == name for value in values])
+        assert row["images"] == own.sum()
+        assert row["groups"] == len({*groups[own].tolist()})
+        assert row["top1"] == right[own].mean()
+        assert row["top1_interval"] == accuracy_interval(right[own], groups[own])
+        assert row["difference"] == pytest.approx(right[own].mean() - right[~own].mean())
+        p.append(IndependentDifference.of(right, own, groups).p)
+    corrected = [row["p_holm"] for row in found.values()]
+    assert corrected == pytest.approx(holm(p))
+    bounds = [row["difference_interval"] for row in found.values()]
+    assert [value < 0.05 for value in corrected if value is not None] == [
+        ends[0] > 0 or ends[1] < 0 for ends in bounds if ends
+    ]
+
+
+def test_two_values_are_one_comparison_and_one_value_is_none() -> None:
+    right = np.arange(40) % 10 > 2
+    two = accuracy_by(["x", "y"] * 20, right)
+    (one,) = accuracy_by([""] * 40, right).values()
+
+    assert two["x"]["p_holm"] == IndependentDifference.of(right, np.arange(40) % 2 == 0).p
+    assert two["x"]["p_holm"] == pytest.approx(two["y"]["p_holm"])
+    assert (one["p_holm"], one["difference"], one["difference_interval"]) == (None, None, None)
+    assert one["top1_interval"] == accuracy_interval(right)
+
+
+def test_groups_count_in_the_difference() -> None:
+    right, own = np.arange(80) >= 16, np.arange(80) >= 40
+
+    alone = IndependentDifference.of(right, own)
+    grouped = IndependentDifference.of(right, own, np.arange(80) // 8)
+
+    assert alone.p < 0.05 < grouped.p

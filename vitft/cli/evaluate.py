@@ -10,7 +10,13 @@ from vitft.cli import output
 from vitft.cli.parser import Command
 from vitft.cli.table_settings import TABLE_SETTINGS, with_table_settings
 from vitft.config.sections import DataSpec
-from vitft.messages.results import CLASS_METRICS, class_table, evaluation_details, evaluation_rows
+from vitft.messages.results import (
+    CLASS_METRICS,
+    by_table,
+    class_table,
+    evaluation_details,
+    evaluation_rows,
+)
 from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import Marks
 from vitft.system import console
@@ -33,8 +39,12 @@ common options:
 --precision
 --confidence
 --device
+--by COLUMN|folder|PATTERN  also the accuracy by the values of a column of the table, of the parent
+    folder, or of what a regular expression captures in the path, e.g. '(site[0-9]+)'
 data options:
 --set
+--group-by COLUMN|folder|PATTERN  the groups of the images (patient, video), in the same way: they
+    get one answer each, too, and intervals count them (default: the groups of the run)
 --subset train|val|test  part of the data to evaluate (default: val if there is one, else test)
 """,
     description="Evaluate a trained model on labelled images. Classes are matched by name. Images "
@@ -48,14 +58,19 @@ data options:
 def _evaluate_command(args: argparse.Namespace) -> int:
     """Evaluate a model, print the results and return the exit code: 3 if an image is unreadable."""
     from vitft.data.remote.copies import prepare_data
-    from vitft.data.scan import find_labelled
+    from vitft.data.scan import find_labelled, values_of
     from vitft.predict.onnx_engine import gives_several
 
     marks = Marks(threshold=args.threshold, precision=args.precision, confidence=args.confidence)
     spec = with_table_settings(DataSpec(), args.set)
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
-    data = find_labelled(prepare_data(args.data, spec), subset=args.subset, spec=spec)
+    if args.group_by:
+        spec = replace(spec, group_by=args.group_by)
+    source, by = prepare_data(args.data, spec), None
+    data = find_labelled(source, subset=args.subset, spec=spec)
+    if args.by:
+        by = args.by, values_of(source, args.by, subset=args.subset, spec=spec)
     out = None if args.out is None else plan_run(args.out, "")
     if out is not None:
         check_outside(out, Path(data.source))
@@ -64,7 +79,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.evaluation import evaluate
 
-    done = evaluate(data, args.run, device=args.device, marks=marks)
+    done = evaluate(data, args.run, device=args.device, marks=marks, by=by)
     if args.format == "json":
         output.as_json(done.results)
     elif args.format == "csv":
@@ -80,16 +95,20 @@ def _evaluate_command(args: argparse.Namespace) -> int:
 def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
     """Yield rows: a header, then the overall and per-class metrics; undefined values are empty."""
     several, kept = results.get("labels") or {}, results.get("kept") or {}
+    by_group, by = results.get("by_group") or {}, results.get("by") or {"values": {}}
     groups: list[tuple[str, str, Mapping[str, Any], Sequence[str]]] = [
         ("", "", results, ("images", "top1", "top5", "balanced", "loss")),
         ("", "", several, ("map", "macro_f1", "micro_f1") if "map" in several else ()),
         ("", "", kept, ("threshold",)),
         ("kept_", "", kept, ("images", "fraction", "top1")),
         ("", "", results["calibration"], ("ece", "ece_before")),
+        ("group_", "", by_group, ("groups", "several", "top1", "confidence")),
     ]
     for label, row in results["per_class"].items():
         groups.append(("", label, row, ("images", *CLASS_METRICS)))
         groups.append(("", label, several.get("per_label", {}).get(label, {}), ("ap",)))
+    for value, row in by["values"].items():
+        groups.append(("by_", value, row, ("images", "top1", "difference", "p_holm")))
     yield "figure", "class", "value", "low", "high"
     for prefix, label, found, names in groups:
         for name in names if found else ():
@@ -112,6 +131,13 @@ def _print_evaluation(found: Mapping[str, Any]) -> None:
     remarks = int(not details and "labels" not in found)
     numbers = len(headings) - 1 - remarks
     output.table(headings, rows, numbers=numbers, remarks=remarks, drop=narrow)
+    if by := found.get("by"):
+        output.result("")
+        headings, rows = by_table(by)
+        if len(rows) < len(by["values"]):
+            number = len(by["values"])
+            output.note(f"the {len(rows)} of {number} values with the lowest accuracy:")
+        output.table(headings, rows, numbers=len(headings) - 1, drop=(5, 3))
     if details and not found.get("labels"):
         output.result("")
         _print_confusion(class_pair_counts(found), list(found["per_class"]))

@@ -58,13 +58,14 @@ class DataSpec:
     column."""
     group_by: str = setting(
         "",
-        "regular expression that captures the group (patient, video) in a path, whose "
-        "images stay together",
-        metavar="PATTERN",
+        "keep the images of a group (patient, video) together: the column of the table with the "
+        "groups, `folder` for the parent folder, or a regular expression that captures the group "
+        "in the path, e.g. 'patient([0-9]+)'",
+        metavar="COLUMN|folder|PATTERN",
         shown="-",
     )
-    """The expression has one pair of parentheses, e.g. `patient([0-9]+)`. It replaces a group
-    column (`data.group`)."""
+    """An expression has one pair of parentheses. A name without parentheses is a column, as with
+    `data.group`, and `folder` stands for `(.*)/`. It replaces a group column."""
     classes: str = setting(
         "",
         "table with the columns class and new_class that renames, merges or drops classes",
@@ -146,6 +147,11 @@ class DataSpec:
             "data.group_by and data.group both define the groups",
             fix="use only one of them",
         )
+        if self.group_by == "folder":
+            object.__setattr__(self, "group_by", "(.*)/")
+        elif "(" not in self.group_by:
+            object.__setattr__(self, "group", self.group or self.group_by)
+            object.__setattr__(self, "group_by", "")
         try:
             groups = re.compile(self.group_by or "()").groups
         except (re.error, OverflowError, RecursionError) as error:
@@ -159,6 +165,11 @@ class DataSpec:
             fix="put only the name of the group in parentheses, e.g. patient([0-9]+), and use "
             "(?:...) elsewhere",
         )
+
+    def group_in(self, path: str) -> str:
+        """Return the group that `group_by` captures in a path, or ""."""
+        match = re.search(self.group_by, path) if self.group_by else None
+        return (match[1] or "") if match else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

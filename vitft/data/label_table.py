@@ -432,7 +432,8 @@ class _Table:
         given = given or [i for i, title in enumerate(self.names) if title == name.lower()]
         if len(given) != 1:
             many = "more than one column named" if given else "no column named"
-            problem = f"{many} {name} ({setting}). Columns found: {self.shown()}"
+            of = f" ({setting})" * (setting != SETTING_OF["group"])  # which has two options
+            problem = f"{many} {name}{of}. Columns found: {self.shown()}"
             raise self.reader.error(problem, fix="choose one of these columns")
         return given[0]
 

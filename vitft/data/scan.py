@@ -69,9 +69,8 @@ def scan(data: Path, spec: DataSpec | None = None, *, allow_empty: bool = False)
         folder = change_classes(folder, Path(spec.classes).expanduser())
     if folder.empty and not (allow_empty or spec.fixes):
         raise empty_classes_error(folder, folder.empty)
-    if spec.group_by:
-        folder = _with_groups(folder, spec.group_by)
-    elif not (reference or spec.group or any(folder.column("group"))):
+    folder = _with_groups(folder, spec)
+    if not (reference or spec.group or any(folder.column("group"))):
         notes = filter(None, [_sequence_note(folder), _note_on_group_names(folder)])
         folder = replace(folder, notes=(*folder.notes, *notes))
     _check_groups(folder)
@@ -129,7 +128,29 @@ def find_labelled(
         images = replace(images.where(images.column("split") == part), notes=notes)
     if spec.classes:
         images = change_classes(images, Path(spec.classes).expanduser(), evaluated=True)
-    return images
+    return _with_groups(images, spec)
+
+
+_MOST_VALUES = 1000
+
+
+def values_of(
+    source: Path, column: str, *, subset: str | None = None, spec: DataSpec
+) -> dict[str, str]:
+    """Return the cells of a column by path, for the images that `find_labelled` lists.
+
+    The column may also be `folder` or a regular expression, as in `data.group_by`. A DataError says
+    that there are too many values.
+    """
+    spec = replace(spec, group="", group_by=column)
+    images = find_labelled(source, subset=subset, spec=spec)
+    found = dict(zip(images.column("path"), images.column("group"), strict=True))
+    if (number := len({*found.values()})) > _MOST_VALUES:
+        raise DataError(
+            f"{column} has {number:,} values, but at most {_MOST_VALUES:,} are supported",
+            fix="choose another column, or write ranges such as 20-29 instead of numbers",
+        )
+    return found
 
 
 def _chosen_part(present: Collection[str], subset: str | None, source: Path) -> Part:
@@ -460,13 +481,20 @@ def _warnings_on_files(images: Images) -> Iterator[str]:
 # groups of images, such as those of a patient or a video -----------------------------------------
 
 
-def _with_groups(folder: Images, pattern: str) -> Images:
-    """Return the folder with each file's group, which the first group of `pattern` captures."""
-    matches = [re.search(pattern, path) for path in folder.column("path")]
-    found = [(match[1] or "") if match else "" for match in matches]
+def _with_groups(folder: Images, spec: DataSpec) -> Images:
+    """Return the folder with the groups that `data.group_by` finds in the paths, if it is set."""
+    if spec.group not in ("", "none") and not folder.table:
+        raise DataError(
+            f"{folder.source} is not a table, so it has no column {spec.group} for the groups",
+            fix="use folder for the parent folder, or a regular expression with parentheses that "
+            "captures the group in the path, e.g. 'patient([0-9]+)'",
+        )
+    if not spec.group_by or not folder.rows:
+        return folder
+    found = [*map(spec.group_in, folder.column("path"))]
     groups, without = {*found} - {""}, found.count("")
     if not groups:
-        problem = f"data.group_by={pattern} matches none of the paths, e.g. {folder.rows[0].path}"
+        problem = f"{spec.group_by} matches none of the paths, e.g. {folder.rows[0].path}"
         fix = "correct the regular expression, which is applied to paths relative to the folder"
         raise DataError(problem, fix=fix)
     note = f"{count(len(groups), 'group')} of images found by data.group_by"

@@ -18,6 +18,7 @@ from itertools import chain, starmap
 from pathlib import Path
 from typing import BinaryIO
 
+from vitft.config.sections import DataSpec
 from vitft.data.listed_files import (
     ImagesBelow,
     check_some_exist,
@@ -26,7 +27,14 @@ from vitft.data.listed_files import (
 )
 from vitft.data.remote.places import place_of
 from vitft.data.signatures import identify_format, looks_like
-from vitft.data.table import NOT_UTF_16, PATH_COLUMNS, TABLE_SUFFIXES, TableReader, open_text
+from vitft.data.table import (
+    NOT_UTF_16,
+    PATH_COLUMNS,
+    TABLE_SUFFIXES,
+    TableReader,
+    is_table,
+    open_text,
+)
 from vitft.data.walk import Walk, by_suffix
 from vitft.data.web import WebLimits, fetch_image, is_url
 from vitft.system.console import visible
@@ -56,6 +64,7 @@ class ImageSource:
     url: str = ""  # address of an image on the web; `name` is the same address without passwords
     data: bytes | None = None
     error: str = ""  # reason why there is no image, if already known
+    group: str = ""  # name of its group, if images are grouped
 
     def read(self, *, max_pixels: int) -> bytes:
         """Return the bytes of the image (ImageError if it has an error or cannot be read)."""
@@ -72,24 +81,56 @@ def sources(
     lists: Sequence[str] = (),
     stdin: BinaryIO | None = None,
     private: bool = False,
+    groups: DataSpec | None = None,
 ) -> Iterator[ImageSource]:
     """Return an iterator over all images of the inputs and lists, in order.
 
     A missing file becomes an error row, and a path that was probably meant is logged. Tar shards
-    are copied first, from this machine's local network only with `private`.
+    are copied first, from this machine's local network only with `private`. If `groups` names a
+    column or has a pattern (`data.group_by`), each image has a group, perhaps of its own.
 
     Raises:
-        DataError: An input contains no images, or a folder or list cannot be read.
-        UsageError: Standard input is given more than once, or a table has no path column.
+        DataError: An input contains no images, a folder or list cannot be read, or no image has a
+            group.
+        UsageError: Standard input is given more than once, or a column is missing.
     """
     if inputs.count(STDIN) > 1:
         raise UsageError("standard input (-) is given more than once", fix="use - only once")
-    parts = [_argument_sources(name, stdin, private) for name in inputs]
+    groups = groups or DataSpec()
+    column = groups.group
+    if others := [one for one in (*inputs, *lists) if column and not is_table(Path(one))]:
+        raise UsageError(
+            f"{others[0]} is not a table, so it has no column {column} for the groups",
+            fix="use --group-by folder for the parent folder, or a regular expression with "
+            "parentheses that captures the group in the path, e.g. 'patient([0-9]+)'",
+        )
+    parts = [_argument_sources(name, stdin, private, column) for name in inputs]
     warn_of_misspelt(file.path for part in parts if isinstance(part, list) for file in part)
-    return chain.from_iterable([*parts, *map(_from_list, lists)])
+    images = chain.from_iterable([*parts, *(_from_list(name, column) for name in lists)])
+    return iter(_with_groups(images, groups)) if groups != DataSpec() else images
 
 
-def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Iterable[ImageSource]:
+def _with_groups(images: Iterable[ImageSource], spec: DataSpec) -> list[ImageSource]:
+    """Return the images with the groups in their paths or, as before, in a column of a list."""
+    found = [
+        replace(one, group=one.group or spec.group_in(one.name.replace(os.sep, "/")))
+        for one in images
+    ]
+    if found and not any(one.group for one in found):
+        problem = f"the column {spec.group} is empty"
+        if spec.group_by:
+            problem = f"{spec.group_by} matches none of the paths, e.g. {visible(found[0].name)}"
+        raise DataError(
+            problem,
+            fix="correct --group-by: a column of the list, folder or a "
+            "regular expression that is applied to the paths",
+        )
+    return [one if one.group else replace(one, group=one.name) for one in found]
+
+
+def _argument_sources(
+    name: str, stdin: BinaryIO | None, private: bool, column: str
+) -> Iterable[ImageSource]:
     if name == STDIN:
         assert stdin is not None
         return _from_stdin(stdin)
@@ -110,8 +151,8 @@ def _argument_sources(name: str, stdin: BinaryIO | None, private: bool) -> Itera
         if not found:
             raise DataError(f"no files match {name}", fix="check the pattern and the folder")
         return (source for match in found for source in _named_sources(match, match))
-    if Path(name).suffix.lower() in _LISTS and _is_list(name):
-        return _from_list(name)
+    if Path(name).suffix.lower() in _LISTS and (column or _is_list(name)):
+        return _from_list(name, column)
     return [ImageSource(name, name)]
 
 
@@ -182,29 +223,29 @@ def _named_sources(name: str, path: str) -> Iterable[ImageSource]:
 def _is_list(name: str) -> bool:
     """Return whether the first line of a text or CSV file exists or is a web address."""
     with contextlib.suppress(DataError, UsageError):
-        first = next(_list_entries(name), None)
+        first, _ = next(_list_entries(name), (None, ""))
         homes = (_list_folder(name), "") if first is not None else ()
         return any(is_url(str(first)) or os.path.lexists(f"{home}{first}") for home in homes)
     return False
 
 
-def _from_list(name: str) -> Iterable[ImageSource]:
+def _from_list(name: str, column: str) -> Iterable[ImageSource]:
     """Return the images in a list, whose paths are relative to its folder or the current one."""
-    entries = _list_entries(name)
+    entries = _list_entries(name, column)
     first = next(entries, None)
     if first is None:
         raise DataError(f"the list {name} is empty", fix="add one path per line")
-    home = _list_folder(name)
-    if not (os.path.isabs(first) or os.path.lexists(home + first)) and os.path.lexists(first):  # noqa: PTH117
+    home, (path, _) = _list_folder(name), first
+    if not (os.path.isabs(path) or os.path.lexists(home + path)) and os.path.lexists(path):  # noqa: PTH117
         home = ""
     return _listed_sources(chain([first], entries), home)
 
 
-def _listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
+def _listed_sources(entries: Iterable[tuple[str, str]], home: str) -> Iterator[ImageSource]:
     """Yield the images for the entries of a list; paths are completed as in tables of labels."""
     images: ImagesBelow | None = None
     example = ""
-    for entry in entries:
+    for entry, group in entries:
         path = entry if os.path.isabs(entry) else home + entry  # noqa: PTH117
         if entry and not is_url(entry) and is_missing(path):
             images = ImagesBelow(home or os.curdir) if images is None else images
@@ -212,7 +253,8 @@ def _listed_sources(entries: Iterable[str], home: str) -> Iterator[ImageSource]:
                 example = f"{visible(entry)} to {visible(home + meant)}"
                 log.info(f"paths that nearly exist are completed, e.g. {example}")
             path = home + meant if meant else path
-        yield from _named_sources(entry, path)
+        for source in _named_sources(entry, path):
+            yield replace(source, group=group) if group else source
 
 
 def _list_folder(name: str) -> str:
@@ -221,8 +263,11 @@ def _list_folder(name: str) -> str:
     return f"{folder}/" if folder else ""
 
 
-def _list_entries(name: str) -> Iterator[str]:
-    """Yield the entries of a list, skipping empty lines and, in text files, comments (#)."""
+def _list_entries(name: str, groups: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the paths in a list and the cells of the column `groups`, or "" without one.
+
+    Empty lines and, in text files, comments (#) are skipped.
+    """
     if Path(name).suffix.lower() in TABLE_SUFFIXES:
         table = TableReader(Path(name), missing=_LIST_FIX, fix=_LIST_FIX)
         header = next(iter(table), [])
@@ -234,10 +279,18 @@ def _list_entries(name: str) -> Iterator[str]:
                 fix="rename the column that contains the paths to path or to one of "
                 f"{', '.join(_LIST_COLUMNS[1:])}",
             )
+        if groups and known.count(groups.lower()) != 1:
+            many = "more than one column" if groups.lower() in known else "no column"
+            raise UsageError(
+                f"{name} has {many} named {groups}. Columns found: {', '.join(header)[:200]}",
+                fix="name one of these columns with --group-by",
+            )
         if column is None:  # a single column needs no header
-            yield from header
+            yield from ((path, "") for path in header)
+        places = (column or 0, known.index(groups.lower()) if groups else len(known))
         for cells in filter(any, table):
-            yield cells[column or 0] if len(cells) > (column or 0) else ""
+            path, group = (cells[i] if i < len(cells) else "" for i in places)
+            yield path, group.strip()
         return
     try:
         with Path(name).open("rb") as file:
@@ -246,7 +299,7 @@ def _list_entries(name: str) -> Iterator[str]:
                 if len(line) == _MAX_LINE:
                     raise DataError(f"the list {name} {_TOO_LONG}", fix=_LIST_FIX)
                 if line.strip() and not line.startswith("#"):
-                    yield line.rstrip("\r\n")
+                    yield line.rstrip("\r\n"), ""
     except (OSError, UnicodeError) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else NOT_UTF_16
         raise DataError(f"cannot read the list {name}: {reason}", fix=_LIST_FIX) from error

@@ -30,6 +30,7 @@ from vitft.system.text import (
     not_calibrated,
     percent,
     percent_or_bound,
+    points,
     scored_images,
 )
 
@@ -395,6 +396,11 @@ def evaluation_rows(found: Mapping[str, Any]) -> Rows:
         rows = [("Accuracy", f"{_with_interval(found, 'top1')} {on}")]
         if len({row["images"] for row in found["per_class"].values() if row["images"]}) > 1:
             rows.append(("Balanced", f"{_with_interval(found, 'balanced')}, mean of the recalls"))
+    if (by_group := found.get("by_group")) and by_group["groups"]:
+        left = by_group["several"]
+        also = f", {count(left, 'other')} with several labels" * bool(left)
+        on = f"for {count(by_group['groups'], 'group')} with one answer each{also}"
+        rows.append(("Groups", f"{_with_interval(by_group, 'top1')} {on}"))
     if kept := found.get("kept"):
         part = f"{percent(kept['fraction'])} are kept at threshold {percent(kept['threshold'])}"
         right = f", {_with_interval(kept, 'top1')} of them are right" if kept["images"] else ""
@@ -441,6 +447,28 @@ def class_table(
             cells += ["" if value is None else interval(bounds)] * details
         rows.append((*cells, *[others.get(name, "")] * with_others))
     return (*headings, *["mostly mistaken for"] * with_others), rows
+
+
+def by_table(
+    found: Mapping[str, Any],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the headings and rows of a table of up to `_MOST_LISTED` values of lowest accuracy."""
+    values = sorted(found["values"].items(), key=lambda pair: pair[1]["top1"])[:_MOST_LISTED]
+    rows = []
+    for value, row in values:
+        cells = [
+            value or "(none)",
+            f"{row['images']:,}",
+            percent(row["top1"]),
+            interval(row["top1_interval"]),
+        ]
+        if row["p_holm"] is not None:
+            low, high = (points(end).removesuffix(" points") for end in row["difference_interval"])
+            p = f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "< 0.001"
+            cells += [points(row["difference"]).removesuffix(" points"), f"{low} to {high}", p]
+        rows.append(tuple(cells))
+    headings = (found["column"], "images", "accuracy", _BOUNDS, "minus others", _BOUNDS, "p (Holm)")
+    return headings[: len(rows[0])], rows
 
 
 def _with_interval(found: Mapping[str, Any], name: str) -> str:

@@ -14,6 +14,7 @@ from .calibration import logit_of as logit_of
 from .calibration import sigmoid as sigmoid
 from .calibration import softmax as softmax
 from .classification import TrainingLoss as TrainingLoss
+from .classification import accuracy_by as accuracy_by
 from .classification import are_right as are_right
 from .classification import calibrated_metrics as calibrated_metrics
 from .classification import classification_metrics as classification_metrics
@@ -21,6 +22,7 @@ from .classification import fit_thresholds as fit_thresholds
 from .classification import mean_loss as mean_loss
 from .classification import probability_metrics as probability_metrics
 from .counts import adjusted_counts as adjusted_counts
+from .intervals import IndependentDifference as IndependentDifference
 from .intervals import PairedDifference as PairedDifference
 from .intervals import accuracy_interval as accuracy_interval
 from .intervals import binomial_tail as binomial_tail

@@ -35,10 +35,12 @@ from vitft.metrics.intervals import (
     Flags,
     Floats,
     Groups,
+    IndependentDifference,
     Interval,
     accuracy_interval,
     design_effect,
     f1_with_interval,
+    holm,
     mean_fraction_interval,
     mean_interval,
     p_of_guessing,
@@ -53,6 +55,7 @@ from vitft.metrics.results import (
     LabelResults,
     Metrics,
     ProbabilityMetrics,
+    ValueResults,
 )
 
 
@@ -217,6 +220,36 @@ def _class_metrics(
                 value, bounds = f1_with_interval(right, number, spread)
             found |= {name: value, f"{name}_interval": bounds}
     return cast("ClassMetrics", found)
+
+
+def accuracy_by(
+    values: Sequence[str], right: Flags, groups: Groups | None = None
+) -> dict[str, ValueResults]:
+    """Return the accuracy by value (n,), given which images (n,) are right, and differences.
+
+    Each value is compared with all others together, with p-values that Holm's method corrects.
+    Intervals and tests count the `groups` (n,), if there are any.
+    """
+    names, own = np.unique(values, return_inverse=True)
+    several = range(len(names) if len(names) > 1 else 0)
+    compared = [IndependentDifference.of(right, own == i, groups) for i in several]
+    tests = compared[:1] if len(names) == 2 else compared  # both comparisons would be the same
+    corrected = holm([one.p for one in tests]) * (1 + (len(names) == 2))
+    found = dict[str, ValueResults]()
+    for i, name in enumerate(names.tolist()):
+        some = own == i
+        units = None if groups is None else groups[some]
+        found[name] = {
+            "images": int(some.sum()),
+            "top1": float(right[some].mean()),
+            "top1_interval": accuracy_interval(right[some], units),
+            "difference": compared[i].difference if several else None,
+            "difference_interval": compared[i].interval(corrected[i]) if several else None,
+            "p_holm": corrected[i] if several else None,
+        }
+        if units is not None:
+            found[name]["groups"] = len(np.unique(units))
+    return found
 
 
 def calibrated_metrics(

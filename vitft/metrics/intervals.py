@@ -122,12 +122,17 @@ def wilson_interval(correct: int, total: int, effect: float = 1.0) -> Interval:
 
 def score_interval(fraction: float, total: float) -> Interval:
     """Return the 95% Wilson interval of a fraction; `total` need not be an integer."""
-    centre = fraction + Z * Z / (2 * total)
-    spread = Z * math.sqrt(fraction * (1 - fraction) / total + Z * Z / (4 * total * total))
-    scale = 1 + Z * Z / total
-    low = min((centre - spread) / scale, _fewest(fraction * total, total) / total)
-    high = max((centre + spread) / scale, 1 - _fewest((1 - fraction) * total, total) / total)
+    low, high = _wilson(fraction, total, Z)
+    low = min(low, _fewest(fraction * total, total) / total)
+    high = max(high, 1 - _fewest((1 - fraction) * total, total) / total)
     return low if fraction > 0 else 0.0, high if fraction < 1 else 1.0
+
+
+def _wilson(fraction: float, total: float, z: float) -> Interval:
+    centre = fraction + z * z / (2 * total)
+    spread = z * math.sqrt(fraction * (1 - fraction) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return (centre - spread) / scale, (centre + spread) / scale
 
 
 def _fewest(events: float, total: float) -> float:
@@ -384,6 +389,53 @@ class PairedDifference(NamedTuple):
         if p >= 0.05 or self.only_first == self.only_second:
             return min(low, 0.0), max(high, 0.0)
         return (max(low, 0.0), high) if self.difference > 0 else (low, min(high, 0.0))
+
+
+class IndependentDifference(NamedTuple):
+    """Difference in accuracy between two sets of images, the first minus the second.
+
+    Source: Newcombe 1998 (see `proportions_differ`), with effective numbers of images.
+    """
+
+    accuracies: Sequence[float]  # of both sets
+    numbers: Sequence[float]  # effective numbers of images
+    p: float = 1.0  # two-sided p-value: the interval at the level 1 - p ends at 0
+
+    @classmethod
+    def of(cls, right: Flags, member: Flags, groups: Groups | None = None) -> Self:
+        """Compare the images (n,) that are members of a set with the others; neither set is empty.
+
+        Groups in both sets count as two. If images of a group are similar, p-values are then too
+        large rather than too small.
+        """
+        accuracies, numbers = list[float](), list[float]()
+        for some in (member, ~member):
+            accuracies.append(float(right[some].mean()))
+            units = None if groups is None else groups[some]
+            effect = design_effect(right[some] - accuracies[-1], units)
+            numbers.append(float(some.sum()) / effect)
+        found, (low, high) = cls(accuracies, numbers), (0.0, 37.0)  # standard deviations
+        for _ in range(60 if found.difference else 0):
+            z = (low + high) / 2
+            below, above = found._ends(z)
+            low, high = (low, z) if below <= 0 <= above else (z, high)
+        return found._replace(p=math.erfc(low / math.sqrt(2)))
+
+    @property
+    def difference(self) -> float:
+        return self.accuracies[0] - self.accuracies[1]
+
+    def interval(self, corrected: float) -> Interval:
+        """Return the 95% interval, widened as `PairedDifference.interval` for a corrected p."""
+        return self._ends(-NormalDist().inv_cdf(0.025 * min(1.0, self.p / corrected)))
+
+    def _ends(self, z: float) -> Interval:
+        first, second = self.accuracies
+        (low, high), (least, most) = map(_wilson, self.accuracies, self.numbers, (z, z))
+        return (
+            self.difference - math.hypot(first - low, most - second),
+            self.difference + math.hypot(high - first, second - least),
+        )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

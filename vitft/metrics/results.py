@@ -351,11 +351,42 @@ class KeptResults(TypedDict):
     top1_interval: Interval | None
 
 
+class GroupResults(TypedDict):
+    """Accuracy of one answer per group of images (see `predict.groups`)."""
+
+    groups: Natural  # number of groups with one label
+    several: Natural  # number of groups that are left out, because their labels differ
+    top1: Share | None  # None if there is no group with one label
+    top1_interval: Interval | None  # counts groups
+    confidence: Share | None  # mean probability of the answers
+
+
+class ValueResults(TypedDict):
+    """Accuracy on the images with one value of a column, and that of the others."""
+
+    images: AtLeastOne
+    groups: NotRequired[AtLeastOne]
+    top1: Share
+    top1_interval: Interval
+    difference: _Error | None  # `top1` minus that of all other images; None if there are none
+    difference_interval: Interval | None  # widened for `p_holm`
+    p_holm: Share | None  # two-sided p-value of the difference, corrected for several values
+
+
+class ByResults(TypedDict):
+    """Accuracy by the values of a column."""
+
+    column: str  # or `folder`, or the regular expression
+    values: dict[str, ValueResults]  # sorted by value; "" for images without one
+
+
 class EvaluationResults(Metrics):
     """Contents of the eval.json written by `vitft evaluate`."""
 
     data: EvaluatedData
     kept: KeptResults | None  # None without a threshold, and for multi-label models
+    by_group: NotRequired[GroupResults | None]  # None without groups, and for multi-label models
+    by: NotRequired[ByResults | None]
 
 
 class _LabelledFile(TypedDict):

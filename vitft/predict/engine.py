@@ -103,6 +103,7 @@ class LoadedImage(NamedTuple):
     error: str = ""
     notes: tuple[str, ...] = ()
     target: Any = None  # index of its class, or whether it has each label (C,), if known
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,10 @@ class Pipeline:
 
         def load(source: ImageSource) -> LoadedImage:
             try:
-                return self.loaded(source.name, source.read(max_pixels=MAX_PIXELS))
+                found = self.loaded(source.name, source.read(max_pixels=MAX_PIXELS))
             except ImageError as error:
-                return LoadedImage(source.name, None, error.reason)
+                found = LoadedImage(source.name, None, error.reason)
+            return found._replace(group=source.group)
 
         return self.run(with_fetched(sources, limits=self.web), load)
 
@@ -197,7 +199,9 @@ class Pipeline:
             for item in loaded:
                 failed = Prediction(path=item.path, error=item.error, run=self.postprocess.run_name)
                 one = failed if item.view is None else next(answers)
-                found.append(replace(one, notes=(*one.notes, *item.notes)) if item.notes else one)
+                if item.notes or item.group:
+                    one = replace(one, notes=(*one.notes, *item.notes), group=item.group)
+                found.append(one)
             return found
 
         return finish

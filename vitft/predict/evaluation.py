@@ -7,9 +7,10 @@ left out, because results on them would measure memorisation rather than general
 import contextlib
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,11 +25,22 @@ from vitft.metrics.calibration import (
     calibration_error,
     confidence_and_correctness,
 )
-from vitft.metrics.classification import classification_metrics, probability_metrics
+from vitft.metrics.classification import (
+    accuracy_by,
+    classification_metrics,
+    probability_metrics,
+)
 from vitft.metrics.intervals import Groups, accuracy_interval
-from vitft.metrics.results import EvaluatedData, EvaluationResults, KeptResults, read_results
+from vitft.metrics.results import (
+    EvaluatedData,
+    EvaluationResults,
+    GroupResults,
+    KeptResults,
+    read_results,
+)
 from vitft.models.find import find_model
 from vitft.predict.engine import DARK_NOTE, FIRST_PAGE_NOTE, LoadedImage, Pipeline
+from vitft.predict.groups import answer_groups
 from vitft.predict.postprocess import Postprocess
 from vitft.predict.request import Marks
 from vitft.predict.rows import NOT_SURE, Prediction, format_csv_cell
@@ -96,6 +108,31 @@ def _kept_results(
         "top1_interval": (
             accuracy_interval(kept, None if groups is None else groups[sure]) if len(kept) else None
         ),
+    }
+
+
+def _group_results(
+    scored: Sequence[_LabelledPrediction], groups: Groups | None, postprocess: Postprocess
+) -> GroupResults | None:
+    """Return the accuracy of one answer for each of the `groups` (n,) whose images have one label.
+
+    The result is None for multi-label models, and if no group has several images.
+    """
+    if groups is None or postprocess.thresholds or len(np.unique(groups)) == len(scored):
+        return None
+    labels: dict[str, set[str]] = {}
+    for row, own in zip(scored, groups, strict=True):
+        labels.setdefault(str(own), set()).add(row.label)
+    pairs = zip(scored, groups, strict=True)
+    images = (replace(row.prediction, group=str(own)) for row, own in pairs)
+    answers = [a for a in answer_groups(images, postprocess) if len(labels[a.path]) == 1]
+    right = np.array([{one.answer} == labels[one.path] for one in answers], bool)
+    return {
+        "groups": len(answers),
+        "several": len(labels) - len(answers),
+        "top1": float(right.mean()) if answers else None,
+        "top1_interval": accuracy_interval(right) if answers else None,
+        "confidence": math.fsum(a.probability for a in answers) / len(answers) if answers else None,
     }
 
 
@@ -195,12 +232,14 @@ def evaluate(
     *,
     device: str = "auto",
     marks: Marks | None = None,
+    by: tuple[str, Mapping[str, str]] | None = None,
 ) -> Evaluation:
     """Evaluate a run, checkpoint or ONNX graph (None for the latest run) on labelled images.
 
     Log warnings about images that are left out and about anything that biases the results. With
     `marks`, as in `vitft predict`, less probable predictions are marked `not sure`, and the results
-    state how many are kept; a multi-label model uses other thresholds.
+    state how many are kept; a multi-label model uses other thresholds. `by`
+    is the name of a column and its cells by path; the results then have the accuracy by cell.
 
     Raises:
         RunError: A file of the model or its run is missing, damaged or belongs to another run.
@@ -258,7 +297,13 @@ def evaluate(
         ),
         "data": cast("EvaluatedData", used),
         "kept": _kept_results(predictions, postprocess.threshold, groups),
+        "by_group": _group_results(scored, groups, postprocess),
+        "by": None,
     }
+    if by is not None:
+        right = np.array([row.is_correct for row in scored])
+        values = accuracy_by([by[1][row.prediction.path] for row in scored], right, groups)
+        results["by"] = {"column": by[0], "values": values}
     _warn_of_images(predictions, results["data"], len(scored))
     _warn_of_labels(data, predictions, known)
     return Evaluation(results=results, predictions=tuple(predictions))

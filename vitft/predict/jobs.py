@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +20,7 @@ from vitft.models.card import lacks_card, open_checkpoint
 from vitft.models.find import find_model
 from vitft.predict.counts import Confusion
 from vitft.predict.engine import FEW_IMAGES, Engine, NumpyEngine, Pipeline
+from vitft.predict.groups import answer_groups
 from vitft.predict.onnx_engine import OnnxEngine
 from vitft.predict.output import (
     check_finished,
@@ -68,26 +70,34 @@ def run_prediction(
     if request.explain is not None:
         pictures = plan_run(request.explain, "", name="explain")
     web = WebLimits(allow_private=request.allow_private_addresses)
-    images = sources(request.images, lists=request.lists, stdin=stdin, private=web.allow_private)
+    images = sources(
+        request.images,
+        lists=request.lists,
+        stdin=stdin,
+        private=web.allow_private,
+        groups=request.groups,
+    )
     out = None if request.out is None else Path(request.out)
     confusion = Confusion.read(checkpoint.parent) if request.counts else None
     if out and request.resume and out.exists():
         return _errors_of_finished(out, request, images)
     engine, images = _choose_engine(request, checkpoint, images)
-    if engine.thresholds and request.top_k > 1:
-        raise UsageError(
-            f"--top-k {request.top_k} has no effect: predictions of a multi-label model contain "
-            "the probability of every label",
-            fix="remove --top-k",
-        )
+    if engine.thresholds:
+        request.check_several_labels()
     request = replace(
         request,
         top_k=min(request.top_k, len(engine.classes)),
         shard=replace(request.shard, chunk=engine.batch),
     )
     labels = engine.classes if engine.thresholds else ()
-    has_sets = request.coverage is not None
-    form = RowFormat(request.style, request.top_k, labels, bom=request.bom, has_sets=has_sets)
+    form = RowFormat(
+        request.style,
+        request.top_k,
+        labels,
+        bom=request.bom,
+        has_sets=request.coverage is not None,
+        groups=bool(request.group_by),
+    )
     postprocess = Postprocess.for_run(request.run, engine, top_k=request.top_k).marking(
         request, checkpoint.parent
     )
@@ -101,12 +111,13 @@ def run_prediction(
         found = pipeline.predict(remaining)
         return found if pictures is None else illustrate(engine, found, pictures)
 
+    combine = partial(answer_groups, postprocess=postprocess)
     if out:
         options = _job_options(request, checkpoint, postprocess)
-        tally = _predict_to_file(out, request, form, options, images, predict)
+        tally = _predict_to_file(out, request, form, options, images, predict, combine)
     else:
         tally = Tally()
-        rows = tally.counting(predict(images))
+        rows = tally.counting(combine(predict(images)))
         for line in _lines_of_none(rows) if confusion else text_lines(form, rows):
             write(line)
     if tally:
@@ -126,7 +137,7 @@ def _errors_of_finished(out: Path, request: PredictRequest, images: Iterator[Ima
             "is unknown",
             fix="choose another file with --out",
         )
-    done, errors = check_finished(out, (image.name for image in images))
+    done, errors = check_finished(out, images, grouped=bool(request.group_by))
     remove_parts(out, request.shard)
     log.info(
         f"{out} is already complete: {count(done, 'row')} for these images. Its model and "
@@ -163,7 +174,9 @@ def _check_destination(request: PredictRequest) -> None:
 def _log_summary(request: PredictRequest, tally: Tally, postprocess: Postprocess) -> None:
     """Log the number of rows and, if they are many or in a file, of classes and notes."""
     if request.out is not None:
-        errors = f", including {count(tally.errors, 'error')}," if tally.errors else ""
+        errors = ""
+        if tally.errors and not request.group_by:
+            errors = f", including {count(tally.errors, 'error')},"
         log.info(f"wrote {count(tally.rows, 'row')}{errors} to {request.out}")
     if request.out is not None or tally.rows > _SCREEN_ROWS:
         for line in tally.lines(postprocess.run, has_threshold=bool(postprocess.threshold)):
@@ -241,6 +254,7 @@ def _job_options(
         "threshold": [postprocess.threshold, *postprocess.thresholds, *postprocess.set_limits],
         "--dtype": request.torch_dtype,
         "--tta": request.tta,
+        "--group-by": request.group_by or "",
         **({"batches of": request.shard.chunk} if request.shard.world > 1 else {}),  # of each part
     }
 
@@ -252,6 +266,7 @@ def _predict_to_file(
     options: dict[str, object],
     images: Iterator[ImageSource],
     predict: Callable[[Iterator[ImageSource]], Iterator[Prediction]],
+    combine: Callable[[Iterator[Prediction]], Iterator[Prediction]],
 ) -> Tally | None:
     """Predict the images that have no row, and write the file; return what it contains.
 
@@ -266,7 +281,7 @@ def _predict_to_file(
         own = (s for i, s in numbered if i // shard.chunk % shard.world == shard.rank)
         if (written := finished_path(out, shard)).exists():
             check_whole(written, check_options(written, options), own)
-            return finish(out, form, shard)
+            return finish(out, form, shard, combine)
     if size := check_options(part, options):
         done, size, again = find_resume_point(part, size, own, shard.chunk)
         own = chain(again, own)
@@ -278,7 +293,7 @@ def _predict_to_file(
                 write(prediction)
                 if progress is not None:
                     progress.advance()
-        return finish(out, form, shard)
+        return finish(out, form, shard, combine)
     except KeyboardInterrupt:  # Ctrl-C or another signal
         if part.exists():
             log.info(f"finished rows are in {part}. To continue, add --resume to the same command")

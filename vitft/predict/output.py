@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from vitft.data.sources import ImageSource
 from vitft.data.table import TABLE_SUFFIXES, TableReader
 from vitft.predict.request import ProcessShard
-from vitft.predict.rows import Prediction, RowFormat, Tally, text_lines
+from vitft.predict.rows import COUNTS, Prediction, RowFormat, Tally, text_lines
 from vitft.system.console import visible
 from vitft.system.errors import LockedError, RunError
 from vitft.system.files import try_lock, writing
@@ -55,7 +55,14 @@ def _write_parquet(path: Path, form: RowFormat, predictions: Iterator[Prediction
     import pyarrow.parquet as pq
 
     names = form.columns
-    types = [pa.float64() if name.startswith("probability") else pa.string() for name in names]
+    types = [
+        pa.float64()
+        if name.startswith("probability")
+        else pa.int64()
+        if name in COUNTS
+        else pa.string()
+        for name in names
+    ]
     schema = pa.schema(list(zip(names, types, strict=True)))
     with pq.ParquetWriter(path, schema) as writer:
         while group := [form.cells(one) for one in islice(predictions, _GROUP)]:
@@ -122,6 +129,7 @@ def _write_text(path: Path, form: RowFormat, predictions: Iterator[Prediction]) 
 # rows of an unfinished file, and the file that is made of them ------------------------------------
 
 _JobOptions = Mapping[str, object]  # what decides the rows of a job besides its images
+Combine = Callable[[Iterator[Prediction]], Iterator[Prediction]]
 
 
 def part_path(out: Path, shard: ProcessShard) -> Path:
@@ -224,20 +232,28 @@ def check_whole(part: Path, start: int, images: Iterator[ImageSource]) -> None:
     _check_end(part, done, next((image.name for image in images), None))
 
 
-def check_finished(out: Path, names: Iterator[str]) -> tuple[int, int]:
-    """Return the numbers of rows and errors of a finished file, if its rows are for `names`."""
+def check_finished(
+    out: Path, images: Iterator[ImageSource], *, grouped: bool = False
+) -> tuple[int, int]:
+    """Return the numbers of rows and errors of a finished file, if its rows are for the images.
+
+    With `grouped`, they are for the groups of the images.
+    """
+    key, names = "path", (image.name for image in images)
+    if grouped:
+        key, names = "group", (name for name in dict.fromkeys(image.group for image in images))
     if out.suffix.lower() not in TABLE_SUFFIXES:
         raise _cannot_resume(out, "it is complete", fix=_OTHER_FILE)
     reader = TableReader(out, missing=_OTHER_FILE, fix=_OTHER_FILE, error=RunError)
     columns, done, errors = next(reader.rows, []), 0, 0
-    if columns and "path" not in columns:
-        raise _cannot_resume(out, "it has no column path", fix=_OTHER_FILE)
+    if columns and key not in columns:
+        raise _cannot_resume(out, f"it has no column {key}", fix=_OTHER_FILE)
     for done, row in enumerate(reader, start=1):
         cells, name = dict(zip(columns, row, strict=False)), next(names, None)
         written = name and (name, escape_formula(name), in_utf8(name), _clean_cell(name))
-        if not written or cells["path"] not in written:
-            _check_name(out, done, cells["path"], name)
-        errors += bool(cells.get("error"))
+        if not written or cells[key] not in written:
+            _check_name(out, done, cells[key], name)
+        errors += bool(cells.get("error")) or cells.get("unreadable", "0") != "0"
     _check_end(out, done, next(names, None))
     return done, errors
 
@@ -305,10 +321,11 @@ def open_part(
             os.fsync(file.fileno())
 
 
-def finish(out: Path, form: RowFormat, shard: ProcessShard) -> Tally | None:
+def finish(out: Path, form: RowFormat, shard: ProcessShard, combine: Combine) -> Tally | None:
     """Write the output file if every process has written all its rows; return what it contains.
 
-    The parts are removed only after the file has received its final name. If two processes finish
+    `combine` turns the predictions for images into the rows, of groups if they are grouped. The
+    parts are removed only after the file has received its final name. If two processes finish
     at the same time, both write the same bytes.
     """
     own, tally = part_path(out, shard), Tally()
@@ -327,7 +344,7 @@ def finish(out: Path, form: RowFormat, shard: ProcessShard) -> Tally | None:
         temporary = _temporary_path(out, shard)
         stack.callback(temporary.unlink, missing_ok=True)
         write = {"parquet": _write_parquet, "xlsx": _write_excel}.get(form.style, _write_text)
-        write(temporary, form, tally.counting(_in_turn(readers, shard.chunk)))
+        write(temporary, form, tally.counting(combine(_in_turn(readers, shard.chunk))))
         temporary.replace(out)
     remove_parts(out, shard)
     return tally

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from vitft.config.sections import DataSpec
 from vitft.system.errors import UsageError
 from vitft.system.imports import require_extra
 from vitft.system.suggest import Spelling, option
@@ -106,6 +107,7 @@ class PredictRequest(Marks):
     dtype: str = "auto"  # one of `PREDICT_DTYPES` (see `torch_dtype`)
     engine: str = "auto"
     allow_private_addresses: bool = False
+    group_by: str | None = None  # a column, `folder` or a pattern, as in `data.group_by`
     shard: ProcessShard = field(default_factory=ProcessShard)
 
     @property
@@ -140,9 +142,10 @@ class PredictRequest(Marks):
         """Precision for the torch engine: `dtype`, or fp32 where `auto` must not choose bf16.
 
         bf16 keeps the most probable class, but a probability may cross a threshold, and the class
-        of an average with the mirror image may change. Overlays are computed in float32.
+        of an average with other images may change. Overlays are computed in float32.
         """
-        needs_float32 = (self.threshold, self.precision, self.coverage, self.tta, self.explain)
+        averages = self.tta or self.group_by
+        needs_float32 = (self.threshold, self.precision, self.coverage, averages, self.explain)
         return "fp32" if self.dtype == "auto" and any(needs_float32) else self.dtype
 
     def __post_init__(self) -> None:
@@ -174,6 +177,12 @@ class PredictRequest(Marks):
                 "standard input",
                 fix="use --out FILE.csv, and --list FILE instead of -",
             )
+        single = {"--precision": self.precision, "--coverage": self.coverage}
+        if self.groups != DataSpec() and (used := [k for k, v in single.items() if v is not None]):
+            raise UsageError(
+                f"{used[0]} holds for single images, so it cannot be used with --group-by",
+                fix=f"remove {used[0]}, or use --threshold",
+            )
         if self.engine == "numpy" and (used := self.torch_options):
             problem = f"the NumPy engine does not support {used[0]}"
             raise UsageError(problem, fix="remove --engine numpy")
@@ -184,6 +193,11 @@ class PredictRequest(Marks):
             raise UsageError(
                 f"--counts does not support --format {self.format}",
                 fix=f"use --format {', '.join(COUNT_FORMATS[:-1])} or {COUNT_FORMATS[-1]}",
+            )
+        if self.group_by:
+            raise UsageError(
+                "--counts does not support --group-by: the mistakes are known for single images",
+                fix="remove one of them",
             )
         if self.tta:
             raise UsageError(
@@ -204,6 +218,11 @@ class PredictRequest(Marks):
             )
 
     @property
+    def groups(self) -> DataSpec:
+        """Settings with the column or the pattern of the groups, if any."""
+        return DataSpec(group_by=self.group_by or "")
+
+    @property
     def torch_options(self) -> list[str]:
         """The options that need the torch engine, as given."""
         return [
@@ -211,6 +230,20 @@ class PredictRequest(Marks):
             *["--dtype bf16"] * (self.dtype == "bf16"),
             *["--explain"] * (self.explain is not None),
         ]
+
+    def check_several_labels(self) -> None:
+        """Raise UsageError if an option does not work with a multi-label model."""
+        if self.top_k > 1:
+            raise UsageError(
+                f"--top-k {self.top_k} has no effect: predictions of a multi-label model contain "
+                "the probability of every label",
+                fix="remove --top-k",
+            )
+        if self.group_by:
+            raise UsageError(
+                "--group-by does not support multi-label models",
+                fix="remove --group-by, and combine the rows of the images",
+            )
 
     def check_graph(self, path: Path) -> None:
         """Raise UsageError if an option does not work with the ONNX graph at `path`."""

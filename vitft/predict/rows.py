@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from vitft.data.image_table import JOINER, join_labels
 from vitft.messages.results import expected_accuracy
 from vitft.system.console import visible
-from vitft.system.text import csv_line, percent
+from vitft.system.text import count, csv_line, percent
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from vitft.metrics.results import Results
 
 # the prediction for one image and its conversion to table cells and JSON --------------------------
@@ -38,10 +38,15 @@ class Prediction:
     error: str = ""
     run: str = ""  # name of the run that produced the model; empty if unknown
     target_probability: float = 0.0  # probability of the target class, if one was given
-    view: "np.ndarray[Any, np.dtype[np.uint8]] | None" = field(default=None, compare=False)
+    view: np.ndarray[Any, np.dtype[np.uint8]] | None = field(default=None, compare=False)
     """The preprocessed image (S, S, 3), if requested."""
-    logits: "np.ndarray[Any, np.dtype[np.float32]] | None" = field(default=None, compare=False)
+    logits: np.ndarray[Any, np.dtype[np.float32]] | None = field(default=None, compare=False)
     """Logits (C,) of the model; None for an unusable image."""
+    group: str = ""  # name of the image's group, if there will be one answer per group
+    images: int = 0
+    """Number of readable and unreadable images, if this is the answer for a group, which `path`
+    names; otherwise 0."""
+    unreadable: int = 0  # of these images
 
     def __repr__(self) -> str:
         return f"Prediction({visible(self.path)!r}: {_summarise(self)})"
@@ -64,8 +69,13 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of JSON and JSONL output and of the server, without empty ones."""
         row: dict[str, Any] = {"path": self.path}
+        if self.images:
+            row = {"group": self.path, "images": self.images, "unreadable": self.unreadable}
         if self.run:
             row["run"] = self.run
+        if self.group:  # a row of an unfinished file
+            row["group"] = self.group
+            row["logits"] = [] if self.logits is None else [float(str(x)) for x in self.logits]
         if self.error:
             return {**row, "error": self.error}
         if self.labels is not None:
@@ -82,18 +92,23 @@ class Prediction:
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
         }
-        ranked = fields.pop("classes", ())
+        ranked, logits = fields.pop("classes", ()), fields.pop("logits", ())
         return cls(
             **fields,
             classes=tuple(one["class"] for one in ranked),
             probabilities=tuple(one["probability"] for one in ranked),
+            logits=np.array(logits, np.float32) if logits else None,
         )
 
 
 def _summarise(prediction: Prediction) -> str:
     """Return a prediction or its error as text, such as `rose 97.1%, lily 2.0% (not sure)`."""
+    notes = [count(prediction.images, "image")] * bool(prediction.images)
+    notes += [f"{prediction.unreadable:,} unreadable"] * bool(prediction.unreadable)
+    notes += prediction.notes
+    remarks = f" ({', '.join(notes)})" * bool(notes)
     if prediction.error:
-        return visible(f"error: {prediction.error}")
+        return visible(f"error: {prediction.error}{remarks}")
     pairs = [*zip(prediction.classes, prediction.probabilities, strict=True)]
     if prediction.labels is not None:
         pairs = [pair for pair in pairs if pair[0] in prediction.labels]
@@ -101,7 +116,7 @@ def _summarise(prediction: Prediction) -> str:
     best = best or "no label"
     if len(prediction.set) > 1:
         best += f" {{{visible(', '.join(prediction.set))}}}"
-    return f"{best} ({', '.join(prediction.notes)})" if prediction.notes else best
+    return f"{best}{remarks}"
 
 
 # number of images per predicted class and per note, as lines for the end of a prediction job ------
@@ -131,17 +146,18 @@ class Tally:
         for prediction in predictions:
             self.rows += 1
             if prediction.error:
-                self.marks[_UNREADABLE] += 1
+                self.marks[_UNREADABLE] += not prediction.unreadable
             else:
                 answers = prediction.classes[:1] if prediction.labels is None else prediction.labels
                 self.answers.update(answers or ["no label"])
-                if prediction.labels is None:
+                if prediction.labels is None and not prediction.images:
                     self.right += prediction.probability
                     if OUT_OF_DISTRIBUTION in prediction.notes:
                         self.right_of_unlike += prediction.probability
                     else:
                         self.counted[prediction.answer, round(prediction.probability, 3)] += 1
                 self.marks.update(note.partition(":")[0] for note in prediction.notes)
+            self.marks[_UNREADABLE] += prediction.unreadable
             yield prediction
 
     def lines(self, run: "Results | None", *, has_threshold: bool = False) -> Iterator[str]:
@@ -169,6 +185,7 @@ class Tally:
 
 # rows of predictions as a table, JSON, JSONL or CSV -----------------------------------------------
 
+COUNTS = ("images", "unreadable")  # columns of rows about groups
 _ALIGNED = 100  # number of rows by which the width of the first column is determined
 
 
@@ -181,6 +198,7 @@ class RowFormat:
     labels: Sequence[str] = ()  # all labels of a multi-label model; empty for other models
     bom: bool = False  # whether a CSV file begins with a byte order mark
     has_sets: bool = False  # whether there are prediction sets
+    groups: bool = False  # whether a row is about a group of images
 
     @property
     def columns(self) -> list[str]:
@@ -189,7 +207,8 @@ class RowFormat:
             ranks = ["", *(f"_{rank}" for rank in range(2, self.top_k + 1))]
             columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
             columns += ["set"] * self.has_sets
-        return ["path", *columns, "notes", "error"]
+        first = ["group", *COUNTS] if self.groups else ["path"]
+        return [*first, *columns, "notes", "error"]
 
     def cells(self, prediction: Prediction) -> list[str | float | None]:
         """Return the cells of a row, with None for missing values."""
@@ -202,7 +221,8 @@ class RowFormat:
             found = [cell for pair in pairs for cell in pair]
             found += [None] * (2 * self.top_k - len(found))
             found += [JOINER.join(one.set)] * self.has_sets
-        return [one.path, *found, "; ".join(one.notes), one.error]
+        counts = [one.images, one.unreadable] if self.groups else []
+        return [one.path, *counts, *found, "; ".join(one.notes), one.error]
 
 
 def text_lines(form: RowFormat, predictions: Iterable[Prediction]) -> Iterator[str]:
@@ -212,7 +232,7 @@ def text_lines(form: RowFormat, predictions: Iterable[Prediction]) -> Iterator[s
     predictions = chain(first, predictions)
     if form.style == "table":
         pairs = ((visible(one.path), _summarise(one)) for one in predictions)
-        aligned = [("path", "prediction"), *islice(pairs, _ALIGNED)]
+        aligned = [(form.columns[0], "prediction"), *islice(pairs, _ALIGNED)]
         width = max(len(path) for path, _ in aligned)
         yield from (f"{path:<{width}}  {text}" for path, text in chain(aligned, pairs))
     elif form.style == "csv":
@@ -231,4 +251,4 @@ def text_lines(form: RowFormat, predictions: Iterable[Prediction]) -> Iterator[s
 
 def format_csv_cell(cell: str | float | None) -> str:
     """Format a CSV cell: probabilities with fixed decimal places, None as an empty string."""
-    return f"{cell:.{_DECIMALS}f}" if isinstance(cell, float) else cell or ""
+    return f"{cell:.{_DECIMALS}f}" if isinstance(cell, float) else str("" if cell is None else cell)

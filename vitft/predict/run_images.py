@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,9 +104,8 @@ class RunImages:
 
     def group_of(self, path: str, sha256: str) -> str:
         """Return an image's group in the run, or the one that `data.group_by` finds in its path."""
-        pattern = self.config.data.group_by if self.config and self.manifest else ""
-        match = re.search(pattern, path) if pattern else None
-        return self.groups.get(sha256, "") or ((match[1] or "") if match else "")
+        in_path = self.config.data.group_in(path) if self.config and self.manifest else ""
+        return self.groups.get(sha256, "") or in_path
 
     def recognise(
         self, path: str, content: bytes, sha256: str, label: str, group: str
@@ -132,7 +130,7 @@ class RunImages:
             return "train", _COPY_NOTE
         if path in self.unread:
             return "train", _PATH_NOTE
-        if group in self.train_groups:
+        if {group, self.group_of(path, sha256)} & self.train_groups:
             return "train", _GROUP_NOTE
         return "val" if near else "", ""
 
