@@ -177,15 +177,19 @@ class PredictRequest(Marks):
                 "standard input",
                 fix="use --out FILE.csv, and --list FILE instead of -",
             )
+        self._check_groups()
+        if self.engine == "numpy" and (used := self.torch_options):
+            problem = f"the NumPy engine does not support {used[0]}"
+            raise UsageError(problem, fix="remove --engine numpy")
+
+    def _check_groups(self) -> None:
+        """Raise UsageError if `group_by` is invalid, or if an option only holds for images."""
         single = {"--precision": self.precision, "--coverage": self.coverage}
         if self.groups != DataSpec() and (used := [k for k, v in single.items() if v is not None]):
             raise UsageError(
                 f"{used[0]} holds for single images, so it cannot be used with --group-by",
                 fix=f"remove {used[0]}, or use --threshold",
             )
-        if self.engine == "numpy" and (used := self.torch_options):
-            problem = f"the NumPy engine does not support {used[0]}"
-            raise UsageError(problem, fix="remove --engine numpy")
 
     def _check_counts(self) -> None:
         """Raise UsageError if an option has no effect with `counts`, or a wrong one."""
