@@ -43,9 +43,13 @@ def test_processes_of_torchrun_do_not_share_one_gpu_of_several(
     assert "--device cuda," in caught.value.fix
 
 
-def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored() -> None:
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored(
+    precision: str,
+) -> None:
     cudnn: Any = torch.backends.cudnn
     convolutions, products = cudnn.conv, torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision(precision)
     before = convolutions.fp32_precision, products.fp32_precision
     assert before[0] == "tf32"  # torch's default
     with exact_float32(torch.device("cpu")):
@@ -53,8 +57,13 @@ def test_float32_on_a_gpu_is_exact_and_the_settings_of_the_caller_are_restored()
 
     with exact_float32(torch.device("cuda")):
         assert (convolutions.fp32_precision, products.fp32_precision) == ("ieee", "ieee")
+        assert not cudnn.allow_tf32  # reading it raises if torch's two forms of it disagree
+        assert torch.get_float32_matmul_precision() == "highest"
 
     assert (convolutions.fp32_precision, products.fp32_precision) == before
+    assert cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == precision
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="has no affinity")

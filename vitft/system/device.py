@@ -74,8 +74,8 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 _LOCK = threading.Lock()
-_BLOCKS: list[list[str]] = []
-"""float32 settings to restore after each active `exact_float32` block, in all threads."""
+_BLOCKS: list[list[functools.partial[None]]] = []
+"""For each active `exact_float32` block, in all threads: functions that restore the settings."""
 
 
 @contextlib.contextmanager
@@ -84,16 +84,26 @@ def exact_float32(device: torch.device) -> Iterator[None]:
 
     By default, torch rounds the inputs of convolutions on a GPU to its 10-bit mantissa. The setting
     applies to the whole process, so it is restored when the last of all threads leaves the block.
+    torch has an older and a newer form of it, and an error is raised wherever the two disagree.
     """
     if device.type != "cuda":
         yield
         return
     cudnn: Any = torch.backends.cudnn
-    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    mkldnn: Any = torch.backends.mkldnn
+    newer = [torch.backends.cuda.matmul, mkldnn.matmul, cudnn.conv, cudnn.rnn]
+    set_matmul, set_to = torch.set_float32_matmul_precision, functools.partial
     with _LOCK:
-        _BLOCKS.append([backend.fp32_precision for backend in backends])
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+        restore = [set_to(setattr, one, "fp32_precision", one.fp32_precision) for one in newer]
+        with contextlib.suppress(RuntimeError):  # the caller has set only the newer form
+            restore.insert(0, set_to(set_matmul, torch.get_float32_matmul_precision()))
+        with contextlib.suppress(RuntimeError):
+            restore.insert(0, set_to(setattr, cudnn, "allow_tf32", cudnn.allow_tf32))
+        _BLOCKS.append(restore)
+        cudnn.allow_tf32 = False
+        set_matmul("highest")
+        for one in newer:
+            one.fp32_precision = "ieee"
     try:
         yield
     finally:
@@ -101,8 +111,8 @@ def exact_float32(device: torch.device) -> Iterator[None]:
             before = _BLOCKS[0]  # the settings before the first block
             _BLOCKS.pop()
             if not _BLOCKS:
-                for backend, precision in zip(backends, before, strict=True):
-                    backend.fp32_precision = precision
+                for setting in before:
+                    setting()
 
 
 def describe_device(device: torch.device) -> str:
