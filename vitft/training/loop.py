@@ -137,8 +137,9 @@ class WeightAverage:
     def update(self, steps: int) -> None:
         """Update the average after a training step; `steps` is the number of earlier steps."""
         decay = min(self.decay, (1 + steps) / (10 + steps))  # lower in early steps
-        for name, mean in self.average.items():
-            mean.lerp_(self.weights[name], 1 - decay)
+        if self.average:
+            weights = [self.weights[name] for name in self.average]
+            torch._foreach_lerp_([*self.average.values()], weights, 1 - decay)
 
     @contextlib.contextmanager
     def swapped_in(self, fraction: float | None = None) -> Iterator[None]:
