@@ -37,7 +37,6 @@ def results(group: ProcessGroup, seconds: float) -> dict[str, Any]:
         "rows": group.all_gather(own, 10, 2).tolist(),
         "few rows": group.all_gather(items[: rank == 0], 1).tolist(),
         "claimed": claimed,
-        "device": str(group.device),
     }
 
 

@@ -82,13 +82,16 @@ class ProcessGroup:
     def all_reduce(self, tensors: Sequence[Tensor], values: Sequence[float]) -> list[float]:
         """Replace each tensor with its sum over all processes, and return the sums of the values.
 
-        The order of summation is fixed, so the sums are bit-identical in every run.
+        The order of summation is fixed, so the sums are bit-identical in every run. NCCL would wait
+        for a lost process until the timeout, so gloo looks for all processes first.
         """
         if self.size == 1:
             return list(values)
-        device = tensors[0].device if tensors else self.device
+        device = tensors[0].device if tensors else torch.device("cpu")
         scalars = torch.tensor(list(values), dtype=torch.float64, device=device).float()
         flat = torch.cat([*(tensor.flatten() for tensor in tensors), scalars])
+        if device.type == "cuda":
+            self.barrier()
         with report_lost_process():
             distributed.all_reduce(flat)
         sizes = [tensor.numel() for tensor in tensors]
@@ -100,7 +103,7 @@ class ProcessGroup:
         """Return the maximum of `value` over all processes."""
         if self.size == 1:
             return value
-        tensor = torch.tensor([value], device=self.device)
+        tensor = torch.tensor([value])
         with report_lost_process():
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
@@ -111,7 +114,7 @@ class ProcessGroup:
             return value
         values = [value]
         with report_lost_process():
-            distributed.broadcast_object_list(values, src=0, device=self.device)
+            distributed.broadcast_object_list(values, src=0)
         return values[0]
 
     def main_only(self, function: Callable[[], _Value]) -> _Value:
@@ -200,12 +203,6 @@ class ProcessGroup:
         """Wait until every process has reached this barrier."""
         self.all_reduce_max(0)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the tensors exchanged by collectives."""
-        nccl = self.size > 1 and distributed.get_backend() == "nccl"
-        return pick_device("cuda") if nccl else torch.device("cpu")
-
 
 @contextlib.contextmanager
 def report_lost_process() -> Iterator[None]:
@@ -261,7 +258,7 @@ def process_group(timeout_s: float = 1800.0, device: str = "auto") -> Iterator[P
     torch.set_num_threads(usable_cores())
     chosen = pick_device(device)
     on_gpu = chosen.type == "cuda"
-    backend = "nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"  # NCCL only exchanges tensors on GPUs
     if on_gpu:
         torch.cuda.set_device(chosen)
     if not group.is_main:  # which prints errors, but no results, log and progress
