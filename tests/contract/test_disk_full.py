@@ -34,3 +34,16 @@ def test_the_fix_after_a_full_disk_works(
     found = re.search("continue with `vitft (.*)`", fix)
     assert bool(found) == (at == "write .model.safetensors")
     assert main(shlex.split(found[1]) if found else [*command, str(tmp_path / "run")]) == 0
+
+
+def test_demo_images_that_do_not_fit_on_the_disk_are_an_error_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with FailPoints(tmp_path, 20, "ENOSPC"):
+        assert main(["check", "demo"]) == 6
+
+    assert "No space left on device" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+    assert main(["check", "demo"]) == 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.children import python
-from tests.support.run_files import ENVIRONMENT, HOSTILE, make_run
+from tests.support.run_files import ENVIRONMENT, EPOCHS, HOSTILE, make_run
 from vitft.cli.finetune import named_settings
 from vitft.cli.main import build_parser
 from vitft.config import config_from_table, merge_settings, to_toml
@@ -202,6 +202,17 @@ def test_a_log_cut_off_by_a_crash_is_read_up_to_there(tmp_path: Path) -> None:
         file.write('{"epoch": 4, "tra')
 
     assert [line["epoch"] for line in read_run(run).log] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("epochs", "circles"), [(24, 2 * 24 + 2), (25, 0)])
+def test_curves_of_many_epochs_have_no_circles(tmp_path: Path, epochs: int, circles: int) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [EPOCHS[0] | {"epoch": number} for number in range(1, epochs + 1)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    curves = write_report(run).read_text().partition('aria-label="Loss by epoch"')[2]
+
+    assert curves.partition("</svg>")[0].count("A 3 3 0 1 0") == 2 * circles  # two arcs each
 
 
 def test_trials_of_a_version_that_did_not_count_repetitions_were_made_once(tmp_path: Path) -> None:

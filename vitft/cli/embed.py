@@ -47,7 +47,7 @@ def _embed_command(args: argparse.Namespace) -> int:
         open_image(args.near)  # an unreadable one is an error at once
     images = list_images(args.images, sys.stdin.buffer if sys.stdin else None)
     named = {k: v for k in ("cache", "device") if (v := getattr(args, k)) is not None}
-    with heavy_imports(f"loading {args.weights}" if weights else loading_step(args.run)):
+    with heavy_imports(loading_step(args.weights or args.run)):
         embed = load_embedder(args.run, weights, TrainSpec(**named, precision=args.dtype))
     similar = query = None
     if args.near is not None:

@@ -80,7 +80,7 @@ def _explain_command(args: argparse.Namespace) -> int:
     else:
         find_model(args.run)
     images = list(expand(args.images))
-    with heavy_imports(loading_step(args.run) if not args.weights else f"loading {args.weights}"):
+    with heavy_imports(loading_step(args.weights or args.run)):
         from vitft.explain.explainer import load_run_model, load_weights_model
 
     model = (

@@ -51,6 +51,7 @@ _LETTER_WIDTHS = {
     **dict.fromkeys("fijltrI.,:;'()[] -", 0.4),
 }
 """Widths of letters in DejaVu Sans that differ from those of most letters, in units of the size."""
+_MOST_CIRCLES = 24  # on a line
 _TICK, _LABEL_GAP, _HANDLE = 3.5, 7.0, 18.0  # lengths; the handle is a line in the legend
 
 
@@ -64,10 +65,16 @@ class Series:
     name: str = ""  # text in the legend; empty for no legend entry
     width: float = 2.0
     dashes: str = ""  # value of `stroke-dasharray`; empty for a solid line
-    markers: Sequence[bool] | None = None  # which of the points are circles; None if all are
+    markers: Sequence[bool] | None = None  # which of the points are circles; None for the default
     radius: float = 3.0
     is_hollow: bool = False
     band: Sequence[Interval] = ()  # intervals of the points, which only figures show
+
+    @property
+    def circles(self) -> Sequence[bool]:
+        """Which of the points are circles: by default, all, but none on a line of many points."""
+        is_crowded = self.width and len(self.xs) > _MOST_CIRCLES
+        return [not is_crowded] * len(self.xs) if self.markers is None else self.markers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,14 +163,13 @@ class Chart:
                 for x, y in zip(one.xs, one.ys, strict=True)
             ]
             elements += [_line(points, one.colour, one.width, one.dashes)] * bool(one.width)
-            shown = points if one.markers is None else compress(points, one.markers)
-            elements += [_marker(point, one) for point in shown]
+            elements += [_marker(point, one) for point in compress(points, one.circles)]
         # The legend is above the plotting area so that it does not cover any points
         left = self.x.begin
         for one in named:
             ends = (left + 3, 10.9), (left + 3 + _HANDLE, 10.9)
             elements += [_line(ends, one.colour, one.width, one.dashes)] * bool(one.width)
-            if one.markers is None or any(one.markers):
+            if any(one.circles):
                 elements.append(_marker((left + 3 + _HANDLE / 2, 10.9), one))
             left += 3 + _HANDLE + 8
             elements.append(_text(left, 14.4, one.name, "start", size=_LEGEND_SIZE))
@@ -309,7 +315,6 @@ def _epochs_section(run: Run) -> _Section | None:
                 xs=xs,
                 ys=[line[f"{key}_{kind}"] for line in lines],
                 dashes=dashes,
-                markers=None if len(xs) <= 24 else (),
             )
             for name, key, colour, dashes in (
                 ("training", "train", "second", ""),

@@ -786,10 +786,7 @@ def _curve_charts(comparison: RunComparison) -> list[tuple[str, Chart]]:
         for letter, curve in curves[:_MAX_CURVES]:
             colour, dashes = _RUN_LOOKS[comparison.letters.index(letter) % len(_RUN_LOOKS)]
             xs, ys = zip(*curve, strict=True)
-            markers = None if len(xs) <= 24 else ()
-            series.append(
-                Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys, markers=markers)
-            )
+            series.append(Series(name=letter, colour=colour, dashes=dashes, xs=xs, ys=ys))
         places = [place for one in series for place in one.xs]
         axis = axis_of(places, x, "epoch" if x == "epoch" else "log")
         y = "accuracy" if "accuracy" in title else "loss (nats)"

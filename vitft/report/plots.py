@@ -123,7 +123,7 @@ def charts_png(
             axes.plot(
                 one.xs, one.ys, color=LIGHT.get(one.colour, one.colour), linewidth=one.width,
                 linestyle=(0, dashes) if dashes else "-" if one.width else "", clip_on=False,
-                marker="o" if one.markers is None else "", markersize=1.6 * one.radius,
+                marker="o" if one.circles and all(one.circles) else "", markersize=1.6 * one.radius,
                 label=drawable(one.name)[0],
             )  # fmt: skip
             if one.band:

@@ -254,7 +254,10 @@ def refused(folder: Path) -> None:
         "lora.pth": under("base_model.model.")
         | {"base_model.model.blocks.0.attn.qkv.lora_A.default.weight": ones},
         "norms.pth": plain | {"blocks.0.attn.q_norm.weight": ones},
-        "resnet.pth": {"state_dict": {"conv1.weight": ones, "layer1.0.bn1.weight": ones}},
+        "resnet.pth": {
+            "counts": {"batches": ones},
+            "net": {"conv1.weight": ones, "layer1.0.bn1.weight": ones},
+        },
         "swin.pth": {"patch_embed.proj.weight": ones, "layers.0.blocks.0.norm1.weight": ones},
         "arrays.pth": {name: tensor.numpy() for name, tensor in plain.items()},
         "optimiser.pt": {"param_groups": [], "lr": 0.1},
