@@ -37,13 +37,17 @@ def test_the_fix_after_a_full_disk_works(
 
 
 def test_demo_images_that_do_not_fit_on_the_disk_are_an_error_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    command = ["finetune", "--data", "demo", "--weights", str(tiny_weights), "--cache", "none"]
 
     with FailPoints(tmp_path, 20, "ENOSPC"):
-        assert main(["check", "demo"]) == 6
+        assert main(command) == 6
 
-    assert "No space left on device" in capsys.readouterr().err
+    assert "disk full while writing demo_flowers" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
-    assert main(["check", "demo"]) == 0
+    assert main([*command, "--dry-run"]) == 0

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from vitft.config.sections import DataSpec
 from vitft.system.errors import RunError
-from vitft.system.files import atomic_folder
+from vitft.system.files import atomic_folder, writing
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +343,7 @@ def demo_data(spec: DataSpec) -> DataSpec:
     if not DEMO_FOLDER.exists():
         log.info(f"creating flower images in {DEMO_FOLDER}/")
         try:
-            with atomic_folder(DEMO_FOLDER) as unfinished:
+            with atomic_folder(DEMO_FOLDER) as unfinished, writing(DEMO_FOLDER):
                 draw_demo(unfinished)
         except RunError:
             if not DEMO_FOLDER.exists():  # otherwise, another command was faster
