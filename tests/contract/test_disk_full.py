@@ -42,12 +42,14 @@ def test_demo_images_that_do_not_fit_on_the_disk_are_an_error_and_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     command = ["finetune", "--data", "demo", "--weights", str(tiny_weights), "--cache", "none"]
 
-    with FailPoints(tmp_path, 20, "ENOSPC"):
+    with FailPoints(here, 20, "ENOSPC"):
         assert main(command) == 6
 
     assert "disk full while writing demo_flowers" in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
+    assert not [*here.iterdir()]
     assert main([*command, "--dry-run"]) == 0

@@ -39,12 +39,12 @@ common options:
 --precision
 --confidence
 --device
---by COLUMN|folder|PATTERN  also the accuracy by the values of a column of the table, of the parent
-    folder, or of what a regular expression captures in the path, e.g. '(site[0-9]+)'
+--by COLUMN|folder|PATTERN  also the accuracy by column, by parent folder (folder), or by regular
+    expression on the path, e.g. '(site[0-9]+)'
 data options:
 --set
---group-by COLUMN|folder|PATTERN  the groups of the images (patient, video), in the same way: they
-    get one answer each, too, and intervals count them (default: the groups of the run)
+--group-by COLUMN|folder|PATTERN  groups (patient, video), given like --by, which get one answer
+    each (default: those of the run)
 --subset train|val|test  part of the data to evaluate (default: val if there is one, else test)
 """,
     description="Evaluate a trained model on labelled images. Classes are matched by name. Images "

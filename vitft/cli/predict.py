@@ -38,9 +38,11 @@ rows:
   images".
 
 groups:
-  With --group-by, a row has the group, its number of images, and how many of them are unreadable.
-  Its probabilities are the geometric means over the images, which assumes that all show the same
-  class. A note is shown if most images have it. An image without a group is one of its own.
+  --group-by takes a column of the list, folder for the parent folder, or a regular expression that
+  captures the group in the path, e.g. 'burst([0-9]+)'. A row has the group, its number of images,
+  and how many of them are unreadable. Its probabilities are the geometric means over the images,
+  which assumes that all show the same class. A note is shown if most images have it. An image
+  without a group is one of its own.
 
 large jobs:
   Until all rows are there, they are in FILE.part, one JSON object per line. After an interruption,
@@ -63,13 +65,11 @@ common options:
 --threshold
 --precision
 --confidence
---coverage C  add a prediction set to each row: the classes among which the right one is for a
-    fraction C of new images
---counts  instead of rows, print the number of images of each class, adjusted for the mistakes on
-    held-out images, with its 95% interval (formats: table, json, csv)
---group-by COLUMN|folder|PATTERN  one row per group of images, e.g. a burst, a video or a patient:
-    the column of the list with the groups, folder for the parent folder, or a regular expression
-    that captures the group in the path, e.g. 'burst([0-9]+)' (see below)
+--coverage C  add the set of classes among which the right one is for a fraction C of new images
+--counts  print the number of images of each class, adjusted for mistakes, instead of rows (table,
+    json or csv)
+--group-by COLUMN|folder|PATTERN  one row per group (burst, video, patient) by column, parent folder
+    or regular expression (see below)
 --explain DIR  new folder for relevance overlays of the images
 --resume  continue an unfinished output file
 advanced options:

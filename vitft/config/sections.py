@@ -58,14 +58,13 @@ class DataSpec:
     column."""
     group_by: str = setting(
         "",
-        "keep the images of a group (patient, video) together: the column of the table with the "
-        "groups, `folder` for the parent folder, or a regular expression that captures the group "
-        "in the path, e.g. 'patient([0-9]+)'",
+        "column with the group (patient, video), `folder` for the parent folder, or a regular "
+        "expression such as 'patient([0-9]+)'",
         metavar="COLUMN|folder|PATTERN",
         shown="-",
     )
-    """An expression has one pair of parentheses. A name without parentheses is a column, as with
-    `data.group`, and `folder` stands for `(.*)/`. It replaces a group column."""
+    """The images of a group stay together. An expression has one pair of parentheses. A name
+    without them is a column, as with `data.group`. It replaces a group column."""
     classes: str = setting(
         "",
         "table with the columns class and new_class that renames, merges or drops classes",
@@ -76,12 +75,12 @@ class DataSpec:
     """An empty `new_class` drops the class. The files are not changed."""
     split: Literal["content", "random", "time", "reference"] = setting(
         "content",
-        "how to choose validation images: by content (stable when you add files), at "
-        "random, those with the latest dates, or as in the reference experiment",
+        "how to choose validation images: by content (stable when you add files), "
+        "random, by time, or as in the reference",
     )
-    """`content` uses a hash of each image's bytes, `random` its position in the sorted list, `time`
-    the dates in `data.time`.
-    `reference` works like `read_split_data` in WZMIAOMIAO/deep-learning-for-image-processing."""
+    """`content` uses a hash of each image's bytes, `random` its position in the sorted list.
+    `time` holds out the latest images (`data.time`). `reference` works like `read_split_data` in
+    WZMIAOMIAO/deep-learning-for-image-processing."""
     val_from: Literal["auto", "test"] = setting(
         "auto",
         "if the data has a test set only: draw validation images from training images "

@@ -12,7 +12,6 @@ from vitft.messages.results import INTERVAL
 from vitft.metrics.counts import LEVELS, adjusted_counts, confidence_levels
 from vitft.metrics.intervals import Floats, design_effect
 from vitft.predict.rows import OUT_OF_DISTRIBUTION, Tally
-from vitft.predict.validation import HeldOut
 from vitft.system.console import visible
 from vitft.system.errors import UsageError
 from vitft.system.text import count, csv_line, scored_images
@@ -38,6 +37,8 @@ class Confusion:
             RunError: The run has none, or a file of the run is damaged.
             UsageError: An image may have several labels, or there are too many classes.
         """
+        from vitft.predict.validation import HeldOut  # it imports the modules of training data
+
         held_out = HeldOut.read_existing(
             run,
             "cannot count the images of each class",
