@@ -44,7 +44,7 @@ common options:
 data options:
 --set
 --group-by COLUMN|folder|PATTERN  groups (patient, video), given like --by, which get one answer
-    each (default: those of the run)
+    each (default: the group column, or the groups of the run)
 --subset train|val|test  part of the data to evaluate (default: val if there is one, else test)
 """,
     description="Evaluate a trained model on labelled images. Classes are matched by name. Images "
