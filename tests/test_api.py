@@ -98,8 +98,8 @@ def test_prediction_sets_of_a_coverage(trained: Trained, image_folder: Path) -> 
 
     found = trained.predict(files, coverage=0.9, precision=0.8, confidence=0.9)
 
-    assert all(one.set[0] == one.classes[0] for one in found)
-    assert all(one.set == () for one in trained.predict(files))
+    assert all(one.prediction_set[0] == one.classes[0] for one in found)
+    assert all(one.prediction_set == () for one in trained.predict(files))
     with pytest.raises(UsageError, match=r"99\.0% needs at least 99 held-out images") as error:
         trained.predict(files, coverage=0.99)
     assert error.value.fix == "use coverage=0.95"

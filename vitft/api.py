@@ -321,7 +321,7 @@ class Trained:
         those whose probability reaches `threshold` or, by default, the label's own threshold. With
         `precision`, the threshold (of each label) is the smallest with this expected precision, as
         with `vitft predict --precision`, and with `confidence`, the precision is guaranteed as with
-        `--confidence`. With `coverage`, each prediction has a `set` of classes, as with
+        `--confidence`. With `coverage`, each prediction has a `prediction_set`, as with
         `--coverage`. For an unusable image, array or tensor, no exception is raised; the prediction
         has an `error`.
 

@@ -80,7 +80,7 @@ def test_sets_contain_the_most_probable_class_and_all_above_their_limits() -> No
 
     found = postprocess(["1", "2", "3"], Scores(logits))
 
-    assert [one.set for one in found] == [("c", "a"), ("b", "a"), ("b",)]
+    assert [one.prediction_set for one in found] == [("c", "a"), ("b", "a"), ("b",)]
     assert [len(one.classes) for one in found] == [1, 1, 1]
 
 

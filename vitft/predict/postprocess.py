@@ -185,7 +185,7 @@ class Postprocess:
                     path=path,
                     classes=tuple(self.classes[k] for k in order[i]),
                     probabilities=tuple(best.tolist()),
-                    set=self._set(probabilities[i]),
+                    prediction_set=self._set(probabilities[i]),
                     labels=labels,
                     labels_probability=of_labels,
                     run=self.run_name,

@@ -30,7 +30,7 @@ class Prediction:
     path: str
     classes: tuple[str, ...] = ()  # most probable first; all labels of a multi-label model
     probabilities: tuple[float, ...] = ()  # of each of `classes`
-    set: tuple[str, ...] = ()  # classes of the prediction set, most probable first, if requested
+    prediction_set: tuple[str, ...] = ()  # most probable first, if requested
     labels: tuple[str, ...] | None = None  # labels of the image; None for a model of one class
     labels_probability: float = 0.0
     """Probability that the image has exactly `labels`, assuming that labels are independent."""
@@ -82,8 +82,8 @@ class Prediction:
             row["labels"] = [*self.labels]
         pairs = zip(self.classes, self.probabilities, strict=True)
         row["classes"] = [{"class": name, "probability": round(p, _DECIMALS)} for name, p in pairs]
-        if self.set:
-            row["set"] = [*self.set]
+        if self.prediction_set:
+            row["prediction_set"] = [*self.prediction_set]
         return {**row, "notes": [*self.notes]} if self.notes else row
 
     @classmethod
@@ -114,8 +114,8 @@ def _summarise(prediction: Prediction) -> str:
         pairs = [pair for pair in pairs if pair[0] in prediction.labels]
     best = ", ".join(f"{visible(name)} {percent(probability)}" for name, probability in pairs)
     best = best or "no label"
-    if len(prediction.set) > 1:
-        best += f" {{{visible(', '.join(prediction.set))}}}"
+    if len(prediction.prediction_set) > 1:
+        best += f" {{{visible(', '.join(prediction.prediction_set))}}}"
     return f"{best}{remarks}"
 
 
@@ -206,7 +206,7 @@ class RowFormat:
         if not self.labels:
             ranks = ["", *(f"_{rank}" for rank in range(2, self.top_k + 1))]
             columns = [f"{name}{rank}" for rank in ranks for name in ("class", "probability")]
-            columns += ["set"] * self.has_sets
+            columns += ["prediction_set"] * self.has_sets
         first = ["group", *COUNTS] if self.groups else ["path"]
         return [*first, *columns, "notes", "error"]
 
@@ -220,7 +220,7 @@ class RowFormat:
         else:
             found = [cell for pair in pairs for cell in pair]
             found += [None] * (2 * self.top_k - len(found))
-            found += [JOINER.join(one.set)] * self.has_sets
+            found += [JOINER.join(one.prediction_set)] * self.has_sets
         counts = [one.images, one.unreadable] if self.groups else []
         return [one.path, *counts, *found, "; ".join(one.notes), one.error]
 
