@@ -1,8 +1,11 @@
 """Rows of the contract suite: the files to draw, a command, and what the user gets.
 
-A row of a TOML file has these keys; only `name` and `run` are required.
+Rows that say one thing, offer one fix and exit with 2 are lists in `short`, in front of the others:
+`[run, says, fix]`, where `says` may be empty and `fix` may be left out.
 
-name     what the row shows, unique in its file
+Every other row of a TOML file has these keys; only `run` is required.
+
+name     what the row shows, unique in its file (default: its `run`)
 draw     images, with ranges such as `train/cat/{0-7}.jpg`; their colour follows the first letter of
          the file name, or that of the folder if the name is a number
 text     table from paths to contents of text files
@@ -29,7 +32,7 @@ import re
 import shlex
 import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,16 +74,20 @@ class Row(Expected):
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a TOML file; an unknown key is an error."""
-    rows = [as_row(entry) for entry in tomllib.loads(path.read_text())["row"]]
+    rows = [*_rows(**tomllib.loads(path.read_text()))]
     assert len({row.name for row in rows}) == len(rows), f"names are repeated in {path.name}"
     return rows
 
 
-def as_row(entry: dict[str, Any]) -> Row:
-    """Return a row of a TOML file."""
-    then = entry.pop("then", None)
-    assert bool(then) == ("offers" in entry), f"{entry['name']}: then and offers belong together"
-    return Row(**entry, then=Expected(**then) if then else None)
+def _rows(short: Sequence[Sequence[str]] = (), row: Sequence[dict[str, Any]] = ()) -> Iterator[Row]:
+    """Yield the rows of a TOML file, the short ones first."""
+    for run, says, *fix in short:
+        yield Row(name=run, run=run, exit=2, says=[says], fix=fix)
+    for entry in row:
+        then = entry.pop("then", None)
+        named = {"name": entry["run"]} | entry
+        assert bool(then) == ("offers" in entry), f"{named['name']}: then and offers go together"
+        yield Row(**named, then=Expected(**then) if then else None)
 
 
 def check_row(row: Row, weights: Path) -> None:
