@@ -1,10 +1,11 @@
 """`vitft evaluate`: evaluate a trained model on labelled images."""
 
 import argparse
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitft.cli import output
 from vitft.cli.parser import Command
@@ -21,9 +22,13 @@ from vitft.metrics.results import class_pair_counts
 from vitft.predict.request import Marks
 from vitft.system import console
 from vitft.system.console import stdout, visible
+from vitft.system.errors import DataError
 from vitft.system.imports import heavy_imports
 from vitft.system.rundir import check_outside, loading_step, plan_run
 from vitft.system.text import csv_line
+
+if TYPE_CHECKING:
+    from vitft.data.image_table import Images
 
 
 @Command(
@@ -65,10 +70,12 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     spec = with_table_settings(DataSpec(), args.set)
     if spec.labels == "auto":
         spec = replace(spec, labels="several" if gives_several(args.run) else "one")
+    source, by, run_groups = prepare_data(args.data, spec), None, None
+    data = _find_images(source, args, spec)
     if args.group_by:
-        spec = replace(spec, group_by=args.group_by)
-    source, by = prepare_data(args.data, spec), None
-    data = find_labelled(source, subset=args.subset, spec=spec)
+        run_groups = dict(zip(data.column("path"), data.column("group"), strict=True))
+        spec = replace(spec, group="", group_by=args.group_by)
+        data = find_labelled(source, subset=args.subset, spec=spec)
     if args.by:
         by = args.by, values_of(source, args.by, subset=args.subset, spec=spec)
     out = None if args.out is None else plan_run(args.out, "")
@@ -79,7 +86,7 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     with heavy_imports(loading_step(args.run)):
         from vitft.predict.evaluation import evaluate
 
-    done = evaluate(data, args.run, device=args.device, marks=marks, by=by)
+    done = evaluate(data, args.run, device=args.device, marks=marks, by=by, run_groups=run_groups)
     if args.format == "json":
         output.as_json(done.results)
     elif args.format == "csv":
@@ -90,6 +97,18 @@ def _evaluate_command(args: argparse.Namespace) -> int:
     if out is not None:
         output.note(f"written: {done.write(out)}")
     return 3 if done.results["data"]["unreadable"] else 0
+
+
+def _find_images(source: Path, args: argparse.Namespace, spec: DataSpec) -> "Images":
+    """List the labelled images, with the groups in the column that the run was given, if any."""
+    from vitft.data.scan import find_labelled
+    from vitft.models.find import find_model
+    from vitft.predict.run_images import group_column
+
+    if column := not spec.group and group_column(find_model(args.run, graphs=True).parent):
+        with contextlib.suppress(DataError):  # perhaps there is no such column here
+            return find_labelled(source, subset=args.subset, spec=replace(spec, group=column))
+    return find_labelled(source, subset=args.subset, spec=spec)
 
 
 def _long_table(results: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:

@@ -69,6 +69,7 @@ class _LabelledPrediction(NamedTuple):
     label: str
     prediction: Prediction
     group: str = ""  # name of the image's group (patient, video, ...), if there is one
+    run_group: str = ""  # the same as the run defines groups, which may be others
     sha256: str = ""
     split: str = ""  # split of the run that has the image, or nearly the same one, if any
 
@@ -183,11 +184,14 @@ def _warn_of_labels(
 ) -> None:
     """Log what is unusual about the groups and labels of images."""
     answered = [row.is_correct for row in predictions if row.prediction.classes]
-    if known.train_groups and not any(row.group for row in predictions if row.prediction.classes):
+    scored = [row for row in predictions if row.prediction.classes]
+    if known.train_groups and not any(row.run_group for row in scored):
+        independent = ", and the intervals count every image as independent"
         log.warning(
-            "the intervals count every image as independent, because no groups are known here. The "
-            "run has groups: add them to the table of labels, and name the column with --set "
-            "data.group=COLUMN"
+            "images in the groups that the run was trained on are not left out"
+            f"{independent * (not any(row.group for row in scored))}, because the groups of the "
+            "run are not known here: add them to the table of labels, and name the column with "
+            "--set data.group=COLUMN"
         )
     if relabelled := sum(known.has_other_label(p.sha256, p.label) for p in predictions):
         log.warning(
@@ -233,6 +237,7 @@ def evaluate(
     device: str = "auto",
     marks: Marks | None = None,
     by: tuple[str, Mapping[str, str]] | None = None,
+    run_groups: Mapping[str, str] | None = None,
 ) -> Evaluation:
     """Evaluate a run, checkpoint or ONNX graph (None for the latest run) on labelled images.
 
@@ -240,6 +245,7 @@ def evaluate(
     `marks`, as in `vitft predict`, less probable predictions are marked `not sure`, and the results
     state how many are kept; a multi-label model uses other thresholds. `by`
     is the name of a column and its cells by path; the results then have the accuracy by cell.
+    `run_groups` are the groups by path as the run defines them, if the data has other groups.
 
     Raises:
         RunError: A file of the model or its run is missing, damaged or belongs to another run.
@@ -259,7 +265,7 @@ def evaluate(
         index = {text: np.isin(classes, own) for text, own in zip(data.classes, sets, strict=True)}
     postprocess = Postprocess.for_run(run, engine).marking(marks or Marks(), folder)
     postprocess.announce()
-    predictions = _score_labelled(data, Pipeline(engine, postprocess), known, index)
+    predictions = _score_labelled(data, Pipeline(engine, postprocess), known, index, run_groups)
     scored = [row for row in predictions if row.prediction.classes]
     if not scored:
         raise _nothing_left(data, predictions)
@@ -310,7 +316,11 @@ def evaluate(
 
 
 def _score_labelled(
-    data: Images, pipeline: Pipeline, known: RunImages, index: Mapping[str, Any]
+    data: Images,
+    pipeline: Pipeline,
+    known: RunImages,
+    index: Mapping[str, Any],
+    run_groups: Mapping[str, str] | None,
 ) -> list[_LabelledPrediction]:
     """Predict the images of the data in order, with a progress bar; leave out training images."""
     found = [
@@ -322,13 +332,15 @@ def _score_labelled(
         try:
             content = read_bytes(data.locate(image))
             digest = hashlib.sha256(content).hexdigest()
-            group = image.group or known.group_of(path, digest)
+            in_run = known.group_of(path, digest)
+            in_run = in_run or (image.group if run_groups is None else run_groups.get(path, ""))
+            group = image.group or (in_run if run_groups is None else "")
             found[number] = row = found[number]._replace(sha256=digest)
-            split, note = known.recognise(path, content, digest, label, group)
+            split, note = known.recognise(path, content, digest, label, in_run)
             if note:
                 return LoadedImage(path, None, notes=(note,))
             loaded = pipeline.loaded(path, content)
-            found[number] = row._replace(split=split, group=group)
+            found[number] = row._replace(split=split, group=group, run_group=in_run)
             return loaded._replace(target=index[label])
         except ImageError as error:
             return LoadedImage(path, None, error.reason)

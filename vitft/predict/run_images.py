@@ -44,6 +44,11 @@ _MAX_COMPARED = 50_000  # maximum number of images of a run whose near-duplicate
 _MAX_COMPARED_FILES = 20  # files that are read to find out whether data is that of a run
 
 
+def group_column(folder: Path) -> str:
+    """Return the column of groups that the run in this folder was given, or ""."""
+    return checked_run_config(folder).data.group if (folder / "config.toml").exists() else ""
+
+
 class RunImages:
     """The settings and images of a run, as far as its folder has them.
 
@@ -112,8 +117,8 @@ class RunImages:
     ) -> tuple[str, str]:
         """Return the split of the run that has an image, and the note on it if it is left out.
 
-        The split is `train`, `val` or "". `group` is the name of the image's group, or "". Bytes
-        that must be decoded for a comparison may raise an ImageError.
+        The split is `train`, `val` or "". `group` is the name of the image's group as the run
+        defines groups, or "". Bytes that must be decoded may raise an ImageError.
         """
         if exact := self.splits.get(sha256, ""):
             return exact, _TRAINED_NOTE if exact == "train" else ""
@@ -130,7 +135,7 @@ class RunImages:
             return "train", _COPY_NOTE
         if path in self.unread:
             return "train", _PATH_NOTE
-        if {group, self.group_of(path, sha256)} & self.train_groups:
+        if group in self.train_groups:
             return "train", _GROUP_NOTE
         return "val" if near else "", ""
 
